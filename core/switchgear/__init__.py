@@ -1,0 +1,42 @@
+"""Switchgear: an executor framework for PyTorch."""
+
+from . import errors
+from .choice import Choice, Declined, Implementation
+from .executor import Executor
+from .functional import grad, value_and_grad, vjp
+from .hookspecs import PassPlacement, hookimpl
+from .inspect.explain import explain
+from .jit import jit, last_backward_traces, last_choices, last_traces
+from .plugins import plugin_report
+from .proxy import TensorProxy
+from .registry import Registry, Table
+from .rules import get_grad, put_grad
+from .symbol import BoundSymbol, Symbol
+from .trace import Trace
+
+__all__ = [
+    "BoundSymbol",
+    "Choice",
+    "Declined",
+    "Executor",
+    "Implementation",
+    "PassPlacement",
+    "Registry",
+    "Symbol",
+    "Table",
+    "TensorProxy",
+    "Trace",
+    "errors",
+    "explain",
+    "get_grad",
+    "grad",
+    "hookimpl",
+    "jit",
+    "last_backward_traces",
+    "last_choices",
+    "last_traces",
+    "plugin_report",
+    "put_grad",
+    "value_and_grad",
+    "vjp",
+]

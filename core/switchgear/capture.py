@@ -1,0 +1,305 @@
+"""Capture: a function and its arguments become a trace."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from . import torch_internals as internals
+from .errors import Unsupported
+from .proxy import TensorProxy
+from .recorder import Recorder, active_recorder, history_of, metadata_proxy, same_history, splice_escaping
+from .signature import (
+    Argument,
+    Closure,
+    InputSource,
+    ModuleState,
+    Returned,
+    check_returned,
+    check_tensor,
+    state_of,
+)
+from .trace import Names, Provenance, Trace
+
+#: Held while capturing and differentiating: the patches and flags below are process-wide.
+CAPTURE_LOCK = threading.RLock()
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """An input whose data the function wrote: the trace's output at `output` is copied back into it.
+
+    `tracked`: autograd saw the write, so the copy is made under it.
+    """
+
+    input: int
+    output: int
+    tracked: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Captured:
+    """A trace and how it hangs together with the call it came from.
+
+    `sources` says where each input of the trace comes from; `returned` with `spec` how the return value is put together.
+    The trace's outputs beyond those that `returned` names are the final values of mutated inputs. `identical` pairs the
+    position of an argument with that of an earlier one, or with a tensor reached otherwise, that it must be the same as.
+    """
+
+    trace: Trace
+    sources: tuple[InputSource, ...]
+    returned: tuple[Returned, ...]
+    spec: pytree.TreeSpec
+    mutations: tuple[Mutation, ...]
+    identical: tuple[tuple[int, int | weakref.ref[torch.Tensor]], ...]
+    grad_enabled: bool
+
+
+class _Inputs:
+    """Names the trace's inputs and says where each comes from, in the order in which the function reaches for them."""
+
+    def __init__(
+        self, names: Names, state: Mapping[int, ModuleState], differentiable: frozenset[int] | None = None
+    ) -> None:
+        self.names = names
+        self.differentiable = differentiable
+        self.state = state
+        self.sources: list[InputSource] = []
+
+    def argument(self, index: int, tensor: torch.Tensor) -> TensorProxy:
+        """The argument whose position among the flattened arguments is `index`."""
+        proxy = self._add(tensor, Argument(index), f"t_{index}")
+        return proxy if self.differentiable is None else replace(proxy, requires_grad=index in self.differentiable)
+
+    def outside(self, tensor: torch.Tensor) -> TensorProxy:
+        """A tensor that is no argument: module state, or something closed over."""
+        if not internals.is_wrapper(tensor):
+            check_tensor(tensor, "a tensor that the function closes over")
+        found = self.state.get(id(tensor))
+        if found is not None:
+            return self._add(tensor, found, "t_" + re.sub(r"\W", "_", found.path))
+        return self._add(tensor, Closure(tensor), f"t_closure_{len(self.sources)}")
+
+    def _add(self, tensor: torch.Tensor, source: InputSource, name: str) -> TensorProxy:
+        self.sources.append(source)
+        return metadata_proxy(self.names.claim(name), tensor, tensor.requires_grad)
+
+
+def capture(
+    function: Callable[..., Any],
+    leaves: list[Any],
+    spec: pytree.TreeSpec,
+    module: torch.nn.Module | None = None,
+    differentiable: frozenset[int] | None = None,
+) -> Captured:
+    """The trace of `function` at these arguments, flattened as `flatten_arguments` does.
+
+    `module` is the one whose state the function uses, for names, paths and write-back. `differentiable` says which arguments
+    require grad, if not those whose tensors do. Raises `CaptureError` and its kinds
+    for what a trace cannot hold, and the function's own exceptions as they are.
+    """
+    start = time.perf_counter()
+    with CAPTURE_LOCK:
+        names = Names()
+        inputs = _Inputs(names, state_of(module) if module is not None else {}, differentiable)
+        paths = _ModulePaths(module)
+        recorder = Recorder(names, inputs.outside, paths.current)
+        with _environment(paths), _unchanged(module), recorder.recording():
+            result = _run(function, leaves, spec, recorder, inputs)
+            with recorder.finishing():
+                trace, returned, out_spec, mutations = _finish(recorder, result)
+    trace = trace.with_provenance("capture", time.perf_counter() - start)
+    identical = tuple(_identical(leaves, recorder))
+    return Captured(trace, tuple(inputs.sources), returned, out_spec, mutations, identical, torch.is_grad_enabled())
+
+
+def _identical(
+    leaves: list[Any], recorder: Recorder
+) -> Iterator[tuple[int, int | weakref.ref[torch.Tensor]]]:
+    first: dict[int, int] = {}
+    for index, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor):
+            if id(leaf) in first:
+                yield index, first[id(leaf)]
+            elif id(leaf) in recorder.reached_otherwise:
+                yield index, weakref.ref(leaf)
+            first.setdefault(id(leaf), index)
+
+
+def _run(
+    function: Callable[..., Any], leaves: list[Any], spec: pytree.TreeSpec, recorder: Recorder, inputs: _Inputs
+) -> Any:
+    wrappers = list(leaves)
+    for index, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor):
+            known = recorder.known_input(leaf)
+            if known is None:
+                known = recorder.adopt(leaf, functools.partial(inputs.argument, index))
+            wrappers[index] = known
+    args, kwargs = pytree.tree_unflatten(wrappers, spec)
+    return function(*args, **kwargs)
+
+
+def _finish(
+    recorder: Recorder, result: Any
+) -> tuple[Trace, tuple[Returned, ...], pytree.TreeSpec, tuple[Mutation, ...]]:
+    leaves, spec = pytree.tree_flatten(result)
+    outputs: dict[str, TensorProxy] = {}
+    returned = tuple([_returned(recorder, leaf, outputs) for leaf in leaves])
+    mutations: list[Mutation] = []
+    for index, found in enumerate(recorder.inputs):
+        if internals.metadata_mutated(found.wrapper):
+            raise Unsupported(f"the function changes sizes or strides of {found.proxy.name} in place; make a view instead")
+        final = recorder.proxy_of(found.wrapper)
+        if final is not found.proxy:
+            outputs.setdefault(final.name, final)
+            tracked = not same_history(history_of(found.wrapper), found.history)
+            mutations.append(Mutation(index, list(outputs).index(final.name), tracked))
+    _refuse_aliases_of_written(recorder, leaves, mutations)
+    proxies = tuple(found.proxy for found in recorder.inputs)
+    body = splice_escaping(recorder.take(), outputs.values())
+    trace = Trace("computation", proxies, tuple(outputs.values()), body, recorder.constants)
+    return trace, returned, spec, tuple(mutations)
+
+
+def _returned(recorder: Recorder, leaf: Any, outputs: dict[str, TensorProxy]) -> Returned:
+    if not isinstance(leaf, torch.Tensor):
+        check_returned(leaf)
+        return Returned("value", value=leaf)
+    itself = recorder.input_of(leaf)
+    if itself is not None:
+        return Returned("input", recorder.inputs.index(itself))
+    proxy = recorder.proxy_of(leaf)
+    outputs.setdefault(proxy.name, proxy)
+    return Returned("output", list(outputs).index(proxy.name))
+
+
+def _refuse_aliases_of_written(recorder: Recorder, leaves: list[Any], mutations: list[Mutation]) -> None:
+    if not mutations:
+        return
+    written = {internals.storage_key(recorder.inputs[mutation.input].wrapper) for mutation in mutations}
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor) and recorder.input_of(leaf) is None and internals.storage_key(leaf) in written:
+            raise Unsupported("the function returns a view of an input that it writes to; return a clone of the view")
+    real = [internals.storage_key(found.tensor) for found in recorder.inputs]
+    for mutation in mutations:
+        if real.count(real[mutation.input]) > 1:
+            name = recorder.inputs[mutation.input].proxy.name
+            raise Unsupported(f"the function writes to {name}, which shares storage with another input; pass a clone of one")
+
+
+class _ModulePaths:
+    """The path of the module being called, from the names that its root gives it."""
+
+    def __init__(self, root: torch.nn.Module | None) -> None:
+        self.names = {id(module): name for name, module in root.named_modules()} if root is not None else {}
+        self.stack: list[str] = []
+        self.thread = threading.get_ident()
+
+    def current(self) -> str:
+        """The innermost module's path, or an empty string."""
+        return self.stack[-1] if self.stack else ""
+
+    @contextlib.contextmanager
+    def followed(self) -> Iterator[None]:
+        """Follow the module calls of this thread."""
+        original = torch.nn.Module.__call__
+
+        def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != self.thread:
+                return original(module, *args, **kwargs)
+            self.stack.append(self.names.get(id(module), type(module).__name__))
+            try:
+                return original(module, *args, **kwargs)
+            finally:
+                self.stack.pop()
+
+        torch.nn.Module.__call__ = call  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            torch.nn.Module.__call__ = original  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def _environment(paths: _ModulePaths) -> Iterator[None]:
+    """The process-wide state of a capture."""
+    if internals.dispatch_mode_count() and active_recorder() is None:
+        raise Unsupported("a __torch_dispatch__ mode is active; call the jitted function once outside of it first")
+    with (
+        paths.followed(),
+        _no_custom_functions(),
+        internals.exact_batch_norm(),
+        internals.compiling_flag(),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _no_custom_functions() -> Iterator[None]:
+    """`torch.autograd.Function.apply` bypasses every mode: refuse it while this thread captures."""
+    original = torch.autograd.Function.__dict__["apply"]
+    thread = threading.get_ident()
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == thread and cls.__module__ != "torch._library.autograd":
+            raise Unsupported(
+                f"torch.autograd.Function {cls.__module__}.{cls.__qualname__} inside a jitted function: its backward would be "
+                "lost. Make it a torch.library.custom_op with register_autograd, or call it outside"
+            )
+        return original.__get__(None, cls)(*args, **kwargs)
+
+    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.autograd.Function.apply = original
+
+
+@contextlib.contextmanager
+def _unchanged(module: torch.nn.Module | None) -> Iterator[None]:
+    """Put back what the function assigned to the module's tensors while it ran on fakes, and refuse it."""
+    if module is None:
+        yield
+        return
+    before = [(part, dict(part.__dict__), _state_dicts(part)) for part in module.modules()]
+    changed = ""
+    try:
+        yield
+    finally:
+        for part, attributes, state in before:
+            changed = _restore(part, attributes, state) or changed
+    if changed:
+        raise Unsupported(f"the function assigns a tensor to the module attribute {changed}; write into a buffer in place")
+
+
+def _state_dicts(part: torch.nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
+    return dict(part._parameters), dict(part._buffers)
+
+
+def _restore(part: torch.nn.Module, attributes: dict[str, Any], state: tuple[dict[str, Any], dict[str, Any]]) -> str:
+    changed = ""
+    for current, old in zip((part._parameters, part._buffers), state, strict=True):
+        names = [name for name in {**current, **old} if current.get(name) is not old.get(name)]
+        if names:
+            changed = f"{type(part).__name__}.{names[0]}"
+            current.clear()
+            current.update(old)
+    for name, value in tuple(part.__dict__.items()):
+        if value is not attributes.get(name) and isinstance(value, torch.Tensor) and internals.is_wrapper(value):
+            changed = f"{type(part).__name__}.{name}"
+            if name in attributes:
+                part.__dict__[name] = attributes[name]
+            else:
+                del part.__dict__[name]
+    return changed

@@ -1,0 +1,63 @@
+"""Every error and warning that Switchgear raises on purpose."""
+
+from __future__ import annotations
+
+
+class SwitchgearError(Exception):
+    """Base of all errors of this package."""
+
+
+class CaptureError(SwitchgearError):
+    """The function could not be captured as a trace."""
+
+
+class Unsupported(CaptureError):
+    """The function uses something that capture refuses rather than gets wrong."""
+
+
+class DataDependent(CaptureError):
+    """A Python value or an output shape depends on the data of a tensor."""
+
+
+class InvalidInput(CaptureError):
+    """An argument, an output or a piece of module state is of a kind that capture does not know."""
+
+
+class RegistrationError(SwitchgearError):
+    """A registration is malformed, or collides with another owner's."""
+
+
+class UnknownExecutor(SwitchgearError, ValueError):
+    """A name in an executor list belongs to no installed executor."""
+
+
+class ExecutorUnavailable(SwitchgearError):
+    """Under `strict=True`: a listed executor cannot run here."""
+
+
+class RuleError(SwitchgearError):
+    """A grad rule, skip rule, checker or pass of a plugin raised, or returned something invalid."""
+
+
+class NotDifferentiable(SwitchgearError):
+    """No grad rule, decomposition or PyTorch formula differentiates a bound symbol."""
+
+
+class StrictError(SwitchgearError):
+    """Under `strict=True`: a fallback that would otherwise happen with a reason in the Choice."""
+
+
+class InvalidTrace(SwitchgearError):
+    """The verifier found a fault in a trace."""
+
+
+class ExecutorFailed(SwitchgearError):
+    """An executor's implementation raised while a compiled function ran."""
+
+
+class PluginWarning(UserWarning):
+    """A plugin failed to load, or a listed executor is skipped."""
+
+
+class RecompileWarning(UserWarning):
+    """A jitted function was compiled more often than its recompile limit."""

@@ -1,0 +1,88 @@
+"""The contract between Switchgear and its plugins: five hooks, each optional.
+
+A plugin is a module named by an entry point of the group `switchgear`; the entry point's name is what users type. Mark
+each hook with `switchgear.hookimpl`. Importing the module must be cheap and change nothing: tables are declared at
+module level, and installed on the registry that the hooks are given. Arguments of hooks only ever grow, and an
+implementation may leave out those that it does not need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+import pluggy
+
+from .errors import RegistrationError
+from .executor import Executor
+from .registry import Registry
+from .symbol import BoundSymbol
+from .trace import Trace
+
+PROJECT = "switchgear"
+
+#: Marks a function of a plugin as the implementation of the hook of its name.
+hookimpl = pluggy.HookimplMarker(PROJECT)
+_hookspec = pluggy.HookspecMarker(PROJECT)
+
+Stage: TypeAlias = Literal["before_grad", "after_grad", "before_claim"]
+
+
+@dataclass(frozen=True, slots=True)
+class PassPlacement:
+    """A pass of a plugin and where it runs: before or after differentiation, or before executors claim."""
+
+    name: str
+    stage: Stage
+    run: Callable[[Trace], Trace]
+
+    def __post_init__(self) -> None:
+        if self.stage not in get_args(Stage):
+            raise RegistrationError(
+                f"pass {self.name} is placed at {self.stage!r}; the stages are {', '.join(get_args(Stage))}"
+            )
+
+
+@_hookspec
+def switchgear_executors() -> Sequence[Executor]:  # type: ignore[empty-body]
+    """The executors that this plugin brings."""
+
+
+@_hookspec
+def switchgear_register_implementations(registry: Registry) -> None:
+    """Install implementations, owned by this plugin's executors: `table.install_implementations(registry)`."""
+
+
+@_hookspec
+def switchgear_register_grad_rules(registry: Registry) -> None:
+    """Install grad rules: `table.install_grad_rules(registry)`.
+
+    Their owner is one of this plugin's executors; for a plugin without executors, the plugin or its distribution. Such
+    a plugin's rules are asked after those of the call's executors, in the order of (the module's `switchgear_priority`,
+    0 unless set, higher first; the plugin's name).
+    """
+
+
+@_hookspec
+def switchgear_passes() -> Sequence[PassPlacement]:  # type: ignore[empty-body]
+    """The passes that this plugin adds to the pipeline; a plugin with executors adds them when one of these is used."""
+
+
+@_hookspec(firstresult=True)
+def switchgear_is_constant_for_vjp(bound_symbol: BoundSymbol) -> bool | None:
+    """Skip rule: True keeps the forward and takes it out of differentiation; False ends the asking; None is no opinion.
+
+    False cannot make a constant differentiable. Asked of the plugins whose executors the call uses, in their order,
+    then of plugins without executors.
+    """
+
+
+#: The names of the hooks.
+HOOKS: tuple[str, ...] = (
+    switchgear_executors.__name__,
+    switchgear_register_implementations.__name__,
+    switchgear_register_grad_rules.__name__,
+    switchgear_passes.__name__,
+    switchgear_is_constant_for_vjp.__name__,
+)

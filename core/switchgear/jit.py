@@ -1,0 +1,202 @@
+"""`jit`: functions and modules that run as compiled traces."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from .choice import Choice
+from .errors import SwitchgearError
+from .executor import Executor
+from .plugins import installed
+from .recorder import active_recorder
+from .registry import Table
+from .runtime.cache import Cache, call_key
+from .runtime.entry import Entry
+from .selection import Selection, select
+from .signature import check_devices, flatten_arguments
+from .trace import Trace
+
+
+class Compiler:
+    """Compiles one function on demand, and keeps what it compiled."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        module: torch.nn.Module | None,
+        selection: Selection,
+        cache_size: int,
+        recompile_limit: int,
+    ) -> None:
+        self.function = function
+        self.module = module
+        self.selection = selection
+        self.cache = Cache(getattr(function, "__qualname__", type(module).__name__), cache_size, recompile_limit)
+        self.last: Entry | None = None
+        self._lock = threading.RLock()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        entry = self.last
+        if entry is not None:
+            inputs = entry.prologue(args, kwargs)
+            if inputs is not None and entry.fits(inputs):
+                return entry.run(inputs)
+        return self._look_up(args, kwargs)
+
+    def _look_up(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if active_recorder() is not None:
+            return self.function(*args, **kwargs)
+        leaves, spec = flatten_arguments(args, kwargs)
+        key = call_key(leaves, spec, self.module)
+        with self._lock:
+            found = self.cache.find(key, args, kwargs)
+            if found is None:
+                check_devices(leaves)
+                entry = self.cache.add(
+                    key, lambda: Entry(self.function, leaves, spec, self.module, self.selection)
+                )
+                inputs = entry.prologue(args, kwargs)
+                if inputs is None:
+                    raise SwitchgearError("a freshly compiled entry does not fit its own call; please report this")
+                found = entry, inputs
+            self.last = found[0]
+        return found[0].run(found[1])
+
+
+class JitFunction:
+    """A function that runs as compiled traces; calls like the original."""
+
+    def __init__(self, compiler: Compiler) -> None:
+        functools.update_wrapper(self, compiler.function)
+        self._switchgear = compiler
+        self._call = compiler.__call__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"sg.jit({self._switchgear.function!r})"
+
+
+class JitModule:
+    """Mixed into the class of a jitted module: `forward` runs as compiled traces, everything else is the original's.
+
+    The instance shares the original's `__dict__`: parameters, buffers, submodules, hooks, flags and attributes are one.
+    """
+
+    __slots__ = ()
+    _switchgear: Compiler
+    _switchgear_options: dict[str, Any]
+
+    @property
+    def forward(self) -> Callable[..., Any]:
+        """The compiled forward."""
+        return self._switchgear
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rejit, (self._switchgear.module, self._switchgear_options)
+
+
+def _rejit(module: torch.nn.Module, options: dict[str, Any]) -> Any:
+    return jit(module, **options)
+
+
+def jit(
+    function: Callable[..., Any] | torch.nn.Module | None = None,
+    *,
+    executors: Sequence[str | Executor] | None = None,
+    grad_rules: Table | Sequence[Table] | None = None,
+    strict: bool = False,
+    recompile_limit: int = 8,
+    cache_size: int = 64,
+) -> Any:
+    """A function or module that runs as compiled traces; also a decorator, with or without options.
+
+    A trace is specialised on the structure of the arguments, the metadata of their tensors, the Python values among them,
+    module state and global modes; other Python state is read once, when a call is captured.
+
+    executors: names or executor objects, the first asked first; None means the installed ones by (declared priority, name).
+    grad_rules: tables of grad rules for this function alone, asked before any executor.
+    strict: raise where otherwise a fallback happens with a reason: an executor listed but unavailable, or a forward that an
+        executor claims and nobody differentiates.
+    recompile_limit: compilations after which a `RecompileWarning` says what keeps changing.
+    cache_size: compiled entries kept, the least recently used dropped first.
+
+    Raises `UnknownExecutor`, `ExecutorUnavailable`; calls raise `CaptureError`, `NotDifferentiable`, `RuleError`.
+    """
+    options = {
+        "executors": executors,
+        "grad_rules": grad_rules,
+        "strict": strict,
+        "recompile_limit": recompile_limit,
+        "cache_size": cache_size,
+    }
+    if function is None:
+        return functools.partial(jit, **options)
+    if not callable(function):
+        raise TypeError(f"sg.jit takes a function or a module, not a {type(function).__name__}")
+    tables = (grad_rules,) if isinstance(grad_rules, Table) else tuple(grad_rules or ())
+    selection = select(installed(), executors, tables, strict)
+    if isinstance(function, torch.nn.Module):
+        return _jit_module(function, selection, options)
+    if isinstance(function, JitFunction):
+        function = function._switchgear.function
+    compiler = Compiler(function, None, selection, cache_size, recompile_limit)
+    return JitFunction(compiler)
+
+
+def _jit_module(module: torch.nn.Module, selection: Selection, options: dict[str, Any]) -> torch.nn.Module:
+    if isinstance(module, JitModule):
+        module = module._switchgear.module  # type: ignore[assignment]
+    kind = type(module)
+    slots = {"__slots__": ("_switchgear", "_switchgear_options"), "__module__": kind.__module__, "__doc__": kind.__doc__}
+    jitted_kind = type(kind.__name__, (JitModule, kind), slots)
+    jitted = jitted_kind.__new__(jitted_kind)
+    object.__setattr__(jitted, "__dict__", module.__dict__)
+    forward = _forward_of(module)
+    compiler = Compiler(forward, module, selection, options["cache_size"], options["recompile_limit"])
+    object.__setattr__(jitted, "_switchgear", compiler)
+    object.__setattr__(jitted, "_switchgear_options", options)
+    return jitted  # type: ignore[return-value]
+
+
+def _forward_of(module: torch.nn.Module) -> Callable[..., Any]:
+    return lambda *args, **kwargs: module.forward(*args, **kwargs)
+
+
+def compiler_of(jitted: Any) -> Compiler:
+    """The compiler behind what `jit` returned; `TypeError` for anything else."""
+    compiler = getattr(jitted, "_switchgear", None)
+    if not isinstance(compiler, Compiler):
+        raise TypeError(f"expected what sg.jit returned, got a {type(jitted).__name__}")
+    return compiler
+
+
+def _last_entry(jitted: Any) -> Entry:
+    entry = compiler_of(jitted).last
+    if entry is None:
+        raise SwitchgearError("the jitted function has not been called yet")
+    return entry
+
+
+def last_traces(jitted: Any) -> list[Trace]:
+    """The stages of the forward of the entry last run; the last one is what is executed."""
+    return list(_last_entry(jitted).forward.stages)
+
+
+def last_backward_traces(jitted: Any) -> list[Trace]:
+    """The stages of the backward last run, or about to run, of the entry last run; empty if it has no gradient."""
+    bridge = _last_entry(jitted).bridge
+    return [] if bridge is None else list(bridge.last_backward.stages)
+
+
+def last_choices(jitted: Any) -> tuple[Choice, ...]:
+    """Who was chosen for what, and why others were not, in the entry last run: gradients, forward, backward."""
+    entry = _last_entry(jitted)
+    backward = entry.bridge.last_backward.choices if entry.bridge is not None else ()
+    return (*entry.forward.choices, *backward)

@@ -1,0 +1,65 @@
+"""Claim: every bound symbol gets the executor that runs it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from ..choice import Choice, Implementation
+from ..errors import ExecutorUnavailable
+from ..selection import Reasons, Selection
+from ..symbol import BoundSymbol
+from ..trace import Trace
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Claimed:
+    """A trace whose every bound symbol has an implementation, and the choices made on the way."""
+
+    trace: Trace
+    choices: tuple[Choice, ...]
+
+
+def claim(trace: Trace, selection: Selection) -> Claimed:
+    """Give every bound symbol an implementation; what nobody takes whole is replaced by its decomposition."""
+    body: list[BoundSymbol] = []
+    choices: list[Choice] = []
+    pending = deque(trace.bound_symbols)
+    while pending:
+        item = pending.popleft()
+        implementation, declined = claimant(item, selection)
+        if implementation is not None:
+            body.append(replace(item, implementation=implementation, subsymbols=()))
+            choices.append(Choice("execution", item.symbol.name, implementation.owner, "", declined))
+        elif item.is_leaf:
+            reasons = "; ".join(f"{owner}: {reason}" for owner, reason in declined)
+            raise ExecutorUnavailable(
+                f"no executor runs {item.symbol.name}, called at {item.source} ({reasons}); add 'torch' to the executors"
+            )
+        else:
+            choices.append(Choice("execution", item.symbol.name, "decomposition", "", declined))
+            parts = (replace(part, links=part.links or item.links) for part in item.subsymbols)
+            pending.extendleft(reversed(list(parts)))
+    return Claimed(replace(trace, bound_symbols=tuple(body)), tuple(choices))
+
+
+def claimant(item: BoundSymbol, selection: Selection) -> tuple[Implementation | None, Reasons]:
+    """Who runs a bound symbol whole: the first executor that accepts it, unless one before it takes a part of it."""
+    implementation, declined = selection.implementation(item)
+    if implementation is None or item.is_leaf:
+        return implementation, declined
+    order = [executor.name for executor in selection.executors]
+    rank = order.index(implementation.owner)
+    for part in _parts(item) if rank else ():
+        inner, _ = selection.implementation(part)
+        if inner is not None and order.index(inner.owner) < rank:
+            reason = f"{inner.owner}, which comes before it, takes {part.symbol.name} inside"
+            return None, (*declined, (implementation.owner, reason))
+    return implementation, declined
+
+
+def _parts(item: BoundSymbol) -> Iterator[BoundSymbol]:
+    for part in item.subsymbols:
+        yield part
+        yield from _parts(part)

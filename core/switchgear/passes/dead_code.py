@@ -1,0 +1,28 @@
+"""Dead code elimination."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from ..proxy import TensorProxy
+from ..symbol import BoundSymbol
+from ..trace import Trace
+
+
+def dead_code(trace: Trace) -> Trace:
+    """Remove what no output needs; what draws random numbers stays, for the stream must advance as in eager."""
+    outputs = [proxy for proxy in trace.outputs if proxy is not None]
+    return replace(trace, bound_symbols=live(trace.bound_symbols, outputs))
+
+
+def live(bound_symbols: tuple[BoundSymbol, ...], outputs: Iterable[TensorProxy]) -> tuple[BoundSymbol, ...]:
+    """The bound symbols that the outputs need, and those that draw random numbers."""
+    needed = {proxy.name for proxy in outputs}
+    kept: list[BoundSymbol] = []
+    for bound_symbol in reversed(bound_symbols):
+        made = [proxy.name for proxy in bound_symbol.outputs]
+        if bound_symbol.is_random or not needed.isdisjoint(made):
+            needed.update(proxy.name for proxy in bound_symbol.inputs)
+            kept.append(bound_symbol)
+    return tuple(reversed(kept))

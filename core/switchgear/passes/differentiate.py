@@ -1,0 +1,290 @@
+"""The grad pass: a trace becomes the joint trace of its forward and its backward.
+
+Each bound symbol is linearised by the first of: constant, grad rule, decomposition, derived rule. The backward sweep then
+goes through the linearisations in reverse, and knows no operator.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from ..choice import Choice
+from ..errors import StrictError
+from ..proxy import TensorProxy
+from ..recorder import SET_VALUE, Recorder
+from ..rules import Grads, apply_rule
+from ..selection import Selection
+from ..symbol import RECOMPUTED, BoundSymbol, Link, RuleOrigin, Symbol, map_proxies
+from ..trace import Names, Trace, names_of
+from .claim import claimant
+from .dead_code import dead_code
+from .derived import derive, instantiate, rebind
+
+_ADD = Symbol("aten.add.Tensor", torch.ops.aten.add.Tensor)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Joint:
+    """Forward and backward in one trace, and the choices made on the way.
+
+    The trace's inputs are the forward's and then the defined grad outputs; its outputs the forward's `count`, and then a
+    gradient or None per forward input.
+    """
+
+    trace: Trace
+    count: int
+    grad_outputs: Grads
+    choices: tuple[Choice, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Linear:
+    """One differentiated bound symbol: `pull` gives its part of the backward and a gradient per tensor argument."""
+
+    arguments: tuple[TensorProxy, ...]
+    outputs: tuple[TensorProxy, ...]
+    pull: Callable[[Grads], tuple[tuple[BoundSymbol, ...], Grads]]
+    link: Link
+
+
+def differentiate(trace: Trace, selection: Selection, grad_outputs: Grads) -> Joint:
+    """The joint trace for grad outputs that are defined where `grad_outputs` has a proxy, with its metadata.
+
+    Raises `NotDifferentiable`, `RuleError`, and under `selection.strict` `StrictError`.
+    """
+    names = Names({*names_of(trace), *(proxy.name for proxy in grad_outputs if proxy is not None)})
+    forward = _Forward(names, selection)
+    for bound_symbol in trace.bound_symbols:
+        forward.linearise(bound_symbol)
+    outputs = tuple(None if proxy is None else forward.now(proxy) for proxy in trace.outputs)
+    cotangents = tuple(
+        cotangent if out is not None and out.requires_grad else None
+        for cotangent, out in zip(grad_outputs, outputs, strict=True)
+    )
+    backward, grads = _sweep(forward.linears, outputs, cotangents, trace.inputs, names, forward.recorder)
+    joint = Trace(
+        "joint",
+        (*trace.inputs, *(proxy for proxy in cotangents if proxy is not None)),
+        (*outputs, *grads),
+        (*forward.body, *backward),
+        {**trace.constants, **forward.recorder.constants},
+        trace.provenance,
+    )
+    return Joint(dead_code(joint), len(outputs), cotangents, tuple(forward.choices))
+
+
+class _Forward:
+    """Linearises bound symbols one by one."""
+
+    def __init__(self, names: Names, selection: Selection) -> None:
+        self.names = names
+        self.selection = selection
+        self.recorder = Recorder(names)
+        self.body: list[BoundSymbol] = []
+        self.linears: list[_Linear] = []
+        self.choices: list[Choice] = []
+        self._env: dict[str, TensorProxy] = {}
+
+    def now(self, proxy: TensorProxy) -> TensorProxy:
+        """What a value of the given trace is called by now."""
+        return self._env.get(proxy.name, proxy)
+
+    def linearise(self, bound_symbol: BoundSymbol) -> None:
+        """Append a bound symbol of the trace, and how it is differentiated."""
+        self._linearise(bound_symbol, bound_symbol)
+
+    def _linearise(self, bound_symbol: BoundSymbol, origin: BoundSymbol) -> None:
+        pending = deque([bound_symbol])
+        while pending:
+            item = self._current(pending.popleft())
+            parts = self._decide(item, origin)
+            pending.extendleft(replace(part, tags=part.tags | item.tags & _INHERITED) for part in reversed(parts))
+
+    def _decide(self, item: BoundSymbol, origin: BoundSymbol) -> tuple[BoundSymbol, ...]:
+        """The one place that picks how a bound symbol is differentiated; returns the parts it is replaced by, if any."""
+        constant = self._constant(item)
+        if constant:
+            self._emit_constant(item, constant)
+            return ()
+        if item.symbol == SET_VALUE:
+            self._emit(item, item.inputs, item.outputs, lambda grads: ((), (grads[0], None)), origin, "set_value")
+            return ()
+        rule, declined = self.selection.grad_rule(item)
+        if rule is not None:
+            self._choose(item, rule.owner, f"{rule.form} rule", declined)
+            applied = apply_rule(rule, item, self.recorder)
+            self.body.extend(applied.forward)
+            self._rename(item, applied.outputs)
+            link = Link(origin, RuleOrigin(rule.owner, rule.form))
+            self.linears.append(_Linear(item.inputs, applied.outputs, applied.pull, link))
+            return ()
+        if item.is_leaf:
+            self._choose(item, "derived", "PyTorch's autograd formula", declined)
+            self._emit_derived(item, origin)
+            return ()
+        return self._decomposed(item, origin, declined)
+
+    def _constant(self, item: BoundSymbol) -> str:
+        """Why a bound symbol takes no part in differentiation, or an empty string."""
+        if not any(proxy.requires_grad for proxy in item.inputs):
+            return "no input requires grad"
+        if not any(proxy.requires_grad for proxy in item.outputs):
+            return "no output is differentiable" if item.grad_enabled else "grad mode is off"
+        skipped, reason = self.selection.constant(item)
+        return reason if skipped else ""
+
+    def _emit_constant(self, item: BoundSymbol, reason: str) -> None:
+        self._choose(item, "constant", reason, ())
+        for proxy in item.outputs:
+            if proxy.requires_grad:
+                self._env[proxy.name] = replace(proxy, requires_grad=False)
+        self.body.append(replace(item, output=map_proxies(self.now, item.output)))
+
+    def _decomposed(
+        self, item: BoundSymbol, origin: BoundSymbol, declined: tuple[tuple[str, str], ...]
+    ) -> tuple[BoundSymbol, ...]:
+        """Decompose, or keep an executor's forward whole and differentiate its decomposition beside it."""
+        implementation, _ = claimant(item, self.selection)
+        if implementation is None or implementation.fn is item.symbol.fn:
+            self._choose(item, "decomposition", "", declined)
+            return item.subsymbols
+        owner = implementation.owner
+        if self.selection.strict:
+            raise StrictError(
+                f"{owner} claims {item.symbol.name}, called at {item.source}, and nobody brings a grad rule for it; register "
+                "one, or drop strict=True to have its backward derived from the decomposition"
+            )
+        if item.is_random:
+            reason = f"{owner}'s forward is not used: its decomposition draws random numbers and cannot be run again"
+            self._choose(item, "decomposition", reason, (*declined, (owner, reason)))
+            return item.subsymbols
+        self._choose(item, "decomposition", f"{owner} keeps the forward, the backward recomputes what it needs", declined)
+        self.body.append(item)
+        env: dict[str, TensorProxy] = {}
+        copies = tuple(rebind(part, env, self.names) for part in item.subsymbols)
+        for copy in copies:
+            self._linearise(replace(copy, tags=copy.tags | {RECOMPUTED}), origin)
+        # the sweep goes backwards: the gradients of the kept outputs go to their recomputed twins first
+        copied = tuple(self.now(env[proxy.name]) for proxy in item.outputs)
+        link = Link(origin, RuleOrigin("decomposition", item.symbol.name))
+        self.linears.append(_Linear(copied, item.outputs, lambda grads: ((), grads), link))
+        return ()
+
+    def _emit_derived(self, item: BoundSymbol, origin: BoundSymbol) -> None:
+        # fail here, where the operator is, and not in the sweep
+        derive(item, tuple(_expected_grad(proxy) for proxy in item.outputs))
+
+        def pull(grads: Grads) -> tuple[tuple[BoundSymbol, ...], Grads]:
+            body, found = instantiate(derive(item, grads), item, grads, self.names)
+            return tuple(body), found
+
+        self._emit(item, item.inputs, item.outputs, pull, origin, "derived")
+
+    def _emit(
+        self,
+        item: BoundSymbol,
+        arguments: tuple[TensorProxy, ...],
+        outputs: tuple[TensorProxy, ...],
+        pull: Callable[[Grads], tuple[tuple[BoundSymbol, ...], Grads]],
+        origin: BoundSymbol,
+        owner: str,
+    ) -> None:
+        self.body.append(item)
+        link = Link(origin, RuleOrigin(owner, item.symbol.name.removesuffix(".default")))
+        self.linears.append(_Linear(arguments, outputs, pull, link))
+
+    def _current(self, item: BoundSymbol) -> BoundSymbol:
+        """A bound symbol with its inputs as they are called by now, and requires_grad of its outputs to match."""
+        if not self._env:
+            return item
+        args, kwargs = map_proxies(self.now, (item.args, dict(item.kwargs)))
+        current = replace(item, args=args, kwargs=kwargs)
+        if any(proxy.requires_grad for proxy in current.outputs) and not any(p.requires_grad for p in current.inputs):
+            for proxy in current.outputs:
+                self._env[proxy.name] = replace(proxy, requires_grad=False)
+            current = replace(current, output=map_proxies(self.now, current.output))
+        return current
+
+    def _rename(self, item: BoundSymbol, made: tuple[TensorProxy, ...]) -> None:
+        for proxy, output in zip(item.outputs, made, strict=True):
+            self._env[proxy.name] = replace(output, requires_grad=proxy.requires_grad)
+
+    def _choose(self, item: BoundSymbol, owner: str, reason: str, declined: tuple[tuple[str, str], ...]) -> None:
+        self.choices.append(Choice("gradient", item.symbol.name, owner, reason, declined))
+
+
+_INHERITED = frozenset({"checkpoint", RECOMPUTED})
+
+
+def _expected_grad(proxy: TensorProxy) -> TensorProxy | None:
+    return replace(proxy, requires_grad=False) if proxy.requires_grad else None
+
+
+def _sweep(
+    linears: list[_Linear],
+    outputs: tuple[TensorProxy | None, ...],
+    cotangents: Grads,
+    inputs: tuple[TensorProxy, ...],
+    names: Names,
+    recorder: Recorder,
+) -> tuple[list[BoundSymbol], Grads]:
+    """The backward, and the gradient or None of each input."""
+    backward: list[BoundSymbol] = []
+    grads: dict[str, TensorProxy] = {}
+    makers: dict[str, tuple[Link, ...]] = {}
+
+    def accumulate(proxy: TensorProxy, grad: TensorProxy, links: tuple[Link, ...]) -> None:
+        known = grads.get(proxy.name)
+        if known is not None:
+            made = (*makers[known.name], *links) if known.name in makers else links
+            total = _sum(known, grad, recorder, made)
+            backward.extend(total)
+            grad, links = total[-1].outputs[0], made
+        grads[proxy.name] = grad
+        makers[grad.name] = links
+
+    for proxy, cotangent in zip(outputs, cotangents, strict=True):
+        if proxy is not None and cotangent is not None:
+            accumulate(proxy, cotangent, ())
+    for linear in reversed(linears):
+        incoming = tuple(grads.pop(proxy.name, None) for proxy in linear.outputs)
+        if all(grad is None for grad in incoming):
+            continue
+        body, found = linear.pull(incoming)
+        backward.extend(_linked(item, linear.link) for item in body)
+        for proxy, grad in zip(linear.arguments, found, strict=True):
+            if grad is not None and proxy.requires_grad:
+                accumulate(proxy, grad, (linear.link,))
+    return backward, tuple(grads.get(proxy.name) if proxy.requires_grad else None for proxy in inputs)
+
+
+def _linked(item: BoundSymbol, link: Link) -> BoundSymbol:
+    parts = tuple([_linked(part, link) for part in item.subsymbols])
+    return replace(item, links=(link,), source=link.forward.source, subsymbols=parts)
+
+
+def _sum(left: TensorProxy, right: TensorProxy, recorder: Recorder, links: tuple[Link, ...]) -> list[BoundSymbol]:
+    """`left + right`, as the autograd engine accumulates."""
+    if (left.shape, left.stride, left.dtype, left.device) == (right.shape, right.stride, right.dtype, right.device):
+        output = replace(left, name=recorder.names.fresh(), requires_grad=False, storage_offset=0)
+        if not _overlaps(left):
+            source = links[-1].forward.source if links else None
+            return [BoundSymbol(_ADD, (left, right), {}, output, source=source, grad_enabled=False, links=links)]
+    with recorder.recording(), torch._C.DisableTorchFunction(), torch.no_grad():
+        recorder.proxy_of(recorder.wrapper_for(left) + recorder.wrapper_for(right))
+    return [replace(item, links=links) for item in recorder.take()]
+
+
+def _overlaps(proxy: TensorProxy) -> bool:
+    """Whether the layout has holes or repeats, so that a sum's layout differs from its terms'."""
+    step = 1
+    for size, stride in sorted(zip(proxy.shape, proxy.stride, strict=True), key=lambda pair: pair[1]):
+        if size != 1 and stride != step:
+            return True
+        step *= max(size, 1)
+    return False
+

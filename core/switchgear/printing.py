@@ -1,0 +1,193 @@
+"""Traces as Python text, and that text as a function."""
+
+from __future__ import annotations
+
+import enum
+import linecache
+import math
+import sys
+import types
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .proxy import TensorProxy
+from .symbol import DEL, BoundSymbol
+
+if TYPE_CHECKING:
+    from .trace import Trace
+
+_REPRESENTED = (int, str, bytes, type(None), torch.dtype, torch.layout, torch.memory_format)
+
+
+class _Scope:
+    """The names that the text needs beside the inputs: modules to import, and constants."""
+
+    def __init__(self, constants: Mapping[str, Any]) -> None:
+        self.values: dict[str, Any] = dict(constants)
+        self.modules: dict[str, types.ModuleType] = {"torch": torch}
+
+    def constant(self, value: Any, hint: str) -> str:
+        for name, known in self.values.items():
+            if known is value:
+                return name
+        name = hint if hint.isidentifier() else "constant"
+        while name in self.values or name in self.modules:
+            name += "_"
+        self.values[name] = value
+        return name
+
+    def callable(self, name: str, fn: Callable[..., Any]) -> str:
+        """The expression that gives `fn`: its path where it has one, else the name of a constant."""
+        if isinstance(fn, torch._ops.OpOverload):
+            return f"torch.ops.{fn}"
+        for path in (name, f"{getattr(fn, '__module__', None)}.{getattr(fn, '__qualname__', None)}"):
+            module = _importable(path, fn)
+            if module is not None:
+                self.modules.setdefault(module.split(".")[0], sys.modules[module.split(".")[0]])
+                return path
+        return self.constant(fn, getattr(fn, "__name__", "function"))
+
+    def expression(self, value: Any) -> str:
+        """Python for a value among the arguments of a call."""
+        if isinstance(value, TensorProxy):
+            return value.name
+        if isinstance(value, tuple):
+            items = ", ".join(self.expression(item) for item in value)
+            return f"({items},)" if len(value) == 1 else f"({items})"
+        if isinstance(value, list):
+            return f"[{', '.join(self.expression(item) for item in value)}]"
+        if isinstance(value, dict):
+            return "{" + ", ".join(f"{self.expression(k)}: {self.expression(v)}" for k, v in value.items()) + "}"
+        if isinstance(value, slice):
+            parts = ", ".join(self.expression(part) for part in (value.start, value.stop, value.step))
+            return f"slice({parts})"
+        return self._scalar(value)
+
+    def _scalar(self, value: Any) -> str:
+        if isinstance(value, float):
+            return repr(value) if math.isfinite(value) else f'float("{value}")'
+        if isinstance(value, complex):
+            return f"complex({self._scalar(value.real)}, {self._scalar(value.imag)})"
+        if value is Ellipsis:
+            return "..."
+        if isinstance(value, torch.device):
+            return f'torch.device("{value}")'
+        if isinstance(value, _REPRESENTED) and not isinstance(value, enum.Enum):
+            return repr(value)
+        return self.constant(value, f"{type(value).__name__}_{len(self.values)}")
+
+
+def _importable(path: str, fn: Callable[..., Any]) -> str | None:
+    """The module of `path` if evaluating the path after importing that module gives `fn`."""
+    parts = path.split(".")
+    for cut in range(len(parts) - 1, 0, -1):
+        module = ".".join(parts[:cut])
+        if module in sys.modules:
+            found: Any = sys.modules[module]
+            for part in parts[cut:]:
+                found = getattr(found, part, None)
+            # builtin functions can be reached by several names and are made anew for each
+            return module if found is fn or (found == fn and found is not None) else None
+    return None
+
+
+def trace_source(trace: Trace, *, link: bool = False, decompositions: bool = False) -> str:
+    """The trace as Python that runs beside the constants it names; see `Trace.python`."""
+    return _render(trace, link, decompositions)[0]
+
+
+def compile_trace(trace: Trace, *, boxed: bool = False) -> Callable[..., Any]:
+    """The function that the printed trace is; `boxed` makes it take its arguments in one list, which it empties."""
+    source, scope = _render(trace, False, False, boxed)
+    namespace: dict[str, Any] = {**scope.modules, **scope.values}
+    file = f"<switchgear {trace.name} {id(namespace):x}>"
+    exec(compile(source, file, "exec"), namespace)
+    linecache.cache[file] = (len(source), None, source.splitlines(True), file)
+    function: Callable[..., Any] = namespace[trace.name]
+    return function
+
+
+def _render(trace: Trace, link: bool, decompositions: bool, boxed: bool = False) -> tuple[str, _Scope]:
+    scope = _Scope(trace.constants)
+    body: list[str] = []
+    for bound_symbol in trace.bound_symbols:
+        body.append(_line(bound_symbol, scope, link))
+        if decompositions:
+            body.extend(_decomposition(bound_symbol, scope, 1))
+    body.append(f"return {scope.expression(trace.outputs)}")
+    lines = [f"import {module}" for module in sorted(scope.modules)]
+    lines += [f"# {name}: {_describe(value)}" for name, value in scope.values.items()]
+    lines += [f"# pass {mark.name}: {mark.seconds * 1e3:.1f} ms" for mark in trace.provenance]
+    lines += ["", *_header(trace, boxed), *(f"    {line}" for line in body), ""]
+    return "\n".join(lines), scope
+
+
+def _header(trace: Trace, boxed: bool) -> list[str]:
+    names = [proxy.name for proxy in trace.inputs]
+    lines = [f"def {trace.name}({'args' if boxed else ', '.join(names)}):"]
+    lines += [f'    # {proxy.name}: "{proxy.type_string}"' for proxy in trace.inputs]
+    if boxed and names:
+        lines.append(f"    {', '.join(names)}, = args")
+    if boxed:
+        lines.append("    args.clear()")
+    return lines
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"constant tensor {list(value.shape)} {value.dtype}"
+    return f"constant {value!r}".splitlines()[0]
+
+
+def _line(bound_symbol: BoundSymbol, scope: _Scope, link: bool) -> str:
+    if bound_symbol.symbol is DEL:
+        return f"del {', '.join(proxy.name for proxy in bound_symbol.inputs)}"
+    comment = _comment(bound_symbol, link)
+    return f"{_call(bound_symbol, scope)}  # {comment}" if comment else _call(bound_symbol, scope)
+
+
+def _call(bound_symbol: BoundSymbol, scope: _Scope) -> str:
+    implementation = bound_symbol.implementation
+    if implementation is None or implementation.fn is bound_symbol.symbol.fn:
+        function = scope.callable(bound_symbol.symbol.name, bound_symbol.symbol.fn)
+    else:
+        function = scope.callable(f"{getattr(implementation.fn, '__name__', '')}", implementation.fn)
+    arguments = [scope.expression(value) for value in bound_symbol.args]
+    arguments += [f"{name}={scope.expression(value)}" for name, value in bound_symbol.kwargs.items()]
+    call = f"{function}({', '.join(arguments)})"
+    return f"{_target(bound_symbol.output)} = {call}" if bound_symbol.outputs else call
+
+
+def _target(output: Any) -> str:
+    if isinstance(output, TensorProxy):
+        return output.name
+    if isinstance(output, tuple):
+        names = [_target(item) if isinstance(item, TensorProxy) or not isinstance(item, tuple) else f"({_target(item)})" for item in output]
+        return ", ".join(names) + ("," if len(names) == 1 else "")
+    return "_"
+
+
+def _comment(bound_symbol: BoundSymbol, link: bool) -> str:
+    parts = ", ".join(f'{proxy.name}: "{proxy.type_string}"' for proxy in bound_symbol.outputs)
+    if link and bound_symbol.links:
+        forwards = ", ".join(dict.fromkeys(_forward(item.forward) for item in bound_symbol.links))
+        rules = ", ".join(dict.fromkeys(str(item.rule) for item in bound_symbol.links))
+        return f"{parts}  forward: {forwards}  rule: {rules}"
+    return f"{parts}  {bound_symbol.source}" if bound_symbol.source else parts
+
+
+def _forward(bound_symbol: BoundSymbol) -> str:
+    names = ", ".join(proxy.name for proxy in bound_symbol.outputs)
+    place = f"  {bound_symbol.source}" if bound_symbol.source else ""
+    return f"{names} = {bound_symbol.symbol.name}{place}"
+
+
+def _decomposition(bound_symbol: BoundSymbol, scope: _Scope, depth: int) -> list[str]:
+    lines: list[str] = []
+    for part in bound_symbol.subsymbols:
+        lines.append(f"#{'  ' * depth}{_call(part, scope)}")
+        lines.extend(_decomposition(part, scope, depth + 1))
+    return lines
+

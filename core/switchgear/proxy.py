@@ -1,0 +1,58 @@
+"""Proxies: the values that flow through a trace."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+_SHORT_DTYPES = {
+    torch.float64: "f64",
+    torch.float32: "f32",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.complex128: "c128",
+    torch.complex64: "c64",
+    torch.complex32: "c32",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.int16: "i16",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+    torch.bool: "b8",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorProxy:
+    """A tensor of a trace: its name and its metadata, never its data.
+
+    `shape` and `stride` count elements; `requires_grad` is autograd's own answer at that point of the program.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad: bool = False
+    storage_offset: int = 0
+
+    @property
+    def type_string(self) -> str:
+        """`cpu f32[2, 3]`, as the printed trace shows it."""
+        dtype = _SHORT_DTYPES.get(self.dtype, str(self.dtype).removeprefix("torch."))
+        return f"{self.device} {dtype}{list(self.shape)}"
+
+    @property
+    def is_differentiable(self) -> bool:
+        """Whether the dtype can carry a gradient."""
+        return self.dtype.is_floating_point or self.dtype.is_complex
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements, shared storage not considered."""
+        count = self.dtype.itemsize
+        for size in self.shape:
+            count *= size
+        return count

@@ -1,0 +1,89 @@
+"""The bridge into PyTorch's autograd: a compiled forward and backward as one node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from .. import torch_internals as internals
+from ..capture import CAPTURE_LOCK
+from ..errors import NotDifferentiable, Unsupported
+from ..passes.pipeline import Program, Training, compile_backward
+from ..proxy import TensorProxy
+from ..selection import Selection
+from .execution import run_program
+
+
+class Bridge:
+    """Runs the forward of an entry under autograd, and its backwards, made on first use, as grad outputs ask for them."""
+
+    def __init__(self, training: Training, selection: Selection) -> None:
+        self.training = training
+        self.selection = selection
+        self.count = training.joint.count
+        outputs = training.joint.trace.outputs[: self.count]
+        self.plain = tuple(i for i, proxy in enumerate(outputs) if proxy is None or not proxy.requires_grad)
+        self._outputs = outputs
+        self._wanted = tuple(proxy.requires_grad for proxy in training.prepared.inputs)
+        expected = tuple(None if proxy is None else (proxy.stride, proxy.dtype) for proxy in training.joint.grad_outputs)
+        self._backwards: dict[Any, Program] = {(expected, self._wanted): training.backward}
+        self.last_backward: Program = training.backward
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """The trace's outputs, connected to autograd."""
+        results: Sequence[torch.Tensor] = _Node.apply(self, *inputs)  # type: ignore[no-untyped-call]
+        return results
+
+    def backward(self, saved: list[torch.Tensor], grads: tuple[torch.Tensor | None, ...], wanted: tuple[bool, ...]) -> Any:
+        """The gradients of the inputs; empties `saved`."""
+        pattern = tuple(None if grad is None else (tuple(grad.stride()), grad.dtype) for grad in grads)
+        program = self._backwards.get((pattern, wanted))
+        if program is None:
+            program = self._backwards[pattern, wanted] = self._compile(grads, wanted)
+        self.last_backward = program
+        saved.extend(grad for grad in grads if grad is not None)
+        del grads
+        return run_program(program, saved)
+
+    def _compile(self, grads: tuple[torch.Tensor | None, ...], wanted: tuple[bool, ...]) -> Program:
+        proxies = tuple(
+            None if grad is None or out is None else _grad_proxy(grad, out)
+            for grad, out in zip(grads, self._outputs, strict=True)
+        )
+        with CAPTURE_LOCK, torch.no_grad():
+            return compile_backward(self.training, self.selection, proxies, wanted)
+
+
+def _grad_proxy(grad: torch.Tensor, output: TensorProxy) -> TensorProxy:
+    return replace(
+        output, name=f"g_{output.name}", stride=tuple(grad.stride()), dtype=grad.dtype, requires_grad=False, storage_offset=0
+    )
+
+
+class _Node(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, bridge: Bridge, *inputs: torch.Tensor) -> Any:
+        results = run_program(bridge.training.forward, inputs)
+        outputs = results[: bridge.count]
+        ctx.bridge = bridge
+        ctx.save_for_backward(*results[bridge.count :])
+        ctx.mark_non_differentiable(*[outputs[i] for i in bridge.plain if outputs[i] is not None])
+        ctx.set_materialize_grads(False)
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
+        if torch.is_grad_enabled():
+            raise NotDifferentiable(
+                "create_graph=True: the backward of a jitted function is not differentiable by itself; use nested sg.grad, or "
+                "run this part without sg.jit"
+            )
+        if any(grad is not None and grad.layout is not torch.strided for grad in grads):
+            raise Unsupported("a grad output is not a strided tensor")
+        bridge: Bridge = ctx.bridge
+        saved = list(ctx.saved_tensors)
+        internals.clear_saved_tensors(ctx)
+        return (None, *bridge.backward(saved, grads, ctx.needs_input_grad[1:]))

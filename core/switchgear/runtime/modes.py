@@ -1,0 +1,58 @@
+"""The global state of PyTorch that a compiled entry is valid in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._device import DeviceContext
+
+from .. import torch_internals as internals
+from ..errors import Unsupported
+
+
+def modes_key() -> tuple[Any, ...]:
+    """Everything global that a capture depends on, hashable. Raises `Unsupported` under a foreign function mode."""
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.get_default_dtype(),
+        tuple([_device(mode) for mode in internals.function_modes()]),
+        torch.get_float32_matmul_precision(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        *[_autocast(device) for device in ("cpu", "cuda")],
+    )
+
+
+def _autocast(device: str) -> tuple[Any, ...]:
+    enabled = torch.is_autocast_enabled(device)
+    return (enabled, torch.get_autocast_dtype(device) if enabled else None)
+
+
+def _device(mode: Any) -> str:
+    if isinstance(mode, DeviceContext):
+        return str(mode.device)
+    raise Unsupported(
+        f"a __torch_function__ mode ({type(mode).__qualname__}) is active: it would not see the calls of a compiled function. "
+        "Call the jitted function outside of it"
+    )
+
+
+def modes_guard() -> Callable[[], bool]:
+    """A cheap check that the global state is what it is now; True is sure, False may be for a state that `modes_key` ignores."""
+    state = internals.GlobalStateGuard()
+    check, depth = state.check, torch._C._len_torch_function_stack()
+    stack_depth, inference = torch._C._len_torch_function_stack, torch.is_inference_mode_enabled()
+    precision, is_inference = torch.get_float32_matmul_precision(), torch.is_inference_mode_enabled
+    get_precision = torch.get_float32_matmul_precision
+    key = modes_key()
+
+    def same() -> bool:
+        return check() and stack_depth() == 0 and is_inference() is inference and get_precision() == precision
+
+    def same_by_key() -> bool:
+        return modes_key() == key
+
+    return same if depth == 0 else same_by_key

@@ -1,0 +1,149 @@
+"""What a call is made of: the flat leaves of its arguments, of module state, and of what it returns."""
+
+from __future__ import annotations
+
+import enum
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from . import torch_internals as internals
+from .errors import InvalidInput, Unsupported
+
+#: Python values that a trace is specialised on.
+_VALUES = (
+    int,
+    float,
+    bool,
+    complex,
+    str,
+    bytes,
+    type(None),
+    type(Ellipsis),
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    enum.Enum,
+    type,
+    range,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+)
+_PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """A tensor among the flattened arguments, by position."""
+
+    index: int
+
+    def __str__(self) -> str:
+        return f"argument {self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleState:
+    """A parameter or buffer, by the module that holds it and its name there; `path` is its full name."""
+
+    path: str
+    holder: torch.nn.Module
+    name: str
+
+    def fetch(self) -> torch.Tensor | None:
+        """The tensor that is in the module now."""
+        state = self.holder._parameters
+        tensor = state[self.name] if self.name in state else self.holder._buffers.get(self.name)
+        return tensor
+
+    def __str__(self) -> str:
+        return self.path
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Closure:
+    """A tensor that the function reached by itself."""
+
+    tensor: torch.Tensor
+
+    def __str__(self) -> str:
+        return f"closed-over tensor of shape {list(self.tensor.shape)}"
+
+
+InputSource = Argument | ModuleState | Closure
+
+
+def flatten_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], pytree.TreeSpec]:
+    """The leaves of a call's arguments, each a tensor or a Python value that a trace can be specialised on."""
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    for index, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor):
+            check_tensor(leaf, f"argument {index}")
+        elif not isinstance(leaf, _VALUES) and not _is_value_slice(leaf):
+            raise InvalidInput(
+                f"argument {index} is a {type(leaf).__module__}.{type(leaf).__qualname__}: neither a tensor, nor a Python "
+                "value, nor a container registered with torch.utils._pytree. Register the class there, or close over the object"
+            )
+    return leaves, spec
+
+
+def _is_value_slice(leaf: Any) -> bool:
+    return isinstance(leaf, slice) and all(isinstance(v, _VALUES) for v in (leaf.start, leaf.stop, leaf.step))
+
+
+def check_tensor(tensor: torch.Tensor, what: str) -> None:
+    """Refuse the kinds of tensors that a trace cannot hold, by name."""
+    if type(tensor) not in _PLAIN_TENSORS:
+        raise Unsupported(f"{what} is a {type(tensor).__qualname__}: tensor subclasses are not supported")
+    if internals.is_functorch_tensor(tensor):
+        raise Unsupported(f"{what} belongs to a torch.func transform: jit the whole, or use sg.grad or sg.vjp")
+    if tensor.layout is not torch.strided:
+        raise Unsupported(f"{what} has layout {tensor.layout}: only strided tensors are supported")
+    if tensor.is_quantized or tensor.is_nested:
+        raise Unsupported(f"{what} is quantised or nested: not supported")
+
+
+def check_devices(leaves: list[Any]) -> None:
+    """Refuse arguments on several accelerators; 0-dim CPU tensors go with any."""
+    devices = {leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor) and (leaf.dim() or leaf.device.type != "cpu")}
+    if len(devices) > 1:
+        named = ", ".join(sorted(map(str, devices)))
+        raise InvalidInput(f"the argument tensors are on several devices ({named}); move them to one")
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """A leaf of the return value: the trace's output at `index`, or the input there, or a Python value."""
+
+    kind: str
+    index: int = -1
+    value: Any = None
+
+
+def check_returned(leaf: Any) -> None:
+    """Refuse a return value that a later call could not make again."""
+    if isinstance(leaf, _VALUES) or _is_value_slice(leaf):
+        return
+    hint = "return a list" if isinstance(leaf, types.GeneratorType) else "register its class with torch.utils._pytree"
+    raise InvalidInput(
+        f"the function returns a {type(leaf).__module__}.{type(leaf).__qualname__}, which is neither a tensor, a Python "
+        f"value, nor a container that PyTorch's pytree knows; {hint}"
+    )
+
+
+def state_of(module: torch.nn.Module) -> dict[int, ModuleState]:
+    """Every parameter and buffer of a module by its id; of tied ones the first path counts."""
+    found: dict[int, ModuleState] = {}
+    for prefix, holder in module.named_modules():
+        for name, tensor in (*holder._parameters.items(), *holder._buffers.items()):
+            if tensor is not None:
+                found.setdefault(id(tensor), ModuleState(f"{prefix}.{name}" if prefix else name, holder, name))
+    return found
+
+
+Function = Callable[..., Any]

@@ -1,0 +1,126 @@
+"""Symbols and bound symbols: which operator, and one call of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .choice import Implementation
+from .proxy import TensorProxy
+
+#: Draws random numbers: never merged, recomputed, reordered or removed.
+RANDOM = "random"
+#: Inside a region marked by `torch.utils.checkpoint`.
+CHECKPOINT = "checkpoint"
+#: Added by the grad pass to run in the backward something that the forward already ran.
+RECOMPUTED = "recomputed"
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """An operator: a torch-level callable or an operator overload, identified by its qualified name alone."""
+
+    name: str
+    fn: Callable[..., Any] = field(compare=False, repr=False)
+
+
+def _delete(*values: Any) -> None:
+    """What `del` is in a trace: the names end here."""
+
+
+#: Ends the life of the proxies among its arguments; prints as a `del` statement.
+DEL = Symbol("del", _delete)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the user called an operator; `module` is the path of the `nn.Module` it was called in, or empty."""
+
+    file: str
+    line: int
+    module: str = ""
+
+    def __str__(self) -> str:
+        place = f"{self.file.rsplit('/', 1)[-1]}:{self.line}"
+        return f"{place} {self.module}" if self.module else place
+
+
+@dataclass(frozen=True, slots=True)
+class RuleOrigin:
+    """The rule that made a backward bound symbol: `owner` is a plugin, `jit` or `derived`."""
+
+    owner: str
+    form: str
+
+    def __str__(self) -> str:
+        return f"{self.owner} ({self.form})"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Link:
+    """A backward bound symbol's tie to a forward one, and the rule that made it."""
+
+    forward: BoundSymbol
+    rule: RuleOrigin
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BoundSymbol:
+    """One call of a symbol.
+
+    `args` and `kwargs` hold proxies and Python values, nested in tuples, lists and dicts; `output` is a proxy, None, or
+    a nested tuple of these. `subsymbols` is the decomposition (empty for a leaf).
+    """
+
+    symbol: Symbol
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    output: Any
+    subsymbols: tuple[BoundSymbol, ...] = ()
+    source: Source | None = None
+    grad_enabled: bool = True
+    tags: frozenset[str] = frozenset()
+    links: tuple[Link, ...] = ()
+    implementation: Implementation | None = None
+    inputs: tuple[TensorProxy, ...] = field(init=False, repr=False)
+    outputs: tuple[TensorProxy, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "inputs", (*proxies(self.args), *proxies(self.kwargs)))
+        object.__setattr__(self, "outputs", tuple(proxies(self.output)))
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether there is no decomposition to fall back on."""
+        return not self.subsymbols
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the call, or any part of it, draws random numbers."""
+        return RANDOM in self.tags
+
+
+def proxies(value: Any) -> Iterator[TensorProxy]:
+    """The proxies in a nest of tuples, lists and dicts, in order."""
+    if isinstance(value, TensorProxy):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from proxies(item)
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from proxies(item)
+
+
+def map_proxies(function: Callable[[TensorProxy], Any], value: Any) -> Any:
+    """`value` with every proxy in its nest of tuples, lists and dicts replaced by `function(proxy)`."""
+    if isinstance(value, TensorProxy):
+        return function(value)
+    if isinstance(value, tuple):
+        return tuple([map_proxies(function, item) for item in value])
+    if isinstance(value, list):
+        return [map_proxies(function, item) for item in value]
+    if isinstance(value, dict):
+        return {key: map_proxies(function, item) for key, item in value.items()}
+    return value

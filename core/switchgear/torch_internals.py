@@ -1,0 +1,185 @@
+"""Every private API of PyTorch that Switchgear leans on, and nothing else.
+
+Tested against each supported torch by `tests/core/test_torch_internals.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._C._dynamo.guards import GlobalStateGuard as GlobalStateGuard
+from torch._C._dynamo.guards import TensorGuards as _TensorGuards
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+
+DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
+NO_FAKE = UnsupportedOperatorException
+OpOverload = torch._ops.OpOverload
+_FUNCTIONALIZE = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
+
+is_wrapper: Callable[[torch.Tensor], bool] = torch._is_functional_tensor  # type: ignore[attr-defined]
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Whether the tensor is one of a fake mode's."""
+    return isinstance(tensor, FakeTensor)
+
+
+def new_fake_mode() -> FakeTensorMode:
+    """A mode in which operators compute metadata only, sizes static."""
+    return FakeTensorMode(allow_non_fake_inputs=False)
+
+
+def make_fake(mode: FakeTensorMode, like: Any) -> torch.Tensor:
+    """A fake of the metadata of `like`, a tensor or a proxy: shape, stride, dtype, device, storage offset."""
+    shape, stride = tuple(like.shape), like.stride
+    stride = tuple(stride() if callable(stride) else stride)
+    offset = like.storage_offset
+    offset = offset() if callable(offset) else offset
+    with outside_autograd(), mode:
+        if not offset:
+            return torch.empty_strided(shape, stride, dtype=like.dtype, device=like.device)
+        needed = offset + 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True) if size)
+        base = torch.empty(needed, dtype=like.dtype, device=like.device)
+        return base.as_strided(shape, stride, offset)
+
+
+@contextlib.contextmanager
+def outside_autograd() -> Iterator[None]:
+    """Neither autograd, functionalization nor a function mode sees what runs here."""
+    with torch._C._ExcludeDispatchKeyGuard(_FUNCTIONALIZE), torch.no_grad(), torch._C.DisableTorchFunction():
+        yield
+
+
+@contextlib.contextmanager
+def functionalization() -> Iterator[None]:
+    """In-place calls on wrappers dispatch as functional ones while this is active; nests."""
+    if torch._C._dispatch_tls_is_dispatch_key_included("Functionalize"):  # type: ignore[attr-defined]
+        yield
+        return
+    torch._enable_functionalization(reapply_views=True)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch._disable_functionalization()  # type: ignore[attr-defined]
+
+
+def wrap(fake: torch.Tensor) -> torch.Tensor:
+    """A functionalization wrapper around a fake tensor."""
+    with torch.no_grad():
+        return torch._to_functional_tensor(fake)  # type: ignore[attr-defined, no-any-return]
+
+
+def unwrap(wrapper: torch.Tensor) -> torch.Tensor:
+    """The fake tensor that a wrapper stands for now, pending writes through its aliases applied."""
+    torch._sync(wrapper)  # type: ignore[attr-defined]
+    return torch._from_functional_tensor(wrapper)  # type: ignore[attr-defined, no-any-return]
+
+
+def rebind(wrapper: torch.Tensor, fake: torch.Tensor, *, aliases: bool) -> None:
+    """Let the wrapper stand for another fake tensor; with `aliases`, its aliases follow."""
+    torch._functionalize_replace(wrapper, fake)  # type: ignore[attr-defined]
+    if aliases:
+        torch._functionalize_commit_update(wrapper)  # type: ignore[attr-defined]
+
+
+def metadata_mutated(wrapper: torch.Tensor) -> bool:
+    """Whether an in-place call changed the wrapper's sizes or strides."""
+    return bool(torch._functionalize_has_metadata_mutation(wrapper))  # type: ignore[attr-defined]
+
+
+def make_non_leaf(wrapper: torch.Tensor) -> None:
+    """Give a wrapper requires_grad and a history, as the result of an operator has."""
+    with torch.enable_grad():
+        example = torch.zeros(1, requires_grad=True).clone()
+    torch._mirror_autograd_meta_to(example, wrapper)  # type: ignore[attr-defined]
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """Equal for tensors that share storage, for as long as they live."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def dispatch_state() -> tuple[Any, Any]:
+    """The thread's included and excluded dispatch keys, functionalization left out."""
+    include = torch._C._dispatch_tls_local_include_set() - _FUNCTIONALIZE  # type: ignore[operator]
+    return include, torch._C._dispatch_tls_local_exclude_set()
+
+
+@contextlib.contextmanager
+def dispatch_from_top(state: tuple[Any, Any]) -> Iterator[None]:
+    """Inside a dispatch mode's handler: dispatch with autograd on, as `dispatch_state` was."""
+    with torch._C._ForceDispatchKeyGuard(*state), torch.enable_grad(), torch._C.DisableTorchFunction():
+        yield
+
+
+@contextlib.contextmanager
+def exact_batch_norm() -> Iterator[None]:
+    """`native_batch_norm` writes its running statistics without declaring it; use the overload that declares it."""
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        library.impl("native_batch_norm", _declared_batch_norm, "Functionalize")
+        yield
+    finally:
+        library._destroy()
+
+
+def _declared_batch_norm(
+    input: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float
+) -> Any:
+    if mean is None:
+        return torch.ops.aten._native_batch_norm_legit.no_stats(input, weight, bias, training, momentum, eps)
+    return torch.ops.aten._native_batch_norm_legit.default(input, weight, bias, mean, var, training, momentum, eps)
+
+
+@contextlib.contextmanager
+def compiling_flag() -> Iterator[None]:
+    """`torch.compiler.is_compiling()` answers True, so that libraries avoid data-dependent branches."""
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
+
+
+def tensor_guards(tensors: list[torch.Tensor]) -> Callable[..., bool]:
+    """One C++ check that other tensors have the type, dispatch keys, dtype, device, sizes, strides of these."""
+    guards = _TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+    return guards.check  # type: ignore[no-any-return]
+
+
+def inside_functorch() -> bool:
+    """Whether a `torch.func` transform is active."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def function_modes() -> list[Any]:
+    """The active `__torch_function__` modes, outermost first; a default device is one of them."""
+    return [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
+
+
+def dispatch_mode_count() -> int:
+    """How many `__torch_dispatch__` modes are active."""
+    return torch._C._len_torch_dispatch_stack()
+
+
+def is_functorch_tensor(tensor: torch.Tensor) -> bool:
+    """Whether a `torch.func` transform wraps the tensor."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
+def clear_saved_tensors(ctx: Any) -> None:
+    """Let a node drop its saved tensors now, unless the graph is retained."""
+    clear = getattr(ctx, "maybe_clear_saved_tensors", None)
+    if clear is not None:
+        clear()

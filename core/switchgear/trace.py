@@ -1,0 +1,83 @@
+"""The trace: a straight-line program of bound symbols, as a value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from .printing import trace_source
+from .proxy import TensorProxy
+from .symbol import BoundSymbol
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """A pass that had a hand in a trace, and the seconds it took."""
+
+    name: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trace:
+    """`outputs` is flat: proxies, and None where there is no value.
+
+    `constants` maps the names of proxies that are neither inputs nor results to the tensors they stand for.
+    """
+
+    name: str
+    inputs: tuple[TensorProxy, ...]
+    outputs: tuple[TensorProxy | None, ...]
+    bound_symbols: tuple[BoundSymbol, ...]
+    constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    provenance: tuple[Provenance, ...] = ()
+
+    def python(self, *, link: bool = False, decompositions: bool = False) -> str:
+        """The trace as Python that runs; `link` shows forward line and rule of every backward line."""
+        return trace_source(self, link=link, decompositions=decompositions)
+
+    def __str__(self) -> str:
+        return self.python()
+
+    def with_provenance(self, name: str, seconds: float) -> Trace:
+        """The trace, marked as having gone through one more pass."""
+        return replace(self, provenance=(*self.provenance, Provenance(name, seconds)))
+
+
+class Names:
+    """Hands out the names of a trace's intermediates: `t0`, `t1`, … past those already taken."""
+
+    def __init__(self, taken: Iterable[str] = ()) -> None:
+        self._taken = set(taken)
+        self._next = 0
+
+    def fresh(self) -> str:
+        """The next free intermediate name."""
+        while (name := f"t{self._next}") in self._taken:
+            self._next += 1
+        self._next += 1
+        self._taken.add(name)
+        return name
+
+    def claim(self, wanted: str) -> str:
+        """`wanted`, or `wanted_1`, `wanted_2`, … when it is taken."""
+        name, count = wanted, 0
+        while name in self._taken:
+            count += 1
+            name = f"{wanted}_{count}"
+        self._taken.add(name)
+        return name
+
+
+def names_of(trace: Trace) -> set[str]:
+    """Every name that the trace uses, those inside decompositions too."""
+    found = {proxy.name for proxy in trace.inputs} | set(trace.constants)
+    stack: list[Any] = list(trace.bound_symbols)
+    while stack:
+        bound_symbol = stack.pop()
+        found.update(proxy.name for proxy in bound_symbol.outputs)
+        stack.extend(bound_symbol.subsymbols)
+    return found
