@@ -16,7 +16,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from . import torch_internals as internals
-from .errors import Unsupported
+from .errors import DataDependent, Unsupported
 from .proxy import TensorProxy
 from .recorder import Recorder, active_recorder, history_of, metadata_proxy, same_history, splice_escaping
 from .signature import (
@@ -105,19 +105,34 @@ def capture(
     """The trace of `function` at these arguments, flattened as `flatten_arguments` does.
 
     `module` is the one whose state the function uses, for names, paths and write-back. `differentiable` says which arguments
-    require grad, if not those whose tensors do. Raises `CaptureError` and its kinds
+    require grad, if not those whose tensors do. The function is run as eager would; only if that needs the data of a tensor, it
+    is run again with `torch.compiler.is_compiling()` True, for libraries have another way then. Raises `CaptureError` and its kinds
     for what a trace cannot hold, and the function's own exceptions as they are.
     """
-    start = time.perf_counter()
     with CAPTURE_LOCK:
-        names = Names()
-        inputs = _Inputs(names, state_of(module) if module is not None else {}, differentiable)
-        paths = _ModulePaths(module)
-        recorder = Recorder(names, inputs.outside, paths.current)
-        with _environment(paths), _unchanged(module), recorder.recording():
-            result = _run(function, leaves, spec, recorder, inputs)
-            with recorder.finishing():
-                trace, returned, out_spec, mutations = _finish(recorder, result)
+        try:
+            return _capture(function, leaves, spec, module, differentiable, compiling=False)
+        except DataDependent:
+            return _capture(function, leaves, spec, module, differentiable, compiling=True)
+
+
+def _capture(
+    function: Callable[..., Any],
+    leaves: list[Any],
+    spec: pytree.TreeSpec,
+    module: torch.nn.Module | None,
+    differentiable: frozenset[int] | None,
+    compiling: bool,
+) -> Captured:
+    start = time.perf_counter()
+    names = Names()
+    inputs = _Inputs(names, state_of(module) if module is not None else {}, differentiable)
+    paths = _ModulePaths(module)
+    recorder = Recorder(names, inputs.outside, paths.current)
+    with _environment(paths, compiling), _unchanged(module), recorder.recording():
+        result = _run(function, leaves, spec, recorder, inputs)
+        with recorder.finishing():
+            trace, returned, out_spec, mutations = _finish(recorder, result)
     trace = trace.with_provenance("capture", time.perf_counter() - start)
     identical = tuple(_identical(leaves, recorder))
     return Captured(trace, tuple(inputs.sources), returned, out_spec, mutations, identical, torch.is_grad_enabled())
@@ -232,7 +247,7 @@ class _ModulePaths:
 
 
 @contextlib.contextmanager
-def _environment(paths: _ModulePaths) -> Iterator[None]:
+def _environment(paths: _ModulePaths, compiling: bool) -> Iterator[None]:
     """The process-wide state of a capture."""
     if internals.dispatch_mode_count() and active_recorder() is None:
         raise Unsupported("a __torch_dispatch__ mode is active; call the jitted function once outside of it first")
@@ -240,7 +255,7 @@ def _environment(paths: _ModulePaths) -> Iterator[None]:
         paths.followed(),
         _no_custom_functions(),
         internals.exact_batch_norm(),
-        internals.compiling_flag(),
+        internals.compiling_flag(compiling),
     ):
         yield
 

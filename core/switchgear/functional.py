@@ -21,8 +21,7 @@ from .passes.dead_code import dead_code, live
 from .passes.differentiate import differentiate
 from .passes.pipeline import expected_grad
 from .plugins import installed
-from .proxy import TensorProxy
-from .recorder import SET_VALUE, active_recorder, metadata_proxy
+from .recorder import SET_VALUE, active_recorder, bind_outputs, metadata_proxy
 from .runtime.epilogue import write_back
 from .selection import Selection, select
 from .signature import Argument, Closure, InputSource
@@ -202,15 +201,7 @@ def _evaluate(bound_symbols: Sequence[BoundSymbol], values: dict[str, Any]) -> N
                 result.data.copy_(args[1])
             else:
                 result = item.symbol.fn(*args, **kwargs)
-        _bind(item.output, result, values)
-
-
-def _bind(output: Any, result: Any, values: dict[str, Any]) -> None:
-    if isinstance(output, TensorProxy):
-        values[output.name] = result
-    elif isinstance(output, tuple):
-        for part, value in zip(output, result, strict=True):
-            _bind(part, value, values)
+        bind_outputs(item.output, result, values)
 
 
 def _input(source: InputSource, leaves: list[Any]) -> torch.Tensor:

@@ -23,7 +23,7 @@ from . import torch_internals as internals
 from .errors import DataDependent, InvalidInput, Unsupported
 from .naming import pack_dims, symbol_of
 from .proxy import TensorProxy
-from .symbol import RANDOM, BoundSymbol, Source, Symbol, proxies
+from .symbol import RANDOM, BoundSymbol, Source, Symbol, map_proxies, proxies
 from .trace import Names
 
 _aten = torch.ops.aten
@@ -81,6 +81,7 @@ class _Frame:
 
     fn: Callable[..., Any] | None
     recorded: list[BoundSymbol]
+    grad_enabled: bool = False
 
 
 class _FunctionMode(TorchFunctionMode):
@@ -118,7 +119,8 @@ class Recorder:
     """Turns the calls made while it is active into bound symbols.
 
     `adopt` gives the proxy of a tensor from outside that the function reaches for. `module_path` tells the path of the
-    module being called.
+    module being called. `follow_autograd`: find writes that autograd did not see, and compare its requires_grad with the
+    trace's own.
     """
 
     def __init__(
@@ -126,13 +128,14 @@ class Recorder:
         names: Names,
         adopt: Callable[[torch.Tensor], TensorProxy] | None = None,
         module_path: Callable[[], str] = str,
-        source: Source | None = None,
+        follow_autograd: bool = True,
     ) -> None:
         self.names = names
+        self._follow_autograd = follow_autograd
         self.constants: dict[str, torch.Tensor] = {}
         self._adopt = adopt
         self._module_path = module_path
-        self._source = source
+        self._source: Source | None = None
         self._frames = [_Frame(None, [])]
         self._proxies: dict[int, tuple[torch.Tensor, TensorProxy]] = {}
         self._fakes: dict[str, torch.Tensor] = {}
@@ -293,7 +296,9 @@ class Recorder:
         if known is None:
             raise Unsupported(f"a tensor appeared that no recorded operator made, in {self._here()}")
         proxy = known[1]
-        if proxy.requires_grad and not wrapper.requires_grad:
+        if not self._follow_autograd:
+            pass
+        elif proxy.requires_grad and not wrapper.requires_grad:
             # `x.data` shares the fake of `x` and none of its history
             fake = self._record_alias(wrapper, Symbol(str(_aten.detach.default), _aten.detach.default), (proxy,), False)
         elif proxy.requires_grad != wrapper.requires_grad:
@@ -318,6 +323,9 @@ class Recorder:
             self._track(wrapper)
             return
         fake = internals.unwrap(wrapper)
+        if not self._follow_autograd:
+            tracked.fake = fake
+            return
         if fake is tracked.fake and wrapper.requires_grad == self._proxy_of_fake(fake).requires_grad:
             return
         new, old = self._proxy_of_fake(fake), self._proxy_of_fake(tracked.fake)
@@ -358,7 +366,7 @@ class Recorder:
         if symbol is None:
             return self._track_outputs(func(*args, **kwargs))
         given = self._to_proxies(args), self._to_proxies(kwargs)
-        frame = _Frame(func, [])
+        frame = _Frame(func, [], torch.is_grad_enabled())
         result, written = self._run_in_frame(frame, func, args, kwargs, tensors)
         keep = not written and not torch.is_autocast_enabled()
         self._frames[-1].recorded.extend(self._close(symbol, given, frame.recorded, result, keep))
@@ -449,6 +457,8 @@ class Recorder:
             return self._lift(func, args[0])
         if func._schema.is_mutable or func in _WRITES_UNDECLARED:
             raise Unsupported(f"{func} writes to its arguments and has no functional form, in {self._here()}")
+        if func is _aten._local_scalar_dense.default and (value := self._known_value(args[0])) is not None:
+            return value
         try:
             result = func(*args, **kwargs)
         except internals.DATA_DEPENDENT as error:
@@ -461,6 +471,28 @@ class Recorder:
         self._record_leaf(func, args, kwargs, result)
         return result
 
+    def _known_value(self, fake: torch.Tensor) -> Any:
+        """The value of a 0-dim tensor that was computed from constants alone, by computing it; None for any other."""
+        wanted = self._proxy_of_fake(fake)
+        recorded = [item for frame in self._frames for item in leaves_of(frame.recorded)]
+        needed, program = {wanted.name}, []
+        for item in reversed(recorded):
+            if needed.isdisjoint(proxy.name for proxy in item.outputs):
+                continue
+            if item.is_random or item.symbol == SET_VALUE:
+                return None
+            needed.difference_update(proxy.name for proxy in item.outputs)
+            needed.update(proxy.name for proxy in item.inputs)
+            program.append(item)
+        if not needed.issubset(self.constants):
+            return None
+        values: dict[str, Any] = {name: self.constants[name] for name in needed}
+        with internals.real_dispatch(), torch.no_grad():
+            for item in reversed(program):
+                args, kwargs = map_proxies(lambda proxy: values[proxy.name], (item.args, dict(item.kwargs)))
+                bind_outputs(item.output, item.symbol.fn(*args, **kwargs), values)
+            return values[wanted.name].item()
+
     def _lift(self, func: Any, tensor: torch.Tensor) -> torch.Tensor:
         if (known := self._proxies.get(id(tensor))) is not None:
             result: torch.Tensor = func(tensor)
@@ -468,14 +500,16 @@ class Recorder:
             return result
         result = func(tensor)
         name = self.names.claim(f"c{len(self.constants)}")
-        with self.paused(), internals.outside_autograd(), torch.utils._python_dispatch._disable_current_modes():
+        with self.paused(), internals.real_dispatch():
             self.constants[name] = tensor.detach().clone()
         self._new_proxy(result, False, name)
         return result
 
     def _record_leaf(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         given = _map_tensors(self._proxy_of_fake, args), _map_tensors(self._proxy_of_fake, kwargs)
-        grad_enabled = torch.is_grad_enabled()
+        frame = self._frames[-1]
+        # a custom operator's autograd is a Function, which turns grad mode off while the operator itself runs
+        grad_enabled = torch.is_grad_enabled() or (frame.fn is func and frame.grad_enabled)
         if grad_enabled and any(proxy.requires_grad for proxy in proxies(given)):
             flags = iter(self._differentiable_outputs(func, args, kwargs, given))
         else:
@@ -502,7 +536,8 @@ class Recorder:
             return fake.detach().requires_grad_(next(flags)[0])
 
         with self.paused(), internals.dispatch_from_top(self._dispatch_state):
-            result = func(*_map_tensors(as_leaf, args), **_map_tensors(as_leaf, kwargs))
+            args, kwargs = _map_tensors(as_leaf, args), _map_tensors(as_leaf, kwargs)
+            result = func(*args, **kwargs)
         answer = tuple(tensor.requires_grad for tensor in tensors_in(result))
         _DIFFERENTIABLE[func, mask] = answer
         return answer
@@ -610,6 +645,24 @@ def splice_escaping(recorded: tuple[BoundSymbol, ...], outputs: Iterable[TensorP
         needed.update(proxy.name for proxy in bound_symbol.inputs)
         kept.append(bound_symbol)
     return tuple(reversed(kept))
+
+
+def leaves_of(bound_symbols: Iterable[BoundSymbol]) -> Iterator[BoundSymbol]:
+    """The leaves of bound symbols, in order."""
+    for item in bound_symbols:
+        if item.is_leaf:
+            yield item
+        else:
+            yield from leaves_of(item.subsymbols)
+
+
+def bind_outputs(output: Any, result: Any, values: dict[str, Any]) -> None:
+    """Enter what a call returned under the names of its outputs."""
+    if isinstance(output, TensorProxy):
+        values[output.name] = result
+    elif isinstance(output, tuple):
+        for part, value in zip(output, result, strict=True):
+            bind_outputs(part, value, values)
 
 
 def _made(bound_symbols: Iterable[BoundSymbol]) -> set[str]:

@@ -56,6 +56,9 @@ class GradRule:
         """The checker's objection to this call; None when it accepts."""
         return _objection(self.checker, bound_symbol)
 
+    def __str__(self) -> str:
+        return f"grad rule {describe(self.fn)} of {self.owner}"
+
 
 class Registry:
     """Implementations and grad rules, keyed by owner and symbol name."""

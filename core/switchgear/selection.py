@@ -93,7 +93,7 @@ class Selection:
             entry = claimant.implementations.get(bound_symbol.symbol.name)
             asked = executor.claim if entry is None else entry.checker or executor.claim
             with _blaming(claimant.rules, "executor's claim", asked, bound_symbol):
-                answer = _claim_or_reason(executor.claim(bound_symbol, entry))
+                answer = _claim_or_reason(executor, executor.claim(bound_symbol, entry))
             if isinstance(answer, Implementation):
                 return answer, tuple(declined)
             declined.append((executor.name, answer.reason))
@@ -232,9 +232,13 @@ def _yes_or_no(answer: Any) -> bool | None:
     raise TypeError(f"a skip rule returns True, False or None, not {answer!r}")
 
 
-def _claim_or_reason(answer: Any) -> Implementation | Declined:
-    if isinstance(answer, (Implementation, Declined)):
+def _claim_or_reason(executor: Executor, answer: Any) -> Implementation | Declined:
+    if isinstance(answer, Declined) or (isinstance(answer, Implementation) and answer.owner == executor.name):
         return answer
+    if isinstance(answer, Implementation):
+        raise ValueError(
+            f"an Implementation that executor {executor.name} claims is owned by it, not by {answer.owner}"
+        )
     raise TypeError(f"claim returns an Implementation or Declined(reason), not {answer!r}")
 
 

@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
 NO_FAKE = UnsupportedOperatorException
@@ -36,7 +37,7 @@ def is_fake(tensor: torch.Tensor) -> bool:
 
 def new_fake_mode() -> FakeTensorMode:
     """A mode in which operators compute metadata only, sizes static."""
-    return FakeTensorMode(allow_non_fake_inputs=False)
+    return _FakeMode(allow_non_fake_inputs=False)
 
 
 def make_fake(mode: FakeTensorMode, like: Any) -> torch.Tensor:
@@ -57,6 +58,13 @@ def make_fake(mode: FakeTensorMode, like: Any) -> torch.Tensor:
 def outside_autograd() -> Iterator[None]:
     """Neither autograd, functionalization nor a function mode sees what runs here."""
     with torch._C._ExcludeDispatchKeyGuard(_FUNCTIONALIZE), torch.no_grad(), torch._C.DisableTorchFunction():
+        yield
+
+
+@contextlib.contextmanager
+def real_dispatch() -> Iterator[None]:
+    """Run on real tensors, whatever modes are active."""
+    with outside_autograd(), _disable_current_modes():
         yield
 
 
@@ -142,10 +150,10 @@ def _declared_batch_norm(
 
 
 @contextlib.contextmanager
-def compiling_flag() -> Iterator[None]:
-    """`torch.compiler.is_compiling()` answers True, so that libraries avoid data-dependent branches."""
+def compiling_flag(value: bool) -> Iterator[None]:
+    """What `torch.compiler.is_compiling()` answers; libraries avoid data-dependent branches when it says True."""
     before = torch.compiler._is_compiling_flag
-    torch.compiler._is_compiling_flag = True
+    torch.compiler._is_compiling_flag = value
     try:
         yield
     finally:
@@ -183,3 +191,25 @@ def clear_saved_tensors(ctx: Any) -> None:
     clear = getattr(ctx, "maybe_clear_saved_tensors", None)
     if clear is not None:
         clear()
+
+
+class _FakeMode(FakeTensorMode):
+    """Fake tensors, with a fake of our own where PyTorch's is stricter than its kernel."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._grouped_mm.default and args[0].device.type == "cpu":
+            return _grouped_mm_fake(self, *args, **(kwargs or {}))
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+def _grouped_mm_fake(mode: FakeTensorMode, a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
+    """Groups lie along the first dimension of a 3-d operand, and are cut from a 2-d one by `offs`; rows are 16-byte aligned."""
+    groups: tuple[int, ...] = (offs.shape[0],) if a.dim() == b.dim() == 2 else ()
+    if a.dim() == b.dim() == 3:
+        groups = (a.shape[0],)
+    shape = (*groups, a.shape[-2], b.shape[-1])
+    alignment = 16 // a.element_size()
+    row = -(-shape[-1] // alignment) * alignment
+    stride = (shape[-2] * row, row, 1)[-len(shape) :]
+    with mode:
+        return torch.empty_strided(shape, stride, dtype=out_dtype or a.dtype, device=a.device)

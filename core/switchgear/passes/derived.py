@@ -129,7 +129,7 @@ def _run(
     outputs: tuple[TensorProxy, ...],
     cotangents: tuple[TensorProxy | None, ...],
 ) -> tuple[tuple[BoundSymbol, ...], tuple[TensorProxy | None, ...]]:
-    recorder = Recorder(Names(), source=None)
+    recorder = Recorder(Names(), follow_autograd=False)
     with recorder.recording(), torch._C.DisableTorchFunction(), torch.autograd.set_multithreading_enabled(False):
         wrappers = [recorder.wrapper_for(proxy, autograd=True) for proxy in arguments]
         given = iter(wrappers)

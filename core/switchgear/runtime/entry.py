@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,9 +12,9 @@ from .. import torch_internals as internals
 from ..capture import CAPTURE_LOCK, Captured, capture
 from ..errors import InvalidInput
 from ..passes.pipeline import Program, compile_forward, compile_training, expected_grad, prepare
+from ..recorder import leaves_of
 from ..selection import Selection
 from ..signature import Argument, Closure, InputSource
-from ..symbol import BoundSymbol
 from .autograd_bridge import Bridge
 from .epilogue import make_epilogue
 from .execution import run_program
@@ -72,7 +72,7 @@ class Entry:
             leaves = tuple(tensor.is_leaf for tensor in tensors)
             checks.append(lambda inputs: _unshared(written, inputs))
             checks.append(lambda inputs: tuple(tensor.is_leaf for tensor in inputs) == leaves)
-        if any(item.symbol.name.startswith("aten.as_strided") for item in _leaves(self.captured)):
+        if any(item.symbol.name.startswith("aten.as_strided") for item in leaves_of(self.captured.trace.bound_symbols)):
             offsets = tuple(tensor.storage_offset() for tensor in tensors)
             checks.append(lambda inputs: tuple(tensor.storage_offset() for tensor in inputs) == offsets)
         if not checks:
@@ -89,15 +89,6 @@ def _tensor(source: InputSource, leaves: list[Any]) -> torch.Tensor:
     if tensor is None:
         raise InvalidInput(f"{source.path} vanished from its module while it was captured")
     return tensor
-
-
-def _leaves(captured: Captured) -> Iterator[BoundSymbol]:
-    pending = list(captured.trace.bound_symbols)
-    while pending:
-        item = pending.pop()
-        pending.extend(item.subsymbols)
-        if item.is_leaf:
-            yield item
 
 
 def _unshared(written: tuple[int, ...], inputs: Sequence[torch.Tensor]) -> bool:
