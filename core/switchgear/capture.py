@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from . import torch_internals as internals
 from .errors import DataDependent, Unsupported
@@ -29,7 +28,8 @@ from .signature import (
     check_tensor,
     state_of,
 )
-from .trace import Names, Provenance, Trace
+from .structure import Structure, flatten
+from .trace import Names, Trace
 
 #: Held while capturing and differentiating: the patches and flags below are process-wide.
 CAPTURE_LOCK = threading.RLock()
@@ -59,7 +59,7 @@ class Captured:
     trace: Trace
     sources: tuple[InputSource, ...]
     returned: tuple[Returned, ...]
-    spec: pytree.TreeSpec
+    spec: Structure
     mutations: tuple[Mutation, ...]
     identical: tuple[tuple[int, int | weakref.ref[torch.Tensor]], ...]
     grad_enabled: bool
@@ -98,7 +98,7 @@ class _Inputs:
 def capture(
     function: Callable[..., Any],
     leaves: list[Any],
-    spec: pytree.TreeSpec,
+    spec: Structure,
     module: torch.nn.Module | None = None,
     differentiable: frozenset[int] | None = None,
 ) -> Captured:
@@ -119,7 +119,7 @@ def capture(
 def _capture(
     function: Callable[..., Any],
     leaves: list[Any],
-    spec: pytree.TreeSpec,
+    spec: Structure,
     module: torch.nn.Module | None,
     differentiable: frozenset[int] | None,
     compiling: bool,
@@ -130,7 +130,10 @@ def _capture(
     paths = _ModulePaths(module)
     recorder = Recorder(names, inputs.outside, paths.current)
     with _environment(paths, compiling), _unchanged(module), recorder.recording():
-        result = _run(function, leaves, spec, recorder, inputs)
+        try:
+            result = _run(function, leaves, spec, recorder, inputs)
+        finally:
+            recorder.check_random_states()
         with recorder.finishing():
             trace, returned, out_spec, mutations = _finish(recorder, result)
     trace = trace.with_provenance("capture", time.perf_counter() - start)
@@ -138,9 +141,7 @@ def _capture(
     return Captured(trace, tuple(inputs.sources), returned, out_spec, mutations, identical, torch.is_grad_enabled())
 
 
-def _identical(
-    leaves: list[Any], recorder: Recorder
-) -> Iterator[tuple[int, int | weakref.ref[torch.Tensor]]]:
+def _identical(leaves: list[Any], recorder: Recorder) -> Iterator[tuple[int, int | weakref.ref[torch.Tensor]]]:
     first: dict[int, int] = {}
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
@@ -151,9 +152,7 @@ def _identical(
             first.setdefault(id(leaf), index)
 
 
-def _run(
-    function: Callable[..., Any], leaves: list[Any], spec: pytree.TreeSpec, recorder: Recorder, inputs: _Inputs
-) -> Any:
+def _run(function: Callable[..., Any], leaves: list[Any], spec: Structure, recorder: Recorder, inputs: _Inputs) -> Any:
     wrappers = list(leaves)
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
@@ -161,20 +160,20 @@ def _run(
             if known is None:
                 known = recorder.adopt(leaf, functools.partial(inputs.argument, index))
             wrappers[index] = known
-    args, kwargs = pytree.tree_unflatten(wrappers, spec)
+    args, kwargs = spec.unflatten(wrappers)
     return function(*args, **kwargs)
 
 
-def _finish(
-    recorder: Recorder, result: Any
-) -> tuple[Trace, tuple[Returned, ...], pytree.TreeSpec, tuple[Mutation, ...]]:
-    leaves, spec = pytree.tree_flatten(result)
+def _finish(recorder: Recorder, result: Any) -> tuple[Trace, tuple[Returned, ...], Structure, tuple[Mutation, ...]]:
+    leaves, spec = flatten(result, objects=True)
     outputs: dict[str, TensorProxy] = {}
     returned = tuple([_returned(recorder, leaf, outputs) for leaf in leaves])
     mutations: list[Mutation] = []
     for index, found in enumerate(recorder.inputs):
         if internals.metadata_mutated(found.wrapper):
-            raise Unsupported(f"the function changes sizes or strides of {found.proxy.name} in place; make a view instead")
+            raise Unsupported(
+                f"the function changes sizes or strides of {found.proxy.name} in place; make a view instead"
+            )
         final = recorder.proxy_of(found.wrapper)
         if final is not found.proxy:
             outputs.setdefault(final.name, final)
@@ -204,13 +203,19 @@ def _refuse_aliases_of_written(recorder: Recorder, leaves: list[Any], mutations:
         return
     written = {internals.storage_key(recorder.inputs[mutation.input].wrapper) for mutation in mutations}
     for leaf in leaves:
-        if isinstance(leaf, torch.Tensor) and recorder.input_of(leaf) is None and internals.storage_key(leaf) in written:
+        if (
+            isinstance(leaf, torch.Tensor)
+            and recorder.input_of(leaf) is None
+            and internals.storage_key(leaf) in written
+        ):
             raise Unsupported("the function returns a view of an input that it writes to; return a clone of the view")
     real = [internals.storage_key(found.tensor) for found in recorder.inputs]
     for mutation in mutations:
         if real.count(real[mutation.input]) > 1:
             name = recorder.inputs[mutation.input].proxy.name
-            raise Unsupported(f"the function writes to {name}, which shares storage with another input; pass a clone of one")
+            raise Unsupported(
+                f"the function writes to {name}, which shares storage with another input; pass a clone of one"
+            )
 
 
 class _ModulePaths:
@@ -248,8 +253,11 @@ class _ModulePaths:
 
 @contextlib.contextmanager
 def _environment(paths: _ModulePaths, compiling: bool) -> Iterator[None]:
-    """The process-wide state of a capture."""
-    if internals.dispatch_mode_count() and active_recorder() is None:
+    """The process-wide state of a capture; one inside another finds it in place."""
+    if active_recorder() is not None:
+        yield
+        return
+    if internals.dispatch_mode_count():
         raise Unsupported("a __torch_dispatch__ mode is active; call the jitted function once outside of it first")
     with (
         paths.followed(),
@@ -295,7 +303,9 @@ def _unchanged(module: torch.nn.Module | None) -> Iterator[None]:
         for part, attributes, state in before:
             changed = _restore(part, attributes, state) or changed
     if changed:
-        raise Unsupported(f"the function assigns a tensor to the module attribute {changed}; write into a buffer in place")
+        raise Unsupported(
+            f"the function assigns a tensor to the module attribute {changed}; write into a buffer in place"
+        )
 
 
 def _state_dicts(part: torch.nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:

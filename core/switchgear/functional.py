@@ -25,6 +25,7 @@ from .recorder import SET_VALUE, active_recorder, bind_outputs, metadata_proxy
 from .runtime.epilogue import write_back
 from .selection import Selection, select
 from .signature import Argument, Closure, InputSource
+from .structure import flatten
 from .symbol import BoundSymbol, map_proxies
 from .trace import Trace
 
@@ -59,7 +60,9 @@ def value_and_grad(
         linear = _linearised(function, args, kwargs, positions, selection)
         value = linear.result[0] if has_aux else linear.result
         if not isinstance(value, torch.Tensor) or value.dim() or not value.is_floating_point():
-            raise InvalidInput(f"sg.grad needs a function that returns a floating-point scalar tensor, not {_kind(value)}")
+            raise InvalidInput(
+                f"sg.grad needs a function that returns a floating-point scalar tensor, not {_kind(value)}"
+            )
         found = linear.pullback([torch.ones_like(value)])
         return linear.result, (found[0] if isinstance(argnums, int) else found)
 
@@ -81,7 +84,7 @@ def vjp(function: Callable[..., Any], *primals: Any, **options: Any) -> tuple[An
             for output, cotangent in zip(pytree.tree_leaves(outputs), pytree.tree_leaves(cotangents), strict=True)
             if isinstance(output, torch.Tensor) and output.requires_grad
         ]
-        flat, spec = pytree.tree_flatten(leaves)
+        flat, spec = flatten(leaves)
         wanted = [leaf for leaf in flat if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
         found = iter(
             torch.autograd.grad(
@@ -89,7 +92,7 @@ def vjp(function: Callable[..., Any], *primals: Any, **options: Any) -> tuple[An
             )
         )
         grads = [next(found) if isinstance(leaf, torch.Tensor) and leaf.requires_grad else None for leaf in flat]
-        return pytree.tree_unflatten(grads, spec)
+        return spec.unflatten(grads)
 
     return pytree.tree_map(lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf, outputs), pullback
 
@@ -111,7 +114,11 @@ def _selection(options: dict[str, Any]) -> Selection:
 
 
 def _kind(value: Any) -> str:
-    return f"one of shape {list(value.shape)} and {value.dtype}" if isinstance(value, torch.Tensor) else type(value).__name__
+    return (
+        f"one of shape {list(value.shape)} and {value.dtype}"
+        if isinstance(value, torch.Tensor)
+        else type(value).__name__
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,12 +130,16 @@ class _Linearised:
 
 
 def _linearised(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], positions: tuple[int, ...], selection: Selection
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    positions: tuple[int, ...],
+    selection: Selection,
 ) -> _Linearised:
     recorder = active_recorder()
     if recorder is not None:
         recorder.settle()
-    leaves, spec = pytree.tree_flatten((args, kwargs))
+    leaves, spec = flatten((args, kwargs))
     owner = [index for index, arg in enumerate(args) for _ in pytree.tree_leaves(arg)]
     wanted = tuple(
         index
@@ -156,10 +167,10 @@ def _linearised(
     def pullback(cotangents: list[Any]) -> tuple[Any, ...]:
         found = _pull(captured, trace, selection, values, cotangents)
         grads = [found.get(index, _zeros(leaf)) for index, leaf in enumerate(leaves)]
-        grouped = pytree.tree_unflatten(grads, spec)[0]
+        grouped = spec.unflatten(grads)[0]
         return tuple(grouped[position] for position in positions)
 
-    return _Linearised(pytree.tree_unflatten(flat, captured.spec), pullback)
+    return _Linearised(captured.spec.unflatten(flat), pullback)
 
 
 def _pull(

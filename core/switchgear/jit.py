@@ -57,9 +57,7 @@ class Compiler:
             found = self.cache.find(key, args, kwargs)
             if found is None:
                 check_devices(leaves)
-                entry = self.cache.add(
-                    key, lambda: Entry(self.function, leaves, spec, self.module, self.selection)
-                )
+                entry = self.cache.add(key, lambda: Entry(self.function, leaves, spec, self.module, self.selection))
                 inputs = entry.prologue(args, kwargs)
                 if inputs is None:
                     raise SwitchgearError("a freshly compiled entry does not fit its own call; please report this")
@@ -154,7 +152,11 @@ def _jit_module(module: torch.nn.Module, selection: Selection, options: dict[str
     if isinstance(module, JitModule):
         module = module._switchgear.module  # type: ignore[assignment]
     kind = type(module)
-    slots = {"__slots__": ("_switchgear", "_switchgear_options"), "__module__": kind.__module__, "__doc__": kind.__doc__}
+    slots = {
+        "__slots__": ("_switchgear", "_switchgear_options"),
+        "__module__": kind.__module__,
+        "__doc__": kind.__doc__,
+    }
     jitted_kind = type(kind.__name__, (JitModule, kind), slots)
     jitted = jitted_kind.__new__(jitted_kind)
     object.__setattr__(jitted, "__dict__", module.__dict__)

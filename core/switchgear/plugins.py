@@ -169,6 +169,8 @@ def _load_one(entry: EntryPoint) -> Plugin:
     manager.add_hookspecs(hookspecs)
     manager.register(module, entry.name)
     executors = _collected(manager, "switchgear_executors", Executor)
+    priority = getattr(module, "switchgear_priority", 0)
+    _check_priorities(priority, *(executor.priority for executor in executors))
     registry = _registered(manager, executors)
     distribution, version = _distribution(entry)
     used = registry.implementation_owners | registry.grad_rule_owners
@@ -176,7 +178,7 @@ def _load_one(entry: EntryPoint) -> Plugin:
         name=entry.name,
         distribution=distribution,
         version=version,
-        priority=getattr(module, "switchgear_priority", 0),
+        priority=priority,
         executors=tuple(executors),
         owners=tuple(sorted(used | {executor.name for executor in executors})),
         registry=registry,
@@ -197,7 +199,21 @@ def _registered(manager: pluggy.PluginManager, executors: Sequence[Executor]) ->
     _call(manager, "switchgear_register_implementations", registry=registry)
     _call(manager, "switchgear_register_grad_rules", registry=registry)
     registry.freeze()
+    _check_owners(registry, executors)
     return registry
+
+
+def _check_priorities(*priorities: object) -> None:
+    for priority in priorities:
+        if not isinstance(priority, (int, float)):
+            raise RegistrationError(f"priority {priority!r} is no number; higher ones are asked first, 0 is usual")
+
+
+def _check_owners(registry: Registry, executors: Sequence[Executor]) -> None:
+    if not executors and registry.implementation_owners:
+        raise RegistrationError(f"it implements for {min(registry.implementation_owners)}, but brings no executor")
+    if not executors and len(registry.grad_rule_owners) > 1:
+        raise RegistrationError(f"its rules have several owners: {', '.join(sorted(registry.grad_rule_owners))}")
 
 
 def _skip_rule(manager: pluggy.PluginManager) -> SkipRule | None:

@@ -164,7 +164,10 @@ def _target(output: Any) -> str:
     if isinstance(output, TensorProxy):
         return output.name
     if isinstance(output, tuple):
-        names = [_target(item) if isinstance(item, TensorProxy) or not isinstance(item, tuple) else f"({_target(item)})" for item in output]
+        names = [
+            _target(item) if isinstance(item, TensorProxy) or not isinstance(item, tuple) else f"({_target(item)})"
+            for item in output
+        ]
         return ", ".join(names) + ("," if len(names) == 1 else "")
     return "_"
 
@@ -190,4 +193,3 @@ def _decomposition(bound_symbol: BoundSymbol, scope: _Scope, depth: int) -> list
         lines.append(f"#{'  ' * depth}{_call(part, scope)}")
         lines.extend(_decomposition(part, scope, depth + 1))
     return lines
-

@@ -23,7 +23,7 @@ from . import torch_internals as internals
 from .errors import DataDependent, InvalidInput, Unsupported
 from .naming import pack_dims, symbol_of
 from .proxy import TensorProxy
-from .symbol import RANDOM, BoundSymbol, Source, Symbol, map_proxies, proxies
+from .symbol import GRAD_OFF_INSIDE, RANDOM, BoundSymbol, Source, Symbol, map_proxies, proxies
 from .trace import Names
 
 _aten = torch.ops.aten
@@ -73,6 +73,25 @@ class RecordedInput:
     wrapper: torch.Tensor
     proxy: TensorProxy
     history: Any
+
+
+class _RandomStates:
+    """The default random generators' states: fakes draw nothing, so a change means that the function seeds."""
+
+    def __init__(self) -> None:
+        self._states = internals.random_states()
+
+    def check(self, here: Callable[[], str]) -> None:
+        """Raise if a state is another than at the start."""
+        if internals.random_states() != self._states:
+            raise Unsupported(
+                f"the function seeds or restores a random generator before {here()}: that would happen at capture alone. "
+                "Seed outside the jitted function"
+            )
+
+    def restore(self) -> None:
+        """Put the states of the start back."""
+        internals.set_random_states(self._states)
 
 
 @dataclass(slots=True)
@@ -151,6 +170,7 @@ class Recorder:
         self._function_mode = _FunctionMode(self)
         self._dispatch_mode = _DispatchMode(self)
         self._dispatch_state: tuple[Any, Any] = (None, None)
+        self._random_states = self._outer._random_states if self._outer else _RandomStates()
 
     # -- sessions ------------------------------------------------------------------------------------------------------
 
@@ -181,6 +201,13 @@ class Recorder:
             yield
         finally:
             self._paused -= 1
+
+    def check_random_states(self) -> None:
+        """Raise, and restore, if the function changed the state of a random generator."""
+        try:
+            self._random_states.check(lambda: "its end")
+        finally:
+            self._random_states.restore()
 
     @contextlib.contextmanager
     def finishing(self) -> Iterator[None]:
@@ -369,7 +396,7 @@ class Recorder:
         frame = _Frame(func, [], torch.is_grad_enabled())
         result, written = self._run_in_frame(frame, func, args, kwargs, tensors)
         keep = not written and not torch.is_autocast_enabled()
-        self._frames[-1].recorded.extend(self._close(symbol, given, frame.recorded, result, keep))
+        self._frames[-1].recorded.extend(self._close(symbol, given, frame, result, keep))
         return result
 
     def _run_in_frame(
@@ -391,10 +418,12 @@ class Recorder:
                 if self._tracked[id(tensor)].fake is not fake:
                     written = True
                     self._reconcile_bases(tensor)
-        except BaseException:
+        except RuntimeError as error:
+            if "data is not allocated yet" not in str(error):
+                raise
+            raise DataDependent(f"{func.__name__} needs the data of a tensor, in {self._here()}: {_NO_DATA}") from error
+        finally:
             self._frames.pop()
-            raise
-        self._frames.pop()
         return result, written
 
     def _track_outputs(self, result: Any) -> Any:
@@ -404,18 +433,25 @@ class Recorder:
         return result
 
     def _close(
-        self, symbol: Symbol, given: tuple[Any, Any], recorded: list[BoundSymbol], result: Any, keep: bool
+        self, symbol: Symbol, given: tuple[Any, Any], frame: _Frame, result: Any, keep: bool
     ) -> list[BoundSymbol]:
         """The call as one composite, or its parts where it cannot be kept whole."""
+        recorded = frame.recorded
         if not recorded:
             return []
         args, kwargs = pack_dims(symbol, given[0]), given[1]
         if len(recorded) == 1 and recorded[0].symbol == symbol:
             return recorded
         output = self._output_proxies(result)
+        hidden = _turns_grad_off(frame)
         if not keep or not _is_closed((args, kwargs), recorded, output, self.constants):
+            if hidden:
+                raise Unsupported(
+                    f"{symbol.name} turns grad mode off inside, in {self._here()}, and cannot be kept whole here; call it "
+                    "without autocast, and not on what it writes to"
+                )
             return recorded
-        tags = frozenset().union(*(part.tags for part in recorded))
+        tags = frozenset({GRAD_OFF_INSIDE} if hidden else ()).union(*(part.tags for part in recorded))
         return [
             BoundSymbol(
                 symbol, args, kwargs, output, tuple(recorded), self._find_source(), torch.is_grad_enabled(), tags
@@ -439,13 +475,17 @@ class Recorder:
     def _refuse(self, func: Any) -> None:
         name = getattr(func, "__name__", "")
         if name == "__get__" and func.__self__ is torch.Tensor.grad:
-            raise Unsupported(f"the function reads .grad of a tensor, in {self._here()}; pass the gradient as an argument")
+            raise Unsupported(
+                f"the function reads .grad of a tensor, in {self._here()}; pass the gradient as an argument"
+            )
         if name in _REFUSED_NAMES:
             full = torch.overrides.resolve_name(func) or f"{getattr(func, '__module__', '')}.{name}"
             if full in _REFUSED:
                 raise Unsupported(f"{full} inside a jitted function, in {self._here()}; {_REFUSED[full]}")
         if internals.inside_functorch():
-            raise Unsupported(f"a torch.func transform inside a jitted function, in {self._here()}; use sg.grad or sg.vjp")
+            raise Unsupported(
+                f"a torch.func transform inside a jitted function, in {self._here()}; use sg.grad or sg.vjp"
+            )
 
     # -- operator overloads --------------------------------------------------------------------------------------------
 
@@ -463,8 +503,7 @@ class Recorder:
             result = func(*args, **kwargs)
         except internals.DATA_DEPENDENT as error:
             raise DataDependent(
-                f"{error} needs the data of a tensor, in {self._here()}: a trace holds no data. Compute it outside the "
-                "jitted function and pass it in, or rewrite it with masks (torch.where)"
+                f"{error} needs the data of a tensor, in {self._here()}: {_NO_DATA}"
             ) from error
         except internals.NO_FAKE as error:
             raise Unsupported(f"{func} cannot run on fake tensors, in {self._here()}: {error}") from error
@@ -520,6 +559,8 @@ class Recorder:
         if not any(proxies(output)):
             return
         tags = frozenset({RANDOM}) if is_random(func) else frozenset()
+        if tags:
+            self._random_states.check(self._here)
         self._frames[-1].recorded.append(
             BoundSymbol(Symbol(str(func), func), *given, output, (), self._find_source(), grad_enabled, tags)
         )
@@ -559,10 +600,31 @@ class Recorder:
         return f"{source.file}:{source.line}" if source else "the jitted function"
 
 
+_NO_DATA = (
+    "a trace holds no data. Compute it outside the jitted function and pass it in, or rewrite it with masks (torch.where)"
+)
 #: Which outputs of an overload are differentiable: facts about PyTorch, found once per process.
 _DIFFERENTIABLE: dict[Any, tuple[bool, ...]] = {}
 _REFUSED_NAMES = frozenset(name.rpartition(".")[2] for name in _REFUSED)
 _REOPENED = frozenset({"torch.nn.functional", "torch.functional"})
+
+
+def _turns_grad_off(frame: _Frame) -> bool:
+    """Whether a function of PyTorch's C++ turned grad mode off for a part that gradients might flow through.
+
+    What it writes in place there shows in no wrapper, so its parts cannot be differentiated one by one.
+    """
+    return (
+        frame.grad_enabled
+        and isinstance(frame.fn, types.BuiltinFunctionType | types.MethodDescriptorType)
+        and any(
+            part.is_leaf
+            and not part.grad_enabled
+            and any(proxy.requires_grad for proxy in part.inputs)
+            and any(proxy.is_differentiable for proxy in part.outputs)
+            for part in frame.recorded
+        )
+    )
 
 
 @functools.cache
@@ -611,9 +673,7 @@ def _reopened(fn: types.FunctionType) -> types.FunctionType:
     return copy
 
 
-def _is_closed(
-    given: Any, recorded: list[BoundSymbol], output: Any, constants: Mapping[str, torch.Tensor]
-) -> bool:
+def _is_closed(given: Any, recorded: list[BoundSymbol], output: Any, constants: Mapping[str, torch.Tensor]) -> bool:
     """Whether a call's parts read only its arguments, and its outputs, all different, are made by its parts."""
     if output is NotImplemented:
         return False
@@ -688,7 +748,9 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 def _map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return function(value)
-    if type(value) is tuple or isinstance(value, torch.Size):
+    if isinstance(value, torch.Size):
+        return value
+    if type(value) is tuple:
         return tuple([_map_tensors(function, item) for item in value])
     if isinstance(value, tuple):
         items = [_map_tensors(function, item) for item in value]

@@ -246,7 +246,7 @@ def describe(fn: Any) -> str:
     return f"{name} ({place})" if place else name
 
 
-def checked_owner(name: str) -> str:
+def checked_owner(name: object) -> str:
     """`name`, if it can be an executor's or a rule package's."""
     if not isinstance(name, str) or not name or "," in name or name != name.strip():
         raise RegistrationError(f"{name!r} is no name for an executor: use a short word, as users will list it")

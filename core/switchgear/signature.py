@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from . import torch_internals as internals
 from .errors import InvalidInput, Unsupported
+from .structure import Structure, flatten
 
 #: Python values that a trace is specialised on.
 _VALUES = (
@@ -78,9 +78,9 @@ class Closure:
 InputSource = Argument | ModuleState | Closure
 
 
-def flatten_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], pytree.TreeSpec]:
+def flatten_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Structure]:
     """The leaves of a call's arguments, each a tensor or a Python value that a trace can be specialised on."""
-    leaves, spec = pytree.tree_flatten((args, kwargs))
+    leaves, spec = flatten((args, kwargs))
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
             check_tensor(leaf, f"argument {index}")
@@ -110,7 +110,9 @@ def check_tensor(tensor: torch.Tensor, what: str) -> None:
 
 def check_devices(leaves: list[Any]) -> None:
     """Refuse arguments on several accelerators; 0-dim CPU tensors go with any."""
-    devices = {leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor) and (leaf.dim() or leaf.device.type != "cpu")}
+    devices = {
+        leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor) and (leaf.dim() or leaf.device.type != "cpu")
+    }
     if len(devices) > 1:
         named = ", ".join(sorted(map(str, devices)))
         raise InvalidInput(f"the argument tensors are on several devices ({named}); move them to one")

@@ -13,6 +13,8 @@ from .proxy import TensorProxy
 RANDOM = "random"
 #: Inside a region marked by `torch.utils.checkpoint`.
 CHECKPOINT = "checkpoint"
+#: PyTorch turns grad mode off in a part of it: it is differentiated whole, by PyTorch's autograd.
+GRAD_OFF_INSIDE = "grad_off_inside"
 #: Added by the grad pass to run in the backward something that the forward already ran.
 RECOMPUTED = "recomputed"
 

@@ -186,6 +186,25 @@ def is_functorch_tensor(tensor: torch.Tensor) -> bool:
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
+def random_states() -> tuple[bytes, ...]:
+    """The states of the default generators, of the CPU and of each CUDA device in use."""
+    generators = [torch.default_generator]
+    if torch.cuda.is_initialized():
+        generators.extend(torch.cuda.default_generators)
+    with real_dispatch():
+        return tuple(bytes(generator.get_state().untyped_storage()) for generator in generators)
+
+
+def set_random_states(states: tuple[bytes, ...]) -> None:
+    """Undo a change of what `random_states` gives."""
+    generators = [torch.default_generator]
+    if torch.cuda.is_initialized():
+        generators.extend(torch.cuda.default_generators)
+    with real_dispatch():
+        for generator, state in zip(generators, states, strict=False):
+            generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+
+
 def clear_saved_tensors(ctx: Any) -> None:
     """Let a node drop its saved tensors now, unless the graph is retained."""
     clear = getattr(ctx, "maybe_clear_saved_tensors", None)
@@ -202,7 +221,9 @@ class _FakeMode(FakeTensorMode):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
-def _grouped_mm_fake(mode: FakeTensorMode, a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
+def _grouped_mm_fake(
+    mode: FakeTensorMode, a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None
+) -> Any:
     """Groups lie along the first dimension of a 3-d operand, and are cut from a 2-d one by `offs`; rows are 16-byte aligned."""
     groups: tuple[int, ...] = (offs.shape[0],) if a.dim() == b.dim() == 2 else ()
     if a.dim() == b.dim() == 3:

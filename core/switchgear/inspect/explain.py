@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from ..choice import Choice
-from ..jit import compiler_of, last_choices
+from switchgear.choice import Choice
+from switchgear.jit import compiler_of, last_choices
 
 
 def explain(jitted: Any) -> str:

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from ..proxy import TensorProxy
-from ..recorder import SET_VALUE
-from ..symbol import BoundSymbol, proxies
+from switchgear.proxy import TensorProxy
+from switchgear.recorder import SET_VALUE
+from switchgear.symbol import BoundSymbol, proxies
 
 
 class Storages:

@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ..choice import Choice, Implementation
-from ..errors import ExecutorUnavailable
-from ..selection import Reasons, Selection
-from ..symbol import BoundSymbol
-from ..trace import Trace
+from switchgear.choice import Choice, Implementation
+from switchgear.errors import ExecutorUnavailable
+from switchgear.selection import Reasons, Selection
+from switchgear.symbol import BoundSymbol
+from switchgear.trace import Trace
 
 
 @dataclass(frozen=True, slots=True, eq=False)

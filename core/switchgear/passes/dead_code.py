@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ..proxy import TensorProxy
-from ..symbol import BoundSymbol
-from ..trace import Trace
+from switchgear.proxy import TensorProxy
+from switchgear.symbol import BoundSymbol
+from switchgear.trace import Trace
 
 
 def dead_code(trace: Trace) -> Trace:

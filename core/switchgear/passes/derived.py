@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
-from ..errors import NotDifferentiable
-from ..proxy import TensorProxy
-from ..recorder import Recorder
-from ..symbol import BoundSymbol, map_proxies
-from ..trace import Names
+from switchgear.errors import NotDifferentiable
+from switchgear.proxy import TensorProxy
+from switchgear.recorder import Recorder
+from switchgear.symbol import BoundSymbol, map_proxies
+from switchgear.trace import Names
+
 from .dead_code import live
 
 
@@ -110,6 +111,8 @@ def _spellings(overload: Callable[..., Any]) -> list[Callable[..., Any]]:
 
 
 def _in_place_twin(overload: Any) -> Callable[..., Any] | None:
+    if not isinstance(overload, torch._ops.OpOverload):
+        return None
     namespace, _, name = overload._schema.name.partition("::")
     packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_functional") + "_", None)
     twin = getattr(packet, overload._overloadname, None) if packet is not None else None
@@ -136,7 +139,11 @@ def _run(
         args, kwargs = map_proxies(lambda _: next(given), (bound_symbol.args, dict(bound_symbol.kwargs)))
         with torch.enable_grad():
             result = call(*args, **kwargs)
-        made = [result] if isinstance(result, torch.Tensor) else [item for item in result if isinstance(item, torch.Tensor)]
+        made = (
+            [result]
+            if isinstance(result, torch.Tensor)
+            else [item for item in result if isinstance(item, torch.Tensor)]
+        )
         results = {recorder.proxy_of(tensor).name: proxy for tensor, proxy in zip(made, outputs, strict=True)}
         pairs = [
             (tensor, recorder.wrapper_for(cotangent))

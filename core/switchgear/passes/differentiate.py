@@ -12,14 +12,15 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..choice import Choice
-from ..errors import StrictError
-from ..proxy import TensorProxy
-from ..recorder import SET_VALUE, Recorder
-from ..rules import Grads, apply_rule
-from ..selection import Selection
-from ..symbol import RECOMPUTED, BoundSymbol, Link, RuleOrigin, Symbol, map_proxies
-from ..trace import Names, Trace, names_of
+from switchgear.choice import Choice
+from switchgear.errors import StrictError
+from switchgear.proxy import TensorProxy
+from switchgear.recorder import SET_VALUE, Recorder
+from switchgear.rules import Grads, apply_rule
+from switchgear.selection import Selection
+from switchgear.symbol import GRAD_OFF_INSIDE, RECOMPUTED, BoundSymbol, Link, RuleOrigin, Symbol, map_proxies
+from switchgear.trace import Names, Trace, names_of
+
 from .claim import claimant
 from .dead_code import dead_code
 from .derived import derive, instantiate, rebind
@@ -122,7 +123,7 @@ class _Forward:
             link = Link(origin, RuleOrigin(rule.owner, rule.form))
             self.linears.append(_Linear(item.inputs, applied.outputs, applied.pull, link))
             return ()
-        if item.is_leaf:
+        if item.is_leaf or GRAD_OFF_INSIDE in item.tags:
             self._choose(item, "derived", "PyTorch's autograd formula", declined)
             self._emit_derived(item, origin)
             return ()
@@ -162,7 +163,9 @@ class _Forward:
             reason = f"{owner}'s forward is not used: its decomposition draws random numbers and cannot be run again"
             self._choose(item, "decomposition", reason, (*declined, (owner, reason)))
             return item.subsymbols
-        self._choose(item, "decomposition", f"{owner} keeps the forward, the backward recomputes what it needs", declined)
+        self._choose(
+            item, "decomposition", f"{owner} keeps the forward, the backward recomputes what it needs", declined
+        )
         self.body.append(item)
         env: dict[str, TensorProxy] = {}
         copies = tuple(rebind(part, env, self.names) for part in item.subsymbols)
@@ -287,4 +290,3 @@ def _overlaps(proxy: TensorProxy) -> bool:
             return True
         step *= max(size, 1)
     return False
-

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..proxy import TensorProxy
-from ..symbol import DEL, BoundSymbol
-from ..trace import Trace
+from switchgear.proxy import TensorProxy
+from switchgear.symbol import DEL, BoundSymbol
+from switchgear.trace import Trace
 
 
 def free_last_used(trace: Trace) -> Trace:

@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..errors import NotDifferentiable
-from ..proxy import TensorProxy
-from ..symbol import RANDOM, BoundSymbol, Symbol
-from ..trace import Names, Trace, names_of
+from switchgear.errors import NotDifferentiable
+from switchgear.proxy import TensorProxy
+from switchgear.symbol import RANDOM, BoundSymbol, Symbol
+from switchgear.trace import Names, Trace, names_of
+
 from .aliasing import Storages
 from .dead_code import live
 from .differentiate import Joint
@@ -43,9 +44,7 @@ def partition(joint: Joint, overwritten: frozenset[str] = frozenset()) -> Partit
     body, crossing = _backward(trace, forward_body, given, grads)
     names = Names(names_of(trace))
     storages = Storages(forward_body)
-    copies = {
-        proxy.name: replace(proxy, name=names.fresh()) for proxy in crossing if storages.of(proxy) in overwritten
-    }
+    copies = {proxy.name: replace(proxy, name=names.fresh()) for proxy in crossing if storages.of(proxy) in overwritten}
     saved = tuple(copies.get(proxy.name, proxy) for proxy in crossing)
     cloned = tuple(BoundSymbol(_CLONE, (p,), {}, copies[p.name]) for p in crossing if p.name in copies)
     inputs = trace.inputs[: len(trace.inputs) - len(given)]
@@ -89,4 +88,3 @@ def _backward(
         if proxy.name not in own and proxy.name not in trace.constants:
             crossing.setdefault(proxy.name, proxy)
     return body, tuple(crossing.values())
-

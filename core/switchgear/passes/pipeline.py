@@ -8,15 +8,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..choice import Choice
-from ..errors import RuleError, SwitchgearError
-from ..printing import compile_trace
-from ..proxy import TensorProxy
-from ..rules import Grads
-from ..selection import Selection
-from ..symbol import BoundSymbol
-from ..trace import Trace
-from ..verify import verify
+from switchgear.choice import Choice
+from switchgear.errors import RuleError, SwitchgearError
+from switchgear.printing import compile_trace
+from switchgear.proxy import TensorProxy
+from switchgear.rules import Grads
+from switchgear.selection import Selection
+from switchgear.symbol import BoundSymbol
+from switchgear.trace import Trace
+from switchgear.verify import verify
+
 from .claim import Claimed, claim
 from .dead_code import dead_code
 from .differentiate import Joint, differentiate
@@ -134,9 +135,7 @@ def compile_backward(
     """A backward for other grad outputs than expected, or for fewer inputs, from what the forward saves."""
     stages, joint = _joint((training.prepared,), selection, grad_outputs)
     outputs = joint.trace.outputs
-    grads = tuple(
-        grad if want else None for grad, want in zip(outputs[joint.count :], wanted, strict=True)
-    )
+    grads = tuple(grad if want else None for grad, want in zip(outputs[joint.count :], wanted, strict=True))
     joint = replace(joint, trace=dead_code(replace(joint.trace, outputs=(*outputs[: joint.count], *grads))))
     start = time.perf_counter()
     trace = stages.keep("partition", backward_for(joint, training.partitioned), start)

@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
-from .. import torch_internals as internals
-from ..capture import CAPTURE_LOCK
-from ..errors import NotDifferentiable, Unsupported
-from ..passes.pipeline import Program, Training, compile_backward
-from ..proxy import TensorProxy
-from ..selection import Selection
+from switchgear import torch_internals as internals
+from switchgear.capture import CAPTURE_LOCK
+from switchgear.errors import NotDifferentiable, Unsupported
+from switchgear.passes.pipeline import Program, Training, compile_backward
+from switchgear.proxy import TensorProxy
+from switchgear.selection import Selection
+
 from .execution import run_program
 
 
@@ -28,7 +29,9 @@ class Bridge:
         self.plain = tuple(i for i, proxy in enumerate(outputs) if proxy is None or not proxy.requires_grad)
         self._outputs = outputs
         self._wanted = tuple(proxy.requires_grad for proxy in training.prepared.inputs)
-        expected = tuple(None if proxy is None else (proxy.stride, proxy.dtype) for proxy in training.joint.grad_outputs)
+        expected = tuple(
+            None if proxy is None else (proxy.stride, proxy.dtype) for proxy in training.joint.grad_outputs
+        )
         self._backwards: dict[Any, Program] = {(expected, self._wanted): training.backward}
         self.last_backward: Program = training.backward
 
@@ -37,7 +40,9 @@ class Bridge:
         results: Sequence[torch.Tensor] = _Node.apply(self, *inputs)  # type: ignore[no-untyped-call]
         return results
 
-    def backward(self, saved: list[torch.Tensor], grads: tuple[torch.Tensor | None, ...], wanted: tuple[bool, ...]) -> Any:
+    def backward(
+        self, saved: list[torch.Tensor], grads: tuple[torch.Tensor | None, ...], wanted: tuple[bool, ...]
+    ) -> Any:
         """The gradients of the inputs; empties `saved`."""
         pattern = tuple(None if grad is None else (tuple(grad.stride()), grad.dtype) for grad in grads)
         program = self._backwards.get((pattern, wanted))
@@ -59,7 +64,12 @@ class Bridge:
 
 def _grad_proxy(grad: torch.Tensor, output: TensorProxy) -> TensorProxy:
     return replace(
-        output, name=f"g_{output.name}", stride=tuple(grad.stride()), dtype=grad.dtype, requires_grad=False, storage_offset=0
+        output,
+        name=f"g_{output.name}",
+        stride=tuple(grad.stride()),
+        dtype=grad.dtype,
+        requires_grad=False,
+        storage_offset=0,
     )
 
 

@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
-from ..errors import RecompileWarning
+from switchgear.errors import RecompileWarning
+from switchgear.structure import Structure
+
 from .entry import Entry
 from .modes import modes_key
 from .module_state import module_key
@@ -64,13 +65,15 @@ class Cache:
             for what, value in key.items()
             if self._last_key.get(what) != value
         ]
-        return "; ".join(changed) if changed else "a parameter, buffer or closed-over tensor changed, or how inputs alias"
+        return (
+            "; ".join(changed) if changed else "a parameter, buffer or closed-over tensor changed, or how inputs alias"
+        )
 
     def __len__(self) -> int:
         return sum(map(len, self._buckets.values()))
 
 
-def call_key(leaves: list[Any], spec: pytree.TreeSpec, module: torch.nn.Module | None) -> dict[str, Any]:
+def call_key(leaves: list[Any], spec: Structure, module: torch.nn.Module | None) -> dict[str, Any]:
     """What a call is compiled for, by topic, each hashable."""
     return {
         "the structure of the arguments": spec,
@@ -82,5 +85,13 @@ def call_key(leaves: list[Any], spec: pytree.TreeSpec, module: torch.nn.Module |
 
 def _leaf_key(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor):
-        return (tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad, leaf.is_conj(), leaf.is_neg())
+        return (
+            tuple(leaf.shape),
+            leaf.stride(),
+            leaf.dtype,
+            leaf.device,
+            leaf.requires_grad,
+            leaf.is_conj(),
+            leaf.is_neg(),
+        )
     return value_key(leaf)

@@ -6,15 +6,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
-from .. import torch_internals as internals
-from ..capture import CAPTURE_LOCK, Captured, capture
-from ..errors import InvalidInput
-from ..passes.pipeline import Program, compile_forward, compile_training, expected_grad, prepare
-from ..recorder import leaves_of
-from ..selection import Selection
-from ..signature import Argument, Closure, InputSource
+from switchgear import torch_internals as internals
+from switchgear.capture import CAPTURE_LOCK, Captured, capture
+from switchgear.errors import InvalidInput
+from switchgear.passes.pipeline import Program, compile_forward, compile_training, expected_grad, prepare
+from switchgear.recorder import leaves_of
+from switchgear.selection import Selection
+from switchgear.signature import Argument, Closure, InputSource
+from switchgear.structure import Structure
+
 from .autograd_bridge import Bridge
 from .epilogue import make_epilogue
 from .execution import run_program
@@ -30,7 +31,7 @@ class Entry:
         self,
         function: Callable[..., Any],
         leaves: list[Any],
-        spec: pytree.TreeSpec,
+        spec: Structure,
         module: torch.nn.Module | None,
         selection: Selection,
     ) -> None:

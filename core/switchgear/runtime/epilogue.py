@@ -6,18 +6,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
-from ..capture import Mutation
-from ..signature import Returned
+from switchgear.capture import Mutation
+from switchgear.signature import Returned
+from switchgear.structure import Structure
 
 #: From the trace's outputs and inputs to what the function returns.
 Epilogue = Callable[[Sequence[Any], Sequence[torch.Tensor]], Any]
 
 
-def make_epilogue(returned: tuple[Returned, ...], spec: pytree.TreeSpec, mutations: tuple[Mutation, ...]) -> Epilogue:
+def make_epilogue(returned: tuple[Returned, ...], spec: Structure, mutations: tuple[Mutation, ...]) -> Epilogue:
     """The epilogue for a trace whose outputs and inputs `returned` and `mutations` index."""
-    if not mutations and spec.is_leaf() and returned[0].kind == "output":
+    if not mutations and spec.is_leaf and returned[0].kind == "output":
         return _first
     return lambda outputs, inputs: _finish(outputs, inputs, returned, spec, mutations)
 
@@ -30,7 +30,7 @@ def _finish(
     outputs: Sequence[Any],
     inputs: Sequence[torch.Tensor],
     returned: tuple[Returned, ...],
-    spec: pytree.TreeSpec,
+    spec: Structure,
     mutations: tuple[Mutation, ...],
 ) -> Any:
     for mutation in mutations:
@@ -39,7 +39,7 @@ def _finish(
         item.value if item.kind == "value" else (inputs if item.kind == "input" else outputs)[item.index]
         for item in returned
     ]
-    return pytree.tree_unflatten(leaves, spec)
+    return spec.unflatten(leaves)
 
 
 def write_back(target: torch.Tensor, value: torch.Tensor, tracked: bool) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-from ..errors import ExecutorFailed
-from ..passes.pipeline import Program
+from switchgear.errors import ExecutorFailed
+from switchgear.passes.pipeline import Program
 
 
 def run_program(program: Program, arguments: Sequence[Any] | list[Any]) -> Any:

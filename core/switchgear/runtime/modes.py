@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.utils._device import DeviceContext
 
-from .. import torch_internals as internals
-from ..errors import Unsupported
+from switchgear import torch_internals as internals
+from switchgear.errors import Unsupported
 
 
 def modes_key() -> tuple[Any, ...]:

@@ -7,14 +7,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
-from .. import torch_internals as internals
-from ..capture import Captured
-from ..signature import Argument, Closure, InputSource, ModuleState
+from switchgear import torch_internals as internals
+from switchgear.capture import Captured
+from switchgear.signature import Argument, Closure, InputSource, ModuleState
+from switchgear.structure import Structure, flatten
 
 #: From a call's arguments to the input tensors of a trace, or None where the call is not the entry's.
 Prologue = Callable[[tuple[Any, ...], dict[str, Any]], "tuple[Any, ...] | None"]
+
 
 def value_key(value: Any) -> Any:
     """A Python value as part of a key: with its type, and floats by representation, so that nan equals nan and 0.0 not -0.0."""
@@ -27,7 +28,7 @@ def value_key(value: Any) -> Any:
 
 def make_prologue(
     leaves: list[Any],
-    spec: pytree.TreeSpec,
+    spec: Structure,
     captured: Captured,
     tensors: list[torch.Tensor],
     same_state: Callable[[], bool],
@@ -44,7 +45,7 @@ def make_prologue(
     keys = [None if isinstance(leaf, torch.Tensor) else value_key(leaf) for leaf in leaves]
 
     def prologue(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
-        now, now_spec = pytree.tree_flatten((args, kwargs))
+        now, now_spec = flatten((args, kwargs))
         if now_spec != spec or not same_state():
             return None
         for leaf, key in zip(now, keys, strict=True):
@@ -75,9 +76,9 @@ def _fetcher(source: InputSource) -> Callable[[list[Any]], Any]:
     return lambda leaves: source.fetch()
 
 
-def _flat_arguments(leaves: list[Any], spec: pytree.TreeSpec) -> bool:
+def _flat_arguments(leaves: list[Any], spec: Structure) -> bool:
     """Whether the call has positional arguments alone, none of them a container."""
-    args, kwargs = pytree.tree_unflatten(leaves, spec)
+    args, kwargs = spec.unflatten(leaves)
     return not kwargs and len(args) == len(leaves) and all(a is b for a, b in zip(args, leaves, strict=True))
 
 

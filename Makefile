@@ -1,0 +1,66 @@
+# Every target builds the virtual environment it needs; nothing but Python 3.11+ and make has to be there.
+# Paths are relative and quoted, so that the checkout may lie under a path with a space in it.
+
+PYTHON ?= python3
+VENV   ?= .venv
+TORCH  ?= torch==2.13.0
+# Where PyTorch publishes its CPU builds; when it cannot be reached, pip's own index is used. Empty: pip's own index only.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+PYTEST_ARGS ?= -n auto --maxprocesses=8
+
+PY    := "$(VENV)/bin/python"
+PIP   := $(PY) -m pip install -qq --disable-pip-version-check
+STAMP := $(VENV)/.installed
+
+# The stamp says what was installed for which folder: another torch, or a checkout that was moved, is installed anew.
+$(shell [ "$$(cat "$(STAMP)" 2>/dev/null)" = "$$(pwd) $(TORCH)" ] || rm -f "$(STAMP)")
+
+# A path from outside would come before what is installed.
+unexport PYTHONPATH
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow lint format wheel-check benchmarks clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
+
+demo: $(STAMP) ## train a small GPT-2 and a small Llama, and show what happened
+	@$(PY) examples/demo.py $(DEMO_ARGS)
+
+test: $(STAMP) ## the test suite
+	@$(PY) -m pytest $(PYTEST_ARGS)
+
+test-slow: $(STAMP) ## the test suite, long-running tests included
+	@$(PY) -m pytest $(PYTEST_ARGS) -m ""
+
+lint: $(STAMP) ## formatting, lint and types
+	@$(PY) -m ruff format --check .
+	@$(PY) -m ruff check .
+	@$(PY) -m mypy
+
+format: $(STAMP) ## rewrite the files as `make lint` wants them
+	@$(PY) -m ruff check --fix .
+	@$(PY) -m ruff format .
+
+wheel-check: $(STAMP) ## build the wheel, install it into a clean environment, require a clean plugin report
+	@$(PY) scripts/check_wheel.py --torch "$(TORCH)" --torch-index "$(TORCH_INDEX)"
+
+benchmarks: $(STAMP) ## compile latency and dispatch cost, peers side by side
+	@$(PY) -m benchmarks $(BENCHMARK_ARGS)
+
+clean: ## remove the environment, build products and caches
+	rm -rf "$(VENV)" build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+# The stamp is written last: an interrupted installation is taken up again. An environment whose Python does not start
+# (moved, or its base Python is gone) is made anew. torch comes first: left to the resolver, it may be the build with CUDA.
+$(STAMP): pyproject.toml
+	@command -v "$(PYTHON)" >/dev/null || \
+	    { echo "Switchgear needs Python 3.11 or newer; '$(PYTHON)' was not found. Try: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@"$(PYTHON)" -c "import sys; sys.exit(sys.version_info < (3, 11))" || \
+	    { echo "Switchgear needs Python 3.11 or newer; '$(PYTHON)' is $$("$(PYTHON)" -V 2>&1). Try: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PY) -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear "$(VENV)" || \
+	    { echo "could not make a virtual environment: on Debian and Ubuntu, install the python3-venv package" >&2; exit 1; }
+	@echo "Installing $(TORCH) and Switchgear into $(VENV); the first time, this takes some minutes."
+	@{ [ -n "$(TORCH_INDEX)" ] && $(PIP) --retries 1 --index-url "$(TORCH_INDEX)" "$(TORCH)" 2>/dev/null; } || $(PIP) "$(TORCH)"
+	@$(PIP) --editable ".[test,dev]"
+	@echo "$$(pwd) $(TORCH)" >"$(STAMP)"

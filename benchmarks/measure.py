@@ -1,0 +1,69 @@
+"""Timing several candidates in interleaved rounds, so that a busy machine disturbs them alike."""
+
+from __future__ import annotations
+
+import gc
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """The seconds that one candidate took, round by round."""
+
+    name: str
+    seconds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """The median of the rounds."""
+        return statistics.median(self.seconds)
+
+    def ratio_to(self, other: Samples) -> float:
+        """The median over the rounds of this candidate's time by the other's of the same round."""
+        return statistics.median(mine / theirs for mine, theirs in zip(self.seconds, other.seconds, strict=True))
+
+
+def interleave(rounds: int, candidates: Mapping[str, Callable[[], float]]) -> list[Samples]:
+    """Ask every candidate for its seconds, `rounds` times in turn."""
+    seconds: dict[str, list[float]] = {name: [] for name in candidates}
+    for _ in range(rounds):
+        for name, measured in candidates.items():
+            gc.collect()
+            seconds[name].append(measured())
+    return [Samples(name, tuple(found)) for name, found in seconds.items()]
+
+
+def per_call(fn: Callable[[], object], *, calls: int = 2000) -> float:
+    """Seconds per call, the garbage collector off."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        start = time.perf_counter()
+        for _ in range(calls):
+            fn()
+        return (time.perf_counter() - start) / calls
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def table(samples: list[Samples], baseline: Samples, *, unit: str) -> str:
+    """The samples as text: median, least and greatest, and the ratio to a baseline; `unit` is `s`, `ms` or `µs`."""
+    scale = {"s": 1.0, "ms": 1e3, "µs": 1e6}[unit]
+    width = max(len(item.name) for item in samples)
+    lines = [f"  {'':{width}}  {f'median {unit}':>10}  {'min':>8}  {'max':>8}  {f'× {baseline.name}':>12}"]
+    for item in samples:
+        values = [f"{scale * value:8.3f}" for value in (item.median, min(item.seconds), max(item.seconds))]
+        ratio = item.ratio_to(baseline)
+        lines.append(f"  {item.name:{width}}  {values[0]:>10}  {values[1]}  {values[2]}  {ratio:12.3f}")
+    return "\n".join(lines)
+
+
+def verdict(what: str, value: float, limit: float) -> str:
+    """One line: what was found, the limit, and whether it holds."""
+    holds = not math.isnan(value) and value <= limit
+    return f"  {what}: {value:.3f}, at most {limit:g} wanted: {'yes' if holds else 'NO'}"

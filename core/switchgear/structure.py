@@ -1,0 +1,87 @@
+"""The nesting of arguments and return values: PyTorch's pytrees, and dataclasses that nobody registered there."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """A pytree whose leaves at the positions in `records` are dataclass instances, flattened in their turn."""
+
+    spec: pytree.TreeSpec
+    records: tuple[tuple[int, type, tuple[str, ...], Structure], ...] = ()
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether there is no nesting at all."""
+        return self.spec.is_leaf() and not self.records
+
+    def unflatten(self, leaves: list[Any]) -> Any:
+        """The nested value with these leaves."""
+        if not self.records:
+            return pytree.tree_unflatten(leaves, self.spec)
+        remaining = iter(leaves)
+        records = {index: (kind, names, inner) for index, kind, names, inner in self.records}
+        outer = [
+            _record(*records[index], remaining) if index in records else next(remaining)
+            for index in range(self.spec.num_leaves)
+        ]
+        return pytree.tree_unflatten(outer, self.spec)
+
+    @property
+    def num_leaves(self) -> int:
+        """How many leaves there are in all."""
+        return self.spec.num_leaves + sum(inner.num_leaves - 1 for _, _, _, inner in self.records)
+
+
+def flatten(value: Any, *, objects: bool = False) -> tuple[list[Any], Structure]:
+    """The leaves of a nested value, and its structure.
+
+    With `objects`, an object that is nothing but its `__dict__` is opened like a dataclass (the caches of transformers).
+    """
+    leaves, spec = pytree.tree_flatten(value)
+    is_record = _is_record_or_object if objects else _is_record
+    if not any(map(is_record, leaves)):
+        return leaves, Structure(spec)
+    flat: list[Any] = []
+    records = []
+    for index, leaf in enumerate(leaves):
+        if not is_record(leaf):
+            flat.append(leaf)
+            continue
+        names = tuple(field.name for field in dataclasses.fields(leaf)) if _is_record(leaf) else tuple(vars(leaf))
+        inner_leaves, inner = flatten([getattr(leaf, name) for name in names], objects=objects)
+        records.append((index, type(leaf), names, inner))
+        flat.extend(inner_leaves)
+    return flat, Structure(spec, tuple(records))
+
+
+def _is_record(leaf: Any) -> bool:
+    return dataclasses.is_dataclass(leaf) and not isinstance(leaf, type)
+
+
+def _is_record_or_object(leaf: Any) -> bool:
+    kind = type(leaf)
+    return _is_record(leaf) or (
+        hasattr(leaf, "__dict__")
+        and kind.__new__ is object.__new__
+        and kind.__reduce__ is object.__reduce__
+        and kind.__reduce_ex__ is object.__reduce_ex__
+        and kind.__getstate__ is object.__getstate__
+        and kind.__module__ not in ("builtins", "types")
+        and not isinstance(leaf, torch.nn.Module)
+    )
+
+
+def _record(kind: type, names: tuple[str, ...], inner: Structure, leaves: Any) -> Any:
+    made = kind.__new__(kind)
+    values = inner.unflatten([next(leaves) for _ in range(inner.num_leaves)])
+    for name, value in zip(names, values, strict=True):
+        object.__setattr__(made, name, value)
+    return made

@@ -1,0 +1,36 @@
+"""An example of a Switchgear plugin: the hooks. Importing it registers nothing with Switchgear."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import switchgear as sg
+
+from .operators import fast_gelu, rounded
+from .rules import table
+
+__all__ = ["fast_gelu", "rounded"]
+
+
+@sg.hookimpl
+def switchgear_executors() -> Sequence[sg.Executor]:
+    """One executor; with no list of the user's, it comes before `torch`, which declares a lower priority."""
+    return [sg.Executor("example")]
+
+
+@sg.hookimpl
+def switchgear_register_implementations(registry: sg.Registry) -> None:
+    """Install the implementations."""
+    table.install_implementations(registry)
+
+
+@sg.hookimpl
+def switchgear_register_grad_rules(registry: sg.Registry) -> None:
+    """Install the grad rules."""
+    table.install_grad_rules(registry)
+
+
+@sg.hookimpl
+def switchgear_is_constant_for_vjp(bound_symbol: sg.BoundSymbol) -> bool | None:
+    """A skip rule: rounding is a constant for differentiation; of anything else, this plugin has no opinion."""
+    return True if bound_symbol.symbol.name == "switchgear_example.rounded.default" else None

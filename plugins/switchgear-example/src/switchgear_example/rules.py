@@ -1,0 +1,55 @@
+"""What the executor `example` implements and differentiates; declared here, installed by the hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import switchgear as sg
+
+from .operators import fast_gelu, fast_gelu_derivative
+
+table = sg.Table("example")
+
+
+def approximates_by_tanh(call: sg.BoundSymbol) -> bool | str:
+    """A checker: True accepts a call, a string declines it and is the reason that `sg.explain` gives."""
+    approximate = call.args[1] if len(call.args) > 1 else call.kwargs.get("approximate", "none")
+    return approximate == "tanh" or "only with approximate='tanh'"
+
+
+@table.implementation(F.gelu, checker=approximates_by_tanh)
+def gelu(x: Tensor, approximate: str = "none") -> Tensor:
+    """Runs `F.gelu` by this package's operator. An implementation has the arguments of what it implements."""
+    y: Tensor = fast_gelu(x)
+    return y
+
+
+@table.grad_rule(F.gelu, checker=approximates_by_tanh)
+def gelu_rule(x: Tensor, approximate: str = "none") -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """The first form: outputs and a pullback. The forward is left to whom the user prefers."""
+    return F.gelu(x, approximate=approximate), lambda grad: grad * fast_gelu_derivative(x)
+
+
+@table.grad_transform(fast_gelu)
+def fast_gelu_transform(x: Tensor) -> Tensor:
+    """The second form: asks for the gradient of its output, and puts that of its argument."""
+    y: Tensor = fast_gelu(x)
+    sg.put_grad(x, sg.get_grad(y) * fast_gelu_derivative(x))
+    return y
+
+
+def silu_forward(x: Tensor, inplace: bool = False) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """The third form, first half: outputs and what the second half needs."""
+    return F.silu(x), (x, torch.sigmoid(x))
+
+
+def silu_backward(x: Tensor, sigmoid: Tensor, grad: Tensor) -> Tensor:
+    """The third form, second half."""
+    return grad * sigmoid * (1 + x * (1 - sigmoid))
+
+
+table.augmented(F.silu, forward=silu_forward, backward=silu_backward)

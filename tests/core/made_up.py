@@ -1,0 +1,89 @@
+"""Plugins made up for a test, really installed in a folder, and calls to ask executors about."""
+
+from __future__ import annotations
+
+import importlib
+import textwrap
+from importlib.metadata import EntryPoint, distributions
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import switchgear as sg
+from switchgear.naming import symbols_of
+from switchgear.symbol import Source
+
+_PREAMBLE = "import torch\nimport switchgear as sg\n"
+
+
+class Site:
+    """A folder of installed distributions."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def add(self, name: str, source: str, *, distribution: str | None = None, version: str = "1.0") -> EntryPoint:
+        """Install a plugin whose module has this source; the entry point that names it."""
+        distribution = distribution or f"switchgear-{name}"
+        module = f"made_up_{distribution}_{name}".replace("-", "_")
+        (self.path / f"{module}.py").write_text(_PREAMBLE + textwrap.dedent(source))
+        info = self.path / f"{distribution.replace('-', '_')}-{version}.dist-info"
+        info.mkdir(exist_ok=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+        listed = info / "entry_points.txt"
+        text = listed.read_text() if listed.exists() else "[switchgear]\n"
+        listed.write_text(f"{text}{name} = {module}\n")
+        importlib.invalidate_caches()
+        return next(entry for entry in self.entry_points() if entry.value == module)
+
+    def entry_points(self) -> list[EntryPoint]:
+        """Those of every distribution here, as the loader finds them on the path."""
+        return [entry for found in distributions(path=[str(self.path)]) for entry in found.entry_points]
+
+
+def executor_plugin(name: str, body: str = "", *, options: str = "") -> str:
+    """The source of a plugin with one executor, whose `table` the hooks install; `body` comes after."""
+    return f"""
+from switchgear import hookimpl
+
+table = sg.Table({name!r})
+
+@hookimpl
+def switchgear_executors():
+    return [sg.Executor({name!r}, {options})]
+
+@hookimpl
+def switchgear_register_implementations(registry):
+    table.install_implementations(registry)
+
+@hookimpl
+def switchgear_register_grad_rules(registry):
+    table.install_grad_rules(registry)
+{textwrap.dedent(body)}"""
+
+
+def rules_plugin(owner: str, body: str = "", *, priority: int = 0) -> str:
+    """The source of a plugin without executors that brings a grad rule for `torch.sin`."""
+    return f"""
+switchgear_priority = {priority}
+table = sg.Table({owner!r})
+
+@table.grad_rule(torch.sin)
+def rule_of_{owner.replace("-", "_")}(x):
+    return torch.sin(x), lambda grad: grad * torch.cos(x)
+
+@sg.hookimpl
+def switchgear_register_grad_rules(registry):
+    table.install_grad_rules(registry)
+{textwrap.dedent(body)}"""
+
+
+def call(target: Any, *, requires_grad: bool = True, parts: tuple[sg.BoundSymbol, ...] = ()) -> sg.BoundSymbol:
+    """A call of a unary operator, from line 12 of the user's `model.py`."""
+    x, y = (
+        sg.TensorProxy(name, (2,), (1,), torch.float32, torch.device("cpu"), requires_grad=requires_grad)
+        for name in ("x", "y")
+    )
+    (symbol,) = symbols_of(target)
+    return sg.BoundSymbol(symbol, (x,), {}, y, parts, Source("/home/user/model.py", 12, "mlp"))

@@ -1,0 +1,104 @@
+"""PyTorch's operator database through `jit`, against eager: `python -m tests.databases.operators --help`."""
+
+from __future__ import annotations
+
+import functools
+import random
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy
+import torch
+from torch.testing._internal.common_methods_invocations import op_db
+
+from tests.databases.comparison import Exactness
+from tests.databases.refused import INEXACT_OPERATORS, REFUSED_OPERATORS
+from tests.databases.report import run_command
+from tests.databases.verdict import Case, Jit, Outcome, Verdict, judge, jit_torch
+
+MODES = ("forward", "gradient")
+SAMPLES = 4
+#: How many samples eager may refuse before another place in the database's list is tried.
+TRIES = 12
+
+# The first that an operator knows: a few are for integers, complex numbers or 8-bit floats only.
+_FORWARD_DTYPES = (torch.float32, torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn)
+_GRADIENT_DTYPES = (torch.float64, torch.complex128)
+
+
+@functools.cache
+def operators() -> dict[str, Any]:
+    """The database by unique name."""
+    return {operator.full_name: operator for operator in op_db}
+
+
+def examine(name: str, jit: Jit) -> list[Verdict]:
+    """The verdicts on one operator, forward and gradients."""
+    return [verdict for mode in MODES for verdict in examine_mode(name, mode, jit)]
+
+
+def examine_mode(name: str, mode: str, jit: Jit) -> list[Verdict]:
+    """Up to four samples that eager supports, spread over the database's list, and those that it does not."""
+    try:
+        cases = list(_cases(operators()[name], mode))
+    except Exception as error:
+        return [Verdict(Outcome.SKIPPED, name, mode, "no sample", type(error).__name__, str(error))]
+    return judge_spread(cases, jit, INEXACT_OPERATORS.get(name))
+
+
+def judge_spread(cases: Sequence[Case], jit: Jit, exactness: Exactness) -> list[Verdict]:
+    """Judge a few cases, from evenly spaced places on; where eager refuses one, the next one takes its place."""
+    verdicts: dict[int, Verdict] = {}
+    count = min(SAMPLES, len(cases))
+    for start in (place * (len(cases) - 1) // max(count - 1, 1) for place in range(count)):
+        for offset in range(min(TRIES, len(cases))):
+            index = (start + offset) % len(cases)
+            if index not in verdicts:
+                verdicts[index] = judge(cases[index], jit, exactness)
+                if verdicts[index].outcome is not Outcome.SKIPPED:
+                    break
+    return [verdicts[index] for index in sorted(verdicts)]
+
+
+def _cases(operator: Any, mode: str) -> Iterator[Case]:
+    gradient = mode == "gradient"
+    dtype = _gradient_dtype(operator) if gradient else _first(_FORWARD_DTYPES, operator.supported_dtypes("cpu"))
+    if dtype is None:
+        return
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return operator.op(*args, **kwargs)
+
+    seed_everything()
+    for index, sample in enumerate(operator.sample_inputs("cpu", dtype, requires_grad=gradient, set_seed=False)):
+        described = f"sample {index}: {sample.summary()!s:.300}"
+        args = (sample.input, *sample.args)
+        narrow = sample.output_process_fn_grad if gradient else None
+        yield Case(operator.full_name, mode, described, call, args, sample.kwargs, gradient, narrow)
+
+
+def _gradient_dtype(operator: Any) -> torch.dtype | None:
+    if not operator.supports_autograd:
+        return None
+    return _first(_GRADIENT_DTYPES, operator.supported_backward_dtypes("cpu"))
+
+
+def _first(wanted: Iterable[torch.dtype], supported: set[torch.dtype]) -> torch.dtype | None:
+    return next((dtype for dtype in wanted if dtype in supported), None)
+
+
+def seed_everything() -> None:
+    """The databases draw their samples from three random streams."""
+    torch.manual_seed(0)
+    random.seed(0)
+    numpy.random.seed(0)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the database and report."""
+    return run_command(arguments, __doc__ or "", list(operators()), examine, jit_torch, REFUSED_OPERATORS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

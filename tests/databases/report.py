@@ -1,0 +1,195 @@
+"""Runs a database over worker processes and prints what came of it."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import dataclasses
+import json
+import multiprocessing
+import re
+import time
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import torch
+
+from tests.databases.refused import Refusal
+from tests.databases.verdict import Jit, Outcome, Verdict
+
+Examine = Callable[[str, Jit], list[Verdict]]
+
+#: One entry of a database that takes longer than this hangs.
+SECONDS_PER_ENTRY = 120.0
+
+
+def eighth(name: str) -> int:
+    """The eighth of the database that `name` belongs to, the same on every machine."""
+    return zlib.crc32(name.encode()) % 8
+
+
+def unexpected(verdicts: Iterable[Verdict], refusal: Refusal | None) -> list[str]:
+    """What in the verdicts on one entry and mode is neither eager's result nor a refusal that is written down."""
+    called = [verdict for verdict in verdicts if verdict.outcome is not Outcome.SKIPPED]
+    expected = {Outcome.EQUAL} if refusal is None else {Outcome.REFUSED}
+    if refusal is not None and refusal.partly:
+        expected.add(Outcome.EQUAL)
+    faults = [describe(verdict) for verdict in called if verdict.outcome not in expected]
+    if refusal is None or not called:
+        return faults
+    kinds = {verdict.error for verdict in called if verdict.outcome is Outcome.REFUSED}
+    if kinds != {refusal.error.__name__}:
+        faults.append(f"refused.py says {refusal.error.__name__}, but what was raised is {sorted(kinds) or 'nothing'}")
+    if refusal.partly and all(verdict.outcome is Outcome.REFUSED for verdict in called):
+        faults.append("refused.py says that it is refused partly, but every sample is")
+    return faults
+
+
+def applies(refusal: Refusal | None, mode: str) -> Refusal | None:
+    """The refusal, where it speaks of this mode."""
+    return refusal if refusal is not None and refusal.modes in mode else None
+
+
+def describe(verdict: Verdict) -> str:
+    """The verdict in a few lines."""
+    head = f"{verdict.name} [{verdict.mode}] {verdict.outcome}"
+    kind = f" {verdict.error}" if verdict.error else ""
+    return f"{head}{kind}, {verdict.sample}\n" + "\n".join(f"    {line}" for line in verdict.detail.splitlines()[:6])
+
+
+@dataclass(slots=True)
+class _Worker:
+    process: BaseProcess
+    pipe: Connection
+    name: str = ""
+    deadline: float = 0.0
+
+
+def examine_all(names: Sequence[str], examine: Examine, jit: Jit, jobs: int) -> list[Verdict]:
+    """Examine every name; one that hangs, or takes its process down, is a crash like any other."""
+    waiting = collections.deque(names)
+    found: dict[str, list[Verdict]] = {}
+    workers = [_start(examine, jit) for _ in range(max(1, min(jobs, len(names))))]
+    while len(found) < len(names):
+        for place, worker in enumerate(workers):
+            if not worker.name and waiting:
+                _give(worker, waiting.popleft())
+            elif worker.name and _is_lost(worker):
+                found[worker.name] = [_lost(worker)]
+                _stop(worker)
+                workers[place] = _start(examine, jit)
+        for ready in wait([worker.pipe for worker in workers if worker.name], timeout=1.0):
+            worker = next(worker for worker in workers if worker.pipe is ready)
+            try:
+                found[worker.name] = worker.pipe.recv()
+            except EOFError:
+                continue  # the process died; it is found lost above
+            worker.name = ""
+    for worker in workers:
+        _stop(worker)
+    return [verdict for name in names for verdict in found[name]]
+
+
+def _start(examine: Examine, jit: Jit) -> _Worker:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_work, args=(theirs, examine, jit), daemon=True)
+    process.start()
+    theirs.close()
+    return _Worker(process, ours)
+
+
+def _work(pipe: Connection, examine: Examine, jit: Jit) -> None:
+    torch.set_num_threads(1)  # a sum split among threads is not bit-equal
+    while True:
+        try:
+            name = pipe.recv()
+        except EOFError:
+            return
+        pipe.send(examine(name, jit))
+
+
+def _give(worker: _Worker, name: str) -> None:
+    worker.name, worker.deadline = name, time.monotonic() + SECONDS_PER_ENTRY
+    worker.pipe.send(name)
+
+
+def _is_lost(worker: _Worker) -> bool:
+    return not worker.pipe.poll() and (not worker.process.is_alive() or time.monotonic() > worker.deadline)
+
+
+def _lost(worker: _Worker) -> Verdict:
+    cause = "hangs" if worker.process.is_alive() else f"the process died with code {worker.process.exitcode}"
+    return Verdict(Outcome.CRASH, worker.name, "any", "any sample", "Lost", cause)
+
+
+def _stop(worker: _Worker) -> None:
+    worker.pipe.close()
+    worker.process.kill()
+    worker.process.join()
+
+
+def summary(verdicts: Sequence[Verdict]) -> str:
+    """A table: per mode, how many entries and how many calls had which outcome; an entry counts by its worst call."""
+    order = list(Outcome)
+    worst: dict[tuple[str, str], int] = {}
+    calls: collections.Counter[tuple[str, Outcome]] = collections.Counter()
+    for verdict in verdicts:
+        key = (verdict.mode, verdict.name)
+        worst[key] = max(worst.get(key, 0), order.index(verdict.outcome))
+        calls[verdict.mode, verdict.outcome] += 1
+    lines = [f"{'mode':<16}" + "".join(f"{outcome:>16}" for outcome in order) + "   entries (calls)"]
+    for mode in sorted({verdict.mode for verdict in verdicts}):
+        entries = collections.Counter(order[value] for (of_mode, _), value in worst.items() if of_mode == mode)
+        cells = (f"{entries[outcome]} ({calls[mode, outcome]})" for outcome in order)
+        lines.append(f"{mode:<16}" + "".join(f"{cell:>16}" for cell in cells))
+    return "\n".join(lines)
+
+
+def run_command(
+    arguments: Sequence[str] | None,
+    description: str,
+    names: Sequence[str],
+    examine: Examine,
+    jit: Jit,
+    refused: dict[str, Refusal],
+) -> int:
+    """The command line of a database; the exit status says whether all is as `refused.py` has it."""
+    options = _parser(description).parse_args(arguments)
+    chosen = [name for name in names if re.search(options.filter, name)]
+    if options.fraction is not None:
+        chosen = [name for name in chosen if eighth(name) == options.fraction]
+    begin = time.monotonic()
+    verdicts = examine_all(chosen, examine, jit, options.jobs)
+    if options.json:
+        options.json.write_text(json.dumps([dataclasses.asdict(verdict) for verdict in verdicts], indent=1))
+    for verdict in verdicts:
+        if verdict.outcome not in (Outcome.EQUAL, Outcome.SKIPPED):
+            print(describe(verdict))
+    groups: dict[tuple[str, str], list[Verdict]] = {}
+    for verdict in verdicts:
+        groups.setdefault((verdict.name, verdict.mode), []).append(verdict)
+    faults = [name for (name, mode), group in groups.items() if unexpected(group, applies(refused.get(name), mode))]
+    print(f"\n{len(chosen)} of {len(names)} entries in {time.monotonic() - begin:.0f} s\n{summary(verdicts)}")
+    print(f"not as refused.py has it: {len(set(faults))} entries {sorted(set(faults)) or ''}")
+    return 1 if faults else 0
+
+
+def _fraction(text: str) -> int:
+    match = re.fullmatch(r"([0-7])/8", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is none of 0/8, 1/8, ... 7/8")
+    return int(match[1])
+
+
+def _parser(description: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--filter", default="", metavar="REGEX", help="only entries whose name matches")
+    parser.add_argument("--fraction", type=_fraction, metavar="K/8", help="only one eighth, K from 0 to 7; CI runs 0/8")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every verdict there")
+    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="worker processes (default: 2)")
+    return parser

@@ -1,0 +1,317 @@
+"""Every kind of bad input has a typed error that says what to do, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import traceback
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import switchgear as sg
+from switchgear import errors, plugins
+from tests.core.made_up import Site
+from tests.databases.verdict import global_state
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    before, streams = global_state(), torch.get_rng_state()
+    yield
+    assert global_state() == before
+    assert torch.equal(torch.get_rng_state(), streams)
+
+
+def double(x: torch.Tensor) -> torch.Tensor:
+    return torch.sin(x) * 2
+
+
+class Unavailable(sg.Executor):
+    """An executor whose device is not there."""
+
+    def unavailable(self) -> str | None:
+        return "no such device in this machine"
+
+
+# --- the options of jit ---
+
+
+def test_unknown_executor_lists_the_known_ones() -> None:
+    with pytest.raises(errors.UnknownExecutor, match="torhc.*did you mean 'torch'.*installed: torch"):
+        sg.jit(double, executors=["torhc"])
+
+
+def test_unknown_executor_is_a_value_error_too() -> None:
+    with pytest.raises(ValueError, match="nobody"):
+        sg.jit(double, executors=["nobody"])
+
+
+def test_unknown_option_names_the_known_ones() -> None:
+    with pytest.raises(TypeError, match=r"executor\b.*executors.*grad_rules.*strict"):
+        sg.jit(double, executor=["torch"])
+
+
+def test_jit_of_something_that_cannot_be_called() -> None:
+    with pytest.raises(TypeError, match="function or a module, not a int"):
+        sg.jit(3)
+
+
+def test_unavailable_executor_is_skipped_with_one_warning_and_the_reason_in_every_choice() -> None:
+    with pytest.warns(errors.PluginWarning, match="distant.*no such device") as caught:
+        jitted = sg.jit(double, executors=[Unavailable("distant"), "torch"])
+    assert len(caught) == 1
+    x = torch.randn(3, requires_grad=True)
+    assert torch.equal(jitted(x), double(x))
+    choices = sg.last_choices(jitted)
+    assert choices
+    for choice in choices:
+        assert any("distant" in who and "no such device" in why for who, why in choice.declined), choice
+
+
+def test_unavailable_executor_is_an_error_under_strict() -> None:
+    with pytest.raises(errors.ExecutorUnavailable, match="distant.*no such device"):
+        sg.jit(double, executors=[Unavailable("distant"), "torch"], strict=True)
+
+
+# --- what goes in and comes out ---
+
+
+class Opaque:
+    """An object that no pytree knows."""
+
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+
+class Subclass(torch.Tensor):
+    """A tensor with behaviour of its own."""
+
+
+def returns_generator(x: torch.Tensor) -> Any:
+    return (x * index for index in range(3))
+
+
+def returns_opaque(x: torch.Tensor) -> Any:
+    return Opaque(x * 2)
+
+
+def returns_nested_opaque(x: torch.Tensor) -> Any:
+    return {"a": x * 2, "b": [Opaque(x)]}
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (returns_generator, "generator.*return a list"),
+        (returns_opaque, "Opaque.*register"),
+        (returns_nested_opaque, "Opaque.*register"),
+    ],
+)
+def test_return_value_that_nothing_knows(function: Any, message: str) -> None:
+    x = torch.randn(3, requires_grad=True)
+    with pytest.raises(errors.InvalidInput, match=message):
+        sg.jit(function, executors=["torch"])(x)
+    assert x.grad is None
+
+
+@pytest.mark.parametrize(
+    ("argument", "kind", "message"),
+    [
+        (Opaque(torch.ones(2)), errors.InvalidInput, "argument 1.*Opaque.*[Rr]egister"),
+        ([1, {"a": Opaque(torch.ones(2))}], errors.InvalidInput, "Opaque"),
+        ((index for index in range(3)), errors.InvalidInput, "generator"),
+        (torch.ones(3).as_subclass(Subclass), errors.Unsupported, "Subclass.*subclass"),
+        (torch.ones(3).to_sparse(), errors.Unsupported, "sparse"),
+        (torch.ones(3, device="meta"), errors.InvalidInput, "cpu.*meta.*move"),
+    ],
+    ids=["object", "nested object", "generator", "subclass", "sparse", "mixed devices"],
+)
+def test_argument_that_is_refused(argument: Any, kind: type[Exception], message: str) -> None:
+    jitted = sg.jit(lambda x, more: torch.sin(x), executors=["torch"])
+    x = torch.randn(3)
+    with pytest.raises(kind, match=message):
+        jitted(x, argument)
+    assert torch.equal(jitted(x, None), torch.sin(x))  # the same function goes on working
+
+
+def test_closed_over_tensor_subclass_is_refused() -> None:
+    held = torch.ones(3).as_subclass(Subclass)
+    with pytest.raises(errors.Unsupported, match="Subclass"):
+        sg.jit(lambda x: x + held, executors=["torch"])(torch.randn(3))
+
+
+def branch(x: torch.Tensor) -> torch.Tensor:
+    if x.sum() > 0:
+        return x
+    return -x
+
+
+def item(x: torch.Tensor) -> torch.Tensor:
+    return x * x.max().item()
+
+
+def data_dependent_shape(x: torch.Tensor) -> torch.Tensor:
+    return x[x > 0]
+
+
+@pytest.mark.parametrize("function", [branch, item, data_dependent_shape])
+def test_data_dependence_names_the_line(function: Any) -> None:
+    line = function.__code__.co_firstlineno + 1
+    with pytest.raises(errors.DataDependent, match=rf"test_bad_input\.py:{line}"):
+        sg.jit(function, executors=["torch"])(torch.randn(3))
+
+
+def test_the_users_own_exception_comes_through_unchanged() -> None:
+    class Mine(Exception):
+        pass
+
+    mine = Mine("as raised")
+
+    def fails(x: torch.Tensor) -> torch.Tensor:
+        torch.sin(x)
+        raise mine
+
+    with pytest.raises(Mine) as caught:
+        sg.jit(fails, executors=["torch"])(torch.randn(3))
+    assert caught.value is mine
+    assert traceback.extract_tb(caught.value.__traceback__)[-1].name == "fails"
+
+
+def test_a_failed_capture_leaves_the_module_as_it_was() -> None:
+    class Fails(torch.nn.BatchNorm1d):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            normalised = super().forward(input)
+            return normalised * normalised.sum().item()
+
+    module = Fails(4)
+    before = {name: value.clone() for name, value in module.state_dict(keep_vars=True).items()}
+    held = dict(module.state_dict(keep_vars=True))
+    with pytest.raises(errors.DataDependent):
+        sg.jit(module, executors=["torch"])(torch.randn(5, 4))
+    for name, value in module.state_dict(keep_vars=True).items():
+        assert value is held[name]
+        assert torch.equal(value, before[name])
+    assert torch.get_rng_state() is not None
+    module.requires_grad_(False)
+    torch.nn.BatchNorm1d.forward(module, torch.ones(5, 4))  # and it still runs in eager
+
+
+# --- plugins that misbehave ---
+
+
+def table_whose(*, rule: Any = None, checker: Any = None, implementation: bool = False) -> sg.Table:
+    """A table for `torch.sin` of an executor called faulty."""
+    table = sg.Table("faulty")
+    if implementation:
+        table.implementation(torch.sin, checker=checker)(lambda x: torch.sin(x))
+    else:
+        table.grad_rule(torch.sin, checker=checker)(rule)
+    return table
+
+
+def raises(*_: Any, **__: Any) -> Any:
+    raise ZeroDivisionError("the plugin's own bug")
+
+
+def correct(x: torch.Tensor) -> Any:
+    return torch.sin(x), lambda gradient: gradient * torch.cos(x)
+
+
+def no_pair(x: torch.Tensor) -> Any:
+    return torch.sin(x)
+
+
+def wrong_shape(x: torch.Tensor) -> Any:
+    return torch.sin(x), lambda gradient: gradient.sum()
+
+
+def wrong_dtype(x: torch.Tensor) -> Any:
+    return torch.sin(x), lambda gradient: gradient.double()
+
+
+def too_many(x: torch.Tensor) -> Any:
+    return torch.sin(x), lambda gradient: (gradient, gradient)
+
+
+def raising_pullback(x: torch.Tensor) -> Any:
+    return torch.sin(x), raises
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        table_whose(rule=raises),
+        table_whose(rule=raising_pullback),
+        table_whose(rule=no_pair),
+        table_whose(rule=wrong_shape),
+        table_whose(rule=wrong_dtype),
+        table_whose(rule=too_many),
+        table_whose(rule=correct, checker=raises),
+        table_whose(rule=correct, checker=lambda bound_symbol: None),
+        table_whose(implementation=True, checker=raises),
+    ],
+    ids=[
+        "rule raises",
+        "pullback raises",
+        "rule returns no pair",
+        "gradient of a wrong shape",
+        "gradient of a wrong dtype",
+        "too many gradients",
+        "checker of the rule raises",
+        "checker of the rule says nothing",
+        "checker of the implementation raises",
+    ],
+)
+def test_faulty_plugin_is_named_with_operator_and_line(table: sg.Table) -> None:
+    executor = sg.Executor("faulty", version="1.2", table=table)
+    x = torch.randn(3, requires_grad=True)
+    line = double.__code__.co_firstlineno + 1
+    with pytest.raises(errors.RuleError, match="faulty") as caught:
+        sg.jit(double, executors=[executor, "torch"])(x)
+    message = str(caught.value)
+    assert "torch.sin" in message
+    assert f"test_bad_input.py:{line}" in message
+    assert torch.equal(sg.jit(double, executors=["torch"])(x), double(x))
+
+
+def test_faulty_rule_passed_to_the_call_is_named_too() -> None:
+    with pytest.raises(errors.RuleError, match="faulty"):
+        sg.jit(double, executors=["torch"], grad_rules=table_whose(rule=raises))(torch.randn(3, requires_grad=True))
+
+
+def test_implementation_that_raises_when_run() -> None:
+    table = sg.Table("faulty")
+    table.implementation(torch.sin)(raises)
+    jitted = sg.jit(double, executors=[sg.Executor("faulty", table=table), "torch"])
+    with pytest.raises(errors.ExecutorFailed, match=r"faulty.*torch\.sin") as caught:
+        jitted(torch.randn(3))
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_plugin_that_fails_to_import_is_one_warning_and_a_line_of_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    shipped = list(plugins.entry_points(group="switchgear"))
+    broken = Site(tmp_path).add("broken", "import a_module_that_nobody_has")
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [broken, *shipped])
+    plugins.installed.cache_clear()
+    try:
+        with pytest.warns(errors.PluginWarning, match="broken.*a_module_that_nobody_has") as caught:
+            report = {status.name: status for status in sg.plugin_report()}
+        assert len(caught) == 1
+        assert report["broken"].status == "failed"
+        assert "a_module_that_nobody_has" in report["broken"].error
+        assert report["torch"].status == "loaded"
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert torch.equal(sg.jit(double)(torch.ones(3)), double(torch.ones(3)))
+        with pytest.raises(errors.UnknownExecutor, match="broken is failed|failed"):
+            sg.jit(double, executors=["broken"])
+    finally:
+        plugins.installed.cache_clear()

@@ -1,0 +1,213 @@
+"""The layout of the source: what may import what, where, and how much of it there is."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import switchgear
+
+ROOT = Path(__file__).resolve().parent.parent
+CORE = ROOT / "core" / "switchgear"
+EXECUTORS = ROOT / "executors"
+CORE_FILES = sorted(CORE.rglob("*.py"))
+EXECUTOR_FILES = sorted(EXECUTORS.rglob("*.py"))
+#: Those parts of the core that are tools around it: issue, design and this limit leave them out.
+BESIDE_THE_CORE = ("inspect", "testing", "cli.py", "__main__.py")
+LINE_LIMIT = 3500
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def module_name(path: Path, root: Path) -> str:
+    parts = path.relative_to(root).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
+def is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+
+
+def imports(node: ast.AST, *, inside_functions: bool) -> Iterator[ast.Import | ast.ImportFrom]:
+    """The import statements under a node that run, those in functions or those outside them."""
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+    for child in ast.iter_child_nodes(node):
+        if is_type_checking(child):
+            continue
+        if isinstance(child, functions):
+            if inside_functions:
+                yield from (found for found in ast.walk(child) if isinstance(found, ast.Import | ast.ImportFrom))
+        elif isinstance(child, ast.Import | ast.ImportFrom):
+            if not inside_functions:
+                yield child
+        else:
+            yield from imports(child, inside_functions=inside_functions)
+
+
+def targets(statement: ast.Import | ast.ImportFrom, module: str, *, is_package: bool) -> Iterator[str]:
+    """The absolute names that an import statement asks for; for `from m import a`, both `m` and `m.a`."""
+    if isinstance(statement, ast.Import):
+        yield from (alias.name for alias in statement.names)
+        return
+    base = statement.module or ""
+    if statement.level:
+        parts = module.split(".")
+        keep = len(parts) - statement.level + is_package
+        base = ".".join([*parts[:keep], *([base] if base else [])])
+    yield base
+    yield from (f"{base}.{alias.name}" for alias in statement.names)
+
+
+def imported_by(path: Path, root: Path) -> set[str]:
+    """Every absolute name that a file imports when it is imported itself."""
+    module, is_package = module_name(path, root), path.name == "__init__.py"
+    statements = imports(parsed(path), inside_functions=False)
+    return {name for statement in statements for name in targets(statement, module, is_package=is_package)}
+
+
+@pytest.mark.parametrize("path", CORE_FILES, ids=relative)
+def test_core_imports_no_executor(path: Path) -> None:
+    tree = parsed(path)
+    names = {
+        name
+        for inside in (False, True)
+        for statement in imports(tree, inside_functions=inside)
+        for name in targets(statement, module_name(path, CORE.parent), is_package=path.name == "__init__.py")
+    }
+    assert not [name for name in names if name.partition(".")[0].startswith("switchgear_")]
+
+
+@pytest.mark.parametrize("path", CORE_FILES, ids=relative)
+def test_core_names_no_vendor(path: Path) -> None:
+    """Only PyTorch's own operator names may hold one, as `cudnn_batch_norm` does."""
+    code = re.sub(r"_aten\.\w+|torch\.\S+", "", path.read_text())
+    assert not re.search(r"nvfuser|cublas|cudnn|triton|inductor", code, re.IGNORECASE)
+
+
+def core_graph() -> dict[str, set[str]]:
+    files = {module_name(path, CORE.parent): path for path in CORE_FILES}
+    return {module: imported_by(path, CORE.parent) & set(files) for module, path in files.items()}
+
+
+def find_cycle(graph: dict[str, set[str]]) -> list[str]:
+    """A path of the graph that comes back to where it began, or nothing."""
+    done: set[str] = set()
+
+    def visit(module: str, path: list[str]) -> list[str]:
+        if module in path:
+            return [*path[path.index(module) :], module]
+        if module in done:
+            return []
+        for imported in sorted(graph[module] - {module}):
+            if cycle := visit(imported, [*path, module]):
+                return cycle
+        done.add(module)
+        return []
+
+    return next((cycle for module in sorted(graph) if (cycle := visit(module, []))), [])
+
+
+def test_core_has_no_import_cycle() -> None:
+    # `from . import x` names the package too; what it then takes from there is the module `x`.
+    graph = {module: names - {"switchgear"} for module, names in core_graph().items()}
+    assert not find_cycle(graph)
+
+
+def test_find_cycle() -> None:
+    assert find_cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+    assert find_cycle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
+def comments(path: Path) -> dict[int, str]:
+    tokens = tokenize.generate_tokens(io.StringIO(path.read_text()).readline)
+    return {token.start[0]: token.string for token in tokens if token.type == tokenize.COMMENT}
+
+
+def uncommented_imports(path: Path) -> list[str]:
+    """Imports inside functions without a comment that says which cost they avoid; a bare `noqa` says nothing."""
+    said = {line: re.sub(r"#\s*(noqa|type)\S*(\s*[A-Z]+\d+,?)*", "", text) for line, text in comments(path).items()}
+    found = imports(parsed(path), inside_functions=True)
+    return [f"{relative(path)}:{node.lineno}" for node in found if len(said.get(node.lineno, "").split()) < 3]
+
+
+@pytest.mark.parametrize("path", [*CORE_FILES, *EXECUTOR_FILES], ids=relative)
+def test_imports_inside_functions_say_why(path: Path) -> None:
+    assert not uncommented_imports(path)
+
+
+@pytest.mark.parametrize("path", EXECUTOR_FILES, ids=relative)
+def test_executors_import_public_names_only(path: Path) -> None:
+    own = path.relative_to(EXECUTORS).parts[0]
+    statements = [node for inside in (False, True) for node in imports(parsed(path), inside_functions=inside)]
+    names = {
+        name
+        for statement in statements
+        for name in targets(statement, module_name(path, EXECUTORS), is_package=path.name == "__init__.py")
+    }
+    ours = {name for name in names if name.partition(".")[0].startswith("switchgear")} - {"switchgear"}
+    strange = {name for name in ours if not name.startswith(own)}
+    assert strange <= {f"switchgear.{name}" for name in switchgear.__all__}
+
+
+@pytest.mark.parametrize("path", EXECUTOR_FILES, ids=relative)
+def test_executors_use_public_names_only(path: Path) -> None:
+    """`import switchgear as sg`, then `sg.trace.Trace`: public is what stands in `__all__`, not what can be reached."""
+    tree = parsed(path)
+    aliases = {
+        alias.asname or alias.name
+        for statement in imports(tree, inside_functions=False)
+        if isinstance(statement, ast.Import)
+        for alias in statement.names
+        if alias.name == "switchgear"
+    }
+    used = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in aliases
+    }
+    assert used <= set(switchgear.__all__)
+
+
+def test_public_names_exist_once() -> None:
+    assert len(switchgear.__all__) == len(set(switchgear.__all__))
+    assert not [name for name in switchgear.__all__ if not hasattr(switchgear, name)]
+
+
+def test_size_of_the_core() -> None:
+    files = [path for path in CORE_FILES if path.relative_to(CORE).parts[0] not in BESIDE_THE_CORE]
+    count = sum(len(path.read_text().splitlines()) for path in files)
+    assert count <= LINE_LIMIT, f"the core has {count} lines"
+
+
+def test_no_file_without_a_topic() -> None:
+    vague = {"utils", "util", "common", "helpers", "helper", "misc"}
+    assert not [relative(path) for path in [*CORE_FILES, *EXECUTOR_FILES] if path.stem in vague]
+
+
+def test_no_source_root_hides_a_package() -> None:
+    """A folder `torch/` under a source root would be imported in place of PyTorch."""
+    roots = [ROOT / "core", ROOT / "executors"]
+    names = {path.name for root in roots for path in root.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert all(name == "switchgear" or name.startswith("switchgear_") for name in names)
+    assert not any((root / "__init__.py").exists() for root in roots)
+
+
+def test_every_executor_has_an_entry_point() -> None:
+    packages = {path.parent.name for path in EXECUTORS.glob("*/__init__.py")}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["entry-points"]["switchgear"] == {name.removeprefix("switchgear_"): name for name in packages}

@@ -1,0 +1,265 @@
+"""Writes that autograd does not see, in-place on leaves and views, and unusual backward calls: all exactly eager's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import switchgear as sg
+from tests.databases.comparison import differences
+
+Function = Callable[..., Any]
+Backward = Callable[[Any], None]
+
+
+def arguments() -> list[torch.Tensor]:
+    """Two leaves that require grad and one that does not."""
+    generator = torch.Generator().manual_seed(3)
+    made = [torch.randn(3, 4, dtype=torch.float64, generator=generator) for _ in range(3)]
+    return [made[0].requires_grad_(), made[1].requires_grad_(), made[2]]
+
+
+def backward_of_all(output: Any) -> None:
+    """Backward from every output that requires grad, summed."""
+    outputs = [output] if isinstance(output, torch.Tensor) else list(output)
+    total = sum(leaf.sum() for leaf in outputs if leaf.requires_grad)
+    if isinstance(total, torch.Tensor):
+        total.backward()
+
+
+def observe(function: Function, backward: Backward) -> dict[str, Any]:
+    """All that a call and its backward leave behind; an exception too."""
+    inputs = arguments()
+    try:
+        output = function(*inputs)
+        backward(output)
+    except RuntimeError as error:
+        return {"error": str(error), "inputs": inputs}
+    return {"output": output, "inputs": inputs, "gradients": [leaf.grad for leaf in inputs]}
+
+
+def check(function: Function, backward: Backward = backward_of_all) -> dict[str, Any]:
+    """Compare eager with the first and with a cached call; the eager observation."""
+    expected = observe(function, backward)
+    jitted = sg.jit(function, executors=["torch"])
+    for call in ("first", "cached"):
+        found = observe(jitted, backward)
+        faults = list(differences(expected, found, f"{call} call of {function.__name__}"))
+        assert not faults, "\n".join(faults)
+    return expected
+
+
+# --- the five writes that autograd does not see, to an intermediate and to an input ---
+
+
+def no_grad_to_result(x: torch.Tensor, w: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    y = x + w
+    with torch.no_grad():
+        y.mul_(2)
+    return y * y * w
+
+
+def no_grad_to_input(x: torch.Tensor, w: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        x.mul_(2)
+    return x * x * w
+
+
+def detach_to_result(x: torch.Tensor, w: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    y = x + w
+    y.detach().mul_(2)
+    return y * y * w
+
+
+def detach_to_input(x: torch.Tensor, w: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    x.detach().mul_(2)
+    return x * x * w
+
+
+def data_to_result(x: torch.Tensor, w: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    y = x + w
+    y.data.mul_(2)
+    return y * y * w
+
+
+def data_to_input(x: torch.Tensor, w: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    x.data.mul_(2)
+    return x * x * w
+
+
+def data_assigned(x: torch.Tensor, w: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    y = x + w
+    y.data = c * 3
+    return y * y * w
+
+
+def detached_factor(x: torch.Tensor, w: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    return x.detach() * x * w
+
+
+def detached_factor_of_result(x: torch.Tensor, w: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    y = x * w
+    return y.detach() * y + y
+
+
+def no_grad_to_view_of_result(x: torch.Tensor, w: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    y = x + w
+    with torch.no_grad():
+        y[0].fill_(5)
+        y[:, 1].add_(c[:, 0])
+    return y * y * w
+
+
+def detached_then_tracked(x: torch.Tensor, w: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    y = x + w
+    y.detach().mul_(2)
+    y.add_(w)
+    return y * y
+
+
+def write_behind_a_view(x: torch.Tensor, w: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    y = x + w
+    row = y[1]
+    y.data.mul_(2)
+    return row * w[0], y
+
+
+UNSEEN = [
+    no_grad_to_result,
+    no_grad_to_input,
+    detach_to_result,
+    detach_to_input,
+    data_to_result,
+    data_to_input,
+    data_assigned,
+    detached_factor,
+    detached_factor_of_result,
+    no_grad_to_view_of_result,
+    detached_then_tracked,
+    write_behind_a_view,
+]
+
+
+@pytest.mark.parametrize("function", UNSEEN)
+def test_write_that_autograd_does_not_see(function: Function) -> None:
+    assert "error" not in check(function)
+
+
+# --- writes that autograd sees ---
+
+
+def add_to_constant(x: torch.Tensor, w: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    c.add_(1)
+    return c * x
+
+
+def write_to_view_of_constant(x: torch.Tensor, w: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    c[1].mul_(3)
+    c.view(-1)[2:4].zero_()
+    return c * x
+
+
+def constant_becomes_differentiable(x: torch.Tensor, w: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    held = c.clone()
+    held.mul_(x)
+    held[0] = w[1]
+    return held * w
+
+
+def write_to_view_of_result(x: torch.Tensor, w: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    y = x * 2
+    y[:, 0].mul_(w[:, 0])
+    y.t()[1] = c[:, 1]
+    return y, y.sum(0)
+
+
+@pytest.mark.parametrize(
+    "function", [add_to_constant, write_to_view_of_constant, constant_becomes_differentiable, write_to_view_of_result]
+)
+def test_write_that_autograd_sees(function: Function) -> None:
+    assert "error" not in check(function)
+
+
+def in_place_on_leaf(x: torch.Tensor, w: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    x.mul_(2)
+    return x * w
+
+
+def in_place_on_view_of_leaf(x: torch.Tensor, w: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    x[0].mul_(2)
+    return x * w
+
+
+def in_place_on_view_of_view_of_leaf(x: torch.Tensor, w: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    x.view(-1)[2:].add_(1)
+    return x * w
+
+
+@pytest.mark.parametrize("function", [in_place_on_leaf, in_place_on_view_of_leaf, in_place_on_view_of_view_of_leaf])
+def test_in_place_on_a_leaf_that_requires_grad_is_eagers_error(function: Function) -> None:
+    assert "leaf Variable that requires grad" in check(function)["error"]
+
+
+# --- backward calls ---
+
+
+def product(x: torch.Tensor, w: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    return (x @ w.t()).tanh()
+
+
+def two_outputs(x: torch.Tensor, w: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x.exp() * c, w.sin()
+
+
+def mixed_outputs(x: torch.Tensor, w: torch.Tensor, c: torch.Tensor) -> dict[str, Any]:
+    values, indices = x.max(dim=1)
+    return {"values": values, "indices": indices, "frozen": c * 2, "number": 3, "none": None, "pair": (x * w, w.argmax())}
+
+
+def transposed_grad(output: torch.Tensor) -> None:
+    output.backward(torch.arange(9.0, dtype=torch.float64).view(3, 3).t())
+
+
+def expanded_grad(output: torch.Tensor) -> None:
+    output.backward(torch.tensor(2.0, dtype=torch.float64).expand(3, 3))
+
+
+def strided_grad(output: torch.Tensor) -> None:
+    output.backward(torch.arange(18.0, dtype=torch.float64).view(3, 6)[:, ::2])
+
+
+@pytest.mark.parametrize("backward", [transposed_grad, expanded_grad, strided_grad])
+def test_non_contiguous_grad_output(backward: Backward) -> None:
+    assert "error" not in check(product, backward)
+
+
+@pytest.mark.parametrize("used", [0, 1])
+def test_unused_output_gives_no_gradient_at_all(used: int) -> None:
+    expected = check(two_outputs, lambda output: output[used].sum().backward())
+    assert [gradient is None for gradient in expected["gradients"]] == [used == 1, used == 0, True]
+
+
+def test_outputs_of_every_kind_keep_their_structure() -> None:
+    expected = check(mixed_outputs, lambda output: output["pair"][0].sum().backward())
+    assert "error" not in expected
+    check(mixed_outputs, lambda output: output["values"].sum().backward())
+
+
+def test_backward_twice_is_eagers_error() -> None:
+    def twice(output: torch.Tensor) -> None:
+        output.sum().backward()
+        output.sum().backward()
+
+    assert "second time" in observe(product, twice)["error"]
+    assert "second time" in observe(sg.jit(product, executors=["torch"]), twice)["error"]
+
+
+def test_retained_graph_gives_the_same_gradient_again() -> None:
+    def twice(output: torch.Tensor) -> None:
+        output.sum().backward(retain_graph=True)
+        output.sum().backward()
+
+    check(product, twice)
