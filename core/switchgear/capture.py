@@ -244,11 +244,12 @@ class _ModulePaths:
             finally:
                 self.stack.pop()
 
-        torch.nn.Module.__call__ = call  # type: ignore[method-assign]
+        kind: Any = torch.nn.Module
+        kind.__call__ = call
         try:
             yield
         finally:
-            torch.nn.Module.__call__ = original  # type: ignore[method-assign]
+            kind.__call__ = original
 
 
 @contextlib.contextmanager
@@ -282,11 +283,12 @@ def _no_custom_functions() -> Iterator[None]:
             )
         return original.__get__(None, cls)(*args, **kwargs)
 
-    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]
+    function: Any = torch.autograd.Function
+    function.apply = classmethod(apply)
     try:
         yield
     finally:
-        torch.autograd.Function.apply = original
+        function.apply = original
 
 
 @contextlib.contextmanager
@@ -314,7 +316,8 @@ def _state_dicts(part: torch.nn.Module) -> tuple[dict[str, Any], dict[str, Any]]
 
 def _restore(part: torch.nn.Module, attributes: dict[str, Any], state: tuple[dict[str, Any], dict[str, Any]]) -> str:
     changed = ""
-    for current, old in zip((part._parameters, part._buffers), state, strict=True):
+    now: tuple[dict[str, Any], dict[str, Any]] = (part._parameters, part._buffers)
+    for current, old in zip(now, state, strict=True):
         names = [name for name in {**current, **old} if current.get(name) is not old.get(name)]
         if names:
             changed = f"{type(part).__name__}.{names[0]}"

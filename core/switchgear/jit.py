@@ -127,7 +127,7 @@ def jit(
 
     Raises `UnknownExecutor`, `ExecutorUnavailable`; calls raise `CaptureError`, `NotDifferentiable`, `RuleError`.
     """
-    options = {
+    options: dict[str, Any] = {
         "executors": executors,
         "grad_rules": grad_rules,
         "strict": strict,
@@ -158,13 +158,13 @@ def _jit_module(module: torch.nn.Module, selection: Selection, options: dict[str
         "__doc__": kind.__doc__,
     }
     jitted_kind = type(kind.__name__, (JitModule, kind), slots)
-    jitted = jitted_kind.__new__(jitted_kind)
+    jitted: torch.nn.Module = object.__new__(jitted_kind)
     object.__setattr__(jitted, "__dict__", module.__dict__)
     forward = _forward_of(module)
     compiler = Compiler(forward, module, selection, options["cache_size"], options["recompile_limit"])
     object.__setattr__(jitted, "_switchgear", compiler)
     object.__setattr__(jitted, "_switchgear_options", options)
-    return jitted  # type: ignore[return-value]
+    return jitted
 
 
 def _forward_of(module: torch.nn.Module) -> Callable[..., Any]:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._library.custom_ops import CustomOpDef
 from torch.overrides import resolve_name
 
 from .errors import RegistrationError
@@ -61,7 +62,7 @@ def symbols_of(target: Any) -> tuple[Symbol, ...]:
     """
     if isinstance(target, str):
         return (_by_name(target),)
-    if isinstance(target, torch.library.CustomOpDef):
+    if isinstance(target, CustomOpDef):
         target = target._opoverload
     if isinstance(target, torch._ops.OpOverloadPacket):
         return tuple(Symbol(str(overload), overload) for overload in _overloads(target))

@@ -43,9 +43,9 @@ class _Scope:
         if isinstance(fn, torch._ops.OpOverload):
             return f"torch.ops.{fn}"
         for path in (name, f"{getattr(fn, '__module__', None)}.{getattr(fn, '__qualname__', None)}"):
-            module = _importable(path, fn)
-            if module is not None:
-                self.modules.setdefault(module.split(".")[0], sys.modules[module.split(".")[0]])
+            if _evaluates_to(path, fn):
+                root = path.split(".")[0]
+                self.modules[root] = sys.modules[root]
                 return path
         return self.constant(fn, getattr(fn, "__name__", "function"))
 
@@ -79,18 +79,14 @@ class _Scope:
         return self.constant(value, f"{type(value).__name__}_{len(self.values)}")
 
 
-def _importable(path: str, fn: Callable[..., Any]) -> str | None:
-    """The module of `path` if evaluating the path after importing that module gives `fn`."""
-    parts = path.split(".")
-    for cut in range(len(parts) - 1, 0, -1):
-        module = ".".join(parts[:cut])
-        if module in sys.modules:
-            found: Any = sys.modules[module]
-            for part in parts[cut:]:
-                found = getattr(found, part, None)
-            # builtin functions can be reached by several names and are made anew for each
-            return module if found is fn or (found == fn and found is not None) else None
-    return None
+def _evaluates_to(path: str, fn: Callable[..., Any]) -> bool:
+    """Whether evaluating `path` after importing its root gives `fn`."""
+    root, *parts = path.split(".")
+    found: Any = sys.modules.get(root)
+    for part in parts:
+        found = getattr(found, part, None)
+    # builtin functions are reached by several names, and made anew for each
+    return bool(parts) and (found is fn or (found is not None and found == fn))
 
 
 def trace_source(trace: Trace, *, link: bool = False, decompositions: bool = False) -> str:

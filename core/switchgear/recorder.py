@@ -114,7 +114,7 @@ class _FunctionMode(TorchFunctionMode):
 
 class _DispatchMode(internals.TorchDispatchMode):
     def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.recorder = recorder
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -166,11 +166,11 @@ class Recorder:
         self._bases: dict[int, list[_Tracked]] = {}
         self._paused = 0
         self._outer = _active.recorder
-        self.fake_mode = self._outer.fake_mode if self._outer else internals.new_fake_mode()
+        self.fake_mode: internals.FakeMode = self._outer.fake_mode if self._outer else internals.new_fake_mode()
         self._function_mode = _FunctionMode(self)
         self._dispatch_mode = _DispatchMode(self)
         self._dispatch_state: tuple[Any, Any] = (None, None)
-        self._random_states = self._outer._random_states if self._outer else _RandomStates()
+        self._random_states: _RandomStates = self._outer._random_states if self._outer else _RandomStates()
 
     # -- sessions ------------------------------------------------------------------------------------------------------
 
@@ -655,7 +655,7 @@ def metadata_proxy(name: str, tensor: torch.Tensor, requires_grad: bool) -> Tens
         tensor.dtype,
         tensor.device,
         requires_grad,
-        tensor.storage_offset(),
+        int(tensor.storage_offset()),
     )
 
 

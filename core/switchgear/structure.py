@@ -67,7 +67,7 @@ def _is_record(leaf: Any) -> bool:
 
 
 def _is_record_or_object(leaf: Any) -> bool:
-    kind = type(leaf)
+    kind: Any = type(leaf)
     return _is_record(leaf) or (
         hasattr(leaf, "__dict__")
         and kind.__new__ is object.__new__
@@ -80,7 +80,7 @@ def _is_record_or_object(leaf: Any) -> bool:
 
 
 def _record(kind: type, names: tuple[str, ...], inner: Structure, leaves: Any) -> Any:
-    made = kind.__new__(kind)
+    made: Any = object.__new__(kind)
     values = inner.unflatten([next(leaves) for _ in range(inner.num_leaves)])
     for name, value in zip(names, values, strict=True):
         object.__setattr__(made, name, value)

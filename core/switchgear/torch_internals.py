@@ -22,12 +22,13 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
 
+FakeMode = FakeTensorMode
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
 NO_FAKE = UnsupportedOperatorException
 OpOverload = torch._ops.OpOverload
 _FUNCTIONALIZE = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
 
-is_wrapper: Callable[[torch.Tensor], bool] = torch._is_functional_tensor  # type: ignore[attr-defined]
+is_wrapper: Callable[[torch.Tensor], bool] = torch._is_functional_tensor
 
 
 def is_fake(tensor: torch.Tensor) -> bool:
@@ -71,38 +72,38 @@ def real_dispatch() -> Iterator[None]:
 @contextlib.contextmanager
 def functionalization() -> Iterator[None]:
     """In-place calls on wrappers dispatch as functional ones while this is active; nests."""
-    if torch._C._dispatch_tls_is_dispatch_key_included("Functionalize"):  # type: ignore[attr-defined]
+    if torch._C._dispatch_tls_is_dispatch_key_included("Functionalize"):
         yield
         return
-    torch._enable_functionalization(reapply_views=True)  # type: ignore[attr-defined]
+    torch._enable_functionalization(reapply_views=True)
     try:
         yield
     finally:
-        torch._disable_functionalization()  # type: ignore[attr-defined]
+        torch._disable_functionalization()
 
 
 def wrap(fake: torch.Tensor) -> torch.Tensor:
     """A functionalization wrapper around a fake tensor."""
     with torch.no_grad():
-        return torch._to_functional_tensor(fake)  # type: ignore[attr-defined, no-any-return]
+        return torch._to_functional_tensor(fake)
 
 
 def unwrap(wrapper: torch.Tensor) -> torch.Tensor:
     """The fake tensor that a wrapper stands for now, pending writes through its aliases applied."""
-    torch._sync(wrapper)  # type: ignore[attr-defined]
-    return torch._from_functional_tensor(wrapper)  # type: ignore[attr-defined, no-any-return]
+    torch._sync(wrapper)  # type: ignore[attr-defined,no-untyped-call]
+    return torch._from_functional_tensor(wrapper)
 
 
 def rebind(wrapper: torch.Tensor, fake: torch.Tensor, *, aliases: bool) -> None:
     """Let the wrapper stand for another fake tensor; with `aliases`, its aliases follow."""
-    torch._functionalize_replace(wrapper, fake)  # type: ignore[attr-defined]
+    torch._functionalize_replace(wrapper, fake)
     if aliases:
-        torch._functionalize_commit_update(wrapper)  # type: ignore[attr-defined]
+        torch._functionalize_commit_update(wrapper)
 
 
 def metadata_mutated(wrapper: torch.Tensor) -> bool:
     """Whether an in-place call changed the wrapper's sizes or strides."""
-    return bool(torch._functionalize_has_metadata_mutation(wrapper))  # type: ignore[attr-defined]
+    return bool(torch._functionalize_has_metadata_mutation(wrapper))
 
 
 def make_non_leaf(wrapper: torch.Tensor) -> None:
@@ -119,7 +120,7 @@ def storage_key(tensor: torch.Tensor) -> int:
 
 def dispatch_state() -> tuple[Any, Any]:
     """The thread's included and excluded dispatch keys, functionalization left out."""
-    include = torch._C._dispatch_tls_local_include_set() - _FUNCTIONALIZE  # type: ignore[operator]
+    include = torch._C._dispatch_tls_local_include_set() - _FUNCTIONALIZE
     return include, torch._C._dispatch_tls_local_exclude_set()
 
 
@@ -163,7 +164,7 @@ def compiling_flag(value: bool) -> Iterator[None]:
 def tensor_guards(tensors: list[torch.Tensor]) -> Callable[..., bool]:
     """One C++ check that other tensors have the type, dispatch keys, dtype, device, sizes, strides of these."""
     guards = _TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
-    return guards.check  # type: ignore[no-any-return]
+    return guards.check
 
 
 def inside_functorch() -> bool:

@@ -20,7 +20,8 @@ def call(x: torch.Tensor, more: dict[str, torch.Tensor]) -> tuple[torch.Tensor, 
 
 def case(*, gradient: bool = True) -> Case:
     x = torch.randn(2, 3, requires_grad=gradient)
-    return Case("call", "gradient", "sample", call, (x,), {"more": {"w": torch.randn(3)}}, gradient)
+    more = {"w": torch.randn(3), "spare": torch.randn(3)}
+    return Case("call", "gradient", "sample", call, (x,), {"more": more}, gradient)
 
 
 def faithful(target: Target) -> Target:
@@ -67,7 +68,7 @@ def draws_once_more(target: Target) -> Target:
 def writes_to_argument(target: Target) -> Target:
     def called(x: torch.Tensor, more: dict[str, torch.Tensor]) -> Any:
         output = target(x, more)
-        more["w"].add_(1)
+        more["spare"].add_(1)
         return output
 
     return called

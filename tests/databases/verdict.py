@@ -23,7 +23,8 @@ Jit = Callable[[Target], Target]
 
 def jit_torch(target: Target) -> Target:
     """What the databases are run through: the torch executor alone, whose results are eager's to the bit."""
-    return sg.jit(target, executors=["torch"])
+    jitted: Target = sg.jit(target, executors=["torch"])
+    return jitted
 
 
 class Outcome(StrEnum):
