@@ -51,9 +51,10 @@ class Mutation:
 class Captured:
     """A trace and how it hangs together with the call it came from.
 
-    `sources` says where each input of the trace comes from; `returned` with `spec` how the return value is put together.
-    The trace's outputs beyond those that `returned` names are the final values of mutated inputs. `identical` pairs the
-    position of an argument with that of an earlier one, or with a tensor reached otherwise, that it must be the same as.
+    `sources` says where each input of the trace comes from; `returned` with `spec` how the return value is put
+    together. The trace's outputs beyond those that `returned` names are the final values of mutated inputs.
+    `identical` pairs the position of an argument with that of an earlier one, or with a tensor reached otherwise,
+    that it must be the same as.
     """
 
     trace: Trace
@@ -104,10 +105,10 @@ def capture(
 ) -> Captured:
     """The trace of `function` at these arguments, flattened as `flatten_arguments` does.
 
-    `module` is the one whose state the function uses, for names, paths and write-back. `differentiable` says which arguments
-    require grad, if not those whose tensors do. The function is run as eager would; only if that needs the data of a tensor, it
-    is run again with `torch.compiler.is_compiling()` True, for libraries have another way then. Raises `CaptureError` and its kinds
-    for what a trace cannot hold, and the function's own exceptions as they are.
+    `module` is the one whose state the function uses, for names, paths and write-back. `differentiable` says which
+    arguments require grad, if not those whose tensors do. The function is run as eager would; only if that needs the
+    data of a tensor, it is run again with `torch.compiler.is_compiling()` True, for libraries have another way then.
+    Raises `CaptureError` and its kinds for what a trace cannot hold, and the function's own exceptions as they are.
     """
     with CAPTURE_LOCK:
         try:
@@ -278,8 +279,8 @@ def _no_custom_functions() -> Iterator[None]:
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() == thread and cls.__module__ != "torch._library.autograd":
             raise Unsupported(
-                f"torch.autograd.Function {cls.__module__}.{cls.__qualname__} inside a jitted function: its backward would be "
-                "lost. Make it a torch.library.custom_op with register_autograd, or call it outside"
+                f"torch.autograd.Function {cls.__module__}.{cls.__qualname__} inside a jitted function: its backward "
+                "would be lost. Make it a torch.library.custom_op with register_autograd, or call it outside"
             )
         return original.__get__(None, cls)(*args, **kwargs)
 

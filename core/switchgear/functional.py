@@ -1,7 +1,7 @@
 """`grad`, `value_and_grad` and `vjp`: derivatives as functions, of any order by nesting.
 
-Inside a capture the function is captured by itself, differentiated by the grad pass, and its joint trace is evaluated there,
-so that an enclosing derivative differentiates what the rules recorded.
+Inside a capture the function is captured by itself, differentiated by the grad pass, and its joint trace is evaluated
+there, so that an enclosing derivative differentiates what the rules recorded.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from .trace import Trace
 def grad(
     function: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False, **options: Any
 ) -> Callable[..., Any]:
-    """The gradient of a function that returns a floating-point scalar tensor, with respect to the arguments at `argnums`.
+    """The gradient of a function that returns a floating-point scalar, with respect to the arguments at `argnums`.
 
-    An int `argnums` gives one gradient, a sequence a tuple, each structured as its argument; zeros where the value does not
-    depend on it. With `has_aux` the function returns `(value, aux)`, and the result is `(gradients, aux)`. `options` are
-    those of `jit`.
+    An int `argnums` gives one gradient, a sequence a tuple, each structured as its argument; zeros where the value
+    does not depend on it. With `has_aux` the function returns `(value, aux)`, and the result is `(gradients, aux)`.
+    `options` are those of `jit`.
     """
     compute = value_and_grad(function, argnums, has_aux, **options)
 
@@ -70,7 +70,7 @@ def value_and_grad(
 
 
 def vjp(function: Callable[..., Any], *primals: Any, **options: Any) -> tuple[Any, Callable[..., Any]]:
-    """What `function` returns at `primals`, and the function from cotangents, structured like it, to a gradient per primal."""
+    """What `function` returns at `primals`, and the function from cotangents like it to a gradient per primal."""
     if active_recorder() is not None:
         linear = _linearised(function, primals, {}, tuple(range(len(primals))), _selection(options))
         return linear.result, lambda cotangents: linear.pullback(pytree.tree_leaves(cotangents))

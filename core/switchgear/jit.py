@@ -41,6 +41,7 @@ class Compiler:
         self._lock = threading.RLock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the entry that fits, the last one run tried first, or compile one."""
         entry = self.last
         if entry is not None:
             inputs = entry.prologue(args, kwargs)
@@ -75,6 +76,7 @@ class JitFunction:
         self._call = compiler.__call__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function."""
         return self._call(*args, **kwargs)
 
     def __repr__(self) -> str:
@@ -115,12 +117,12 @@ def jit(
 ) -> Any:
     """A function or module that runs as compiled traces; also a decorator, with or without options.
 
-    A trace is specialised on the structure of the arguments, the metadata of their tensors, the Python values among them,
-    module state and global modes; other Python state is read once, when a call is captured.
+    A trace is specialised on the structure of the arguments, the metadata of their tensors, the Python values among
+    them, module state and global modes; other Python state is read once, when a call is captured.
 
-    executors: names or executor objects, the first asked first; None means the installed ones by (declared priority, name).
-    grad_rules: tables of grad rules for this function alone, asked before any executor.
-    strict: raise where otherwise a fallback happens with a reason: an executor listed but unavailable, or a forward that an
+    executors: names or executor objects, the first asked first; None means the installed ones by (declared priority,
+    name). grad_rules: tables of grad rules for this function alone, asked before any executor. strict: raise where
+    otherwise a fallback happens with a reason: an executor listed but unavailable, or a forward that an
         executor claims and nobody differentiates.
     recompile_limit: compilations after which a `RecompileWarning` says what keeps changing.
     cache_size: compiled entries kept, the least recently used dropped first.

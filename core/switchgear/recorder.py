@@ -1,7 +1,7 @@
 """Records the operators that a Python function dispatches while it runs on fake tensors.
 
-Two modes work together. A function mode sees torch-level calls, the *composites*, as the user wrote them; a dispatch mode
-below autograd and functionalization sees the operator overloads, the *leaves*, that each of them dispatches.
+Two modes work together. A function mode sees torch-level calls, the *composites*, as the user wrote them; a dispatch
+mode below autograd and functionalization sees the operator overloads, the *leaves*, that each of them dispatches.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class _RandomStates:
         """Raise if a state is another than at the start."""
         if internals.random_states() != self._states:
             raise Unsupported(
-                f"the function seeds or restores a random generator before {here()}: that would happen at capture alone. "
-                "Seed outside the jitted function"
+                f"the function seeds or restores a random generator before {here()}: that would happen at capture "
+                "alone. Seed outside the jitted function"
             )
 
     def restore(self) -> None:
@@ -137,9 +137,9 @@ def active_recorder() -> Recorder | None:
 class Recorder:
     """Turns the calls made while it is active into bound symbols.
 
-    `adopt` gives the proxy of a tensor from outside that the function reaches for. `module_path` tells the path of the
-    module being called. `follow_autograd`: find writes that autograd did not see, and compare its requires_grad with the
-    trace's own.
+    `adopt` gives the proxy of a tensor from outside that the function reaches for. `module_path` tells the path of
+    the module being called. `follow_autograd`: find writes that autograd did not see, and compare its requires_grad
+    with the trace's own.
     """
 
     def __init__(
@@ -357,10 +357,10 @@ class Recorder:
             return
         new, old = self._proxy_of_fake(fake), self._proxy_of_fake(tracked.fake)
         history = history_of(wrapper)
-        if (wrapper.requires_grad or new.requires_grad) and same_history(history, tracked.history):
-            if new is not old:
-                fake = self._record_alias(wrapper, SET_VALUE, (old, new), tracked.is_base)
-                new = self._proxy_of_fake(fake)
+        unseen = new is not old and same_history(history, tracked.history)
+        if unseen and (wrapper.requires_grad or new.requires_grad):
+            fake = self._record_alias(wrapper, SET_VALUE, (old, new), tracked.is_base)
+            new = self._proxy_of_fake(fake)
         if wrapper.requires_grad != new.requires_grad:
             raise self._disagreement(new, wrapper)
         tracked.fake, tracked.history = fake, history
@@ -374,8 +374,8 @@ class Recorder:
     def _disagreement(self, proxy: TensorProxy, wrapper: torch.Tensor) -> Unsupported:
         return Unsupported(
             f"in {self._here()} autograd says requires_grad={wrapper.requires_grad} where the trace says "
-            f"requires_grad={proxy.requires_grad} ({proxy.name}): a change of requires_grad inside a jitted function, or a "
-            "write through an alias that autograd does not connect, is not supported; make it outside, or on a clone"
+            f"requires_grad={proxy.requires_grad} ({proxy.name}): a change of requires_grad inside a jitted function, "
+            "or a write through an alias that autograd does not connect, is not supported; make it outside, or on a clone"
         )
 
     # -- torch-level calls ---------------------------------------------------------------------------------------------
@@ -447,8 +447,8 @@ class Recorder:
         if not keep or not _is_closed((args, kwargs), recorded, output, self.constants):
             if hidden:
                 raise Unsupported(
-                    f"{symbol.name} turns grad mode off inside, in {self._here()}, and cannot be kept whole here; call it "
-                    "without autocast, and not on what it writes to"
+                    f"{symbol.name} turns grad mode off inside, in {self._here()}, and cannot be kept whole here; "
+                    "call it without autocast, and not on what it writes to"
                 )
             return recorded
         tags = frozenset({GRAD_OFF_INSIDE} if hidden else ()).union(*(part.tags for part in recorded))
@@ -502,9 +502,7 @@ class Recorder:
         try:
             result = func(*args, **kwargs)
         except internals.DATA_DEPENDENT as error:
-            raise DataDependent(
-                f"{error} needs the data of a tensor, in {self._here()}: {_NO_DATA}"
-            ) from error
+            raise DataDependent(f"{error} needs the data of a tensor, in {self._here()}: {_NO_DATA}") from error
         except internals.NO_FAKE as error:
             raise Unsupported(f"{func} cannot run on fake tensors, in {self._here()}: {error}") from error
         self._record_leaf(func, args, kwargs, result)
@@ -601,7 +599,8 @@ class Recorder:
 
 
 _NO_DATA = (
-    "a trace holds no data. Compute it outside the jitted function and pass it in, or rewrite it with masks (torch.where)"
+    "a trace holds no data. Compute it outside the jitted function and pass it in, or rewrite it with masks "
+    "(torch.where)"
 )
 #: Which outputs of an overload are differentiable: facts about PyTorch, found once per process.
 _DIFFERENTIABLE: dict[Any, tuple[bool, ...]] = {}
@@ -641,6 +640,7 @@ def history_of(tensor: torch.Tensor) -> Any:
 
 
 def same_history(left: Any, right: Any) -> bool:
+    """Whether two answers of `history_of` are the same past."""
     if left is None or right is None:
         return left is right
     return left[0] is right[0] and left[1] == right[1]
@@ -661,7 +661,7 @@ def metadata_proxy(name: str, tensor: torch.Tensor, requires_grad: bool) -> Tens
 
 @functools.cache
 def _reopened(fn: types.FunctionType) -> types.FunctionType:
-    """A copy of a function of PyTorch that does not hand over to function modes, so that the calls it makes are seen."""
+    """A copy of a function of PyTorch that does not hand over to function modes: the calls it makes are seen."""
 
     def no_override(*args: Any) -> bool:
         return False

@@ -24,7 +24,8 @@ Grads = tuple[TensorProxy | None, ...]
 class Applied:
     """A rule applied to a bound symbol: the forward it recorded, the outputs that it made, and its pullback.
 
-    `pull` takes a gradient or None per output and gives the recorded backward with a gradient or None per tensor argument.
+    `pull` takes a gradient or None per output and gives the recorded backward with a gradient or None per tensor
+    argument.
     """
 
     forward: tuple[BoundSymbol, ...]

@@ -58,8 +58,7 @@ class ModuleState:
     def fetch(self) -> torch.Tensor | None:
         """The tensor that is in the module now."""
         state = self.holder._parameters
-        tensor = state[self.name] if self.name in state else self.holder._buffers.get(self.name)
-        return tensor
+        return state[self.name] if self.name in state else self.holder._buffers.get(self.name)
 
     def __str__(self) -> str:
         return self.path
@@ -86,8 +85,9 @@ def flatten_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[li
             check_tensor(leaf, f"argument {index}")
         elif not isinstance(leaf, _VALUES) and not _is_value_slice(leaf):
             raise InvalidInput(
-                f"argument {index} is a {type(leaf).__module__}.{type(leaf).__qualname__}: neither a tensor, nor a Python "
-                "value, nor a container registered with torch.utils._pytree. Register the class there, or close over the object"
+                f"argument {index} is a {type(leaf).__module__}.{type(leaf).__qualname__}: neither a tensor, nor a "
+                "Python value, nor a container registered with torch.utils._pytree. Register the class there, or close over "
+                "the object"
             )
     return leaves, spec
 
@@ -133,8 +133,8 @@ def check_returned(leaf: Any) -> None:
         return
     hint = "return a list" if isinstance(leaf, types.GeneratorType) else "register its class with torch.utils._pytree"
     raise InvalidInput(
-        f"the function returns a {type(leaf).__module__}.{type(leaf).__qualname__}, which is neither a tensor, a Python "
-        f"value, nor a container that PyTorch's pytree knows; {hint}"
+        f"the function returns a {type(leaf).__module__}.{type(leaf).__qualname__}, which is neither a tensor, a "
+        f"Python value, nor a container that PyTorch's pytree knows; {hint}"
     )
 
 

@@ -43,7 +43,8 @@ class Structure:
 def flatten(value: Any, *, objects: bool = False) -> tuple[list[Any], Structure]:
     """The leaves of a nested value, and its structure.
 
-    With `objects`, an object that is nothing but its `__dict__` is opened like a dataclass (the caches of transformers).
+    With `objects`, an object that is nothing but its `__dict__` is opened like a dataclass (the caches of
+    transformers).
     """
     leaves, spec = pytree.tree_flatten(value)
     is_record = _is_record_or_object if objects else _is_record

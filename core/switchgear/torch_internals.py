@@ -225,7 +225,7 @@ class _FakeMode(FakeTensorMode):
 def _grouped_mm_fake(
     mode: FakeTensorMode, a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None
 ) -> Any:
-    """Groups lie along the first dimension of a 3-d operand, and are cut from a 2-d one by `offs`; rows are 16-byte aligned."""
+    """Groups are the first dimension of a 3-d operand, and cut by `offs` from a 2-d one; rows are 16-byte aligned."""
     groups: tuple[int, ...] = (offs.shape[0],) if a.dim() == b.dim() == 2 else ()
     if a.dim() == b.dim() == 3:
         groups = (a.shape[0],)

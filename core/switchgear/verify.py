@@ -14,8 +14,8 @@ _CONTEXT = 3
 def verify(trace: Trace) -> Trace:
     """`trace` itself, or `InvalidTrace` with the fault, the lines around it, and the pass that made the trace.
 
-    Checked: every value is defined once and before it is used, agrees with its definition wherever it is used, is not used
-    after it is freed, and every output exists.
+    Checked: every value is defined once and before it is used, agrees with its definition wherever it is used, is not
+    used after it is freed, and every output exists.
     """
     defined: dict[str, TensorProxy] = {}
     freed: set[str] = set()

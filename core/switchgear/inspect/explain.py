@@ -10,7 +10,7 @@ from switchgear.jit import compiler_of, last_choices
 
 
 def explain(jitted: Any) -> str:
-    """A report on the entry last run: executors asked and skipped, and every choice with the reasons of those who declined."""
+    """A report on the entry last run: the executors, those skipped, and every choice with its reasons."""
     selection = compiler_of(jitted).selection
     lines = [f"executors: {', '.join(executor.name for executor in selection.executors)}"]
     lines += [f"skipped: {name}: {reason}" for name, reason in selection.skipped]

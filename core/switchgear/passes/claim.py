@@ -35,7 +35,8 @@ def claim(trace: Trace, selection: Selection) -> Claimed:
         elif item.is_leaf:
             reasons = "; ".join(f"{owner}: {reason}" for owner, reason in declined)
             raise ExecutorUnavailable(
-                f"no executor runs {item.symbol.name}, called at {item.source} ({reasons}); add 'torch' to the executors"
+                f"no executor runs {item.symbol.name}, called at {item.source} ({reasons}); "
+                "add 'torch' to the executors"
             )
         else:
             choices.append(Choice("execution", item.symbol.name, "decomposition", "", declined))

@@ -37,8 +37,8 @@ _CACHE_SIZE = 4096
 def derive(bound_symbol: BoundSymbol, grad_outputs: tuple[TensorProxy | None, ...]) -> Template:
     """The template for a leaf and the grad outputs that are defined.
 
-    It depends on the overload, the Python values among the arguments, and metadata alone, so it is cached for the process.
-    Raises `NotDifferentiable` if PyTorch has no formula.
+    It depends on the overload, the Python values among the arguments, and metadata alone, so it is cached for the
+    process. Raises `NotDifferentiable` if PyTorch has no formula.
     """
     key = _key(bound_symbol, grad_outputs)
     template = _CACHE.get(key) if key is not None else None
@@ -95,9 +95,9 @@ def _record(bound_symbol: BoundSymbol, grad_outputs: tuple[TensorProxy | None, .
             continue
         return Template(arguments, outputs, cotangents, recorded, grads)
     raise NotDifferentiable(
-        f"no gradient for {bound_symbol.symbol.name}, called at {bound_symbol.source}: no executor or package brings a grad "
-        f"rule, it has no decomposition, and PyTorch's own formula fails ({failure}). Register a grad rule for it, mark it with "
-        "switchgear_is_constant_for_vjp, or call it under torch.no_grad()"
+        f"no gradient for {bound_symbol.symbol.name}, called at {bound_symbol.source}: no executor or package brings "
+        f"a grad rule, it has no decomposition, and PyTorch's own formula fails ({failure}). Register a grad rule "
+        "for it, mark it with switchgear_is_constant_for_vjp, or call it under torch.no_grad()"
     ) from failure
 
 

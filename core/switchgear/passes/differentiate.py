@@ -1,7 +1,7 @@
 """The grad pass: a trace becomes the joint trace of its forward and its backward.
 
-Each bound symbol is linearised by the first of: constant, grad rule, decomposition, derived rule. The backward sweep then
-goes through the linearisations in reverse, and knows no operator.
+Each bound symbol is linearised by the first of: constant, grad rule, decomposition, derived rule. The backward sweep
+then goes through the linearisations in reverse, and knows no operator.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _ADD = Symbol("aten.add.Tensor", torch.ops.aten.add.Tensor)
 class Joint:
     """Forward and backward in one trace, and the choices made on the way.
 
-    The trace's inputs are the forward's and then the defined grad outputs; its outputs the forward's `count`, and then a
-    gradient or None per forward input.
+    The trace's inputs are the forward's and then the defined grad outputs; its outputs the forward's `count`, and
+    then a gradient or None per forward input.
     """
 
     trace: Trace
@@ -106,7 +106,7 @@ class _Forward:
             pending.extendleft(replace(part, tags=part.tags | item.tags & _INHERITED) for part in reversed(parts))
 
     def _decide(self, item: BoundSymbol, origin: BoundSymbol) -> tuple[BoundSymbol, ...]:
-        """The one place that picks how a bound symbol is differentiated; returns the parts it is replaced by, if any."""
+        """The one place that picks how a bound symbol is differentiated; returns the parts that replace it, if any."""
         constant = self._constant(item)
         if constant:
             self._emit_constant(item, constant)
@@ -156,8 +156,8 @@ class _Forward:
         owner = implementation.owner
         if self.selection.strict:
             raise StrictError(
-                f"{owner} claims {item.symbol.name}, called at {item.source}, and nobody brings a grad rule for it; register "
-                "one, or drop strict=True to have its backward derived from the decomposition"
+                f"{owner} claims {item.symbol.name}, called at {item.source}, and nobody brings a grad rule "
+                "for it; register one, or drop strict=True to have its backward derived from the decomposition"
             )
         if item.is_random:
             reason = f"{owner}'s forward is not used: its decomposition draws random numbers and cannot be run again"

@@ -33,8 +33,8 @@ class Partitioned:
 def partition(joint: Joint, overwritten: frozenset[str] = frozenset()) -> Partitioned:
     """Split a joint trace: what the outputs need is forward, the rest is backward, and what crosses is saved.
 
-    `overwritten` names the inputs that are written to after the forward has run; they, and what shares their storage, are
-    saved as copies.
+    `overwritten` names the inputs that are written to after the forward has run; they, and what shares their storage,
+    are saved as copies.
     """
     trace = joint.trace
     outputs = trace.outputs[: joint.count]
@@ -65,8 +65,8 @@ def backward_for(joint: Joint, forward: Partitioned) -> Trace:
     missing = [proxy.name for proxy in again.backward.inputs[:count] if proxy.name not in known]
     if missing:
         raise NotDifferentiable(
-            f"this backward needs values that the forward did not save ({', '.join(missing)}), because other grad outputs are "
-            "defined than expected; give a gradient for every output, or return only the one that is differentiated"
+            f"this backward needs values that the forward did not save ({', '.join(missing)}), because "
+            "other grad outputs are defined than expected; give a gradient for every output, or return only the one that is differentiated"
         )
     return replace(again.backward, inputs=(*original, *again.backward.inputs[count:]))
 

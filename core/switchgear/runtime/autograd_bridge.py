@@ -19,7 +19,7 @@ from .execution import run_program
 
 
 class Bridge:
-    """Runs the forward of an entry under autograd, and its backwards, made on first use, as grad outputs ask for them."""
+    """Runs the forward of an entry under autograd, and its backwards, made on first use as grad outputs need them."""
 
     def __init__(self, training: Training, selection: Selection) -> None:
         self.training = training
@@ -88,8 +88,8 @@ class _Node(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
         if torch.is_grad_enabled():
             raise NotDifferentiable(
-                "create_graph=True: the backward of a jitted function is not differentiable by itself; use nested sg.grad, or "
-                "run this part without sg.jit"
+                "create_graph=True: the backward of a jitted function is not differentiable by itself; use nested "
+                "sg.grad, or run this part without sg.jit"
             )
         if any(grad is not None and grad.layout is not torch.strided for grad in grads):
             raise Unsupported("a grad output is not a strided tensor")

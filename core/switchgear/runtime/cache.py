@@ -19,7 +19,7 @@ from .prologue import value_key
 
 
 class Cache:
-    """Entries in least-recently-used order, at most `size`; warns once when there have been more than `recompile_limit`."""
+    """Entries in least-recently-used order, at most `size`; warns once after more than `recompile_limit` of them."""
 
     def __init__(self, name: str, size: int, recompile_limit: int) -> None:
         self._name = name
@@ -47,8 +47,8 @@ class Cache:
         self.compilations += 1
         if self.compilations == self._limit + 1:
             warnings.warn(
-                f"{self._name} has been compiled {self.compilations} times; {self._difference(key)}. Each kind of call is "
-                "compiled by itself: keep shapes and Python arguments stable, or raise recompile_limit",
+                f"{self._name} has been compiled {self.compilations} times; {self._difference(key)}. Each kind of "
+                "call is compiled by itself: keep shapes and Python arguments stable, or raise recompile_limit",
                 RecompileWarning,
                 stacklevel=4,
             )

@@ -35,13 +35,13 @@ def _device(mode: Any) -> str:
     if isinstance(mode, DeviceContext):
         return str(mode.device)
     raise Unsupported(
-        f"a __torch_function__ mode ({type(mode).__qualname__}) is active: it would not see the calls of a compiled function. "
-        "Call the jitted function outside of it"
+        f"a __torch_function__ mode ({type(mode).__qualname__}) is active: it would not see the calls of a compiled "
+        "function. Call the jitted function outside of it"
     )
 
 
 def modes_guard() -> Callable[[], bool]:
-    """A cheap check that the global state is what it is now; True is sure, False may be for a state that `modes_key` ignores."""
+    """A cheap check that the global state is what it is now; False may be for a state that `modes_key` ignores."""
     state = internals.GlobalStateGuard()
     check, depth = state.check, torch._C._len_torch_function_stack()
     stack_depth, inference = torch._C._len_torch_function_stack, torch.is_inference_mode_enabled()

@@ -18,7 +18,7 @@ Prologue = Callable[[tuple[Any, ...], dict[str, Any]], "tuple[Any, ...] | None"]
 
 
 def value_key(value: Any) -> Any:
-    """A Python value as part of a key: with its type, and floats by representation, so that nan equals nan and 0.0 not -0.0."""
+    """A Python value as part of a key: with its type, and floats by representation (nan is nan, 0.0 is not -0.0)."""
     if isinstance(value, (float, complex)):
         return (type(value), repr(value))
     if isinstance(value, slice):
