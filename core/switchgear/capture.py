@@ -64,6 +64,7 @@ class Captured:
     mutations: tuple[Mutation, ...]
     identical: tuple[tuple[int, int | weakref.ref[torch.Tensor]], ...]
     grad_enabled: bool
+    modules: tuple[torch.nn.Module, ...]
 
 
 class _Inputs:
@@ -127,19 +128,23 @@ def _capture(
 ) -> Captured:
     start = time.perf_counter()
     names = Names()
-    inputs = _Inputs(names, state_of(module) if module is not None else {}, differentiable)
-    paths = _ModulePaths(module)
+    state = state_of(module) if module is not None else {}
+    inputs = _Inputs(names, state, differentiable)
+    paths = _ModulePaths(module, state)
     recorder = Recorder(names, inputs.outside, paths.current)
     with _environment(paths, compiling), _unchanged(module), recorder.recording():
-        try:
-            result = _run(function, leaves, spec, recorder, inputs)
-        finally:
-            recorder.check_random_states()
+        with _grad_mode_kept():
+            try:
+                result = _run(function, leaves, spec, recorder, inputs)
+            finally:
+                recorder.check_random_states()
         with recorder.finishing():
             trace, returned, out_spec, mutations = _finish(recorder, result)
     trace = trace.with_provenance("capture", time.perf_counter() - start)
     identical = tuple(_identical(leaves, recorder))
-    return Captured(trace, tuple(inputs.sources), returned, out_spec, mutations, identical, torch.is_grad_enabled())
+    modules = tuple(paths.others) if module is None else (module, *paths.others)
+    grad_enabled = torch.is_grad_enabled()
+    return Captured(trace, tuple(inputs.sources), returned, out_spec, mutations, identical, grad_enabled, modules)
 
 
 def _identical(leaves: list[Any], recorder: Recorder) -> Iterator[tuple[int, int | weakref.ref[torch.Tensor]]]:
@@ -222,14 +227,25 @@ def _refuse_aliases_of_written(recorder: Recorder, leaves: list[Any], mutations:
 class _ModulePaths:
     """The path of the module being called, from the names that its root gives it."""
 
-    def __init__(self, root: torch.nn.Module | None) -> None:
+    def __init__(self, root: torch.nn.Module | None, state: dict[int, ModuleState]) -> None:
+        self.state = state
+        self.root = root
         self.names = {id(module): name for name, module in root.named_modules()} if root is not None else {}
+        self.others: list[torch.nn.Module] = []
         self.stack: list[str] = []
         self.thread = threading.get_ident()
 
     def current(self) -> str:
         """The innermost module's path, or an empty string."""
         return self.stack[-1] if self.stack else ""
+
+    def _enter_other(self, module: torch.nn.Module) -> None:
+        """A module that is no part of the root, but that the function closes over or makes."""
+        name = type(module).__name__
+        self.others.append(module)
+        self.names.update((id(part), path) for path, part in module.named_modules(prefix=name))
+        for key, state in state_of(module, name).items():
+            self.state.setdefault(key, state)
 
     @contextlib.contextmanager
     def followed(self) -> Iterator[None]:
@@ -239,7 +255,9 @@ class _ModulePaths:
         def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             if threading.get_ident() != self.thread:
                 return original(module, *args, **kwargs)
-            self.stack.append(self.names.get(id(module), type(module).__name__))
+            if id(module) not in self.names:
+                self._enter_other(module)
+            self.stack.append(self.names[id(module)])
             try:
                 return original(module, *args, **kwargs)
             finally:
@@ -262,12 +280,25 @@ def _environment(paths: _ModulePaths, compiling: bool) -> Iterator[None]:
     if internals.dispatch_mode_count():
         raise Unsupported("a __torch_dispatch__ mode is active; call the jitted function once outside of it first")
     with (
+        internals.outside_inference_mode(),
         paths.followed(),
         _no_custom_functions(),
         internals.exact_batch_norm(),
         internals.compiling_flag(compiling),
     ):
         yield
+
+
+@contextlib.contextmanager
+def _grad_mode_kept() -> Iterator[None]:
+    """Refuse a function that leaves grad mode other than it found it."""
+    before = torch.is_grad_enabled()
+    try:
+        yield
+        if torch.is_grad_enabled() is not before:
+            raise Unsupported("the function leaves grad mode changed; set it in a `with` block, or outside")
+    finally:
+        torch._C._set_grad_enabled(before)
 
 
 @contextlib.contextmanager

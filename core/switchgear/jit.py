@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,13 +31,14 @@ class Compiler:
         function: Callable[..., Any],
         module: torch.nn.Module | None,
         selection: Selection,
-        cache_size: int,
-        recompile_limit: int,
+        options: dict[str, Any],
     ) -> None:
         self.function = function
         self.module = module
         self.selection = selection
-        self.cache = Cache(getattr(function, "__qualname__", type(module).__name__), cache_size, recompile_limit)
+        self.link: bool = options["link"]
+        name = getattr(function, "__qualname__", repr(function)) if module is None else type(module).__name__
+        self.cache = Cache(name, options["cache_size"], options["recompile_limit"])
         self.last: Entry | None = None
         self._lock = threading.RLock()
 
@@ -114,6 +116,7 @@ def jit(
     strict: bool = False,
     recompile_limit: int = 8,
     cache_size: int = 64,
+    link: bool = False,
 ) -> Any:
     """A function or module that runs as compiled traces; also a decorator, with or without options.
 
@@ -126,6 +129,7 @@ def jit(
         executor claims and nobody differentiates.
     recompile_limit: compilations after which a `RecompileWarning` says what keeps changing.
     cache_size: compiled entries kept, the least recently used dropped first.
+    link: print every backward line with the forward line and the rule that it comes from, in `str(trace)` too.
 
     Raises `UnknownExecutor`, `ExecutorUnavailable`; calls raise `CaptureError`, `NotDifferentiable`, `RuleError`.
     """
@@ -135,6 +139,7 @@ def jit(
         "strict": strict,
         "recompile_limit": recompile_limit,
         "cache_size": cache_size,
+        "link": link,
     }
     if function is None:
         return functools.partial(jit, **options)
@@ -146,7 +151,7 @@ def jit(
         return _jit_module(function, selection, options)
     if isinstance(function, JitFunction):
         function = function._switchgear.function
-    compiler = Compiler(function, None, selection, cache_size, recompile_limit)
+    compiler = Compiler(function, None, selection, options)
     return JitFunction(compiler)
 
 
@@ -159,11 +164,12 @@ def _jit_module(module: torch.nn.Module, selection: Selection, options: dict[str
         "__module__": kind.__module__,
         "__doc__": kind.__doc__,
     }
-    jitted_kind = type(kind.__name__, (JitModule, kind), slots)
+    metaclass: Any = type(kind)
+    jitted_kind = metaclass(kind.__name__, (JitModule, kind), slots)
     jitted: torch.nn.Module = object.__new__(jitted_kind)
     object.__setattr__(jitted, "__dict__", module.__dict__)
     forward = _forward_of(module)
-    compiler = Compiler(forward, module, selection, options["cache_size"], options["recompile_limit"])
+    compiler = Compiler(forward, module, selection, options)
     object.__setattr__(jitted, "_switchgear", compiler)
     object.__setattr__(jitted, "_switchgear_options", options)
     return jitted
@@ -190,13 +196,18 @@ def _last_entry(jitted: Any) -> Entry:
 
 def last_traces(jitted: Any) -> list[Trace]:
     """The stages of the forward of the entry last run; the last one is what is executed."""
-    return list(_last_entry(jitted).forward.stages)
+    return _shown(jitted, _last_entry(jitted).forward.stages)
 
 
 def last_backward_traces(jitted: Any) -> list[Trace]:
     """The stages of the backward last run, or about to run, of the entry last run; empty if it has no gradient."""
     bridge = _last_entry(jitted).bridge
-    return [] if bridge is None else list(bridge.last_backward.stages)
+    return [] if bridge is None else _shown(jitted, bridge.last_backward.stages)
+
+
+def _shown(jitted: Any, stages: tuple[Trace, ...]) -> list[Trace]:
+    link = compiler_of(jitted).link
+    return [replace(trace, links_shown=link) for trace in stages]
 
 
 def last_choices(jitted: Any) -> tuple[Choice, ...]:

@@ -375,7 +375,8 @@ class Recorder:
         return Unsupported(
             f"in {self._here()} autograd says requires_grad={wrapper.requires_grad} where the trace says "
             f"requires_grad={proxy.requires_grad} ({proxy.name}): a change of requires_grad inside a jitted function, "
-            "or a write through an alias that autograd does not connect, is not supported; make it outside, or on a clone"
+            "or a write through an alias that autograd does not connect, is not supported; make it outside, "
+            "or on a clone"
         )
 
     # -- torch-level calls ---------------------------------------------------------------------------------------------

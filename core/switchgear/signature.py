@@ -86,8 +86,8 @@ def flatten_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[li
         elif not isinstance(leaf, _VALUES) and not _is_value_slice(leaf):
             raise InvalidInput(
                 f"argument {index} is a {type(leaf).__module__}.{type(leaf).__qualname__}: neither a tensor, nor a "
-                "Python value, nor a container registered with torch.utils._pytree. Register the class there, or close over "
-                "the object"
+                "Python value, nor a container registered with torch.utils._pytree. Register the class there, or "
+                "close over the object"
             )
     return leaves, spec
 
@@ -138,13 +138,13 @@ def check_returned(leaf: Any) -> None:
     )
 
 
-def state_of(module: torch.nn.Module) -> dict[int, ModuleState]:
+def state_of(module: torch.nn.Module, prefix: str = "") -> dict[int, ModuleState]:
     """Every parameter and buffer of a module by its id; of tied ones the first path counts."""
     found: dict[int, ModuleState] = {}
-    for prefix, holder in module.named_modules():
+    for path, holder in module.named_modules(prefix=prefix):
         for name, tensor in (*holder._parameters.items(), *holder._buffers.items()):
             if tensor is not None:
-                found.setdefault(id(tensor), ModuleState(f"{prefix}.{name}" if prefix else name, holder, name))
+                found.setdefault(id(tensor), ModuleState(f"{path}.{name}" if path else name, holder, name))
     return found
 
 

@@ -63,6 +63,16 @@ def outside_autograd() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def outside_inference_mode() -> Iterator[None]:
+    """Leave inference mode, if it is on, for a plain `no_grad`."""
+    if not torch.is_inference_mode_enabled():
+        yield
+        return
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+@contextlib.contextmanager
 def real_dispatch() -> Iterator[None]:
     """Run on real tensors, whatever modes are active."""
     with outside_autograd(), _disable_current_modes():

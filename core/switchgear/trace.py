@@ -34,10 +34,14 @@ class Trace:
     bound_symbols: tuple[BoundSymbol, ...]
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
     provenance: tuple[Provenance, ...] = ()
+    links_shown: bool = False
 
-    def python(self, *, link: bool = False, decompositions: bool = False) -> str:
-        """The trace as Python that runs; `link` shows forward line and rule of every backward line."""
-        return trace_source(self, link=link, decompositions=decompositions)
+    def python(self, *, link: bool | None = None, decompositions: bool = False) -> str:
+        """The trace as Python that runs; `link` shows forward line and rule of every backward line.
+
+        Its default is `links_shown`, which the `link` option of `jit` sets.
+        """
+        return trace_source(self, link=self.links_shown if link is None else link, decompositions=decompositions)
 
     def __str__(self) -> str:
         return self.python()

@@ -66,7 +66,8 @@ def backward_for(joint: Joint, forward: Partitioned) -> Trace:
     if missing:
         raise NotDifferentiable(
             f"this backward needs values that the forward did not save ({', '.join(missing)}), because "
-            "other grad outputs are defined than expected; give a gradient for every output, or return only the one that is differentiated"
+            "other grad outputs are defined than expected; give a gradient for every output, or return "
+            "only the one that is differentiated"
         )
     return replace(again.backward, inputs=(*original, *again.backward.inputs[count:]))
 

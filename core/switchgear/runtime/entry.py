@@ -40,7 +40,7 @@ class Entry:
             with torch.no_grad():
                 self._compile(selection)
         tensors = [_tensor(source, leaves) for source in self.captured.sources]
-        self.prologue = make_prologue(leaves, spec, self.captured, tensors, _state_guard(module))
+        self.prologue = make_prologue(leaves, spec, self.captured, tensors, _state_guard(self.captured.modules))
         self._epilogue = make_epilogue(self.captured.returned, self.captured.spec, self.captured.mutations)
         self._fits = self._alias_check(tensors)
 
@@ -98,9 +98,9 @@ def _unshared(written: tuple[int, ...], inputs: Sequence[torch.Tensor]) -> bool:
     return all(storages.count(storages[index]) == 1 for index in written)
 
 
-def _state_guard(module: torch.nn.Module | None) -> Callable[[], bool]:
+def _state_guard(modules: tuple[torch.nn.Module, ...]) -> Callable[[], bool]:
     same_modes = modes_guard()
-    if module is None:
+    if not modules:
         return same_modes
-    same_module = module_guard(module)
-    return lambda: same_modes() and same_module()
+    guards = [module_guard(module) for module in modules]
+    return lambda: same_modes() and all(same() for same in guards)
