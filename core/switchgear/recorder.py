@@ -549,7 +549,7 @@ class Recorder:
         # a custom operator's autograd is a Function, which turns grad mode off while the operator itself runs
         grad_enabled = torch.is_grad_enabled() or (frame.fn is func and frame.grad_enabled)
         if grad_enabled and any(proxy.requires_grad for proxy in proxies(given)):
-            flags = iter(self._differentiable_outputs(func, args, kwargs, given))
+            flags = iter(self._differentiable_outputs(func, args, kwargs, given, result))
         else:
             flags = iter(())
         output = _map_tensors(lambda fake: self._new_proxy(fake, next(flags, False)), result)
@@ -565,10 +565,11 @@ class Recorder:
         )
 
     def _differentiable_outputs(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: tuple[Any, Any]
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: tuple[Any, Any], made: Any
     ) -> tuple[bool, ...]:
         mask = tuple((proxy.requires_grad, proxy.dtype) for proxy in proxies(given))
-        if (known := _DIFFERENTIABLE.get((func, mask))) is not None:
+        key = func, mask, tuple(tensor.dtype for tensor in tensors_in(made))
+        if (known := _DIFFERENTIABLE.get(key)) is not None:
             return known
         flags = iter(mask)
 
@@ -579,7 +580,7 @@ class Recorder:
             args, kwargs = _map_tensors(as_leaf, args), _map_tensors(as_leaf, kwargs)
             result = func(*args, **kwargs)
         answer = tuple(tensor.requires_grad for tensor in tensors_in(result))
-        _DIFFERENTIABLE[func, mask] = answer
+        _DIFFERENTIABLE[key] = answer
         return answer
 
     # -- where the user is ---------------------------------------------------------------------------------------------

@@ -103,11 +103,19 @@ def _record(bound_symbol: BoundSymbol, grad_outputs: tuple[TensorProxy | None, .
 
 def _spellings(overload: Callable[..., Any]) -> list[Callable[..., Any]]:
     """The overload, and its in-place twin on a clone: PyTorch has formulas for some of these alone (`copy_`)."""
+    if overload is torch.ops.aten.rrelu_with_noise_functional.default:
+        return [_rrelu_with_noise]
     spellings: list[Callable[..., Any]] = [overload]
     twin = _in_place_twin(overload)
     if twin is not None:
         spellings.append(twin)
     return spellings
+
+
+def _rrelu_with_noise(self: torch.Tensor, noise: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """The formula of the functional overload reads the noise as it was before it was drawn."""
+    drawn = noise.clone()
+    return torch.ops.aten.rrelu_with_noise.default(self, drawn, *args, **kwargs), drawn
 
 
 def _in_place_twin(overload: Any) -> Callable[..., Any] | None:
