@@ -27,7 +27,8 @@ _SHORT_DTYPES = {
 class TensorProxy:
     """A tensor of a trace: its name and its metadata, never its data.
 
-    `shape` and `stride` count elements; `requires_grad` is autograd's own answer at that point of the program.
+    `shape` and `stride` count elements; `requires_grad` is autograd's own answer at that point of the
+    program; `is_conj` and `is_neg` are PyTorch's lazy bits.
     """
 
     name: str
@@ -37,6 +38,8 @@ class TensorProxy:
     device: torch.device
     requires_grad: bool = False
     storage_offset: int = 0
+    is_conj: bool = False
+    is_neg: bool = False
 
     @property
     def type_string(self) -> str:

@@ -658,6 +658,8 @@ def metadata_proxy(name: str, tensor: torch.Tensor, requires_grad: bool) -> Tens
         tensor.device,
         requires_grad,
         int(tensor.storage_offset()),
+        tensor.is_conj(),
+        tensor.is_neg(),
     )
 
 

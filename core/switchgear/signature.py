@@ -24,6 +24,7 @@ _VALUES = (
     bytes,
     type(None),
     type(Ellipsis),
+    torch.Size,
     torch.dtype,
     torch.device,
     torch.layout,

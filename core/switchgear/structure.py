@@ -46,7 +46,7 @@ def flatten(value: Any, *, objects: bool = False) -> tuple[list[Any], Structure]
     With `objects`, an object that is nothing but its `__dict__` is opened like a dataclass (the caches of
     transformers).
     """
-    leaves, spec = pytree.tree_flatten(value)
+    leaves, spec = pytree.tree_flatten(value, is_leaf=_is_size)
     is_record = _is_record_or_object if objects else _is_record
     if not any(map(is_record, leaves)):
         return leaves, Structure(spec)
@@ -61,6 +61,11 @@ def flatten(value: Any, *, objects: bool = False) -> tuple[list[Any], Structure]
         records.append((index, type(leaf), names, inner))
         flat.extend(inner_leaves)
     return flat, Structure(spec, tuple(records))
+
+
+def _is_size(value: Any) -> bool:
+    # PyTorch's pytree takes it apart, and makes a tuple of the parts
+    return isinstance(value, torch.Size)
 
 
 def _is_record(leaf: Any) -> bool:

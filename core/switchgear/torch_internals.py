@@ -22,6 +22,8 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from .proxy import TensorProxy
+
 FakeMode = FakeTensorMode
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
 NO_FAKE = UnsupportedOperatorException
@@ -41,18 +43,19 @@ def new_fake_mode() -> FakeTensorMode:
     return _FakeMode(allow_non_fake_inputs=False)
 
 
-def make_fake(mode: FakeTensorMode, like: Any) -> torch.Tensor:
-    """A fake of the metadata of `like`, a tensor or a proxy: shape, stride, dtype, device, storage offset."""
-    shape, stride = tuple(like.shape), like.stride
-    stride = tuple(stride() if callable(stride) else stride)
-    offset = like.storage_offset
-    offset = offset() if callable(offset) else offset
+def make_fake(mode: FakeTensorMode, proxy: TensorProxy) -> torch.Tensor:
+    """A fake tensor of a proxy's metadata."""
+    shape, stride, offset = proxy.shape, proxy.stride, proxy.storage_offset
+    reach = sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if 0 not in shape else 0
     with outside_autograd(), mode:
-        if not offset:
-            return torch.empty_strided(shape, stride, dtype=like.dtype, device=like.device)
-        needed = offset + 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True) if size)
-        base = torch.empty(needed, dtype=like.dtype, device=like.device)
-        return base.as_strided(shape, stride, offset)
+        if offset:
+            fake = torch.empty(offset + 1 + reach, dtype=proxy.dtype, device=proxy.device).as_strided(
+                shape, stride, offset
+            )
+        else:
+            fake = torch.empty_strided(shape, stride, dtype=proxy.dtype, device=proxy.device)
+        fake = torch._conj(fake) if proxy.is_conj else fake
+        return torch._neg_view(fake) if proxy.is_neg else fake
 
 
 @contextlib.contextmanager
