@@ -138,7 +138,8 @@ def show_choices(name: str, compiled: Any) -> None:
     """Who took which operator, and whose rule differentiates it."""
     for kind, title in (("execution", "who runs which operator"), ("gradient", "whose rule differentiates it")):
         counts = Counter((choice.symbol, choice.owner) for choice in sg.last_choices(compiled) if choice.kind == kind)
-        print(f"\n{name}: {title}")
+        owners = Counter(owner for _, owner in counts.elements())
+        print(f"\n{name}: {title} ({', '.join(f'{owner} {count}' for owner, count in owners.most_common())})")
         for (symbol, owner), count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
             print(f"  {count:>4} × {symbol:<55} {owner}")
 
@@ -152,8 +153,8 @@ def show_block(executors: Sequence[str], *, full: bool) -> None:
     block(hidden).sum().backward()
     for title, traces in (("forward", sg.last_traces(block)), ("backward", sg.last_backward_traces(block))):
         for trace in traces if full else traces[-1:]:
-            heading(f"one GPT-2 block, {title} trace: {trace.name}")
-            print(trace.python(link=True))
+            heading(f"one GPT-2 block, {title}, after the pass {trace.provenance[-1].name}")
+            print(trace.python(link=True).rstrip())
 
 
 def heading(text: str) -> None:

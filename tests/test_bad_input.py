@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 import warnings
 from collections.abc import Iterator
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,11 @@ def nothing_left_behind() -> Iterator[None]:
     assert torch.equal(torch.get_rng_state(), streams)
 
 
+def numbers() -> torch.Tensor:
+    """A tensor made without touching the random stream."""
+    return torch.linspace(-1, 2, 3)
+
+
 def double(x: torch.Tensor) -> torch.Tensor:
     return torch.sin(x) * 2
 
@@ -40,7 +46,7 @@ class Unavailable(sg.Executor):
 
 
 def test_unknown_executor_lists_the_known_ones() -> None:
-    with pytest.raises(errors.UnknownExecutor, match="torhc.*did you mean 'torch'.*installed: torch"):
+    with pytest.raises(errors.UnknownExecutor, match=r"torhc.*did you mean 'torch'.*installed: torch"):
         sg.jit(double, executors=["torhc"])
 
 
@@ -50,20 +56,22 @@ def test_unknown_executor_is_a_value_error_too() -> None:
 
 
 def test_unknown_option_names_the_known_ones() -> None:
+    misspelled: dict[str, Any] = {"executor": ["torch"]}
     with pytest.raises(TypeError, match=r"executor\b.*executors.*grad_rules.*strict"):
-        sg.jit(double, executor=["torch"])
+        sg.jit(double, **misspelled)
 
 
 def test_jit_of_something_that_cannot_be_called() -> None:
+    number: Any = 3
     with pytest.raises(TypeError, match="function or a module, not a int"):
-        sg.jit(3)
+        sg.jit(number)
 
 
 def test_unavailable_executor_is_skipped_with_one_warning_and_the_reason_in_every_choice() -> None:
-    with pytest.warns(errors.PluginWarning, match="distant.*no such device") as caught:
+    with pytest.warns(errors.PluginWarning, match=r"distant.*no such device") as caught:
         jitted = sg.jit(double, executors=[Unavailable("distant"), "torch"])
     assert len(caught) == 1
-    x = torch.randn(3, requires_grad=True)
+    x = numbers().requires_grad_()
     assert torch.equal(jitted(x), double(x))
     choices = sg.last_choices(jitted)
     assert choices
@@ -72,7 +80,7 @@ def test_unavailable_executor_is_skipped_with_one_warning_and_the_reason_in_ever
 
 
 def test_unavailable_executor_is_an_error_under_strict() -> None:
-    with pytest.raises(errors.ExecutorUnavailable, match="distant.*no such device"):
+    with pytest.raises(errors.ExecutorUnavailable, match=r"distant.*no such device"):
         sg.jit(double, executors=[Unavailable("distant"), "torch"], strict=True)
 
 
@@ -113,7 +121,7 @@ def returns_nested_opaque(x: torch.Tensor) -> Any:
     ],
 )
 def test_return_value_that_nothing_knows(function: Any, message: str) -> None:
-    x = torch.randn(3, requires_grad=True)
+    x = numbers().requires_grad_()
     with pytest.raises(errors.InvalidInput, match=message):
         sg.jit(function, executors=["torch"])(x)
     assert x.grad is None
@@ -133,7 +141,7 @@ def test_return_value_that_nothing_knows(function: Any, message: str) -> None:
 )
 def test_argument_that_is_refused(argument: Any, kind: type[Exception], message: str) -> None:
     jitted = sg.jit(lambda x, more: torch.sin(x), executors=["torch"])
-    x = torch.randn(3)
+    x = numbers()
     with pytest.raises(kind, match=message):
         jitted(x, argument)
     assert torch.equal(jitted(x, None), torch.sin(x))  # the same function goes on working
@@ -142,7 +150,7 @@ def test_argument_that_is_refused(argument: Any, kind: type[Exception], message:
 def test_closed_over_tensor_subclass_is_refused() -> None:
     held = torch.ones(3).as_subclass(Subclass)
     with pytest.raises(errors.Unsupported, match="Subclass"):
-        sg.jit(lambda x: x + held, executors=["torch"])(torch.randn(3))
+        sg.jit(lambda x: x + held, executors=["torch"])(numbers())
 
 
 def branch(x: torch.Tensor) -> torch.Tensor:
@@ -163,7 +171,7 @@ def data_dependent_shape(x: torch.Tensor) -> torch.Tensor:
 def test_data_dependence_names_the_line(function: Any) -> None:
     line = function.__code__.co_firstlineno + 1
     with pytest.raises(errors.DataDependent, match=rf"test_bad_input\.py:{line}"):
-        sg.jit(function, executors=["torch"])(torch.randn(3))
+        sg.jit(function, executors=["torch"])(numbers())
 
 
 def test_the_users_own_exception_comes_through_unchanged() -> None:
@@ -177,7 +185,7 @@ def test_the_users_own_exception_comes_through_unchanged() -> None:
         raise mine
 
     with pytest.raises(Mine) as caught:
-        sg.jit(fails, executors=["torch"])(torch.randn(3))
+        sg.jit(fails, executors=["torch"])(numbers())
     assert caught.value is mine
     assert traceback.extract_tb(caught.value.__traceback__)[-1].name == "fails"
 
@@ -192,13 +200,10 @@ def test_a_failed_capture_leaves_the_module_as_it_was() -> None:
     before = {name: value.clone() for name, value in module.state_dict(keep_vars=True).items()}
     held = dict(module.state_dict(keep_vars=True))
     with pytest.raises(errors.DataDependent):
-        sg.jit(module, executors=["torch"])(torch.randn(5, 4))
+        sg.jit(module, executors=["torch"])(torch.arange(20.0).view(5, 4))
     for name, value in module.state_dict(keep_vars=True).items():
         assert value is held[name]
         assert torch.equal(value, before[name])
-    assert torch.get_rng_state() is not None
-    module.requires_grad_(False)
-    torch.nn.BatchNorm1d.forward(module, torch.ones(5, 4))  # and it still runs in eager
 
 
 # --- plugins that misbehave ---
@@ -269,7 +274,7 @@ def raising_pullback(x: torch.Tensor) -> Any:
 )
 def test_faulty_plugin_is_named_with_operator_and_line(table: sg.Table) -> None:
     executor = sg.Executor("faulty", version="1.2", table=table)
-    x = torch.randn(3, requires_grad=True)
+    x = numbers().requires_grad_()
     line = double.__code__.co_firstlineno + 1
     with pytest.raises(errors.RuleError, match="faulty") as caught:
         sg.jit(double, executors=[executor, "torch"])(x)
@@ -280,8 +285,8 @@ def test_faulty_plugin_is_named_with_operator_and_line(table: sg.Table) -> None:
 
 
 def test_faulty_rule_passed_to_the_call_is_named_too() -> None:
-    with pytest.raises(errors.RuleError, match="faulty"):
-        sg.jit(double, executors=["torch"], grad_rules=table_whose(rule=raises))(torch.randn(3, requires_grad=True))
+    with pytest.raises(errors.RuleError, match=r"raises \(tests\.test_bad_input.*torch\.sin.*test_bad_input\.py"):
+        sg.jit(double, executors=["torch"], grad_rules=table_whose(rule=raises))(numbers().requires_grad_())
 
 
 def test_implementation_that_raises_when_run() -> None:
@@ -289,7 +294,7 @@ def test_implementation_that_raises_when_run() -> None:
     table.implementation(torch.sin)(raises)
     jitted = sg.jit(double, executors=[sg.Executor("faulty", table=table), "torch"])
     with pytest.raises(errors.ExecutorFailed, match=r"faulty.*torch\.sin") as caught:
-        jitted(torch.randn(3))
+        jitted(numbers())
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
@@ -297,12 +302,12 @@ def test_plugin_that_fails_to_import_is_one_warning_and_a_line_of_the_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
-    shipped = list(plugins.entry_points(group="switchgear"))
+    shipped = [found for found in entry_points(group="switchgear") if found.name == "torch"]
     broken = Site(tmp_path).add("broken", "import a_module_that_nobody_has")
     monkeypatch.setattr(plugins, "entry_points", lambda group: [broken, *shipped])
     plugins.installed.cache_clear()
     try:
-        with pytest.warns(errors.PluginWarning, match="broken.*a_module_that_nobody_has") as caught:
+        with pytest.warns(errors.PluginWarning, match=r"broken.*a_module_that_nobody_has") as caught:
             report = {status.name: status for status in sg.plugin_report()}
         assert len(caught) == 1
         assert report["broken"].status == "failed"
@@ -311,7 +316,7 @@ def test_plugin_that_fails_to_import_is_one_warning_and_a_line_of_the_report(
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert torch.equal(sg.jit(double)(torch.ones(3)), double(torch.ones(3)))
-        with pytest.raises(errors.UnknownExecutor, match="broken is failed|failed"):
+        with pytest.raises(errors.UnknownExecutor, match=r"broken is failed"):
             sg.jit(double, executors=["broken"])
     finally:
         plugins.installed.cache_clear()

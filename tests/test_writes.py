@@ -216,7 +216,14 @@ def two_outputs(x: torch.Tensor, w: torch.Tensor, c: torch.Tensor) -> tuple[torc
 
 def mixed_outputs(x: torch.Tensor, w: torch.Tensor, c: torch.Tensor) -> dict[str, Any]:
     values, indices = x.max(dim=1)
-    return {"values": values, "indices": indices, "frozen": c * 2, "number": 3, "none": None, "pair": (x * w, w.argmax())}
+    return {
+        "values": values,
+        "indices": indices,
+        "frozen": c * 2,
+        "number": 3,
+        "none": None,
+        "pair": (x * w, w.argmax()),
+    }
 
 
 def transposed_grad(output: torch.Tensor) -> None:

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 
 from . import torch_internals as internals
+from .composites import splice_escaping
 from .errors import DataDependent, Unsupported
 from .proxy import TensorProxy
-from .recorder import Recorder, active_recorder, history_of, metadata_proxy, same_history, splice_escaping
+from .recorder import Recorder, active_recorder
 from .signature import (
     Argument,
     Closure,
@@ -30,6 +31,7 @@ from .signature import (
 )
 from .structure import Structure, flatten
 from .trace import Names, Trace
+from .tracking import history_of, metadata_proxy, same_history
 
 #: Held while capturing and differentiating: the patches and flags below are process-wide.
 CAPTURE_LOCK = threading.RLock()
@@ -180,7 +182,7 @@ def _finish(recorder: Recorder, result: Any) -> tuple[Trace, tuple[Returned, ...
             raise Unsupported(
                 f"the function changes sizes or strides of {found.proxy.name} in place; make a view instead"
             )
-        final = recorder.proxy_of(found.wrapper)
+        final = recorder.tracker.proxy_of(found.wrapper)
         if final is not found.proxy:
             outputs.setdefault(final.name, final)
             tracked = not same_history(history_of(found.wrapper), found.history)
@@ -199,7 +201,7 @@ def _returned(recorder: Recorder, leaf: Any, outputs: dict[str, TensorProxy]) ->
     itself = recorder.input_of(leaf)
     if itself is not None:
         return Returned("input", recorder.inputs.index(itself))
-    proxy = recorder.proxy_of(leaf)
+    proxy = recorder.tracker.proxy_of(leaf)
     outputs.setdefault(proxy.name, proxy)
     return Returned("output", list(outputs).index(proxy.name))
 

@@ -15,19 +15,21 @@ import torch
 from torch.utils import _pytree as pytree
 
 from .capture import Captured, capture
+from .composites import bind_outputs
 from .errors import InvalidInput
 from .jit import jit
 from .passes.dead_code import dead_code, live
 from .passes.differentiate import differentiate
 from .passes.pipeline import expected_grad
 from .plugins import installed
-from .recorder import SET_VALUE, active_recorder, bind_outputs, metadata_proxy
+from .recorder import active_recorder
 from .runtime.epilogue import write_back
 from .selection import Selection, select
 from .signature import Argument, Closure, InputSource
 from .structure import flatten
 from .symbol import BoundSymbol, map_proxies
 from .trace import Trace
+from .tracking import SET_VALUE, metadata_proxy
 
 
 def grad(
@@ -138,7 +140,7 @@ def _linearised(
 ) -> _Linearised:
     recorder = active_recorder()
     if recorder is not None:
-        recorder.settle()
+        recorder.tracker.settle()
     leaves, spec = flatten((args, kwargs))
     owner = [index for index, arg in enumerate(args) for _ in pytree.tree_leaves(arg)]
     wanted = tuple(

@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 
+from .composites import splice_escaping
 from .errors import RuleError, SwitchgearError
+from .nesting import tensors_in
 from .proxy import TensorProxy
-from .recorder import Recorder, splice_escaping, tensors_in
+from .recorder import Recorder
 from .registry import GradRule
 from .symbol import BoundSymbol, map_proxies
 from .trace import Names
@@ -48,14 +50,14 @@ _transform: contextvars.ContextVar[_Transform | None] = contextvars.ContextVar("
 def get_grad(output: torch.Tensor) -> torch.Tensor:
     """Inside a grad transform: the gradient of a value that the transform returns, of its shape, dtype and device."""
     state = _running("get_grad")
-    proxy = state.recorder.proxy_of(output)
+    proxy = state.recorder.tracker.proxy_of(output)
     for known, cotangent in state.asked:
         if known is output:
-            return state.recorder.wrapper_for(cotangent)
+            return state.recorder.tracker.wrapper_for(cotangent)
     cotangent = replace(proxy, name=state.recorder.names.fresh(), stride=_contiguous(proxy.shape), storage_offset=0)
     cotangent = replace(cotangent, requires_grad=False)
     state.asked.append((output, cotangent))
-    return state.recorder.wrapper_for(cotangent)
+    return state.recorder.tracker.wrapper_for(cotangent)
 
 
 def put_grad(argument: torch.Tensor, gradient: torch.Tensor | None) -> None:
@@ -89,7 +91,7 @@ class _Application:
         self.names: Names = recorder.names
         with self._recording():
             self.args, self.kwargs = map_proxies(
-                self.recorder.wrapper_for, (bound_symbol.args, dict(bound_symbol.kwargs))
+                self.recorder.tracker.wrapper_for, (bound_symbol.args, dict(bound_symbol.kwargs))
             )
         self.tensors = list(tensors_in((self.args, self.kwargs)))
 
@@ -152,19 +154,19 @@ class _Application:
         for output, original in zip(outputs, self.bound_symbol.outputs, strict=True):
             if output.name in made and output.name not in env:
                 env[output.name] = replace(output, name=original.name, requires_grad=original.requires_grad)
-                self.recorder.rename(output, env[output.name])
+                self.recorder.tracker.rename(output, env[output.name])
         forward = tuple(replace(_substituted(item, env), grad_enabled=True) for item in recorded)
         return forward, tuple(env.get(p.name, p) for p in outputs)
 
     def _materialised(self, grad: TensorProxy | None, output: TensorProxy) -> torch.Tensor | None:
         if grad is not None:
-            return self.recorder.wrapper_for(grad)
+            return self.recorder.tracker.wrapper_for(grad)
         if not output.is_differentiable:
             return None
         return torch.zeros(output.shape, dtype=output.dtype, device=output.device)
 
     def _outputs(self, result: Any) -> tuple[TensorProxy, ...]:
-        made = tuple(self.recorder.proxy_of(tensor) for tensor in tensors_in(result))
+        made = tuple(self.recorder.tracker.proxy_of(tensor) for tensor in tensors_in(result))
         expected = self.bound_symbol.outputs
         if len(made) != len(expected):
             raise self._error(f"returns {len(made)} outputs, the operator has {len(expected)}")
@@ -185,7 +187,7 @@ class _Application:
             return None
         if not isinstance(grad, torch.Tensor):
             raise self._error(f"gives a {type(grad).__name__} as the gradient of argument {index}")
-        proxy = self.recorder.proxy_of(grad)
+        proxy = self.recorder.tracker.proxy_of(grad)
         self._same(proxy, self.bound_symbol.inputs[index], f"the gradient of tensor argument {index}")
         return proxy
 
@@ -199,7 +201,7 @@ class _Application:
         asked: list[TensorProxy | None] = [None] * len(outputs)
         names = [proxy.name for proxy in outputs]
         for tensor, cotangent in state.asked:
-            name = self.recorder.proxy_of(tensor).name
+            name = self.recorder.tracker.proxy_of(tensor).name
             if name not in names:
                 raise self._error("calls get_grad on something that it does not return")
             asked[names.index(name)] = cotangent
@@ -227,7 +229,7 @@ class _Application:
                 if cotangent is not None:
                     tensor = self._materialised(grad, output)
                     if tensor is not None:
-                        env[cotangent.name] = self.recorder.proxy_of(tensor.contiguous())
+                        env[cotangent.name] = self.recorder.tracker.proxy_of(tensor.contiguous())
         body = (*self.recorder.take(), *(_substituted(item, env) for item in backward))
         return body, tuple(None if g is None else env.get(g.name, g) for g in gradients)
 

@@ -150,7 +150,9 @@ def test_training_step_is_eagers_to_the_bit(name: str) -> None:
 def test_dropout_is_on() -> None:
     model, batch = gpt2().train(), text()
     jitted = sg.jit(model, executors=["torch"])
-    assert not torch.equal(step(model, jitted, batch, 1)["output"]["loss"], step(model, jitted, batch, 2)["output"]["loss"])
+    assert not torch.equal(
+        step(model, jitted, batch, 1)["output"]["loss"], step(model, jitted, batch, 2)["output"]["loss"]
+    )
 
 
 def test_experts_picked_by_a_loop_over_the_data_are_refused() -> None:

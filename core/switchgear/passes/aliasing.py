@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from switchgear.proxy import TensorProxy
-from switchgear.recorder import SET_VALUE
 from switchgear.symbol import BoundSymbol, proxies
+from switchgear.tracking import SET_VALUE
 
 
 class Storages:

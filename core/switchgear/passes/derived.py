@@ -142,7 +142,7 @@ def _run(
 ) -> tuple[tuple[BoundSymbol, ...], tuple[TensorProxy | None, ...]]:
     recorder = Recorder(Names(), follow_autograd=False)
     with recorder.recording(), torch._C.DisableTorchFunction(), torch.autograd.set_multithreading_enabled(False):
-        wrappers = [recorder.wrapper_for(proxy, autograd=True) for proxy in arguments]
+        wrappers = [recorder.tracker.wrapper_for(proxy, autograd=True) for proxy in arguments]
         given = iter(wrappers)
         args, kwargs = map_proxies(lambda _: next(given), (bound_symbol.args, dict(bound_symbol.kwargs)))
         with torch.enable_grad():
@@ -152,9 +152,9 @@ def _run(
             if isinstance(result, torch.Tensor)
             else [item for item in result if isinstance(item, torch.Tensor)]
         )
-        results = {recorder.proxy_of(tensor).name: proxy for tensor, proxy in zip(made, outputs, strict=True)}
+        results = {recorder.tracker.proxy_of(tensor).name: proxy for tensor, proxy in zip(made, outputs, strict=True)}
         pairs = [
-            (tensor, recorder.wrapper_for(cotangent))
+            (tensor, recorder.tracker.wrapper_for(cotangent))
             for tensor, cotangent in zip(made, cotangents, strict=True)
             if cotangent is not None and tensor.requires_grad
         ]
@@ -170,7 +170,7 @@ def _run(
 
 
 def _grad_proxy(recorder: Recorder, grad: torch.Tensor | None) -> TensorProxy | None:
-    return None if grad is None else recorder.proxy_of(grad)
+    return None if grad is None else recorder.tracker.proxy_of(grad)
 
 
 def _renamed(

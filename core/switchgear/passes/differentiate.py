@@ -15,11 +15,12 @@ import torch
 from switchgear.choice import Choice
 from switchgear.errors import StrictError
 from switchgear.proxy import TensorProxy
-from switchgear.recorder import SET_VALUE, Recorder
+from switchgear.recorder import Recorder
 from switchgear.rules import Grads, apply_rule
 from switchgear.selection import Selection
 from switchgear.symbol import GRAD_OFF_INSIDE, RECOMPUTED, BoundSymbol, Link, RuleOrigin, Symbol, map_proxies
 from switchgear.trace import Names, Trace, names_of
+from switchgear.tracking import SET_VALUE
 
 from .claim import claimant
 from .dead_code import dead_code
@@ -278,7 +279,7 @@ def _sum(left: TensorProxy, right: TensorProxy, recorder: Recorder, links: tuple
             source = links[-1].forward.source if links else None
             return [BoundSymbol(_ADD, (left, right), {}, output, source=source, grad_enabled=False, links=links)]
     with recorder.recording(), torch._C.DisableTorchFunction(), torch.no_grad():
-        recorder.proxy_of(recorder.wrapper_for(left) + recorder.wrapper_for(right))
+        recorder.tracker.proxy_of(recorder.tracker.wrapper_for(left) + recorder.tracker.wrapper_for(right))
     return [replace(item, links=links) for item in recorder.take()]
 
 

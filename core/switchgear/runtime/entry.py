@@ -9,9 +9,9 @@ import torch
 
 from switchgear import torch_internals as internals
 from switchgear.capture import CAPTURE_LOCK, Captured, capture
+from switchgear.composites import leaves_of
 from switchgear.errors import InvalidInput
 from switchgear.passes.pipeline import Program, compile_forward, compile_training, expected_grad, prepare
-from switchgear.recorder import leaves_of
 from switchgear.selection import Selection
 from switchgear.signature import Argument, Closure, InputSource
 from switchgear.structure import Structure

@@ -1,0 +1,45 @@
+"""Tensors in nested arguments."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from .errors import InvalidInput
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in a nest of tuples, lists and dicts, in order."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensors_in(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_in(item)
+
+
+def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
+    """`value` with every tensor in its nest of tuples, lists, dicts and slices replaced by `function(tensor)`."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, torch.Size):
+        return value
+    if type(value) is tuple:
+        return tuple([map_tensors(function, item) for item in value])
+    if isinstance(value, tuple):
+        items = [map_tensors(function, item) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    if isinstance(value, list):
+        return [map_tensors(function, item) for item in value]
+    if isinstance(value, dict):
+        return {key: map_tensors(function, item) for key, item in value.items()}
+    if isinstance(value, slice):
+        return slice(*[map_tensors(function, item) for item in (value.start, value.stop, value.step)])
+    if isinstance(value, types.GeneratorType):
+        raise InvalidInput("a generator was passed to a PyTorch function; pass a list")
+    return value

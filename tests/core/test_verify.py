@@ -1,0 +1,128 @@
+"""The verifier: every kind of fault is found, and shown with the lines around it and the pass that made it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import switchgear as sg
+from switchgear import errors
+from switchgear.passes import pipeline
+from switchgear.symbol import DEL
+from switchgear.verify import verify
+from tests.core.against_eager import numbers
+
+
+def proxy(name: str, **changes: Any) -> sg.TensorProxy:
+    return replace(sg.TensorProxy(name, (2,), (1,), torch.float32, torch.device("cpu")), **changes)
+
+
+def sin(output: Any, *args: Any, **kwargs: Any) -> sg.BoundSymbol:
+    return sg.BoundSymbol(sg.Symbol("torch.sin", torch.sin), args, kwargs, output)
+
+
+def free(*values: sg.TensorProxy) -> sg.BoundSymbol:
+    return sg.BoundSymbol(DEL, values, {}, None)
+
+
+X, A, B, C = proxy("x"), proxy("a"), proxy("b"), proxy("c")
+
+
+def trace(*body: sg.BoundSymbol, inputs: Any = (X,), outputs: Any = (C,), **fields: Any) -> sg.Trace:
+    return sg.Trace("computation", inputs, outputs, body, **fields)
+
+
+GOOD = trace(sin(A, X), sin(B, A), free(A), sin(C, B))
+
+
+def test_a_good_trace_is_returned_itself() -> None:
+    assert verify(GOOD) is GOOD
+    assert verify(trace(outputs=(X, None, X)))
+    assert verify(trace(sin((A, (B, None)), [X, {"more": X}]), outputs=(A, B)))
+    assert verify(trace(sin(C, proxy("held")), constants={"held": torch.ones(2)}))
+
+
+FAULTS: dict[str, tuple[Callable[[], sg.Trace], str]] = {
+    "used before defined": (lambda: trace(sin(B, A), sin(A, X), sin(C, B)), "^a is used before it is defined"),
+    "used, never defined": (lambda: trace(sin(C, proxy("nowhere"))), "^nowhere is used before it is defined"),
+    "hidden in a list": (lambda: trace(sin(C, [X, (A,)])), "^a is used before it is defined"),
+    "hidden in a keyword": (lambda: trace(sin(C, X, other={"key": A})), "^a is used before it is defined"),
+    "defined twice": (lambda: trace(sin(A, X), sin(A, X), sin(C, A)), "^a is defined twice"),
+    "defined over an input": (lambda: trace(sin(X, X), sin(C, X)), "^x is defined twice"),
+    "defined over a constant": (
+        lambda: trace(sin(C, X), constants={"c": torch.ones(2)}, outputs=(X,)),
+        "^c is defined twice",
+    ),
+    "two outputs of one name": (lambda: trace(sin((C, C), X)), "^c is defined twice"),
+    "input twice": (lambda: trace(sin(C, X), inputs=(X, X)), "^input x is defined twice"),
+    "used after freed": (lambda: trace(sin(A, X), free(X), sin(C, X)), "^x is used after it is freed"),
+    "freed twice": (lambda: trace(sin(C, X), free(X), free(X)), "^x is used after it is freed"),
+    "output freed": (lambda: trace(sin(C, X), free(C)), "^output: c is used after it is freed"),
+    "output missing": (lambda: trace(sin(A, X)), "^output: c is used before it is defined"),
+    "other shape": (lambda: trace(sin(A, X), sin(C, replace(A, shape=(3,)))), r"(?s)^a is used as .*\(3,\).*\(2,\)"),
+    "other stride": (lambda: trace(sin(A, X), sin(C, replace(A, stride=(2,)))), "^a is used as"),
+    "other dtype": (lambda: trace(sin(A, X), sin(C, replace(A, dtype=torch.int64))), "^a is used as.*int64"),
+    "other device": (
+        lambda: trace(sin(A, X), sin(C, replace(A, device=torch.device("meta")))),
+        "^a is used as.*meta",
+    ),
+    "other requires_grad": (lambda: trace(sin(A, X), sin(C, replace(A, requires_grad=True))), "^a is used as"),
+    "output of other metadata": (lambda: trace(sin(C, X), outputs=(replace(C, shape=(9,)),)), "^output: c is used as"),
+}
+
+
+@pytest.mark.parametrize(("make", "message"), FAULTS.values(), ids=FAULTS)
+def test_fault_is_found(make: Callable[[], sg.Trace], message: str) -> None:
+    with pytest.raises(errors.InvalidTrace, match=message):
+        verify(make())
+
+
+def test_message_shows_the_lines_around_the_fault_and_the_pass() -> None:
+    names = [proxy(f"v{index}") for index in range(9)]
+    body = [sin(names[0], X), *(sin(after, before) for before, after in zip(names, names[1:], strict=False))]
+    body[5] = sin(names[5], proxy("missing"))
+    broken = trace(*body, outputs=(names[8],)).with_provenance("capture", 0.5).with_provenance("my_pass", 0.25)
+    with pytest.raises(errors.InvalidTrace) as caught:
+        verify(broken)
+    assert str(caught.value) == (
+        "missing is used before it is defined\n"
+        "  in trace 'computation' as made by my_pass:\n"
+        '      v2 = torch.sin(v1)  # v2: "cpu f32[2]"\n'
+        '      v3 = torch.sin(v2)  # v3: "cpu f32[2]"\n'
+        '      v4 = torch.sin(v3)  # v4: "cpu f32[2]"\n'
+        '>     v5 = torch.sin(missing)  # v5: "cpu f32[2]"\n'
+        '      v6 = torch.sin(v5)  # v6: "cpu f32[2]"\n'
+        '      v7 = torch.sin(v6)  # v7: "cpu f32[2]"\n'
+        '      v8 = torch.sin(v7)  # v8: "cpu f32[2]"'
+    )
+
+
+def test_missing_output_points_at_the_return() -> None:
+    with pytest.raises(errors.InvalidTrace) as caught:
+        verify(trace(sin(A, X)))
+    assert str(caught.value).splitlines()[-1] == ">     return (c,)"
+    assert "as made by no pass" in str(caught.value)
+
+
+def test_the_verifier_runs_between_passes_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = replace(GOOD, bound_symbols=GOOD.bound_symbols[1:])
+    for setting, fails in (("1", True), ("", False)):
+        monkeypatch.setenv("SWITCHGEAR_VERIFY", setting)
+        stages = pipeline._Stages([GOOD])
+        if fails:
+            with pytest.raises(errors.InvalidTrace, match="as made by breaks"):
+                stages.keep("breaks", broken, 0.0)
+        else:
+            assert stages.keep("breaks", broken, 0.0).bound_symbols == broken.bound_symbols
+
+
+def test_every_stage_of_real_programs_is_valid() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout(), torch.nn.GELU())
+    jitted = sg.jit(model, executors=["torch"])
+    jitted(numbers(5, 3, dtype=torch.float32)).sum().backward()
+    for stage in (*sg.last_traces(jitted), *sg.last_backward_traces(jitted)):
+        assert verify(stage) is stage
