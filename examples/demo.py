@@ -163,4 +163,7 @@ def heading(text: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except sg.errors.UnknownExecutor as error:
+        sys.exit(f"demo.py: {error}")

@@ -85,7 +85,14 @@ def report(python: Path, folder: Path) -> int:
     print("plugins:", flush=True)
     environment = {name: value for name, value in os.environ.items() if name != "SWITCHGEAR_DISABLE"}
     for command in (["-c", PROBE], ["-m", "switchgear", "plugins"]):
-        status = subprocess.run([str(python), "-I", *command], cwd=folder, env=environment, check=False).returncode
+        line = [
+            str(python),
+            "-I",
+            "-W",
+            "ignore:Failed to initialize NumPy",
+            *command,
+        ]  # torch's own; NumPy is optional
+        status = subprocess.run(line, cwd=folder, env=environment, check=False).returncode
         if status:
             print(f"the plugin report is not clean: {' '.join(command[:2])} ended with {status}", file=sys.stderr)
             return 1
@@ -94,7 +101,7 @@ def report(python: Path, folder: Path) -> int:
 
 def pip(python: Path, *arguments: str) -> None:
     """Run pip in the environment of `python`."""
-    command = [str(python), "-m", "pip", arguments[0], "--quiet", "--disable-pip-version-check", *arguments[1:]]
+    command = [str(python), "-m", "pip", arguments[0], "-qq", "--disable-pip-version-check", *arguments[1:]]
     subprocess.run(command, check=True)
 
 

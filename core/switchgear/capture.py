@@ -30,6 +30,7 @@ from .signature import (
     state_of,
 )
 from .structure import Structure, flatten
+from .symbol import CHECKPOINT
 from .trace import Names, Trace
 from .tracking import history_of, metadata_proxy, same_history
 
@@ -183,6 +184,10 @@ def _finish(recorder: Recorder, result: Any) -> tuple[Trace, tuple[Returned, ...
                 f"the function changes sizes or strides of {found.proxy.name} in place; make a view instead"
             )
         final = recorder.tracker.proxy_of(found.wrapper)
+        if (final.shape, final.dtype, final.device) != (found.proxy.shape, found.proxy.dtype, found.proxy.device):
+            raise Unsupported(
+                f"the function gives {found.proxy.name} another shape, dtype or device; return a new tensor"
+            )
         if final is not found.proxy:
             outputs.setdefault(final.name, final)
             tracked = not same_history(history_of(found.wrapper), found.history)
@@ -285,6 +290,7 @@ def _environment(paths: _ModulePaths, compiling: bool) -> Iterator[None]:
         internals.outside_inference_mode(),
         paths.followed(),
         _no_custom_functions(),
+        internals.checkpoint_regions(_tagged_region),
         internals.exact_batch_norm(),
         internals.compiling_flag(compiling),
     ):
@@ -323,6 +329,17 @@ def _no_custom_functions() -> Iterator[None]:
         yield
     finally:
         function.apply = original
+
+
+@contextlib.contextmanager
+def _tagged_region() -> Iterator[None]:
+    """What runs in a region of `torch.utils.checkpoint` is recorded with a tag."""
+    recorder = active_recorder()
+    if recorder is None:
+        yield
+        return
+    with recorder.tagged(CHECKPOINT):
+        yield
 
 
 @contextlib.contextmanager

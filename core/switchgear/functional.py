@@ -29,7 +29,8 @@ from .signature import Argument, Closure, InputSource
 from .structure import flatten
 from .symbol import BoundSymbol, map_proxies
 from .trace import Trace
-from .tracking import SET_VALUE, metadata_proxy
+from .tracking import metadata_proxy
+from .writes import SET_VALUE
 
 
 def grad(

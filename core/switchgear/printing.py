@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import enum
+import keyword
 import linecache
 import math
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +25,8 @@ _REPRESENTED = (int, str, bytes, type(None), torch.dtype, torch.layout, torch.me
 class _Scope:
     """The names that the text needs beside the inputs: modules to import, and constants."""
 
-    def __init__(self, constants: Mapping[str, Any]) -> None:
+    def __init__(self, constants: Mapping[str, Any], taken: Iterable[str]) -> None:
+        self._taken = {*taken, "args"}
         self.values: dict[str, Any] = dict(constants)
         self.modules: dict[str, types.ModuleType] = {"torch": torch}
 
@@ -32,8 +34,8 @@ class _Scope:
         for name, known in self.values.items():
             if known is value:
                 return name
-        name = hint if hint.isidentifier() else "constant"
-        while name in self.values or name in self.modules:
+        name = hint if hint.isidentifier() and not keyword.iskeyword(hint) else "constant"
+        while name in self.values or name in self.modules or name in self._taken:
             name += "_"
         self.values[name] = value
         return name
@@ -106,7 +108,8 @@ def compile_trace(trace: Trace, *, boxed: bool = False) -> Callable[..., Any]:
 
 
 def _render(trace: Trace, link: bool, decompositions: bool, boxed: bool = False) -> tuple[str, _Scope]:
-    scope = _Scope(trace.constants)
+    used = {proxy.name for item in trace.bound_symbols for proxy in (*item.inputs, *item.outputs)}
+    scope = _Scope(trace.constants, {trace.name, *used, *(proxy.name for proxy in trace.inputs)})
     body: list[str] = []
     for bound_symbol in trace.bound_symbols:
         body.append(_line(bound_symbol, scope, link))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import sys
 import threading
 import types
@@ -29,7 +30,8 @@ from .random_states import RandomStates
 from .refusals import refuse
 from .symbol import GRAD_OFF_INSIDE, RANDOM, BoundSymbol, Source, Symbol, map_proxies, proxies
 from .trace import Names
-from .tracking import SET_VALUE, Tracker, history_of
+from .tracking import Tracker, history_of
+from .writes import SET_VALUE, WRITE_STRIDED
 
 _aten = torch.ops.aten
 _NOISE = frozenset({torch.ops.prim.device.default, _aten.is_same_size.default, _aten._has_same_storage_numel.default})
@@ -120,6 +122,7 @@ class Recorder:
         self._function_mode = _FunctionMode(self)
         self._dispatch_mode = _DispatchMode(self)
         self._dispatch_state: tuple[Any, Any] = (None, None)
+        self._tags: frozenset[str] = frozenset()
         self._random_states: RandomStates = self._outer._random_states if self._outer else RandomStates()
 
     # -- sessions ------------------------------------------------------------------------------------------------------
@@ -151,6 +154,16 @@ class Recorder:
             yield
         finally:
             self._paused -= 1
+
+    @contextlib.contextmanager
+    def tagged(self, tag: str) -> Iterator[None]:
+        """Give what is recorded inside a tag."""
+        before = self._tags
+        self._tags = before | {tag}
+        try:
+            yield
+        finally:
+            self._tags = before
 
     def check_random_states(self) -> None:
         """Raise, and restore, if the function changed the state of a random generator."""
@@ -254,7 +267,7 @@ class Recorder:
                     written = True
                     self.tracker.reconcile_bases(tensor)
         except RuntimeError as error:
-            if "data is not allocated yet" not in str(error):
+            if not _lacks_data(error):
                 raise
             raise DataDependent(f"{func.__name__} needs the data of a tensor, in {self.here()}: {_NO_DATA}") from error
         finally:
@@ -368,21 +381,31 @@ class Recorder:
         frame = self._frames[-1]
         # a custom operator's autograd is a Function, which turns grad mode off while the operator itself runs
         grad_enabled = torch.is_grad_enabled() or (frame.fn is func and frame.grad_enabled)
-        if grad_enabled and any(proxy.requires_grad for proxy in proxies(given)):
-            flags = iter(self._differentiable_outputs(func, args, kwargs, given, result))
-        else:
-            flags = iter(())
+        flags: Iterator[bool] = iter(())
+        if any(proxy.requires_grad for proxy in proxies(given)):
+            if grad_enabled:
+                flags = iter(self._differentiable_outputs(func, args, kwargs, given, result))
+            elif makes_views(func):
+                # under no_grad eager calls a view of what requires grad a leaf that requires grad
+                flags = itertools.repeat(True)
         output = map_tensors(lambda fake: self.tracker.new_proxy(fake, next(flags, False)), result)
         if isinstance(output, list):
             output = tuple(output)
         if not any(proxies(output)):
             return
-        tags = frozenset({RANDOM}) if is_random(func) else frozenset()
-        if tags:
+        tags = self._tags
+        if is_random(func):
             self._random_states.check(self.here)
+            tags |= {RANDOM}
         self._frames[-1].recorded.append(
-            BoundSymbol(Symbol(str(func), func), *given, output, (), self._find_source(), grad_enabled, tags)
+            BoundSymbol(self._leaf_symbol(func), *given, output, (), self._find_source(), grad_enabled, tags)
         )
+
+    def _leaf_symbol(self, func: Any) -> Symbol:
+        called = self._frames[-1].fn and symbol_of(self._frames[-1].fn)
+        if func is _aten.as_strided_scatter.default and (not called or "as_strided_scatter" not in called.name):
+            return WRITE_STRIDED
+        return Symbol(str(func), func)
 
     def _differentiable_outputs(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: tuple[Any, Any], made: Any
@@ -425,6 +448,10 @@ class Recorder:
         return f"{source.file}:{source.line}" if source else "the jitted function"
 
 
+def _lacks_data(error: RuntimeError) -> bool:
+    return any(text in str(error) for text in ("data is not allocated yet", "unallocated storage"))
+
+
 _NO_DATA = (
     "a trace holds no data. Compute it outside the jitted function and pass it in, or rewrite it with masks "
     "(torch.where)"
@@ -432,6 +459,14 @@ _NO_DATA = (
 #: Which outputs of an overload are differentiable: facts about PyTorch, found once per process.
 _DIFFERENTIABLE: dict[Any, tuple[bool, ...]] = {}
 _REOPENED = frozenset({"torch.nn.functional", "torch.functional"})
+
+
+@functools.cache
+def makes_views(overload: Any) -> bool:
+    """Whether the outputs of an overload are differentiable views of an argument."""
+    return overload is not _aten.detach.default and any(
+        made.alias_info is not None for made in overload._schema.returns
+    )
 
 
 @functools.cache

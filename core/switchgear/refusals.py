@@ -14,6 +14,7 @@ from .errors import Unsupported
 #: Torch-level functions that would be captured wrongly, and what to do instead.
 _REFUSED = {
     "torch.autograd.grad": "differentiate outside the jitted function, or with sg.grad inside it",
+    "torch.autograd.backward": "call backward() on what the jitted function returns",
     "torch.autograd.functional": "use sg.grad or sg.vjp",
     "torch.Tensor.backward": "call backward() on what the jitted function returns",
     "torch.Tensor.register_hook": "register the hook outside the jitted function, on its inputs or outputs",

@@ -6,10 +6,12 @@ Tested against each supported torch by `tests/core/test_torch_internals.py`.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch._C._dynamo.guards import GlobalStateGuard as GlobalStateGuard
 from torch._C._dynamo.guards import TensorGuards as _TensorGuards
 from torch._subclasses.fake_tensor import (
@@ -161,6 +163,27 @@ def _declared_batch_norm(
     if mean is None:
         return torch.ops.aten._native_batch_norm_legit.no_stats(input, weight, bias, training, momentum, eps)
     return torch.ops.aten._native_batch_norm_legit.default(input, weight, bias, mean, var, training, momentum, eps)
+
+
+@contextlib.contextmanager
+def checkpoint_regions(region: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
+    """Run what `torch.utils.checkpoint` marks, without reentrance, inside `region()` and otherwise as it is."""
+    name = "_checkpoint_without_reentrant_generator"
+    module: Any = torch.utils.checkpoint
+    original, thread = getattr(module, name), threading.get_ident()
+
+    def generator(*args: Any, **kwargs: Any) -> Iterator[None]:
+        if threading.get_ident() != thread:
+            yield from original(*args, **kwargs)
+            return
+        with region():
+            yield
+
+    setattr(module, name, generator)
+    try:
+        yield
+    finally:
+        setattr(module, name, original)
 
 
 @contextlib.contextmanager

@@ -13,16 +13,9 @@ from .errors import Unsupported
 from .proxy import TensorProxy
 from .symbol import Symbol
 from .trace import Names
+from .writes import SET_VALUE
 
 _DETACH = Symbol("aten.detach.default", torch.ops.aten.detach.default)
-
-
-def set_value(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-    """The value of `new` with the history of `old`: a write that autograd did not see."""
-    return new
-
-
-SET_VALUE = Symbol("switchgear.set_value", set_value)
 
 
 @dataclass(slots=True)

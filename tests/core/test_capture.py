@@ -225,6 +225,11 @@ def draw_in_place(x: T, w: T) -> T:
     return y * x + z * w
 
 
+# BUG: aten.bernoulli.p draws in another order than bernoulli_ where the tensor is not contiguous
+def dropout_of_a_transposed_tensor(x: T, w: T) -> tuple[T, T]:
+    return functional.dropout(x.t(), 0.5), torch.rand_like(w.t())
+
+
 def random_attention(x: T, w: T) -> T:
     query = (x @ w.t()).reshape(1, 1, 3, 3)
     return functional.scaled_dot_product_attention(query, query, query, dropout_p=0.4)
@@ -330,6 +335,7 @@ FUNCTIONS = [
     many_draws,
     unused_draw,
     draw_in_place,
+    dropout_of_a_transposed_tensor,
     random_attention,
     sizes,
     operators,

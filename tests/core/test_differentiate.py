@@ -272,7 +272,9 @@ def test_frozen_layers_are_not_differentiated() -> None:
     jitted = sg.jit(model, executors=["torch"])
     x = torch.randn(3, 4)
     assert_same(model_step(model, jitted, x), model_step(model, model, x))
-    modules = {link.forward.source.module for item in lines(backward(jitted)) for link in item.links if link.forward.source}
+    modules = {
+        link.forward.source.module for item in lines(backward(jitted)) for link in item.links if link.forward.source
+    }
     assert modules == {"4"}
     assert operators(backward(jitted)).count("aten.mm.default") == 1
     assert [proxy.shape for proxy in backward(jitted).inputs] == [(3, 6), (3, 7)]
@@ -505,9 +507,10 @@ def test_many_uses_of_one_tensor_are_summed_in_eagers_order() -> None:
 
 
 UNARY: list[Callable[[Tensor], Tensor]] = [
-    torch.sin, torch.tanh, torch.sigmoid, torch.t, lambda x: x * 1.7, lambda x: x.softmax(-1), lambda x: x.reshape(16).view(4, 4),
-    lambda x: x[:, [3, 1, 1, 0]], lambda x: x.cumsum(0), lambda x: F.layer_norm(x, (4,)), lambda x: x.expand(2, 4, 4).sum(0),
-    lambda x: x.detach() + x, lambda x: F.gelu(x), lambda x: x.mean(1, keepdim=True).expand(4, 4), lambda x: x.clone().mul_(0.3),
+    torch.sin, torch.tanh, torch.sigmoid, torch.t, lambda x: x * 1.7, lambda x: x.softmax(-1), F.gelu,
+    lambda x: x.reshape(16).view(4, 4), lambda x: x[:, [3, 1, 1, 0]], lambda x: x.cumsum(0),
+    lambda x: F.layer_norm(x, (4,)), lambda x: x.expand(2, 4, 4).sum(0), lambda x: x.detach() + x,
+    lambda x: x.mean(1, keepdim=True).expand(4, 4), lambda x: x.clone().mul_(0.3),
 ]  # fmt: skip
 BINARY: list[Callable[[Tensor, Tensor], Tensor]] = [
     torch.add, torch.sub, torch.mul, torch.matmul, torch.maximum, lambda x, y: torch.cat([x[:2], y[2:]]),

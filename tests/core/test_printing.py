@@ -267,7 +267,8 @@ def test_equal_names_of_different_callables_stay_apart() -> None:
 # BUG: a constant's name is not kept apart from the trace's own name, its proxies, `args` and the builtins of the text
 @pytest.mark.parametrize("name", ["computation", "x", "y", "args", "float", "slice", "torch", "del", "complex"])
 def test_name_of_a_callable_that_the_text_uses_otherwise(name: str) -> None:
-    def local(x: T, *_: Any) -> T:
+    def local(x: T, *others: Any) -> T:
+        assert others == (math.inf, slice(0, 1), 1j)
         return x * 5
 
     local.__name__ = local.__qualname__ = name
@@ -394,7 +395,8 @@ def test_every_training_stage_runs(function: Callable[..., Any], link: bool) -> 
         saved: list[Any] = []
         for trace in sg.last_traces(jitted):
             torch.manual_seed(11)
-            given = [*inputs, *cotangents] if trace.name == "joint" else inputs
+            plain_inputs = [tensor.detach() for tensor in inputs]
+            given = [*plain_inputs, *cotangents] if trace.name == "joint" else plain_inputs
             found = list(run(trace, given, link=link))
             assert not list(differences(plain, found[: len(plain)], str(trace)))
             if trace.name == "joint":

@@ -297,7 +297,9 @@ def test_rule_that_returns_one_tensor_as_two_outputs() -> None:
 
     x = leaf(2, 3)
     # BUG: both outputs go by one name, so the gradient of the second goes to the first
-    jitted = sg.jit(lambda x: torch.unbind(x)[0] * torch.unbind(x)[1], executors=["torch"], grad_rules=rules(torch.unbind, unbind))
+    jitted = sg.jit(
+        lambda x: torch.unbind(x)[0] * torch.unbind(x)[1], executors=["torch"], grad_rules=rules(torch.unbind, unbind)
+    )
     y = x.detach().sum(0)
     torch.testing.assert_close(step(jitted, x)[1], [torch.stack([y * 10, y * 100])])
 
@@ -397,8 +399,7 @@ def transformed(rule: Callable[..., Any], x: Tensor) -> Tensor:
 
 
 def sine(x: Tensor) -> Tensor:
-    y = torch.sin(x)  # the user's line
-    return y
+    return torch.sin(x)  # the user's line
 
 
 def test_gradients_put_twice_add_up_and_one_asked_twice_is_one() -> None:

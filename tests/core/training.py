@@ -57,7 +57,7 @@ def own(value: Any) -> Any:
 
 
 def step(function: Function, *args: Any, weigh: Function | None = None) -> tuple[Any, list[Tensor | None]]:
-    """What a call returns, and the gradients of its tensors after the backward of its outputs, or of `weigh` of them."""
+    """What a call returns, and the gradients of its tensors after the backward of its outputs, or `weigh` of them."""
     args = own(args)
     torch.manual_seed(3)
     result = function(*args)

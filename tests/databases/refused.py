@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from switchgear.errors import SwitchgearError
-from tests.databases.comparison import Exactness, Undefined
+from switchgear.errors import DataDependent, InvalidInput, SwitchgearError, Unsupported
+from tests.databases.comparison import Exactness, Tolerance, Undefined
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,19 +22,77 @@ class Refusal:
     partly: bool = False
 
 
-REFUSED_OPERATORS: dict[str, Refusal] = {}
+_SHAPE = "the shape of the result depends on the data"
+_READS = "the operator returns Python values read from the data"
+_CHECKS = "the operator looks at the data to check it, or to choose its way"
+_LENGTHS = "the shapes of what is kept for the backward depend on the lengths"
+_SPARSE = "a trace holds strided tensors only"
 
-REFUSED_MODULES: dict[str, Refusal] = {}
+REFUSED_OPERATORS: dict[str, Refusal] = {
+    "allclose": Refusal(DataDependent, _READS),
+    "argwhere": Refusal(DataDependent, _SHAPE),
+    "bincount": Refusal(DataDependent, _SHAPE),
+    "combinations": Refusal(DataDependent, "it is made with masked_select, whose shape depends on the data"),
+    "corrcoef": Refusal(DataDependent, _CHECKS),
+    "cov": Refusal(DataDependent, _CHECKS),
+    "equal": Refusal(DataDependent, _READS),
+    "index_fill": Refusal(
+        DataDependent, "the gradient of a tensor value sums over the unique indices", "gradient", partly=True
+    ),
+    "index_put": Refusal(DataDependent, "the gradient of values put by mask is masked", "gradient", partly=True),
+    "istft": Refusal(DataDependent, _CHECKS),
+    "item": Refusal(DataDependent, _READS),
+    "linalg.lstsq": Refusal(DataDependent, "the shape of the residuals depends on the rank"),
+    "linalg.lstsq.grad_oriented": Refusal(DataDependent, "the shape of the residuals depends on the rank"),
+    "masked_select": Refusal(DataDependent, _SHAPE),
+    "narrow": Refusal(DataDependent, "a start given as a tensor is read", partly=True),
+    "nn.functional.ctc_loss": Refusal(DataDependent, _LENGTHS),
+    "nn.functional.gaussian_nll_loss": Refusal(DataDependent, _CHECKS),
+    "nn.functional.one_hot": Refusal(DataDependent, _CHECKS),
+    "nn.functional.triplet_margin_with_distance_loss": Refusal(
+        InvalidInput, "its distance is given as an nn.Module among the arguments"
+    ),
+    "nonzero": Refusal(DataDependent, _SHAPE),
+    "resize_": Refusal(Unsupported, "an input is resized in place"),
+    "sparse.mm.reduce": Refusal(Unsupported, _SPARSE),
+    "sparse.sampled_addmm": Refusal(Unsupported, _SPARSE),
+    "tensor_split": Refusal(DataDependent, "places to split at, given as a tensor, are read", partly=True),
+    "to_sparse": Refusal(Unsupported, "the backward would be given a sparse grad output", "gradient"),
+    "torch._scaled_mm_v2": Refusal(InvalidInput, "its scaling recipe is an object of PyTorch's C++, no Python value"),
+    "unique": Refusal(DataDependent, _SHAPE),
+    "unique_consecutive": Refusal(DataDependent, _SHAPE),
+}
+
+REFUSED_MODULES: dict[str, Refusal] = {
+    "nn.BatchNorm1d": Refusal(
+        DataDependent, "with momentum=None the count of batches is read, to average over them", "train", partly=True
+    ),
+    "nn.CTCLoss": Refusal(DataDependent, _LENGTHS),
+    "nn.GaussianNLLLoss": Refusal(DataDependent, _CHECKS),
+    "nn.Transformer": Refusal(DataDependent, "it reads its target mask, to see whether it is causal", partly=True),
+    "nn.TransformerEncoder": Refusal(DataDependent, "it reads its mask, to see whether it is causal", partly=True),
+}
 
 _UNINITIALISED = Undefined("the result is memory as it was found")
+_SPREAD = Tolerance(
+    0, 0, "for real tensors PyTorch fills the gradient in by mask, in a trace it multiplies by the mask: 0 becomes -0"
+)
+_PRODUCT = "PyTorch's formula is chosen by the number of zeros in the data; a trace has the one that is right for any"
 
 INEXACT_OPERATORS: dict[str, Exactness] = {
     "empty": _UNINITIALISED,
     "empty_like": _UNINITIALISED,
     "empty_permuted": _UNINITIALISED,
     "empty_strided": _UNINITIALISED,
+    "masked.prod": Tolerance(1e-12, 1e-12, _PRODUCT),
+    "max.reduction_no_dim": _SPREAD,
+    "min.reduction_no_dim": _SPREAD,
     "new_empty": _UNINITIALISED,
     "new_empty_strided": _UNINITIALISED,
+    "ormqr": Tolerance(
+        0, 0, "for real tensors PyTorch computes its gradient in place, in a trace out of place", strides=True
+    ),
+    "prod": Tolerance(1e-12, 1e-12, _PRODUCT),
 }
 
 INEXACT_MODULES: dict[str, Exactness] = {}

@@ -10,7 +10,7 @@ import torch
 
 from switchgear.proxy import TensorProxy
 from switchgear.symbol import BoundSymbol, proxies
-from switchgear.tracking import SET_VALUE
+from switchgear.writes import SET_VALUE
 
 
 class Storages:

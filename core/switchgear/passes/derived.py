@@ -118,12 +118,16 @@ def _rrelu_with_noise(self: torch.Tensor, noise: torch.Tensor, *args: Any, **kwa
     return torch.ops.aten.rrelu_with_noise.default(self, drawn, *args, **kwargs), drawn
 
 
+#: In-place twins whose overload has another name.
+_TWIN_OVERLOADS = {"aten.bernoulli.p": "float"}
+
+
 def _in_place_twin(overload: Any) -> Callable[..., Any] | None:
     if not isinstance(overload, torch._ops.OpOverload):
         return None
     namespace, _, name = overload._schema.name.partition("::")
     packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_functional") + "_", None)
-    twin = getattr(packet, overload._overloadname, None) if packet is not None else None
+    twin = getattr(packet, _TWIN_OVERLOADS.get(str(overload), overload._overloadname), None) if packet else None
     if twin is None:
         return None
 

@@ -20,7 +20,7 @@ from switchgear.rules import Grads, apply_rule
 from switchgear.selection import Selection
 from switchgear.symbol import GRAD_OFF_INSIDE, RECOMPUTED, BoundSymbol, Link, RuleOrigin, Symbol, map_proxies
 from switchgear.trace import Names, Trace, names_of
-from switchgear.tracking import SET_VALUE
+from switchgear.writes import RULES
 
 from .claim import claimant
 from .dead_code import dead_code
@@ -85,7 +85,7 @@ class _Forward:
     def __init__(self, names: Names, selection: Selection) -> None:
         self.names = names
         self.selection = selection
-        self.recorder = Recorder(names)
+        self.recorder = Recorder(names, follow_autograd=False)
         self.body: list[BoundSymbol] = []
         self.linears: list[_Linear] = []
         self.choices: list[Choice] = []
@@ -112,10 +112,8 @@ class _Forward:
         if constant:
             self._emit_constant(item, constant)
             return ()
-        if item.symbol == SET_VALUE:
-            self._emit(item, item.inputs, item.outputs, lambda grads: ((), (grads[0], None)), origin, "set_value")
-            return ()
-        rule, declined = self.selection.grad_rule(item)
+        own = RULES.get(item.symbol)
+        rule, declined = (own, ()) if own is not None else self.selection.grad_rule(item)
         if rule is not None:
             self._choose(item, rule.owner, f"{rule.form} rule", declined)
             applied = apply_rule(rule, item, self.recorder)
@@ -134,15 +132,17 @@ class _Forward:
         """Why a bound symbol takes no part in differentiation, or an empty string."""
         if not any(proxy.requires_grad for proxy in item.inputs):
             return "no input requires grad"
+        if not item.grad_enabled:
+            return "grad mode is off"
         if not any(proxy.requires_grad for proxy in item.outputs):
-            return "no output is differentiable" if item.grad_enabled else "grad mode is off"
+            return "no output is differentiable"
         skipped, reason = self.selection.constant(item)
         return reason if skipped else ""
 
     def _emit_constant(self, item: BoundSymbol, reason: str) -> None:
         self._choose(item, "constant", reason, ())
         for proxy in item.outputs:
-            if proxy.requires_grad:
+            if proxy.requires_grad and item.grad_enabled:
                 self._env[proxy.name] = replace(proxy, requires_grad=False)
         self.body.append(replace(item, output=map_proxies(self.now, item.output)))
 
@@ -186,20 +186,9 @@ class _Forward:
             body, found = instantiate(derive(item, grads), item, grads, self.names)
             return tuple(body), found
 
-        self._emit(item, item.inputs, item.outputs, pull, origin, "derived")
-
-    def _emit(
-        self,
-        item: BoundSymbol,
-        arguments: tuple[TensorProxy, ...],
-        outputs: tuple[TensorProxy, ...],
-        pull: Callable[[Grads], tuple[tuple[BoundSymbol, ...], Grads]],
-        origin: BoundSymbol,
-        owner: str,
-    ) -> None:
         self.body.append(item)
-        link = Link(origin, RuleOrigin(owner, item.symbol.name.removesuffix(".default")))
-        self.linears.append(_Linear(arguments, outputs, pull, link))
+        link = Link(origin, RuleOrigin("derived", item.symbol.name.removesuffix(".default")))
+        self.linears.append(_Linear(item.inputs, item.outputs, pull, link))
 
     def _current(self, item: BoundSymbol) -> BoundSymbol:
         """A bound symbol with its inputs as they are called by now, and requires_grad of its outputs to match."""

@@ -37,7 +37,8 @@ class Bridge:
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The trace's outputs, connected to autograd."""
-        results: Sequence[torch.Tensor] = _Node.apply(self, *inputs)  # type: ignore[no-untyped-call]
+        with torch.enable_grad():
+            results: Sequence[torch.Tensor] = _Node.apply(self, *inputs)  # type: ignore[no-untyped-call]
         return results
 
     def backward(

@@ -50,7 +50,13 @@ class Entry:
 
     def run(self, inputs: Sequence[torch.Tensor]) -> Any:
         """What the function returns for these inputs, as `prologue` gives them."""
-        outputs = self.bridge(inputs) if self.bridge is not None else run_program(self.forward, inputs)
+        if self.bridge is not None:
+            outputs = self.bridge(inputs)
+        elif self._hides_autograd:
+            with torch.no_grad():
+                outputs = run_program(self.forward, inputs)
+        else:
+            outputs = run_program(self.forward, inputs)
         return self._epilogue(outputs, inputs)
 
     def _compile(self, selection: Selection) -> None:
@@ -58,7 +64,8 @@ class Entry:
         stages = prepare(trace, selection)
         grad_outputs = tuple(None if proxy is None else expected_grad(proxy) for proxy in stages[-1].outputs)
         self.bridge: Bridge | None = None
-        if not self.captured.grad_enabled or not any(grad_outputs):
+        self._hides_autograd = self.captured.grad_enabled and any(proxy.requires_grad for proxy in trace.inputs)
+        if not any(grad_outputs):
             self.forward: Program = compile_forward(stages, selection)
             return
         overwritten = frozenset(trace.inputs[mutation.input].name for mutation in self.captured.mutations)

@@ -1,0 +1,56 @@
+"""Writes as operators: symbols of our own for what PyTorch's operators do not say, and their grad rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from .registry import GradRule
+from .symbol import Symbol
+
+_OWNER = "switchgear"
+
+
+def set_value(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    """The value of `new` with the history of `old`: a write that autograd did not see."""
+    return new
+
+
+def _set_value_rule(old: torch.Tensor, new: torch.Tensor) -> tuple[torch.Tensor, Callable[..., Any]]:
+    return new, lambda grad: (grad, None)
+
+
+def write_strided(
+    base: torch.Tensor, source: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None = None
+) -> torch.Tensor:
+    """`base` with `source` written through a strided view: an in-place call on `base.as_strided(…)`, functional."""
+    return torch.as_strided_scatter(base, source, size, stride, offset)
+
+
+def _write_strided_rule(
+    base: torch.Tensor, source: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None = None
+) -> tuple[torch.Tensor, Callable[..., Any]]:
+    # not the formula of as_strided_scatter: its gradient of `base` is not that of the in-place call
+    shape, strides = base.shape, base.stride()
+    start = 0 if offset is None else offset - base.storage_offset()
+
+    def pullback(grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        rest = grad.new_empty_strided(shape, strides).copy_(grad)
+        view = rest.as_strided(size, stride, start)
+        written = view.clone()
+        view.zero_()
+        return rest, written
+
+    return write_strided(base, source, size, stride, offset), pullback
+
+
+SET_VALUE = Symbol("switchgear.set_value", set_value)
+WRITE_STRIDED = Symbol("switchgear.write_strided", write_strided)
+
+#: The grad rules of these symbols, by symbol.
+RULES = {
+    symbol: GradRule(_OWNER, symbol.name, "pullback", rule)
+    for symbol, rule in ((SET_VALUE, _set_value_rule), (WRITE_STRIDED, _write_strided_rule))
+}

@@ -1,0 +1,914 @@
+"""What runs on every call: guards, the cache, the bridge into autograd, threads, and how all of it is freed."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import gc
+import linecache
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+
+import switchgear as sg
+from switchgear import errors
+from switchgear.runtime.entry import Entry
+from tests.core.against_eager import numbers
+
+T = torch.Tensor
+
+
+def jit(target: Any, **options: Any) -> Any:
+    return sg.jit(target, executors=["torch"], recompile_limit=1000, **options)
+
+
+class Counted:
+    """A function that knows how often Python ran it: once per compilation."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.runs = 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.runs += 1
+        return self.function(*args, **kwargs)
+
+
+# --- guards ---
+
+
+class Colour(enum.Enum):
+    RED = 1
+    BLUE = 2
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+
+
+def use(x: T, other: Any = None, **more: Any) -> Any:
+    """A result that tells one argument from another."""
+    values = [x * 2 if x.requires_grad else x * 3]
+    for item in torch.utils._pytree.tree_leaves((other, more)):
+        values.append(item * 2 if isinstance(item, T) else torch.tensor(len(repr(item))))
+    shown = torch.utils._pytree.tree_map_only(T, lambda tensor: tuple(tensor.shape), (other, more))
+    return values, repr(shown)
+
+
+X = numbers(2, 3)
+CHANGES: dict[str, tuple[tuple[tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]] = {
+    "shape": (((X,), {}), ((numbers(3, 2),), {})),
+    "rank": (((X,), {}), ((numbers(6),), {})),
+    "stride": (((X,), {}), ((numbers(3, 2).t(),), {})),
+    "dtype": (((X,), {}), ((X.float(),), {})),
+    "device": (((X,), {}), ((X.to("meta"),), {})),
+    "requires_grad": (((X,), {}), ((X.clone().requires_grad_(),), {})),
+    "conjugate bit": (((X + 0j,), {}), (((X + 0j).conj(),), {})),
+    "int": (((X, 1), {}), ((X, 2), {})),
+    "int to float": (((X, 1), {}), ((X, 1.0), {})),
+    "int to bool": (((X, 1), {}), ((X, True), {})),
+    "int to enum": (((X, 1), {}), ((X, Level.LOW), {})),
+    "float": (((X, 1.5), {}), ((X, 1.25), {})),
+    "sign of zero": (((X, 0.0), {}), ((X, -0.0), {})),
+    "sign of a complex zero": (((X, 0j), {}), ((X, complex(0.0, -0.0)), {})),
+    "None": (((X, None), {}), ((X, 0), {})),
+    "string": (((X, "a"), {}), ((X, "b"), {})),
+    "string to bytes": (((X, "a"), {}), ((X, b"a"), {})),
+    "enum": (((X, Colour.RED), {}), ((X, Colour.BLUE), {})),
+    "dtype value": (((X, torch.float32), {}), ((X, torch.float64), {})),
+    "slice": (((X, slice(0, 1)), {}), ((X, slice(0, 2)), {})),
+    "slice to float": (((X, slice(0, 1)), {}), ((X, slice(0, 1.0)), {})),
+    "tensor to number": (((X, X), {}), ((X, 3), {})),
+    "number to tensor": (((X, 3), {}), ((X, X), {})),
+    "length": (((X, [1, 2]), {}), ((X, [1, 2, 3]), {})),
+    "list to tuple": (((X, [1, 2]), {}), ((X, (1, 2)), {})),
+    "dict key": (((X, {"a": X}), {}), ((X, {"b": X}), {})),
+    "dict order": (((X, {"a": 1, "b": 2}), {}), ((X, {"b": 2, "a": 1}), {})),
+    "keyword": (((X,), {"a": X}), ((X,), {"b": X})),
+    "position to keyword": (((X, 1), {}), ((X,), {"other": 1})),
+    "nested": (((X, [{"a": (1, X)}]), {}), ((X, [{"a": (2, X)}]), {})),
+    "more arguments": (((X,), {}), ((X, X), {})),
+}
+
+
+@pytest.mark.parametrize(("first", "second"), CHANGES.values(), ids=CHANGES)
+def test_changed_argument_is_noticed(first: Any, second: Any) -> None:
+    counted = Counted(use)
+    jitted = jit(counted)
+    for args, kwargs in (first, second, first, second, second):
+        expected, found = use(*args, **kwargs), jitted(*args, **kwargs)
+        assert found[1] == expected[1]
+        for one, other in zip(expected[0], found[0], strict=True):
+            assert (one.shape, one.stride(), one.dtype, one.device) == (
+                other.shape,
+                other.stride(),
+                other.dtype,
+                other.device,
+            )
+            assert one.requires_grad == other.requires_grad
+            assert one.device.type == "meta" or torch.equal(one, other)
+    assert counted.runs == 2
+
+
+SAME: dict[str, tuple[Any, Any]] = {
+    "nan": (float("nan"), float("nan")),
+    "complex nan": (complex("nan"), complex("nan")),
+    "equal string": ("abc", "".join("abc")),
+    "equal list": ([1, 2], [1, 2]),
+    "equal slice": (slice(0, 2), slice(0, 2)),
+    "other values": (numbers(2), numbers(2) * 7),
+    "a parameter": (numbers(2, grad=True), torch.nn.Parameter(numbers(2))),
+}
+
+
+@pytest.mark.parametrize(("first", "second"), SAME.values(), ids=SAME)
+def test_equal_argument_hits(first: Any, second: Any) -> None:
+    counted = Counted(use)
+    jitted = jit(counted)
+    for value in (first, second, first):
+        jitted(X, value)
+    assert counted.runs == (2 if isinstance(second, torch.nn.Parameter) else 1)  # which a function may ask for
+
+
+@contextmanager
+def default_dtype() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@contextmanager
+def precision() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@contextmanager
+def default_device() -> Iterator[None]:
+    torch.set_default_device("meta")
+    try:
+        yield
+    finally:
+        torch.set_default_device(None)
+
+
+MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "no_grad": torch.no_grad,
+    "inference mode": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "autocast to half": lambda: torch.autocast("cpu", torch.float16),
+    "default dtype": default_dtype,
+    "device context": lambda: torch.device("meta"),
+    "default device": default_device,
+    "matmul precision": precision,
+    "deterministic": deterministic,
+}
+
+
+def mode_dependent(x: T, w: T) -> tuple[T, T]:
+    return torch.mm(x, w), torch.ones(2) * 0.5
+
+
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+def test_changed_mode_is_noticed(mode: Callable[[], AbstractContextManager[Any]]) -> None:
+    counted = Counted(mode_dependent)
+    jitted = jit(counted)
+    x, w = numbers(2, 2, grad=True, dtype=torch.float32), numbers(2, 2, dtype=torch.float32)
+    for context in (nullcontext, mode, nullcontext, mode, mode):
+        with context():
+            expected = mode_dependent(x, w)
+            found = jitted(x, w)
+        for one, other in zip(expected, found, strict=True):
+            assert (one.dtype, one.device, one.requires_grad, one.is_inference()) == (
+                other.dtype,
+                other.device,
+                other.requires_grad,
+                other.is_inference(),
+            )
+            assert one.device.type == "meta" or torch.equal(one, other)
+    assert counted.runs == 2
+
+
+def test_number_of_threads_is_no_reason_to_compile_again() -> None:
+    counted = Counted(lambda x: x * 2)
+    jitted = jit(counted)
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 1, 2):
+            torch.set_num_threads(threads)
+            jitted(X)
+    finally:
+        torch.set_num_threads(before)
+    # BUG: `GlobalStateGuard` fails on it, and `find` asks that guard again instead of trusting the key
+    assert counted.runs == 1
+
+
+def test_inference_tensor_is_told_from_a_normal_one() -> None:
+    jitted = jit(lambda x: x * 2)
+    with torch.inference_mode():
+        inference = numbers(2, 3) * 1
+    for x in (X, inference, X):
+        assert torch.equal(jitted(x), x * 2)
+
+
+# --- the cache ---
+
+
+def test_alternating_calls_are_compiled_once_each() -> None:
+    counted = Counted(lambda x, n: x * n)
+    jitted = jit(counted)
+    for _ in range(5):
+        for size in range(1, 6):
+            for factor in (2, 3):
+                assert torch.equal(jitted(numbers(size), factor), numbers(size) * factor)
+    assert counted.runs == 10
+
+
+def test_hit_among_many_is_found_by_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    jitted = jit(lambda x: x * 2)
+    for size in range(1, 31):
+        jitted(numbers(size))
+    asked: list[int] = []
+    original = Entry.fits
+    monkeypatch.setattr(Entry, "fits", lambda self, inputs: asked.append(1) or original(self, inputs))
+    jitted(numbers(4))
+    assert len(asked) == 1
+
+
+def test_least_recently_used_goes_first() -> None:
+    counted = Counted(lambda x: x * 2)
+    jitted = jit(counted, cache_size=2)
+    for size, runs in ((1, 1), (2, 2), (1, 2), (3, 3), (1, 3), (2, 4), (1, 4), (3, 5)):
+        assert torch.equal(jitted(numbers(size)), numbers(size) * 2)
+        assert counted.runs == runs, size
+
+
+def test_a_call_repeated_in_a_row_counts_as_use() -> None:
+    counted = Counted(lambda x: x * 2)
+    jitted = jit(counted, cache_size=2)
+    for size in (1, 2):
+        jitted(numbers(size))
+    for size in (1, 1, 3, 1):  # 2 is dropped, not 1
+        jitted(numbers(size))
+    assert counted.runs == 3
+
+
+def test_entries_under_one_key_are_dropped_one_by_one() -> None:
+    module = torch.nn.Linear(2, 2)
+    runs = 0
+
+    def called(x: T) -> T:
+        nonlocal runs
+        runs += 1
+        return torch.nn.functional.linear(x, module.weight, module.bias)
+
+    module.forward = called  # type: ignore[method-assign]
+    jitted = jit(module, cache_size=2)
+    weights = [torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.ones(2, 2), requires_grad=False)]
+    weights.append(torch.nn.Parameter(torch.ones(2, 2).double()[:, :].float().t()[:].contiguous().t()))
+    for weight in weights:
+        module.weight = weight
+        jitted(torch.ones(1, 2))
+    assert runs == 3
+    module.weight = weights[1]
+    jitted(torch.ones(1, 2))
+    # BUG: over its size the cache drops a whole bucket, the newest entry too
+    assert runs == 3
+
+
+@pytest.mark.parametrize("size", [1, 2, 64])
+def test_dropped_entries_are_freed(size: int) -> None:
+    jitted = jit(lambda x: x * 2, cache_size=size)
+    entries = []
+    gc.disable()
+    try:
+        for length in range(1, size + 3):
+            jitted(numbers(length))
+            entries.append(weakref.ref(jitted._switchgear.last))
+        assert [entry() is None for entry in entries] == [True, True] + [False] * size
+    finally:
+        gc.enable()
+
+
+# --- the recompile warning ---
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "named"),
+    [
+        (lambda f: f(numbers(2)), lambda f: f(numbers(3)), r"the arguments changed from .*\(2,\).* to .*\(3,\)"),
+        (lambda f: f(numbers(2), 5), lambda f: f(numbers(2), 7), r"the arguments changed from .*5.* to .*7"),
+        (lambda f: f(numbers(2), 5), lambda f: f(numbers(2), other=5), "the structure of the arguments changed"),
+    ],
+    ids=["shape", "value", "structure"],
+)
+def test_recompile_warning_names_what_changed(first: Any, second: Any, named: str) -> None:
+    def frequently(x: T, other: int = 1) -> T:
+        return x * other
+
+    jitted = sg.jit(frequently, executors=["torch"], recompile_limit=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        first(jitted)
+        first(jitted)
+    with pytest.warns(errors.RecompileWarning, match=rf"frequently has been compiled 2 times.*{named}") as caught:
+        second(jitted)
+    assert len(caught) == 1
+    # BUG: the warning points into jit.py, for a call has one frame more than stacklevel=4 counts
+    assert caught[0].filename == __file__
+    assert "recompile_limit" in str(caught[0].message)
+
+
+def test_recompile_warning_names_a_changed_mode() -> None:
+    jitted = sg.jit(lambda x: x * 2, executors=["torch"], recompile_limit=1)
+    jitted(X)
+    with torch.no_grad(), pytest.warns(errors.RecompileWarning, match="the global modes changed"):
+        jitted(X)
+
+
+def test_recompile_warning_names_changed_module_state() -> None:
+    module = torch.nn.Dropout()
+    jitted = sg.jit(module, executors=["torch"], recompile_limit=1)
+    jitted(X)
+    jitted.eval()
+    with pytest.warns(errors.RecompileWarning, match="training flags or hooks changed"):
+        jitted(X)
+
+
+def test_recompile_warning_names_a_changed_parameter() -> None:
+    module = torch.nn.Linear(3, 3).double()
+    jitted = sg.jit(module, executors=["torch"], recompile_limit=1)
+    jitted(X)
+    module.weight.requires_grad_(False)
+    with pytest.warns(errors.RecompileWarning, match="parameter"):
+        jitted(X)
+
+
+def test_recompile_warning_comes_once_and_the_calls_go_on() -> None:
+    jitted = sg.jit(lambda x: x * 2, executors=["torch"], recompile_limit=2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for size in range(1, 8):
+            assert torch.equal(jitted(numbers(size)), numbers(size) * 2)
+    assert [warning.category for warning in caught] == [errors.RecompileWarning]
+
+
+def test_recompile_warning_as_an_error_leaves_a_usable_function() -> None:
+    jitted = sg.jit(lambda x: x * 2, executors=["torch"], recompile_limit=1)
+    jitted(numbers(1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(errors.RecompileWarning):
+            jitted(numbers(2))
+        for size in (1, 2):
+            assert torch.equal(jitted(numbers(size)), numbers(size) * 2)
+
+
+# --- last_traces ---
+
+
+def shape_of(jitted: Any) -> tuple[int, ...]:
+    return sg.last_traces(jitted)[-1].inputs[0].shape
+
+
+def test_last_traces_are_those_of_the_entry_last_run() -> None:
+    jitted = jit(lambda x: x.sin() * 2)
+    for size in (1, 2, 1, 1, 3, 2):
+        jitted(numbers(size))
+        assert shape_of(jitted) == (size,)
+        assert sg.last_backward_traces(jitted) == []
+
+
+def test_last_traces_after_a_failed_call_are_those_of_the_call_before() -> None:
+    jitted = jit(lambda x: torch.mm(x, x))
+    jitted(numbers(2, 2))
+    with pytest.raises(RuntimeError):
+        jitted(numbers(2, 3))
+    assert shape_of(jitted) == (2, 2)
+
+
+def test_last_backward_traces_are_those_of_the_backward_last_run() -> None:
+    jitted = jit(lambda x: (x.sin(), x.cos() * 3))
+    x = numbers(3, grad=True)
+    jitted(x)
+    assert len(sg.last_backward_traces(jitted)[-1].inputs) == 3  # about to run: x, and both grad outputs
+    jitted(x)[0].sum().backward()
+    assert [proxy.name[:2] for proxy in sg.last_backward_traces(jitted)[-1].inputs].count("g_") == 1
+    jitted(numbers(2, grad=True))
+    assert sg.last_backward_traces(jitted)[-1].inputs[0].shape == (2,)
+
+
+def test_asking_before_the_first_call_is_an_error() -> None:
+    jitted = jit(lambda x: x)
+    for ask in (sg.last_traces, sg.last_backward_traces, sg.last_choices, sg.explain):
+        with pytest.raises(errors.SwitchgearError, match="has not been called yet"):
+            ask(jitted)
+        with pytest.raises(TypeError, match=r"sg\.jit"):
+            ask(len)
+
+
+def test_choices_cover_everything_that_runs() -> None:
+    jitted = jit(lambda x: torch.sin(x) * 2)
+    jitted(numbers(3, grad=True)).sum().backward()
+    kinds = {(choice.kind, choice.symbol) for choice in sg.last_choices(jitted)}
+    assert ("gradient", "aten.sin.default") in kinds
+    executed = [item.symbol.name for item in sg.last_backward_traces(jitted)[-1].bound_symbols if item.outputs]
+    assert all(("execution", name) in kinds for name in executed)
+    assert "torch" in sg.explain(jitted)
+
+
+# --- the bridge into autograd ---
+
+
+def test_saved_tensors_are_freed_by_the_backward() -> None:
+    def deep(x: T) -> T:
+        return x.sin().exp().sin().exp().sum()
+
+    y = jit(deep)(numbers(100, grad=True))
+    saved = [weakref.ref(tensor.untyped_storage()) for tensor in y.grad_fn.saved_tensors]
+    assert len(saved) >= 3
+    assert all(storage() is not None for storage in saved)
+    y.backward()
+    with pytest.raises(RuntimeError, match="after they have already been freed"):
+        y.grad_fn.saved_tensors  # noqa: B018
+
+
+def test_saved_tensors_are_freed_while_the_backward_consumes_them() -> None:
+    """The backward of a chain holds ever fewer of them, though all are there at its start."""
+    alive: list[int] = []
+    watched: list[weakref.ref[Any]] = []
+    table = sg.Table("watching")
+
+    @table.implementation(torch.ops.aten.cos.default)
+    def cosine(x: T) -> T:
+        alive.append(sum(reference() is not None for reference in watched))
+        return torch.cos(x)
+
+    @table.implementation(torch.ops.aten.sin.default)
+    def sine(x: T) -> T:
+        result = torch.sin(x)
+        watched.append(weakref.ref(result))
+        return result
+
+    jitted = sg.jit(lambda x: x.sin().sin().sin().sin().sum(), executors=[sg.Executor("watching", table=table), "torch"])
+    jitted(numbers(10, grad=True)).backward()
+    assert len(watched) == 4
+    # of the four results the last is not saved; each cosine is of the last one saved
+    assert alive == [3, 2, 1, 0]
+
+
+def test_backward_into_a_cached_entry_from_two_graphs() -> None:
+    jitted = jit(lambda x: x.sin() * x)
+    x, z = numbers(3, grad=True), (numbers(3) * 2).requires_grad_()
+    first, second = jitted(x), jitted(z)
+    (first.sum() + second.sum()).backward()
+    for leaf in (x, z):
+        value = leaf.detach().clone().requires_grad_()
+        (value.sin() * value).sum().backward()
+        assert leaf.grad is not None
+        assert value.grad is not None
+        assert torch.equal(leaf.grad, value.grad)
+
+
+def test_gradients_wanted_of_a_few_inputs_only() -> None:
+    def product(x: T, w: T) -> T:
+        return (x * w).exp()
+
+    jitted = jit(product)
+    x, w = numbers(3, grad=True), numbers(3, grad=True)
+    for wanted in ([x], [w], [x, w]):
+        expected = torch.autograd.grad(product(x, w).sum(), wanted)
+        assert all(map(torch.equal, expected, torch.autograd.grad(jitted(x, w).sum(), wanted)))
+
+
+def test_hooks_on_what_comes_out_and_goes_in() -> None:
+    def gradients(function: Callable[[T], T]) -> T:
+        x = numbers(3, grad=True)
+        x.register_hook(lambda gradient: gradient * 2)
+        y = function(x)
+        y.register_hook(lambda gradient: gradient + 1)
+        y.retain_grad()
+        y.sum().backward()
+        assert y.grad is not None
+        assert x.grad is not None
+        return x.grad
+
+    assert torch.equal(gradients(jit(torch.sin)), gradients(torch.sin))
+
+
+def test_grad_output_of_another_dtype_or_layout() -> None:
+    def gradient(function: Callable[[T], T], cotangent: T) -> T:
+        x = numbers(4, 3, grad=True)
+        return torch.autograd.grad(function(x), x, cotangent)[0]
+
+    jitted = jit(torch.sin)
+    for cotangent in (
+        numbers(4, 3),
+        numbers(3, 4).t(),
+        numbers(3).expand(4, 3),
+        numbers(8, 6)[::2, ::2],
+        torch.zeros((), dtype=torch.float64).expand(4, 3),
+    ):
+        expected, found = gradient(torch.sin, cotangent), gradient(jitted, cotangent)
+        assert torch.equal(expected, found)
+        assert expected.stride() == found.stride()
+
+
+def test_create_graph_is_refused_clearly() -> None:
+    x = numbers(3, grad=True)
+    y = jit(torch.sin)(x)
+    with pytest.raises(errors.NotDifferentiable, match=r"create_graph=True.*sg\.grad"):
+        torch.autograd.grad(y.sum(), x, create_graph=True)
+
+
+def test_executor_that_fails_in_the_backward_is_named() -> None:
+    table = sg.Table("brittle")
+
+    @table.implementation(torch.ops.aten.cos.default)
+    def cosine(x: T) -> T:
+        raise ZeroDivisionError("its own bug")
+
+    jitted = sg.jit(lambda x: torch.sin(x), executors=[sg.Executor("brittle", table=table), "torch"])
+    y = jitted(numbers(3, grad=True))
+    with pytest.raises(errors.ExecutorFailed, match=r"'brittle' failed in aten\.cos.*its own bug"):
+        y.sum().backward()
+
+
+def test_anomaly_mode_works() -> None:
+    x = numbers(3, grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with torch.autograd.detect_anomaly():
+            jit(torch.sin)(x).sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad, torch.cos(numbers(3)))
+
+
+def test_saved_tensor_hooks_are_called() -> None:
+    packed: list[T] = []
+
+    def pack(tensor: T) -> T:
+        packed.append(tensor)
+        return tensor
+
+    x = numbers(3, grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        y = jit(torch.sin)(x)
+    y.sum().backward()
+    assert packed
+    assert x.grad is not None
+    assert torch.equal(x.grad, torch.cos(numbers(3)))
+
+
+# --- freed by reference count alone ---
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+class Held:
+    """Something that a function closes over, to see when it goes."""
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("grad", [False, True])
+def test_function_is_freed_by_reference_count(grad: bool) -> None:
+    held, constant = Held(), numbers(3)
+
+    def scaled(x: T) -> T:
+        assert held
+        return x * constant + torch.tensor([1.0, 2.0, 3.0], dtype=x.dtype)
+
+    jitted = jit(scaled)
+    for x in (numbers(3, grad=grad), numbers(1, grad=grad)):
+        result = jitted(x)
+        if grad:
+            result.sum().backward()
+    entry = jitted._switchgear.last
+    references = {
+        "closed over": weakref.ref(held),
+        "constant": weakref.ref(constant),
+        "entry": weakref.ref(entry),
+        "function": weakref.ref(scaled),
+        "jitted": weakref.ref(jitted),
+        "program": weakref.ref(entry.forward.function),
+        "prologue": weakref.ref(entry.prologue),
+    }
+    del held, constant, scaled, jitted, entry, result, x
+    # BUG: what `exec` defines is a cycle: the function is in the globals that it refers to (compile_trace, _generated)
+    assert [name for name, reference in references.items() if reference() is not None] == []
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_module_is_freed_by_reference_count() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
+    jitted = jit(module)
+    result = jitted(numbers(4, 3, dtype=torch.float32))
+    result.sum().backward()
+    references = [weakref.ref(value) for value in (module, module[0].weight, jitted, jitted._switchgear.last)]
+    del module, jitted, result
+    # BUG: as above
+    assert [reference() is not None for reference in references] == [False] * 4
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_argument_and_result_are_not_kept() -> None:
+    jitted = jit(lambda x, same: x.sin() * same)
+    x = numbers(3, grad=True)
+    result = jitted(x, x)
+    result.sum().backward()
+    references = [weakref.ref(x), weakref.ref(result)]
+    del x, result
+    # BUG: the recorder of the first call holds its inputs, and is in a cycle with its two modes
+    assert [reference() for reference in references] == [None, None]
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_a_graph_outlives_its_function() -> None:
+    jitted = jit(lambda x: x.sin() * 2)
+    x = numbers(3, grad=True)
+    y = jitted(x).sum()
+    del jitted
+    y.backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad, torch.cos(numbers(3)) * 2)
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_failed_capture_keeps_nothing_once_its_error_is_gone() -> None:
+    held = Held()
+
+    def fails(x: T) -> T:
+        assert held
+        x * 2  # noqa: B018
+        raise ZeroDivisionError
+
+    jitted = jit(fails)
+    x = numbers(3)
+    with pytest.raises(ZeroDivisionError):
+        jitted(x)
+    reference, argument = weakref.ref(held), weakref.ref(x)
+    del held, fails, jitted, x
+    gc.collect()  # pytest's own record of the exception is a cycle
+    assert reference() is None
+    assert argument() is None
+
+
+def test_source_cache_does_not_grow() -> None:
+    before = len(linecache.cache)
+    for _ in range(3):
+        jit(lambda x: x * 2)(numbers(3))
+    gc.collect()
+    # BUG: the text of every compiled trace stays in `linecache` for good
+    assert len(linecache.cache) <= before + 1
+
+
+# --- threads ---
+
+
+def in_threads(count: int, work: Callable[[int], None]) -> None:
+    failures: list[BaseException] = []
+    barrier = threading.Barrier(count)
+
+    def guarded(index: int) -> None:
+        try:
+            barrier.wait()
+            work(index)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(index,)) for index in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failures, failures
+
+
+def test_first_call_from_several_threads_compiles_once() -> None:
+    counted = Counted(lambda x: x.sin() * 2)
+    jitted = jit(counted)
+
+    def work(index: int) -> None:
+        x = numbers(3, grad=True)
+        jitted(x).sum().backward()
+        assert x.grad is not None
+        assert torch.equal(x.grad, torch.cos(numbers(3)) * 2)
+
+    in_threads(4, work)
+    assert counted.runs == 1
+
+
+def test_different_calls_from_several_threads() -> None:
+    jitted = jit(lambda x, factor: (x * factor).exp())
+
+    def work(index: int) -> None:
+        for step in range(12):
+            x = numbers(1 + (index + step) % 3, grad=step % 2 == 0)
+            assert torch.equal(jitted(x, index), (x * index).exp())
+
+    in_threads(4, work)
+
+
+def test_different_functions_are_captured_in_several_threads() -> None:
+    def work(index: int) -> None:
+        function = jit(lambda x: torch.nn.functional.dropout((x * index).sin(), 0.0))
+        x = numbers(3, grad=True)
+        function(x).sum().backward()
+        assert x.grad is not None
+        assert torch.equal(x.grad, (numbers(3) * index).cos() * index)
+
+    in_threads(4, work)
+
+
+class Triple(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: T) -> T:
+        return x * 3
+
+    @staticmethod
+    def backward(ctx: Any, *grads: T) -> T:
+        return grads[0] * 3
+
+
+def while_capturing(work: Callable[[], Any]) -> Any:
+    """What `work` does on this thread while another one is in the middle of a capture."""
+    inside, go_on = threading.Event(), threading.Event()
+    failures: list[BaseException] = []
+
+    def waits(x: T) -> T:
+        y = x * 2
+        inside.set()
+        assert go_on.wait(30)
+        return y + 1
+
+    def capture() -> None:
+        try:
+            assert torch.equal(jit(waits)(numbers(3)), numbers(3) * 2 + 1)
+        except BaseException as error:
+            failures.append(error)
+            inside.set()
+
+    thread = threading.Thread(target=capture)
+    thread.start()
+    try:
+        assert inside.wait(30)
+        result = work()
+    finally:
+        go_on.set()
+        thread.join(30)
+    assert not failures, failures
+    return result
+
+
+def test_eager_work_elsewhere_while_capturing() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
+
+    def work() -> None:
+        x = numbers(3, grad=True)
+        Triple.apply(x).sum().backward()  # type: ignore[no-untyped-call]
+        assert x.grad is not None
+        assert torch.equal(x.grad, torch.full((3,), 3.0, dtype=x.dtype))
+        model(torch.ones(2, 3)).sum().backward()
+        assert model[1].num_batches_tracked.item() == 1
+        y = x.detach().clone()
+        y.add_(1)
+        assert torch.equal(y, numbers(3) + 1)
+        assert not torch._is_functional_tensor(y)
+
+    while_capturing(work)
+
+
+def test_cached_call_elsewhere_while_capturing() -> None:
+    jitted = jit(lambda x: x * 5)
+    jitted(numbers(3))
+    assert torch.equal(while_capturing(lambda: jitted(numbers(3))), numbers(3) * 5)
+
+
+def test_random_numbers_drawn_elsewhere_while_capturing() -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(3), torch.rand(3)
+    torch.manual_seed(3)
+    # BUG: taken for seeding inside the function, which is refused, and the other thread's stream is set back
+    drawn = while_capturing(lambda: torch.rand(3))
+    assert torch.equal(drawn, expected[0])
+    assert torch.equal(torch.rand(3), expected[1])
+
+
+def test_backward_on_another_thread() -> None:
+    jitted = jit(lambda x: (x.sin(), x.cos()))
+    x = numbers(3, grad=True)
+    y = jitted(x)[1]  # not the backward that is expected: it is compiled on the other thread
+
+    in_threads(1, lambda index: y.sum().backward())
+    assert x.grad is not None
+    assert torch.equal(x.grad, -torch.sin(numbers(3)))
+
+
+def test_jitted_function_that_calls_itself_is_one_trace() -> None:
+    def power(x: T, n: int) -> T:
+        return x if n == 0 else jitted(x, n - 1) * x  # type: ignore[no-any-return]
+
+    jitted = jit(power)
+    assert torch.equal(jitted(numbers(3), 3), numbers(3) * numbers(3) * numbers(3) * numbers(3))
+    assert len(sg.last_traces(jitted)[0].bound_symbols) == 3
+
+
+# --- jit itself ---
+
+
+def test_decorator_with_and_without_options() -> None:
+    @sg.jit
+    def bare(x: T) -> T:
+        """Twice x."""
+        return x * 2
+
+    @sg.jit(executors=["torch"], cache_size=2)
+    def optioned(x: T) -> T:
+        return x * 3
+
+    assert torch.equal(bare(X), X * 2)
+    assert torch.equal(optioned(X), X * 3)
+    assert (bare.__name__, bare.__doc__) == ("bare", "Twice x.")
+    assert "bare" in repr(bare)
+
+
+class Scales:
+    """Has methods to jit."""
+
+    scale = 3
+
+    def scaled(self, x: T) -> T:
+        return x * self.scale
+
+    @sg.jit
+    def decorated(self, x: T) -> T:
+        return x * self.scale
+
+
+def test_jit_of_a_method_of_a_builtin_and_of_a_partial() -> None:
+    assert torch.equal(jit(Scales().scaled)(X), X * 3)
+    assert torch.equal(jit(torch.sin)(X), torch.sin(X))
+    assert torch.equal(jit(functools.partial(torch.add, alpha=3))(X, X), X + 3 * X)
+
+
+def test_decorated_method_is_bound_or_refused() -> None:
+    # BUG: a JitFunction is no descriptor: TypeError, "missing 1 required positional argument: 'x'"
+    with pytest.raises(errors.InvalidInput, match=r"argument 0 is a .*Scales.*close over"):
+        Scales().decorated(X)
+
+
+def test_jit_of_a_jitted_function_takes_the_new_options() -> None:
+    counted = Counted(lambda x: x * 2)
+    again = jit(jit(counted))
+    again(X)
+    again(X)
+    assert counted.runs == 1
+
+
+def test_varied_signatures() -> None:
+    def everything(x: T, /, y: T, *rest: T, scale: float = 2.0, **more: T) -> T:
+        return sum(rest, x + y) * scale + sum(more.values())
+
+    jitted = jit(everything)
+    for args, kwargs in (
+        ((X, X), {}),
+        ((X,), {"y": X}),
+        ((X, X, X, X), {"scale": 3.0}),
+        ((X, X), {"extra": X, "other": X * 2}),
+        ((X, X), {"other": X * 2, "extra": X}),
+    ):
+        assert torch.equal(jitted(*args, **kwargs), everything(*args, **kwargs))
+
+
+def test_no_tensor_arguments_at_all() -> None:
+    jitted = jit(lambda n=3: torch.arange(n) * 2)
+    assert torch.equal(jitted(), torch.arange(3) * 2)
+    assert torch.equal(jitted(4), torch.arange(4) * 2)
+    assert torch.equal(jitted(), torch.arange(3) * 2)
