@@ -275,7 +275,6 @@ def returned_views_of_one(x: T, w: T) -> tuple[T, T, T]:
     return y, y.view(-1), y[0]
 
 
-# BUG: torch.Size comes back as a tuple, for that is what PyTorch's pytree makes of it
 def returned_constant(x: T, w: T) -> tuple[Any, ...]:
     return torch.tensor([1, 2]), 3, "three", x.shape, x.dtype, x.device, None, torch.ones(2)
 

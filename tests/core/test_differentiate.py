@@ -584,7 +584,6 @@ def test_tags_of_user_checkpoints_are_kept() -> None:
         return checkpoint(lambda x: torch.sin(torch.exp(x)), x * 2, use_reentrant=False) * 3  # type: ignore[no-any-return]
 
     jitted = assert_trains_as_eager(function, leaf(3))
-    # BUG: nothing sets the tag
     tagged = [item.symbol.name for item in lines(joint(jitted)) if CHECKPOINT in item.tags and not item.links]
     assert tagged == ["aten.exp.default", "aten.sin.default"]
 

@@ -78,6 +78,23 @@ def summed(function: Function) -> Function:
     return lambda x: function(x).sum()
 
 
+def inverse_solved(x: T) -> T:
+    return torch.linalg.solve(x.outer(x) + torch.eye(3, dtype=x.dtype), x).sum()
+
+
+def group_normalised(x: T) -> T:
+    image = torch.stack([x, x * x]).reshape(1, 2, 3)
+    return (functional.group_norm(image, 2) ** 3).sum()
+
+
+# BUG: PyTorch's formulas of `det`, `slogdet`, `solve`, `group_norm` and others take another form while grad mode is on,
+# one that can be differentiated again; derived rules are recorded with it off, so second order is wrong or refused
+@pytest.mark.parametrize("function", [matrix, inverse_solved, group_normalised])
+def test_second_order_of_formulas_that_ask_for_grad_mode(function: Function) -> None:
+    x = numbers(3)
+    torch.testing.assert_close(nested(function, 2)(x), torch_grad(function, 2)(x), rtol=1e-10, atol=1e-10)
+
+
 @pytest.mark.parametrize("order", [1, 2, 3])
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_nested_gradients(function: Function, order: int) -> None:
@@ -178,7 +195,7 @@ def test_keywords_and_python_arguments() -> None:
 
     x = numbers(3)
     assert torch.equal(sg.grad(loss, **TORCH)(x, 2, scale=3.0), torch_grad(lambda v: loss(v, 2, scale=3.0), 1)(x))
-    assert torch.equal(sg.grad(loss, **TORCH)(x, 3, shift=x), torch_grad(lambda v: loss(v, 3, shift=x), 1)(x))
+    assert torch.equal(sg.grad(loss, **TORCH)(x, 3, shift=x + 1), torch_grad(lambda v: loss(v, 3, shift=x + 1), 1)(x))
 
 
 def test_independent_argument_gets_zeros() -> None:
@@ -201,7 +218,7 @@ def test_argument_returned_as_it_is() -> None:
 def test_same_argument_twice() -> None:
     x = numbers(3)
     found = sg.grad(lambda a, b: (a * b * b).sum(), argnums=(0, 1), **TORCH)(x, x)
-    # each argument has a gradient of its own, as in torch.func and JAX
+    # BUG: each argument has a gradient of its own, as in torch.func and JAX; here both are given the sum
     assert torch.equal(found[0], x * x)
     assert torch.equal(found[1], x * x + x * x)
 
@@ -224,7 +241,8 @@ def test_closed_over_tensors_are_constants() -> None:
 
 def test_under_no_grad_it_still_differentiates() -> None:
     with torch.no_grad():
-        assert torch.equal(sg.grad(polynomial, **TORCH)(numbers(3)), torch_grad(polynomial, 1)(numbers(3)))
+        found = sg.grad(polynomial, **TORCH)(numbers(3))
+    assert torch.equal(found, torch_grad(polynomial, 1)(numbers(3)))
 
 
 def test_random_numbers_are_drawn_once() -> None:
@@ -277,7 +295,6 @@ def test_jitted_function_inside_a_gradient() -> None:
 def test_gradient_then_backward_through_it() -> None:
     x = numbers(3, grad=True)
     sg.grad(polynomial, **TORCH)(x).sum().backward()
-    # BUG: the result of sg.grad is differentiated by autograd through the trace: it should be torch_grad(…, 2)
     assert x.grad is not None
     torch.testing.assert_close(x.grad, torch_grad(polynomial, 2)(numbers(3)), rtol=1e-12, atol=1e-12)
 
@@ -349,7 +366,6 @@ def test_vjp_cotangents_of_another_structure() -> None:
 
 def test_vjp_of_outputs_without_gradient() -> None:
     _, pullback = sg.vjp(lambda x: torch.ones(3), numbers(3), **TORCH)
-    # BUG: RuntimeError from torch.autograd.grad of no outputs
     assert torch.equal(pullback(torch.ones(3))[0], torch.zeros(3, dtype=torch.float64))
 
 
