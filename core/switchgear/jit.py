@@ -166,6 +166,9 @@ def _jit_module(module: torch.nn.Module, selection: Selection, options: dict[str
     }
     metaclass: Any = type(kind)
     jitted_kind = metaclass(kind.__name__, (JitModule, kind), slots)
+    if "forward" in vars(jitted_kind):
+        # a base class's __init_subclass__ wrapped what it took for the subclass's own forward
+        del jitted_kind.forward
     jitted: torch.nn.Module = object.__new__(jitted_kind)
     object.__setattr__(jitted, "__dict__", module.__dict__)
     forward = _forward_of(module)

@@ -123,7 +123,9 @@ class Recorder:
         self._dispatch_mode = _DispatchMode(self)
         self._dispatch_state: tuple[Any, Any] = (None, None)
         self._tags: frozenset[str] = frozenset()
-        self._random_states: RandomStates = self._outer._random_states if self._outer else RandomStates()
+        self._random_states: RandomStates | None = None
+        if follow_autograd:
+            self._random_states = (self._outer and self._outer._random_states) or RandomStates()
 
     # -- sessions ------------------------------------------------------------------------------------------------------
 
@@ -167,6 +169,8 @@ class Recorder:
 
     def check_random_states(self) -> None:
         """Raise, and restore, if the function changed the state of a random generator."""
+        if self._random_states is None:
+            return
         try:
             self._random_states.check(lambda: "its end")
         finally:
@@ -394,8 +398,9 @@ class Recorder:
         if not any(proxies(output)):
             return
         tags = self._tags
-        if is_random(func):
-            self._random_states.check(self.here)
+        if is_random(func, given):
+            if self._random_states is not None:
+                self._random_states.check(self.here)
             tags |= {RANDOM}
         self._frames[-1].recorded.append(
             BoundSymbol(self._leaf_symbol(func), *given, output, (), self._find_source(), grad_enabled, tags)
@@ -469,10 +474,17 @@ def makes_views(overload: Any) -> bool:
     )
 
 
-@functools.cache
-def is_random(overload: Any) -> bool:
-    """Whether an overload draws from a random stream."""
-    return torch.Tag.nondeterministic_seeded in overload.tags
+def is_random(overload: Any, given: tuple[Any, Any]) -> bool:
+    """Whether a call of an overload draws from a random stream; attention is tagged so, but draws for dropout alone."""
+    return torch.Tag.nondeterministic_seeded in overload.tags and _argument(overload, given, "dropout_p") != 0.0
+
+
+def _argument(overload: Any, given: tuple[Any, Any], name: str) -> Any:
+    for position, argument in enumerate(overload._schema.arguments):
+        if argument.name == name:
+            args, kwargs = given
+            return args[position] if position < len(args) else kwargs.get(name, argument.default_value)
+    return None
 
 
 @functools.cache

@@ -18,6 +18,7 @@ from .recorder import Recorder
 from .registry import GradRule
 from .symbol import BoundSymbol, map_proxies
 from .trace import Names
+from .writes import IDENTITY
 
 Grads = tuple[TensorProxy | None, ...]
 
@@ -151,12 +152,18 @@ class _Application:
         """The recorded forward with the operator's own names for the outputs, where it makes them."""
         made = {proxy.name for item in recorded for proxy in item.outputs}
         env: dict[str, TensorProxy] = {}
+        named: list[TensorProxy] = []
+        identities: list[BoundSymbol] = []
         for output, original in zip(outputs, self.bound_symbol.outputs, strict=True):
+            named.append(replace(output, name=original.name, requires_grad=original.requires_grad))
             if output.name in made and output.name not in env:
-                env[output.name] = replace(output, name=original.name, requires_grad=original.requires_grad)
-                self.recorder.tracker.rename(output, env[output.name])
-        forward = tuple(replace(_substituted(item, env), grad_enabled=True) for item in recorded)
-        return forward, tuple(env.get(p.name, p) for p in outputs)
+                env[output.name] = named[-1]
+                self.recorder.tracker.rename(output, named[-1])
+            else:
+                value = env.get(output.name, output)
+                identities.append(BoundSymbol(IDENTITY, (value,), {}, named[-1], source=self.bound_symbol.source))
+        forward = [replace(_substituted(item, env), grad_enabled=True) for item in recorded]
+        return (*forward, *identities), tuple(named)
 
     def _materialised(self, grad: TensorProxy | None, output: TensorProxy) -> torch.Tensor | None:
         if grad is not None:
@@ -238,7 +245,7 @@ class _Application:
         with self.recorder.recording(self.bound_symbol.source), torch.no_grad():
             try:
                 yield
-            except SwitchgearError:
+            except RuleError:
                 raise
             except Exception as error:
                 raise self._error(f"raised {type(error).__name__}: {error}") from error

@@ -6,6 +6,7 @@ Tested against each supported torch by `tests/core/test_torch_internals.py`.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -229,7 +230,8 @@ def random_states() -> tuple[bytes, ...]:
     if torch.cuda.is_initialized():
         generators.extend(torch.cuda.default_generators)
     with real_dispatch():
-        return tuple(bytes(generator.get_state().untyped_storage()) for generator in generators)
+        states = [generator.get_state() for generator in generators]
+        return tuple(ctypes.string_at(state.data_ptr(), state.numel()) for state in states)
 
 
 def set_random_states(states: tuple[bytes, ...]) -> None:

@@ -46,11 +46,25 @@ def _write_strided_rule(
     return write_strided(base, source, size, stride, offset), pullback
 
 
+def identity(value: torch.Tensor) -> torch.Tensor:
+    """The value under another name: what a rule returns that it did not make."""
+    return value
+
+
+def _identity_rule(value: torch.Tensor) -> tuple[torch.Tensor, Callable[..., Any]]:
+    return value, lambda grad: grad
+
+
+IDENTITY = Symbol("switchgear.identity", identity)
 SET_VALUE = Symbol("switchgear.set_value", set_value)
 WRITE_STRIDED = Symbol("switchgear.write_strided", write_strided)
 
 #: The grad rules of these symbols, by symbol.
 RULES = {
     symbol: GradRule(_OWNER, symbol.name, "pullback", rule)
-    for symbol, rule in ((SET_VALUE, _set_value_rule), (WRITE_STRIDED, _write_strided_rule))
+    for symbol, rule in (
+        (SET_VALUE, _set_value_rule),
+        (WRITE_STRIDED, _write_strided_rule),
+        (IDENTITY, _identity_rule),
+    )
 }

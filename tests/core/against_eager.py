@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tests.databases.verdict import Case, Outcome, judge, jit_torch
+from tests.databases.verdict import Case, Outcome, jit_torch, judge
 
 
 def check(target: Callable[..., Any], *args: Any, gradient: bool = True, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""`sg.jit(module)` is an `nn.Module` around the original: the state is the original's, and changes to it are noticed."""
+"""`sg.jit(module)` is an `nn.Module` around the original: the state is the original's; changes are noticed."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_attributes_are_shared_both_ways() -> None:
     net = Net()
     jitted = jit(net)
     jitted.note = "from outside"
-    net.other = 3
+    net.other = 3  # type: ignore[assignment]
     assert net.note == "from outside"
     assert jitted.other == 3
     assert jitted.scale == 2.0
@@ -449,10 +449,10 @@ class Counter(torch.nn.Module):
         self.weight = torch.nn.Parameter(torch.ones(3))
 
     def forward(self, x: T) -> T:
-        self.seen[1:] += x.detach()[0, 1:]
-        self.seen.mul_(0.5)
-        self.steps += 1
-        return x * self.weight + self.seen
+        self.seen[1:] += x.detach()[0, 1:]  # type: ignore[index, operator]
+        self.seen.mul_(0.5)  # type: ignore[operator]
+        self.steps += 1  # type: ignore[assignment, operator]
+        return x * self.weight + self.seen  # type: ignore[operator]
 
 
 def test_buffer_written_in_place_in_pieces() -> None:
@@ -460,6 +460,7 @@ def test_buffer_written_in_place_in_pieces() -> None:
     check(Counter(), data())
 
 
+# BUG: under SWITCHGEAR_VERIFY: InvalidTrace, requires_grad of a set_value differs between use and definition
 def test_parameter_written_under_no_grad() -> None:
     class Clamps(torch.nn.Module):
         def __init__(self) -> None:
@@ -477,7 +478,7 @@ def test_parameter_written_under_no_grad() -> None:
 def test_buffer_assigned_instead_of_written_is_refused_and_put_back() -> None:
     class Assigns(Counter):
         def forward(self, x: T) -> T:
-            self.seen = self.seen + x[0]
+            self.seen = self.seen + x[0]  # type: ignore[has-type]
             return x * self.weight
 
     net = Assigns()
@@ -564,7 +565,9 @@ def test_hooks_on_submodules_are_part_of_the_trace() -> None:
 def test_full_backward_hook_on_the_root() -> None:
     def gradients(target: Any, net: torch.nn.Module) -> list[Any]:
         seen: list[Any] = []
-        handle = net.register_full_backward_hook(lambda module, given, got: seen.append((given[0].clone(), got[0].clone())))
+        handle = net.register_full_backward_hook(
+            lambda module, given, got: seen.append((given[0].clone(), got[0].clone()))  # type: ignore[index]
+        )
         x = data().requires_grad_()
         target(x).square().sum().backward()
         handle.remove()
@@ -613,7 +616,7 @@ def test_deepcopy_is_jitted_and_independent() -> None:
     with torch.no_grad():
         next(twin.parameters()).zero_()
     assert not torch.equal(next(twin.parameters()), next(jitted.parameters()))
-    expected = copy.deepcopy(twin._switchgear.module)
+    expected = copy.deepcopy(twin._switchgear.module)  # type: ignore[union-attr]
     assert_steps_equal(expected, twin)
     assert sg.last_traces(twin)[-1].inputs
 
@@ -696,7 +699,7 @@ def test_module_list_and_dict_and_parameter_list() -> None:
 def test_lazy_module_after_its_first_call_and_before() -> None:
     net = torch.nn.LazyLinear(2)
     # BUG: TypeError, "__class__ assignment: 'Linear' object layout differs from 'LazyLinear'"
-    with pytest.raises(errors.CaptureError, match="[Uu]ninitialized|lazy|subclass"):
+    with pytest.raises(errors.CaptureError, match=r"[Uu]ninitialized|lazy|subclass"):
         jit(net)(data())
     net(data())
     assert torch.equal(jit(net)(data()), net(data()))
@@ -709,7 +712,7 @@ def test_rnn_modules() -> None:
 
 
 def test_transformer_encoder_layer_in_train_and_eval() -> None:
-    # BUG: wrong noise: aten.bernoulli.p fills a contiguous tensor where eager's bernoulli_ fills one of the input's layout
+    # BUG: wrong noise: aten.bernoulli.p fills a contiguous tensor, eager's bernoulli_ one of the input's layout
     layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     x = numbers(2, 3, 8, dtype=torch.float32)
     check(layer, x)

@@ -107,7 +107,7 @@ def test_text_of_a_linked_backward() -> None:
     )
     tie = "forward: t1 = torch.nn.functional.linear  test_printing.py:N  rule: derived"
     linked = stable(backward.python(link=True)).split("\n\n", 1)[1]
-    assert linked.startswith("def backward(t_0, g_t1):\n") or linked.startswith("def backward(args):\n")
+    assert linked.startswith("def backward(t_0, g_t1):\n")
     lines = [line.strip() for line in linked.splitlines() if " = torch." in line]
     assert lines
     assert all(tie in line for line in lines)
@@ -190,7 +190,7 @@ VALUES = [
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: repr(value)[:30])
 def test_argument_comes_through_its_text(value: Any) -> None:
-    (args, kwargs), = compile_trace(traced(call(value, [value], keyword=value)))(torch.ones(2))
+    ((args, kwargs),) = compile_trace(traced(call(value, [value], keyword=value)))(torch.ones(2))
     for found in (args[0], args[1][0], kwargs["keyword"]):
         assert found == value
         assert isinstance(value, torch.Size) or type(found) is type(value)
@@ -198,7 +198,7 @@ def test_argument_comes_through_its_text(value: Any) -> None:
 
 
 def test_nan_comes_through_its_text() -> None:
-    (args, _), = compile_trace(traced(call(math.nan, complex(0, math.nan))))(torch.ones(2))
+    ((args, _),) = compile_trace(traced(call(math.nan, complex(0, math.nan))))(torch.ones(2))
     assert math.isnan(args[0])
     assert math.isnan(args[1].imag)
 
@@ -264,7 +264,7 @@ def test_equal_names_of_different_callables_stay_apart() -> None:
     assert (first[0].item(), second[0].item()) == (2.0, 6.0)
 
 
-# BUG: a constant's name is not kept apart from the trace's own name, its proxies, `args` and the builtins of the text
+# BUG: a constant's name is not kept apart from the builtins that the text uses: float, slice, complex
 @pytest.mark.parametrize("name", ["computation", "x", "y", "args", "float", "slice", "torch", "del", "complex"])
 def test_name_of_a_callable_that_the_text_uses_otherwise(name: str) -> None:
     def local(x: T, *others: Any) -> T:
@@ -287,7 +287,6 @@ def test_executor_whose_function_is_called_forward() -> None:
         return torch.sin(x)
 
     jitted = sg.jit(lambda x: torch.sin(x) * 2, executors=[sg.Executor("mine", table=table), "torch"])
-    # BUG: as above: under autograd the trace is called `forward` too
     for x in (numbers(3), numbers(3, grad=True)):
         assert torch.equal(jitted(x), torch.sin(x) * 2)
 
@@ -320,6 +319,7 @@ def in_place(x: T, w: T) -> Any:
     return y * w
 
 
+# BUG: under SWITCHGEAR_VERIFY: t1 "is used as … requires_grad=True but defined as … False", InvalidTrace
 def unseen(x: T, w: T) -> Any:
     y = x * w
     with torch.no_grad():
@@ -339,12 +339,14 @@ def several(x: T, w: T) -> Any:
 def composite(x: T, w: T) -> Any:
     y = functional.gelu(functional.linear(x, w, w[:, 0]), approximate="tanh")
     y = functional.layer_norm(y, (3,), eps=1e-6)
-    return functional.cross_entropy(y, torch.tensor([0, 2, 1]), label_smoothing=0.1, reduction="sum"), y.to(torch.float32)
+    return functional.cross_entropy(y, torch.tensor([0, 2, 1]), label_smoothing=0.1, reduction="sum"), y.to(
+        torch.float32
+    )
 
 
 def attention(x: T, w: T) -> Any:
     heads = [part.reshape(1, 1, 3, 4) for part in (x, w, x + w)]
-    return functional.scaled_dot_product_attention(*heads, is_causal=True)
+    return functional.scaled_dot_product_attention(heads[0], heads[1], heads[2], is_causal=True)
 
 
 def convolution(x: T, w: T) -> Any:
@@ -424,7 +426,9 @@ def test_every_stage_of_a_module_runs() -> None:
     result.sum().backward()
     for trace in sg.last_traces(jitted):
         torch.manual_seed(11)
-        given = [{**state, "t_0": x, "g": torch.ones_like(result)}[p.name if p.name[0] == "t" else "g"] for p in trace.inputs]
+        given = [
+            {**state, "t_0": x, "g": torch.ones_like(result)}[p.name if p.name[0] == "t" else "g"] for p in trace.inputs
+        ]
         found = run(trace, given)
         assert torch.equal(found[0], result.detach())
         buffers = [value for name, value in model.named_buffers()]

@@ -251,7 +251,12 @@ def test_hit_among_many_is_found_by_key(monkeypatch: pytest.MonkeyPatch) -> None
         jitted(numbers(size))
     asked: list[int] = []
     original = Entry.fits
-    monkeypatch.setattr(Entry, "fits", lambda self, inputs: asked.append(1) or original(self, inputs))
+
+    def fits(self: Entry, inputs: Any) -> bool:
+        asked.append(1)
+        return original(self, inputs)
+
+    monkeypatch.setattr(Entry, "fits", fits)
     jitted(numbers(4))
     assert len(asked) == 1
 
@@ -283,7 +288,7 @@ def test_entries_under_one_key_are_dropped_one_by_one() -> None:
         runs += 1
         return torch.nn.functional.linear(x, module.weight, module.bias)
 
-    module.forward = called  # type: ignore[method-assign]
+    module.forward = called  # type: ignore[assignment, method-assign]
     jitted = jit(module, cache_size=2)
     weights = [torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.ones(2, 2), requires_grad=False)]
     weights.append(torch.nn.Parameter(torch.ones(2, 2).double()[:, :].float().t()[:].contiguous().t()))
@@ -471,7 +476,9 @@ def test_saved_tensors_are_freed_while_the_backward_consumes_them() -> None:
         watched.append(weakref.ref(result))
         return result
 
-    jitted = sg.jit(lambda x: x.sin().sin().sin().sin().sum(), executors=[sg.Executor("watching", table=table), "torch"])
+    jitted = sg.jit(
+        lambda x: x.sin().sin().sin().sin().sum(), executors=[sg.Executor("watching", table=table), "torch"]
+    )
     jitted(numbers(10, grad=True)).backward()
     assert len(watched) == 4
     # of the four results the last is not saved; each cosine is of the last one saved
@@ -596,15 +603,27 @@ class Held:
     """Something that a function closes over, to see when it goes."""
 
 
-@pytest.mark.usefixtures("no_collector")
-@pytest.mark.parametrize("grad", [False, True])
-def test_function_is_freed_by_reference_count(grad: bool) -> None:
-    held, constant = Held(), numbers(3)
-
+def closing_over(held: Held, constant: T) -> Callable[[T], T]:
     def scaled(x: T) -> T:
         assert held
         return x * constant + torch.tensor([1.0, 2.0, 3.0], dtype=x.dtype)
 
+    return scaled
+
+
+def failing(held: Held) -> Callable[[T], T]:
+    def fails(x: T) -> T:
+        assert held
+        raise ZeroDivisionError(str(x * 2))
+
+    return fails
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("grad", [False, True])
+def test_function_is_freed_by_reference_count(grad: bool) -> None:
+    held, constant = Held(), numbers(3)
+    scaled = closing_over(held, constant)
     jitted = jit(scaled)
     for x in (numbers(3, grad=grad), numbers(1, grad=grad)):
         result = jitted(x)
@@ -622,7 +641,7 @@ def test_function_is_freed_by_reference_count(grad: bool) -> None:
     }
     del held, constant, scaled, jitted, entry, result, x
     # BUG: what `exec` defines is a cycle: the function is in the globals that it refers to (compile_trace, _generated)
-    assert [name for name, reference in references.items() if reference() is not None] == []
+    assert [name for name, reference in references.items() if reference() is not None] == []  # type: ignore[operator]
 
 
 @pytest.mark.usefixtures("no_collector")
@@ -663,18 +682,12 @@ def test_a_graph_outlives_its_function() -> None:
 @pytest.mark.usefixtures("no_collector")
 def test_failed_capture_keeps_nothing_once_its_error_is_gone() -> None:
     held = Held()
-
-    def fails(x: T) -> T:
-        assert held
-        x * 2  # noqa: B018
-        raise ZeroDivisionError
-
-    jitted = jit(fails)
+    jitted = jit(failing(held))
     x = numbers(3)
     with pytest.raises(ZeroDivisionError):
         jitted(x)
     reference, argument = weakref.ref(held), weakref.ref(x)
-    del held, fails, jitted, x
+    del held, jitted, x
     gc.collect()  # pytest's own record of the exception is a cycle
     assert reference() is None
     assert argument() is None
@@ -796,7 +809,7 @@ def test_eager_work_elsewhere_while_capturing() -> None:
         assert x.grad is not None
         assert torch.equal(x.grad, torch.full((3,), 3.0, dtype=x.dtype))
         model(torch.ones(2, 3)).sum().backward()
-        assert model[1].num_batches_tracked.item() == 1
+        assert model[1].num_batches_tracked.item() == 1  # type: ignore[operator]
         y = x.detach().clone()
         y.add_(1)
         assert torch.equal(y, numbers(3) + 1)
@@ -833,7 +846,7 @@ def test_backward_on_another_thread() -> None:
 
 def test_jitted_function_that_calls_itself_is_one_trace() -> None:
     def power(x: T, n: int) -> T:
-        return x if n == 0 else jitted(x, n - 1) * x  # type: ignore[no-any-return]
+        return x if n == 0 else jitted(x, n - 1) * x
 
     jitted = jit(power)
     assert torch.equal(jitted(numbers(3), 3), numbers(3) * numbers(3) * numbers(3) * numbers(3))
@@ -849,7 +862,7 @@ def test_decorator_with_and_without_options() -> None:
         """Twice x."""
         return x * 2
 
-    @sg.jit(executors=["torch"], cache_size=2)
+    @sg.jit(executors=["torch"], cache_size=2)  # type: ignore[untyped-decorator]
     def optioned(x: T) -> T:
         return x * 3
 

@@ -68,7 +68,7 @@ class Registered:
 pytree.register_pytree_node(
     Registered,
     lambda value: ([value.left, value.right], value.label),
-    lambda children, label: Registered(*children, label),  # type: ignore[arg-type]
+    lambda children, label: Registered(*children, label),  # type: ignore[call-arg]
 )
 
 
@@ -167,9 +167,19 @@ def test_attributes_and_methods_of_what_is_passed() -> None:
         assert isinstance(pair, Pair)
         assert isinstance(batch, Batch)
         assert isinstance(output, BaseModelOutput)
-        return pair.total() + batch.ids * batch.more["scale"] + output.last_hidden_state + output[0] + output["hidden_states"][0]
+        return (
+            pair.total()
+            + batch.ids * batch.more["scale"]
+            + output.last_hidden_state
+            + output[0]
+            + output["hidden_states"][0]
+        )
 
-    arguments = (Pair(A, A * 2), Batch(A, more={"scale": 2.0}), BaseModelOutput(last_hidden_state=A, hidden_states=(A,)))
+    arguments = (
+        Pair(A, A * 2),
+        Batch(A, more={"scale": 2.0}),
+        BaseModelOutput(last_hidden_state=A, hidden_states=(A,)),
+    )
     jitted = jit(uses)
     for _ in range(2):
         assert torch.equal(jitted(*arguments), uses(*arguments))
@@ -243,7 +253,7 @@ def test_written_tensor_inside_a_structure() -> None:
     def writes(batch: Batch) -> T:
         batch.ids.add_(1)
         batch.more["x"][0] = 5.0
-        return batch.ids * batch.more["x"]
+        return batch.ids * batch.more["x"]  # type: ignore[no-any-return]
 
     jitted = jit(writes)
     for _ in range(2):
@@ -269,7 +279,9 @@ class Plain:
         self.inner = {"scaled": tensor * 2}
 
 
-@pytest.mark.parametrize("make", [lambda: Opaque(A), lambda: [Opaque(A)], lambda: {"a": object()}, lambda: Batch(Opaque(A))])
+@pytest.mark.parametrize(
+    "make", [lambda: Opaque(A), lambda: [Opaque(A)], lambda: {"a": object()}, lambda: Batch(Opaque(A))]
+)
 def test_object_that_nothing_opens_is_refused(make: Any) -> None:
     with pytest.raises(errors.InvalidInput, match=r"(Opaque|object).*Register"):
         jit(lambda value: A * 2)(make())

@@ -296,11 +296,12 @@ def test_dispatch_from_top_has_autograd_on_inside_a_mode() -> None:
                 self.inside = False
             return func(*args, **(kwargs or {}))
 
+    x = numbers(3)
     with Asks() as mode:  # type: ignore[no-untyped-call]
         mode.state = internals.dispatch_state()
-        torch.sin(numbers(3))
+        torch.sin(x)
         with torch.no_grad():
-            torch.sin(numbers(3))
+            torch.sin(x)
     assert flags == [(False, True), (False, True)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -83,7 +84,7 @@ def test_fault_is_found(make: Callable[[], sg.Trace], message: str) -> None:
 
 def test_message_shows_the_lines_around_the_fault_and_the_pass() -> None:
     names = [proxy(f"v{index}") for index in range(9)]
-    body = [sin(names[0], X), *(sin(after, before) for before, after in zip(names, names[1:], strict=False))]
+    body = [sin(names[0], X), *(sin(after, before) for before, after in itertools.pairwise(names))]
     body[5] = sin(names[5], proxy("missing"))
     broken = trace(*body, outputs=(names[8],)).with_provenance("capture", 0.5).with_provenance("my_pass", 0.25)
     with pytest.raises(errors.InvalidTrace) as caught:

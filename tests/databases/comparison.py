@@ -11,12 +11,16 @@ from torch.utils import _pytree as pytree
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """How far values may lie from eager's, and why they do; signs of zeros are free, and strides too if `strides`."""
+    """How far values may lie from eager's, and why they do; signs of zeros are free, and strides too if `strides`.
+
+    `modes` names where, "" everywhere.
+    """
 
     relative: float
     absolute: float
     cause: str
     strides: bool = False
+    modes: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,12 @@ class Undefined:
 
 
 Exactness = Tolerance | Undefined | None  # None: bit for bit
+
+
+def in_mode(exactness: Exactness, mode: str) -> Exactness:
+    """What is asked of values in this mode of a database."""
+    return None if isinstance(exactness, Tolerance) and exactness.modes not in mode else exactness
+
 
 # What must agree about a tensor besides its values.
 _FACTS: dict[str, Callable[[torch.Tensor], object]] = {

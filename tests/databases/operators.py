@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import random
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -13,12 +14,11 @@ import torch
 from torch.testing._internal import common_methods_invocations
 from torch.testing._internal.common_methods_invocations import op_db
 
-from tests.databases.comparison import Exactness
+from tests.databases.comparison import Exactness, in_mode
 from tests.databases.refused import INEXACT_OPERATORS, REFUSED_OPERATORS
 from tests.databases.report import run_command
 from tests.databases.verdict import Case, Jit, Outcome, Verdict, jit_torch, judge
 
-MODES = ("forward", "gradient")
 SAMPLES = 4
 #: How many samples eager may refuse before another place in the database's list is tried.
 TRIES = 12
@@ -43,17 +43,21 @@ def _without_seeding(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def examine(name: str, jit: Jit) -> list[Verdict]:
-    """The verdicts on one operator, forward and gradients."""
-    return [verdict for mode in MODES for verdict in examine_mode(name, mode, jit)]
+    """The verdicts on one operator, in each of its modes."""
+    return [verdict for mode in modes_of(name) for verdict in examine_mode(name, mode, jit)]
+
+
+def modes_of(name: str) -> list[str]:
+    """Forward, and gradient where the operator has one; none where it is for accelerators only."""
+    return [mode for mode in ("forward", "gradient") if _dtype(operators()[name], mode) is not None]
 
 
 def examine_mode(name: str, mode: str, jit: Jit) -> list[Verdict]:
     """Up to four samples that eager supports, spread over the database's list, and those that it does not."""
-    try:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         cases = list(_cases(operators()[name], mode))
-    except Exception as error:
-        return [Verdict(Outcome.SKIPPED, name, mode, "no sample", type(error).__name__, str(error))]
-    return judge_spread(cases, jit, INEXACT_OPERATORS.get(name))
+    return judge_spread(cases, jit, in_mode(INEXACT_OPERATORS.get(name), mode))
 
 
 def judge_spread(cases: Sequence[Case], jit: Jit, exactness: Exactness) -> list[Verdict]:
@@ -72,9 +76,7 @@ def judge_spread(cases: Sequence[Case], jit: Jit, exactness: Exactness) -> list[
 
 def _cases(operator: Any, mode: str) -> Iterator[Case]:
     gradient = mode == "gradient"
-    dtype = _gradient_dtype(operator) if gradient else _first(_FORWARD_DTYPES, operator.supported_dtypes("cpu"))
-    if dtype is None:
-        return
+    dtype = _dtype(operator, mode)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return operator.op(*args, **kwargs)
@@ -87,7 +89,9 @@ def _cases(operator: Any, mode: str) -> Iterator[Case]:
         yield Case(operator.full_name, mode, described, call, args, sample.kwargs, gradient, narrow)
 
 
-def _gradient_dtype(operator: Any) -> torch.dtype | None:
+def _dtype(operator: Any, mode: str) -> torch.dtype | None:
+    if mode == "forward":
+        return _first(_FORWARD_DTYPES, operator.supported_dtypes("cpu"))
     if not operator.supports_autograd:
         return None
     return _first(_GRADIENT_DTYPES, operator.supported_backward_dtypes("cpu"))

@@ -95,4 +95,22 @@ INEXACT_OPERATORS: dict[str, Exactness] = {
     "prod": Tolerance(1e-12, 1e-12, _PRODUCT),
 }
 
-INEXACT_MODULES: dict[str, Exactness] = {}
+INEXACT_MODULES: dict[str, Exactness] = {
+    "nn.TransformerDecoderLayer": Tolerance(
+        1e-5,
+        1e-6,
+        "without gradients eager's self-attention takes a fused operator, a trace the operators that it is made of",
+        modes="eval forward",
+    ),
+}
+
+#: What eager itself cannot run without an accelerator.
+UNSUPPORTED_BY_EAGER = frozenset(
+    {
+        "jiterator_2inputs_2outputs",
+        "jiterator_4inputs_with_extra_args",
+        "jiterator_binary",
+        "jiterator_binary_return_by_ref",
+        "jiterator_unary",
+    }
+)

@@ -110,7 +110,11 @@ def _work(pipe: Connection, examine: Examine, jit: Jit) -> None:
             name = pipe.recv()
         except EOFError:
             return
-        pipe.send(examine(name, jit))
+        try:
+            verdicts = examine(name, jit)
+        except Exception as error:
+            verdicts = [Verdict(Outcome.CRASH, name, "any", "the samples", type(error).__name__, str(error))]
+        pipe.send(verdicts)
 
 
 def _give(worker: _Worker, name: str) -> None:

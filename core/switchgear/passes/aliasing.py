@@ -10,7 +10,7 @@ import torch
 
 from switchgear.proxy import TensorProxy
 from switchgear.symbol import BoundSymbol, proxies
-from switchgear.writes import SET_VALUE
+from switchgear.writes import IDENTITY, SET_VALUE
 
 
 class Storages:
@@ -42,8 +42,8 @@ class Storages:
 
 def aliased_argument(bound_symbol: BoundSymbol) -> TensorProxy | None:
     """The argument of a leaf that its outputs may be views of."""
-    if bound_symbol.symbol == SET_VALUE:
-        return bound_symbol.inputs[1]
+    if bound_symbol.symbol in (SET_VALUE, IDENTITY):
+        return bound_symbol.inputs[-1]
     fn: Any = bound_symbol.symbol.fn
     if not isinstance(fn, torch._ops.OpOverload):
         return None

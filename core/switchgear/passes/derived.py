@@ -51,6 +51,11 @@ def derive(bound_symbol: BoundSymbol, grad_outputs: tuple[TensorProxy | None, ..
     return template
 
 
+def clear_templates() -> None:
+    """Forget every cached template."""
+    _CACHE.clear()
+
+
 def _key(bound_symbol: BoundSymbol, grad_outputs: tuple[TensorProxy | None, ...]) -> Any:
     key = (
         bound_symbol.symbol.fn,

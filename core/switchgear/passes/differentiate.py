@@ -7,7 +7,7 @@ then goes through the linearisations in reverse, and knows no operator.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,8 +18,9 @@ from switchgear.proxy import TensorProxy
 from switchgear.recorder import Recorder
 from switchgear.rules import Grads, apply_rule
 from switchgear.selection import Selection
-from switchgear.symbol import GRAD_OFF_INSIDE, RECOMPUTED, BoundSymbol, Link, RuleOrigin, Symbol, map_proxies
+from switchgear.symbol import BACKWARD, GRAD_OFF_INSIDE, RECOMPUTED, BoundSymbol, Link, RuleOrigin, Symbol, map_proxies
 from switchgear.trace import Names, Trace, names_of
+from switchgear.tracking import metadata_proxy
 from switchgear.writes import RULES
 
 from .claim import claimant
@@ -85,7 +86,7 @@ class _Forward:
     def __init__(self, names: Names, selection: Selection) -> None:
         self.names = names
         self.selection = selection
-        self.recorder = Recorder(names, follow_autograd=False)
+        self.recorder = Recorder(names, self._adopt_constant, follow_autograd=False)
         self.body: list[BoundSymbol] = []
         self.linears: list[_Linear] = []
         self.choices: list[Choice] = []
@@ -110,19 +111,20 @@ class _Forward:
         """The one place that picks how a bound symbol is differentiated; returns the parts that replace it, if any."""
         constant = self._constant(item)
         if constant:
-            self._emit_constant(item, constant)
+            self._emit_constant(item, constant, origin)
             return ()
         own = RULES.get(item.symbol)
         rule, declined = (own, ()) if own is not None else self.selection.grad_rule(item)
         if rule is not None:
             self._choose(item, rule.owner, f"{rule.form} rule", declined)
             applied = apply_rule(rule, item, self.recorder)
-            self.body.extend(applied.forward)
-            self._rename(item, applied.outputs)
             link = Link(origin, RuleOrigin(rule.owner, rule.form))
+            self.body.extend(_linked(made, link) for made in applied.forward)
+            self._env.update((proxy.name, proxy) for proxy in applied.outputs)
             self.linears.append(_Linear(item.inputs, applied.outputs, applied.pull, link))
             return ()
         if item.is_leaf or GRAD_OFF_INSIDE in item.tags:
+            self._refuse_if_strict(item)
             self._choose(item, "derived", "PyTorch's autograd formula", declined)
             self._emit_derived(item, origin)
             return ()
@@ -139,12 +141,11 @@ class _Forward:
         skipped, reason = self.selection.constant(item)
         return reason if skipped else ""
 
-    def _emit_constant(self, item: BoundSymbol, reason: str) -> None:
+    def _emit_constant(self, item: BoundSymbol, reason: str, origin: BoundSymbol) -> None:
         self._choose(item, "constant", reason, ())
-        for proxy in item.outputs:
-            if proxy.requires_grad and item.grad_enabled:
-                self._env[proxy.name] = replace(proxy, requires_grad=False)
-        self.body.append(replace(item, output=map_proxies(self.now, item.output)))
+        # under no_grad eager calls a view a leaf that requires grad, and so do its users
+        constant = self._cut(item) if item.grad_enabled else item
+        self.body.append(_linked(constant, Link(origin, RuleOrigin("constant", reason))))
 
     def _decomposed(
         self, item: BoundSymbol, origin: BoundSymbol, declined: tuple[tuple[str, str], ...]
@@ -155,11 +156,7 @@ class _Forward:
             self._choose(item, "decomposition", "", declined)
             return item.subsymbols
         owner = implementation.owner
-        if self.selection.strict:
-            raise StrictError(
-                f"{owner} claims {item.symbol.name}, called at {item.source}, and nobody brings a grad rule "
-                "for it; register one, or drop strict=True to have its backward derived from the decomposition"
-            )
+        self._refuse_if_strict(item)
         if item.is_random:
             reason = f"{owner}'s forward is not used: its decomposition draws random numbers and cannot be run again"
             self._choose(item, "decomposition", reason, (*declined, (owner, reason)))
@@ -167,14 +164,14 @@ class _Forward:
         self._choose(
             item, "decomposition", f"{owner} keeps the forward, the backward recomputes what it needs", declined
         )
-        self.body.append(item)
+        link = Link(origin, RuleOrigin("decomposition", item.symbol.name))
+        self.body.append(_linked(item, link))
         env: dict[str, TensorProxy] = {}
         copies = tuple(rebind(part, env, self.names) for part in item.subsymbols)
         for copy in copies:
             self._linearise(replace(copy, tags=copy.tags | {RECOMPUTED}), origin)
         # the sweep goes backwards: the gradients of the kept outputs go to their recomputed twins first
         copied = tuple(self.now(env[proxy.name]) for proxy in item.outputs)
-        link = Link(origin, RuleOrigin("decomposition", item.symbol.name))
         self.linears.append(_Linear(copied, item.outputs, lambda grads: ((), grads), link))
         return ()
 
@@ -186,28 +183,56 @@ class _Forward:
             body, found = instantiate(derive(item, grads), item, grads, self.names)
             return tuple(body), found
 
-        self.body.append(item)
         link = Link(origin, RuleOrigin("derived", item.symbol.name.removesuffix(".default")))
+        self.body.append(_linked(item, link))
         self.linears.append(_Linear(item.inputs, item.outputs, pull, link))
 
+    def _refuse_if_strict(self, item: BoundSymbol) -> None:
+        if not self.selection.strict:
+            return
+        implementation, _ = claimant(item, self.selection)
+        if implementation is not None and implementation.fn is not item.symbol.fn:
+            raise StrictError(
+                f"{implementation.owner} claims {item.symbol.name}, called at {item.source}, and nobody brings a grad "
+                "rule for it; register one, or drop strict=True to have its backward derived"
+            )
+
     def _current(self, item: BoundSymbol) -> BoundSymbol:
-        """A bound symbol with its inputs as they are called by now, and requires_grad of its outputs to match."""
+        """A bound symbol with its values as they are by now, and requires_grad of its outputs to match its inputs."""
         if not self._env:
             return item
-        args, kwargs = map_proxies(self.now, (item.args, dict(item.kwargs)))
-        current = replace(item, args=args, kwargs=kwargs)
+        current = self._rewritten(item)
         if any(proxy.requires_grad for proxy in current.outputs) and not any(p.requires_grad for p in current.inputs):
-            for proxy in current.outputs:
-                self._env[proxy.name] = replace(proxy, requires_grad=False)
-            current = replace(current, output=map_proxies(self.now, current.output))
+            return self._cut(current)
         return current
 
-    def _rename(self, item: BoundSymbol, made: tuple[TensorProxy, ...]) -> None:
-        for proxy, output in zip(item.outputs, made, strict=True):
-            self._env[proxy.name] = replace(output, requires_grad=proxy.requires_grad)
+    def _cut(self, item: BoundSymbol) -> BoundSymbol:
+        """The bound symbol with nothing that it makes requiring grad."""
+        for made in (item, *_all_parts(item)):
+            for proxy in made.outputs:
+                if proxy.requires_grad:
+                    self._env[proxy.name] = replace(proxy, requires_grad=False)
+        return self._rewritten(item)
+
+    def _rewritten(self, item: BoundSymbol) -> BoundSymbol:
+        args, kwargs, output = map_proxies(self.now, (item.args, dict(item.kwargs), item.output))
+        parts = tuple([self._rewritten(part) for part in item.subsymbols])
+        return replace(item, args=args, kwargs=kwargs, output=output, subsymbols=parts)
+
+    def _adopt_constant(self, tensor: torch.Tensor) -> TensorProxy:
+        """A tensor that a rule closes over."""
+        name = self.names.claim(f"c{len(self.recorder.constants)}")
+        self.recorder.constants[name] = tensor.detach()
+        return metadata_proxy(name, tensor, False)
 
     def _choose(self, item: BoundSymbol, owner: str, reason: str, declined: tuple[tuple[str, str], ...]) -> None:
         self.choices.append(Choice("gradient", item.symbol.name, owner, reason, declined))
+
+
+def _all_parts(item: BoundSymbol) -> Iterator[BoundSymbol]:
+    for part in item.subsymbols:
+        yield part
+        yield from _all_parts(part)
 
 
 _INHERITED = frozenset({"checkpoint", RECOMPUTED})
@@ -248,28 +273,32 @@ def _sweep(
         if all(grad is None for grad in incoming):
             continue
         body, found = linear.pull(incoming)
-        backward.extend(_linked(item, linear.link) for item in body)
+        backward.extend(_linked(item, linear.link, BACKWARD) for item in body)
         for proxy, grad in zip(linear.arguments, found, strict=True):
             if grad is not None and proxy.requires_grad:
                 accumulate(proxy, grad, (linear.link,))
     return backward, tuple(grads.get(proxy.name) if proxy.requires_grad else None for proxy in inputs)
 
 
-def _linked(item: BoundSymbol, link: Link) -> BoundSymbol:
-    parts = tuple([_linked(part, link) for part in item.subsymbols])
-    return replace(item, links=(link,), source=link.forward.source, subsymbols=parts)
+def _linked(item: BoundSymbol, link: Link, *tags: str) -> BoundSymbol:
+    parts = tuple([_linked(part, link, *tags) for part in item.subsymbols])
+    source = item.source or link.forward.source
+    return replace(item, links=(link,), source=source, subsymbols=parts, tags=item.tags.union(tags))
 
 
 def _sum(left: TensorProxy, right: TensorProxy, recorder: Recorder, links: tuple[Link, ...]) -> list[BoundSymbol]:
     """`left + right`, as the autograd engine accumulates."""
+    tags = frozenset({BACKWARD})
     if (left.shape, left.stride, left.dtype, left.device) == (right.shape, right.stride, right.dtype, right.device):
         output = replace(left, name=recorder.names.fresh(), requires_grad=False, storage_offset=0)
         if not _overlaps(left):
             source = links[-1].forward.source if links else None
-            return [BoundSymbol(_ADD, (left, right), {}, output, source=source, grad_enabled=False, links=links)]
+            return [
+                BoundSymbol(_ADD, (left, right), {}, output, source=source, grad_enabled=False, links=links, tags=tags)
+            ]
     with recorder.recording(), torch._C.DisableTorchFunction(), torch.no_grad():
         recorder.tracker.proxy_of(recorder.tracker.wrapper_for(left) + recorder.tracker.wrapper_for(right))
-    return [replace(item, links=links) for item in recorder.take()]
+    return [replace(item, links=links, tags=tags) for item in recorder.take()]
 
 
 def _overlaps(proxy: TensorProxy) -> bool:

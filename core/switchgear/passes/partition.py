@@ -8,10 +8,10 @@ import torch
 
 from switchgear.errors import NotDifferentiable
 from switchgear.proxy import TensorProxy
-from switchgear.symbol import RANDOM, BoundSymbol, Symbol
+from switchgear.symbol import BACKWARD, BoundSymbol, Symbol
 from switchgear.trace import Names, Trace, names_of
 
-from .aliasing import Storages
+from .aliasing import Storages, aliased_argument
 from .dead_code import live
 from .differentiate import Joint
 
@@ -39,9 +39,13 @@ def partition(joint: Joint, overwritten: frozenset[str] = frozenset()) -> Partit
     trace = joint.trace
     outputs = trace.outputs[: joint.count]
     grads = trace.outputs[joint.count :]
-    forward_body = live(trace.bound_symbols, [proxy for proxy in outputs if proxy is not None])
+    forward_body = live(
+        tuple(item for item in trace.bound_symbols if BACKWARD not in item.tags),
+        [proxy for proxy in outputs if proxy is not None],
+    )
     given = tuple(proxy for proxy in joint.grad_outputs if proxy is not None)
     body, crossing = _backward(trace, forward_body, given, grads)
+    forward_body = tuple(_unlinked(item) for item in forward_body)
     names = Names(names_of(trace))
     storages = Storages(forward_body)
     copies = {proxy.name: replace(proxy, name=names.fresh()) for proxy in crossing if storages.of(proxy) in overwritten}
@@ -81,7 +85,8 @@ def _backward(
     """The bound symbols that only gradients need, and the values that they take from the forward."""
     made = {proxy.name for item in forward for proxy in item.outputs}
     rest = tuple(item for item in trace.bound_symbols if not any(proxy.name in made for proxy in item.outputs))
-    body = live(tuple(item for item in rest if RANDOM not in item.tags), [grad for grad in grads if grad is not None])
+    body = live(rest, [grad for grad in grads if grad is not None])
+    body = (*_views_again(forward, body, grads), *body)
     own = {proxy.name for item in body for proxy in item.outputs} | {proxy.name for proxy in given}
     crossing: dict[str, TensorProxy] = {}
     used = [proxy for item in body for proxy in item.inputs] + [grad for grad in grads if grad is not None]
@@ -89,3 +94,20 @@ def _backward(
         if proxy.name not in own and proxy.name not in trace.constants:
             crossing.setdefault(proxy.name, proxy)
     return body, tuple(crossing.values())
+
+
+def _views_again(
+    forward: tuple[BoundSymbol, ...], body: tuple[BoundSymbol, ...], grads: tuple[TensorProxy | None, ...]
+) -> tuple[BoundSymbol, ...]:
+    """The forward's views that the backward reads, to be made there again: of each storage one tensor is saved."""
+    read = {proxy.name for item in body for proxy in item.inputs} | {grad.name for grad in grads if grad is not None}
+    again: list[BoundSymbol] = []
+    for item in reversed(forward):
+        if item.is_leaf and aliased_argument(item) is not None and not read.isdisjoint(p.name for p in item.outputs):
+            read.update(proxy.name for proxy in item.inputs)
+            again.append(item)
+    return tuple(reversed(again))
+
+
+def _unlinked(item: BoundSymbol) -> BoundSymbol:
+    return replace(item, links=(), subsymbols=tuple(_unlinked(part) for part in item.subsymbols))
