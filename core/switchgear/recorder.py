@@ -246,14 +246,14 @@ class Recorder:
             return self._track_outputs(func(*args, **kwargs))
         given = self._to_proxies(args), self._to_proxies(kwargs)
         frame = _Frame(func, [], torch.is_grad_enabled())
-        result, written = self._run_in_frame(frame, func, args, kwargs, tensors)
+        result, output, written = self._run_in_frame(frame, func, args, kwargs, tensors)
         keep = not written and not torch.is_autocast_enabled()
-        self._frames[-1].recorded.extend(self._close(symbol, given, frame, result, keep))
+        self._frames[-1].recorded.extend(self._close(symbol, given, frame, output, keep))
         return result
 
     def _run_in_frame(
         self, frame: _Frame, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]
-    ) -> tuple[Any, bool]:
+    ) -> tuple[Any, Any, bool]:
         reentered = self._frames[-1].fn is func
         before = [self.tracker.last_fake(tensor) for tensor in tensors]
         self._frames.append(frame)
@@ -270,13 +270,14 @@ class Recorder:
                 if self.tracker.last_fake(tensor) is not fake:
                     written = True
                     self.tracker.reconcile_bases(tensor)
+            output = self._output_proxies(result)
         except RuntimeError as error:
             if not _lacks_data(error):
                 raise
             raise DataDependent(f"{func.__name__} needs the data of a tensor, in {self.here()}: {_NO_DATA}") from error
         finally:
             self._frames.pop()
-        return result, written
+        return result, output, written
 
     def _track_outputs(self, result: Any) -> Any:
         for tensor in tensors_in(result):
@@ -285,7 +286,7 @@ class Recorder:
         return result
 
     def _close(
-        self, symbol: Symbol, given: tuple[Any, Any], frame: _Frame, result: Any, keep: bool
+        self, symbol: Symbol, given: tuple[Any, Any], frame: _Frame, output: Any, keep: bool
     ) -> list[BoundSymbol]:
         """The call as one composite, or its parts where it cannot be kept whole."""
         recorded = frame.recorded
@@ -294,7 +295,6 @@ class Recorder:
         args, kwargs = pack_dims(symbol, given[0]), given[1]
         if len(recorded) == 1 and recorded[0].symbol == symbol:
             return recorded
-        output = self._output_proxies(result)
         hidden = frame.grad_enabled and turns_grad_off(frame.fn, recorded)
         if not keep or not is_closed((args, kwargs), recorded, output, self.constants):
             if hidden:

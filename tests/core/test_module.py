@@ -460,7 +460,6 @@ def test_buffer_written_in_place_in_pieces() -> None:
     check(Counter(), data())
 
 
-# BUG: under SWITCHGEAR_VERIFY: InvalidTrace, requires_grad of a set_value differs between use and definition
 def test_parameter_written_under_no_grad() -> None:
     class Clamps(torch.nn.Module):
         def __init__(self) -> None:

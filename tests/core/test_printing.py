@@ -319,7 +319,6 @@ def in_place(x: T, w: T) -> Any:
     return y * w
 
 
-# BUG: under SWITCHGEAR_VERIFY: t1 "is used as … requires_grad=True but defined as … False", InvalidTrace
 def unseen(x: T, w: T) -> Any:
     y = x * w
     with torch.no_grad():

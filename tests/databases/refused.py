@@ -1,7 +1,7 @@
 """Every operator and module that `jit` refuses, or whose values are not eager's to the bit, each with its cause.
 
 The tests hold this file to the letter: what it calls refused must raise just that error, what it does not name must be
-equal to eager, and an entry for what works by now is itself a failure.
+equal to eager, and a refusal of what works by now is itself a failure.
 """
 
 from __future__ import annotations
