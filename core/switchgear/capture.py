@@ -17,6 +17,7 @@ import torch
 from . import torch_internals as internals
 from .composites import splice_escaping
 from .errors import DataDependent, Unsupported
+from .nesting import tensors_in
 from .proxy import TensorProxy
 from .recorder import Recorder, active_recorder
 from .signature import (
@@ -135,12 +136,9 @@ def _capture(
     inputs = _Inputs(names, state, differentiable)
     paths = _ModulePaths(module, state)
     recorder = Recorder(names, inputs.outside, paths.current)
-    with _environment(paths, compiling), _unchanged(module), recorder.recording():
+    with _environment(paths, compiling), _unchanged(module, recorder), recorder.recording():
         with _grad_mode_kept():
-            try:
-                result = _run(function, leaves, spec, recorder, inputs)
-            finally:
-                recorder.check_random_states()
+            result = _run(function, leaves, spec, recorder, inputs)
         with recorder.finishing():
             trace, returned, out_spec, mutations = _finish(recorder, result)
     trace = trace.with_provenance("capture", time.perf_counter() - start)
@@ -165,12 +163,17 @@ def _run(function: Callable[..., Any], leaves: list[Any], spec: Structure, recor
     wrappers = list(leaves)
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
-            known = recorder.known_input(leaf)
+            # derivatives are taken with respect to each argument by itself
+            known = recorder.known_input(leaf) if inputs.differentiable is None else None
             if known is None:
                 known = recorder.adopt(leaf, functools.partial(inputs.argument, index))
             wrappers[index] = known
     args, kwargs = spec.unflatten(wrappers)
-    return function(*args, **kwargs)
+    result = function(*args, **kwargs)
+    after, spec_after = flatten((args, kwargs))
+    if spec_after != spec or any(new is not old for new, old in zip(after, wrappers, strict=True)):
+        raise Unsupported("the function changes a container among its arguments; return a new one instead")
+    return result
 
 
 def _finish(recorder: Recorder, result: Any) -> tuple[Trace, tuple[Returned, ...], Structure, tuple[Mutation, ...]]:
@@ -291,6 +294,7 @@ def _environment(paths: _ModulePaths, compiling: bool) -> Iterator[None]:
         paths.followed(),
         _no_custom_functions(),
         internals.checkpoint_regions(_tagged_region),
+        internals.seeding_refused(_refuse_seeding),
         internals.exact_batch_norm(),
         internals.compiling_flag(compiling),
     ):
@@ -342,43 +346,62 @@ def _tagged_region() -> Iterator[None]:
         yield
 
 
+def _refuse_seeding(name: str) -> None:
+    raise Unsupported(
+        f"torch.{name} inside a jitted function: it would seed when the function is captured, and never again; "
+        "call it outside"
+    )
+
+
 @contextlib.contextmanager
-def _unchanged(module: torch.nn.Module | None) -> Iterator[None]:
-    """Put back what the function assigned to the module's tensors while it ran on fakes, and refuse it."""
+def _unchanged(module: torch.nn.Module | None, recorder: Recorder) -> Iterator[None]:
+    """Put back what the function assigned to the module while it ran on fakes, and refuse it where tensors were."""
     if module is None:
         yield
         return
-    before = [(part, dict(part.__dict__), _state_dicts(part)) for part in module.modules()]
+    before = [(part, _copied(part.__dict__)) for part in module.modules()]
     changed = ""
     try:
         yield
     finally:
-        for part, attributes, state in before:
-            changed = _restore(part, attributes, state) or changed
+        for part, attributes in before:
+            changed = _restore(part, attributes, recorder) or changed
     if changed:
-        raise Unsupported(
-            f"the function assigns a tensor to the module attribute {changed}; write into a buffer in place"
-        )
+        raise Unsupported(f"the function puts a tensor into the module's {changed}; write into a buffer in place")
 
 
-def _state_dicts(part: torch.nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
-    return dict(part._parameters), dict(part._buffers)
+def _copied(attributes: dict[str, Any]) -> dict[str, Any]:
+    """The attributes of a module, those that are lists or dicts as pairs with a copy of their content."""
+    return {
+        name: (value, value.copy()) if isinstance(value, (dict, list)) else (value, None)
+        for name, value in attributes.items()
+    }
 
 
-def _restore(part: torch.nn.Module, attributes: dict[str, Any], state: tuple[dict[str, Any], dict[str, Any]]) -> str:
+def _restore(part: torch.nn.Module, attributes: dict[str, Any], recorder: Recorder) -> str:
+    """Undo changes of a module that hold tensors of the capture; the name of one, or an empty string."""
     changed = ""
-    now: tuple[dict[str, Any], dict[str, Any]] = (part._parameters, part._buffers)
-    for current, old in zip(now, state, strict=True):
-        names = [name for name in {**current, **old} if current.get(name) is not old.get(name)]
-        if names:
-            changed = f"{type(part).__name__}.{names[0]}"
-            current.clear()
-            current.update(old)
     for name, value in tuple(part.__dict__.items()):
-        if value is not attributes.get(name) and isinstance(value, torch.Tensor) and internals.is_wrapper(value):
+        old, content = attributes.get(name, (None, None))
+        if not any(map(internals.is_wrapper, tensors_in(value))):
+            continue
+        if value is not old:
+            part.__dict__[name] = old
             changed = f"{type(part).__name__}.{name}"
-            if name in attributes:
-                part.__dict__[name] = attributes[name]
-            else:
-                del part.__dict__[name]
+        elif isinstance(value, dict):
+            written = [key for key in value if value[key] is not content.get(key)]
+            # `self.steps += 1` assigns the buffer that it wrote to
+            if any(not _is_itself(value[key], content.get(key), recorder) for key in written):
+                changed = f"{type(part).__name__}.{written[0]}"
+            value.clear()
+            value.update(content)
+        else:
+            value[:] = content
+            changed = f"{type(part).__name__}.{name}"
+        if name not in attributes:
+            del part.__dict__[name]
     return changed
+
+
+def _is_itself(value: Any, old: Any, recorder: Recorder) -> bool:
+    return isinstance(old, torch.Tensor) and recorder.known_input(old) is value

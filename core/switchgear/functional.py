@@ -56,10 +56,11 @@ def value_and_grad(
     function: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False, **options: Any
 ) -> Callable[..., Any]:
     """Like `grad`, and returns `(value, gradients)`, or `((value, aux), gradients)` with `has_aux`."""
-    positions = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    asked = (argnums,) if isinstance(argnums, int) else tuple(argnums)
     selection = _selection(options)
 
     def compute(*args: Any, **kwargs: Any) -> Any:
+        positions = tuple(_position(number, args) for number in asked)
         linear = _linearised(function, args, kwargs, positions, selection)
         value = linear.result[0] if has_aux else linear.result
         if not isinstance(value, torch.Tensor) or value.dim() or not value.is_floating_point():
@@ -70,6 +71,16 @@ def value_and_grad(
         return linear.result, (found[0] if isinstance(argnums, int) else found)
 
     return jit(functools.wraps(function)(compute), **options)  # type: ignore[no-any-return]
+
+
+def _position(number: int, args: tuple[Any, ...]) -> int:
+    """An entry of `argnums` as a position; negative ones count from the end."""
+    if not -len(args) <= number < len(args):
+        raise InvalidInput(f"argnums asks for argument {number}, but the function was called with {len(args)}")
+    leaves = [leaf for leaf in pytree.tree_leaves(args[number]) if isinstance(leaf, torch.Tensor)]
+    if not leaves or not all(map(_is_inexact, leaves)):
+        raise InvalidInput(f"argument {number} holds no tensors, or tensors of integers: it has no gradient")
+    return number % len(args)
 
 
 def vjp(function: Callable[..., Any], *primals: Any, **options: Any) -> tuple[Any, Callable[..., Any]]:
@@ -153,7 +164,10 @@ def _linearised(
         captured = capture(function, leaves, spec, differentiable=frozenset(wanted))
     trace = dead_code(captured.trace)
     expected = tuple(None if proxy is None else expected_grad(proxy) for proxy in trace.outputs)
-    joint = differentiate(trace, selection, expected)
+    higher = torch.is_grad_enabled() and any(
+        tensor.requires_grad for tensor in leaves if isinstance(tensor, torch.Tensor)
+    )
+    joint = differentiate(trace, selection, expected, higher_order=higher)
     inputs = [_input(source, leaves) for source in captured.sources]
     values: dict[str, Any] = {proxy.name: tensor for proxy, tensor in zip(trace.inputs, inputs, strict=True)}
     values.update(joint.trace.constants)
@@ -168,7 +182,7 @@ def _linearised(
     ]
 
     def pullback(cotangents: list[Any]) -> tuple[Any, ...]:
-        found = _pull(captured, trace, selection, values, cotangents)
+        found = _pull(captured, trace, selection, values, cotangents, higher)
         grads = [found.get(index, _zeros(leaf)) for index, leaf in enumerate(leaves)]
         grouped = spec.unflatten(grads)[0]
         return tuple(grouped[position] for position in positions)
@@ -177,7 +191,7 @@ def _linearised(
 
 
 def _pull(
-    captured: Captured, trace: Trace, selection: Selection, values: dict[str, Any], cotangents: list[Any]
+    captured: Captured, trace: Trace, selection: Selection, values: dict[str, Any], cotangents: list[Any], higher: bool
 ) -> dict[int, torch.Tensor]:
     """The gradients of the arguments, by position among their leaves, for a cotangent per returned leaf."""
     given: dict[int, torch.Tensor] = {}
@@ -192,7 +206,7 @@ def _pull(
         else None
         for index, proxy in enumerate(trace.outputs)
     )
-    joint = differentiate(trace, selection, grad_outputs)
+    joint = differentiate(trace, selection, grad_outputs, higher_order=higher)
     env = {**values, **joint.trace.constants}
     env.update((proxy.name, given[index]) for index, proxy in enumerate(joint.grad_outputs) if proxy is not None)
     _evaluate(tuple(item for item in joint.trace.bound_symbols if item.outputs[0].name not in values), env)

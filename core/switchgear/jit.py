@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import functools
 import threading
+import types
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from .choice import Choice
-from .errors import SwitchgearError
+from .errors import InvalidInput, SwitchgearError
 from .executor import Executor
 from .plugins import installed
 from .recorder import active_recorder
@@ -81,6 +83,9 @@ class JitFunction:
         """Call the function."""
         return self._call(*args, **kwargs)
 
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
     def __repr__(self) -> str:
         return f"sg.jit({self._switchgear.function!r})"
 
@@ -117,6 +122,7 @@ def jit(
     recompile_limit: int = 8,
     cache_size: int = 64,
     link: bool = False,
+    **unknown: Any,
 ) -> Any:
     """A function or module that runs as compiled traces; also a decorator, with or without options.
 
@@ -141,6 +147,8 @@ def jit(
         "cache_size": cache_size,
         "link": link,
     }
+    if unknown:
+        raise TypeError(f"sg.jit has no option {', '.join(unknown)}; its options are {', '.join(options)}")
     if function is None:
         return functools.partial(jit, **options)
     if not callable(function):
@@ -158,6 +166,9 @@ def jit(
 def _jit_module(module: torch.nn.Module, selection: Selection, options: dict[str, Any]) -> torch.nn.Module:
     if isinstance(module, JitModule):
         module = module._switchgear.module  # type: ignore[assignment]
+    for path, part in module.named_modules():
+        if isinstance(part, LazyModuleMixin) and part.has_uninitialized_params():  # type: ignore[misc]
+            raise InvalidInput(f"{path or 'the module'} is lazy and not initialised; call it once before sg.jit")
     kind = type(module)
     slots = {
         "__slots__": ("_switchgear", "_switchgear_options"),

@@ -8,6 +8,7 @@ import linecache
 import math
 import sys
 import types
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ class _Scope:
     """The names that the text needs beside the inputs: modules to import, and constants."""
 
     def __init__(self, constants: Mapping[str, Any], taken: Iterable[str]) -> None:
-        self._taken = {*taken, "args"}
+        self._taken = {*taken, "args", "float", "complex", "slice"}
         self.values: dict[str, Any] = dict(constants)
         self.modules: dict[str, types.ModuleType] = {"torch": torch}
 
@@ -103,7 +104,9 @@ def compile_trace(trace: Trace, *, boxed: bool = False) -> Callable[..., Any]:
     file = f"<switchgear {trace.name} {id(namespace):x}>"
     exec(compile(source, file, "exec"), namespace)
     linecache.cache[file] = (len(source), None, source.splitlines(True), file)
-    function: Callable[..., Any] = namespace[trace.name]
+    # popped, or function and globals would keep each other alive
+    function: Callable[..., Any] = namespace.pop(trace.name)
+    weakref.finalize(function, linecache.cache.pop, file, None)
     return function
 
 

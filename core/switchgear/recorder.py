@@ -12,6 +12,7 @@ import itertools
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,12 +27,11 @@ from .errors import DataDependent, Unsupported
 from .naming import pack_dims, symbol_of
 from .nesting import map_tensors, tensors_in
 from .proxy import TensorProxy
-from .random_states import RandomStates
 from .refusals import refuse
 from .symbol import GRAD_OFF_INSIDE, RANDOM, BoundSymbol, Source, Symbol, map_proxies, proxies
 from .trace import Names
 from .tracking import Tracker, history_of
-from .writes import SET_VALUE, WRITE_STRIDED
+from .writes import DRAW_BERNOULLI, SET_VALUE, WRITE_STRIDED
 
 _aten = torch.ops.aten
 _NOISE = frozenset({torch.ops.prim.device.default, _aten.is_same_size.default, _aten._has_same_storage_numel.default})
@@ -61,7 +61,8 @@ class _Frame:
 class _FunctionMode(TorchFunctionMode):
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
-        self.recorder = recorder
+        # weak, so that a recorder is freed by reference count alone
+        self.recorder: Recorder = weakref.proxy(recorder)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self.recorder.on_function(func, args, kwargs or {})
@@ -70,7 +71,7 @@ class _FunctionMode(TorchFunctionMode):
 class _DispatchMode(internals.TorchDispatchMode):
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.recorder = recorder
+        self.recorder: Recorder = weakref.proxy(recorder)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunction():
@@ -106,7 +107,7 @@ class Recorder:
     ) -> None:
         self.names = names
         self.follow_autograd = follow_autograd
-        self.tracker = Tracker(self)
+        self.tracker = Tracker(weakref.proxy(self))
         self.constants: dict[str, torch.Tensor] = {}
         self._adopt = adopt
         self._module_path = module_path
@@ -117,15 +118,13 @@ class Recorder:
         self.reached_otherwise: set[int] = set()
         self._input_of: dict[int, RecordedInput] = {}
         self._paused = 0
+        self._is_active = False
         self._outer = _active.recorder
         self.fake_mode: internals.FakeMode = self._outer.fake_mode if self._outer else internals.new_fake_mode()
         self._function_mode = _FunctionMode(self)
         self._dispatch_mode = _DispatchMode(self)
         self._dispatch_state: tuple[Any, Any] = (None, None)
         self._tags: frozenset[str] = frozenset()
-        self._random_states: RandomStates | None = None
-        if follow_autograd:
-            self._random_states = (self._outer and self._outer._random_states) or RandomStates()
 
     # -- sessions ------------------------------------------------------------------------------------------------------
 
@@ -139,7 +138,12 @@ class Recorder:
                 stack.enter_context(outer.paused())
             if outer is None or outer.fake_mode is not self.fake_mode:
                 stack.enter_context(self.fake_mode)
-            _active.recorder = self
+            _active.recorder, before_active = self, self._is_active
+            self._is_active = True
+            stack.callback(setattr, self, "_is_active", before_active)
+            if outer is not None and outer is not self:
+                outer._is_active = False
+                stack.callback(setattr, outer, "_is_active", True)
             stack.callback(setattr, _active, "recorder", outer)
             stack.callback(setattr, self, "_source", before)
             stack.enter_context(internals.functionalization())
@@ -166,15 +170,6 @@ class Recorder:
             yield
         finally:
             self._tags = before
-
-    def check_random_states(self) -> None:
-        """Raise, and restore, if the function changed the state of a random generator."""
-        if self._random_states is None:
-            return
-        try:
-            self._random_states.check(lambda: "its end")
-        finally:
-            self._random_states.restore()
 
     @contextlib.contextmanager
     def finishing(self) -> Iterator[None]:
@@ -234,7 +229,7 @@ class Recorder:
 
     def on_function(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Handle one call that the function mode saw."""
-        if self._paused or _active.recorder is not self:
+        if self._paused or not self._is_active:
             return func(*args, **kwargs)
         refuse(func, self.here)
         args, kwargs = map_tensors(self._adopted_wrapper, args), map_tensors(self._adopted_wrapper, kwargs)
@@ -330,7 +325,7 @@ class Recorder:
 
     def on_dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Handle one operator overload that the dispatch mode saw."""
-        if self._paused or _active.recorder is not self or func in _NOISE:
+        if self._paused or not self._is_active or func in _NOISE:
             return func(*args, **kwargs)
         if func is _aten.lift_fresh.default or func is _aten.lift_fresh_copy.default:
             return self._lift(func, args[0])
@@ -339,7 +334,10 @@ class Recorder:
         if func is _aten._local_scalar_dense.default and (value := self._known_value(args[0])) is not None:
             return value
         try:
-            result = func(*args, **kwargs)
+            if func is _aten.bernoulli.p and self._leaf_symbol(func) == DRAW_BERNOULLI:
+                result = torch.empty_like(args[0])
+            else:
+                result = func(*args, **kwargs)
         except internals.DATA_DEPENDENT as error:
             raise DataDependent(f"{error} needs the data of a tensor, in {self.here()}: {_NO_DATA}") from error
         except internals.NO_FAKE as error:
@@ -392,15 +390,22 @@ class Recorder:
             elif makes_views(func):
                 # under no_grad eager calls a view of what requires grad a leaf that requires grad
                 flags = itertools.repeat(True)
-        output = map_tensors(lambda fake: self.tracker.new_proxy(fake, next(flags, False)), result)
+        made: set[str] = set()
+
+        def define(fake: torch.Tensor) -> TensorProxy:
+            proxy = self.tracker.new_proxy(fake, next(flags, False))
+            if proxy.name in made:
+                return replace(proxy, name=self.names.fresh())
+            made.add(proxy.name)
+            return proxy
+
+        output = map_tensors(define, result)
         if isinstance(output, list):
             output = tuple(output)
         if not any(proxies(output)):
             return
         tags = self._tags
         if is_random(func, given):
-            if self._random_states is not None:
-                self._random_states.check(self.here)
             tags |= {RANDOM}
         self._frames[-1].recorded.append(
             BoundSymbol(self._leaf_symbol(func), *given, output, (), self._find_source(), grad_enabled, tags)
@@ -408,8 +413,9 @@ class Recorder:
 
     def _leaf_symbol(self, func: Any) -> Symbol:
         called = self._frames[-1].fn and symbol_of(self._frames[-1].fn)
-        if func is _aten.as_strided_scatter.default and (not called or "as_strided_scatter" not in called.name):
-            return WRITE_STRIDED
+        for overload, symbol, name in _WRITTEN:
+            if func is overload and (not called or name not in called.name):
+                return symbol
         return Symbol(str(func), func)
 
     def _differentiable_outputs(
@@ -451,6 +457,13 @@ class Recorder:
         """The user's line, for messages."""
         source = self._find_source()
         return f"{source.file}:{source.line}" if source else "the jitted function"
+
+
+#: Overloads that are something else where functionalization made them of an in-place call.
+_WRITTEN = (
+    (_aten.as_strided_scatter.default, WRITE_STRIDED, "as_strided_scatter"),
+    (_aten.bernoulli.p, DRAW_BERNOULLI, "bernoulli"),
+)
 
 
 def _lacks_data(error: RuntimeError) -> bool:

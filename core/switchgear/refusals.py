@@ -20,6 +20,7 @@ _REFUSED = {
     "torch.Tensor.register_hook": "register the hook outside the jitted function, on its inputs or outputs",
     "torch.Tensor.register_post_accumulate_grad_hook": "register the hook outside the jitted function",
     "torch.Tensor.retain_grad": "call retain_grad() outside the jitted function",
+    "torch.Tensor.detach_": "use detach()",
     "torch.Tensor.requires_grad_": "set requires_grad outside the jitted function",
     "torch.Tensor.numpy": "compute with torch, or move the NumPy part outside the jitted function",
     "torch.Tensor.set_": "assign a new tensor instead",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import types
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -55,9 +55,14 @@ class ModuleState:
     path: str
     holder: torch.nn.Module
     name: str
+    tied: list[ModuleState] = field(default_factory=list, compare=False)
 
     def fetch(self) -> torch.Tensor | None:
-        """The tensor that is in the module now."""
+        """The tensor that is in the module now; None if it is no longer the same in every place that shared it."""
+        tensor = self._here()
+        return tensor if all(other._here() is tensor for other in self.tied) else None
+
+    def _here(self) -> torch.Tensor | None:
         state = self.holder._parameters
         return state[self.name] if self.name in state else self.holder._buffers.get(self.name)
 
@@ -145,7 +150,10 @@ def state_of(module: torch.nn.Module, prefix: str = "") -> dict[int, ModuleState
     for path, holder in module.named_modules(prefix=prefix):
         for name, tensor in (*holder._parameters.items(), *holder._buffers.items()):
             if tensor is not None:
-                found.setdefault(id(tensor), ModuleState(f"{path}.{name}" if path else name, holder, name))
+                state = ModuleState(f"{path}.{name}" if path else name, holder, name)
+                first = found.setdefault(id(tensor), state)
+                if first is not state:
+                    first.tied.append(state)
     return found
 
 

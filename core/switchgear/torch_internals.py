@@ -6,7 +6,6 @@ Tested against each supported torch by `tests/core/test_torch_internals.py`.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -64,7 +63,7 @@ def make_fake(mode: FakeTensorMode, proxy: TensorProxy) -> torch.Tensor:
 @contextlib.contextmanager
 def outside_autograd() -> Iterator[None]:
     """Neither autograd, functionalization nor a function mode sees what runs here."""
-    with torch._C._ExcludeDispatchKeyGuard(_FUNCTIONALIZE), torch.no_grad(), torch._C.DisableTorchFunction():
+    with torch._C.DisableTorchFunction(), torch._C._ExcludeDispatchKeyGuard(_FUNCTIONALIZE), torch.no_grad():
         yield
 
 
@@ -161,6 +160,10 @@ def exact_batch_norm() -> Iterator[None]:
 def _declared_batch_norm(
     input: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float
 ) -> Any:
+    if not training:
+        return torch.ops.aten._native_batch_norm_legit_no_training.default(
+            input, weight, bias, mean, var, momentum, eps
+        )
     if mean is None:
         return torch.ops.aten._native_batch_norm_legit.no_stats(input, weight, bias, training, momentum, eps)
     return torch.ops.aten._native_batch_norm_legit.default(input, weight, bias, mean, var, training, momentum, eps)
@@ -224,24 +227,37 @@ def is_functorch_tensor(tensor: torch.Tensor) -> bool:
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
-def random_states() -> tuple[bytes, ...]:
-    """The states of the default generators, of the CPU and of each CUDA device in use."""
-    generators = [torch.default_generator]
-    if torch.cuda.is_initialized():
-        generators.extend(torch.cuda.default_generators)
-    with real_dispatch():
-        states = [generator.get_state() for generator in generators]
-        return tuple(ctypes.string_at(state.data_ptr(), state.numel()) for state in states)
+@contextlib.contextmanager
+def seeding_refused(refuse: Callable[[str], None]) -> Iterator[None]:
+    """`refuse(name)` is called when this thread seeds or restores a random generator by PyTorch's functions."""
+    thread = threading.get_ident()
+
+    def guarded(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() == thread:
+                refuse(name)
+            return original(*args, **kwargs)
+
+        return call
+
+    places = [(torch, name) for name in _SEEDING] + [(torch.random, name) for name in _SEEDING]
+    originals = [(place, name, getattr(place, name)) for place, name in places]
+    for place, name, original in originals:
+        setattr(place, name, guarded(name, original))
+    try:
+        yield
+    finally:
+        for place, name, original in originals:
+            setattr(place, name, original)
 
 
-def set_random_states(states: tuple[bytes, ...]) -> None:
-    """Undo a change of what `random_states` gives."""
-    generators = [torch.default_generator]
-    if torch.cuda.is_initialized():
-        generators.extend(torch.cuda.default_generators)
-    with real_dispatch():
-        for generator, state in zip(generators, states, strict=False):
-            generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+_SEEDING = ("manual_seed", "seed", "set_rng_state")
+
+
+def global_module_hooks() -> tuple[Any, ...]:
+    """The hooks that PyTorch calls for every module."""
+    module: Any = torch.nn.modules.module
+    return (module._global_forward_hooks, module._global_forward_pre_hooks, module._global_backward_hooks)
 
 
 def clear_saved_tensors(ctx: Any) -> None:

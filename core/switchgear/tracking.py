@@ -186,15 +186,24 @@ class Tracker:
         )
 
 
+_UNSEEN = object()
+
+
 def history_of(tensor: torch.Tensor) -> Any:
     """What autograd knows of a tensor's past, for comparison by `_same_history`."""
     if not tensor.requires_grad:
         return None
-    return (tensor.grad_fn, tensor.output_nr)
+    try:
+        return (tensor.grad_fn, tensor.output_nr)
+    except RuntimeError:
+        # a view made under no_grad whose base was written to: autograd refuses to say, and saw nothing
+        return _UNSEEN
 
 
 def same_history(left: Any, right: Any) -> bool:
     """Whether two answers of `history_of` are the same past."""
+    if left is _UNSEEN or right is _UNSEEN:
+        return True
     if left is None or right is None:
         return left is right
     return left[0] is right[0] and left[1] == right[1]

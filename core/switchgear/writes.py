@@ -46,6 +46,17 @@ def _write_strided_rule(
     return write_strided(base, source, size, stride, offset), pullback
 
 
+def draw_bernoulli(value: torch.Tensor, p: float, *, generator: torch.Generator | None = None) -> torch.Tensor:
+    """What `value.bernoulli_(p)` leaves in `value`, drawn in its layout; `torch.bernoulli` has one of its own."""
+    return torch.empty_like(value).bernoulli_(p, generator=generator)
+
+
+def _draw_bernoulli_rule(
+    value: torch.Tensor, p: float, *, generator: torch.Generator | None = None
+) -> tuple[torch.Tensor, Callable[..., Any]]:
+    return draw_bernoulli(value, p, generator=generator), torch.zeros_like
+
+
 def identity(value: torch.Tensor) -> torch.Tensor:
     """The value under another name: what a rule returns that it did not make."""
     return value
@@ -56,6 +67,7 @@ def _identity_rule(value: torch.Tensor) -> tuple[torch.Tensor, Callable[..., Any
 
 
 IDENTITY = Symbol("switchgear.identity", identity)
+DRAW_BERNOULLI = Symbol("switchgear.draw_bernoulli", draw_bernoulli)
 SET_VALUE = Symbol("switchgear.set_value", set_value)
 WRITE_STRIDED = Symbol("switchgear.write_strided", write_strided)
 
@@ -66,5 +78,6 @@ RULES = {
         (SET_VALUE, _set_value_rule),
         (WRITE_STRIDED, _write_strided_rule),
         (IDENTITY, _identity_rule),
+        (DRAW_BERNOULLI, _draw_bernoulli_rule),
     )
 }

@@ -34,16 +34,18 @@ _CACHE: OrderedDict[Any, Template] = OrderedDict()
 _CACHE_SIZE = 4096
 
 
-def derive(bound_symbol: BoundSymbol, grad_outputs: tuple[TensorProxy | None, ...]) -> Template:
+def derive(
+    bound_symbol: BoundSymbol, grad_outputs: tuple[TensorProxy | None, ...], higher_order: bool = False
+) -> Template:
     """The template for a leaf and the grad outputs that are defined.
 
     It depends on the overload, the Python values among the arguments, and metadata alone, so it is cached for the
     process. Raises `NotDifferentiable` if PyTorch has no formula.
     """
-    key = _key(bound_symbol, grad_outputs)
+    key = _key(bound_symbol, grad_outputs, higher_order)
     template = _CACHE.get(key) if key is not None else None
     if template is None:
-        template = _record(bound_symbol, grad_outputs)
+        template = _record(bound_symbol, grad_outputs, higher_order)
         if key is not None:
             _CACHE[key] = template
             if len(_CACHE) > _CACHE_SIZE:
@@ -56,13 +58,14 @@ def clear_templates() -> None:
     _CACHE.clear()
 
 
-def _key(bound_symbol: BoundSymbol, grad_outputs: tuple[TensorProxy | None, ...]) -> Any:
+def _key(bound_symbol: BoundSymbol, grad_outputs: tuple[TensorProxy | None, ...], higher_order: bool) -> Any:
     key = (
         bound_symbol.symbol.fn,
         _frozen(bound_symbol.args),
         _frozen(bound_symbol.kwargs),
         tuple([proxy.requires_grad for proxy in bound_symbol.outputs]),
         _frozen(grad_outputs),
+        higher_order,
         torch.are_deterministic_algorithms_enabled(),
         torch.get_default_dtype(),
     )
@@ -84,7 +87,7 @@ def _frozen(value: Any) -> Any:
     return (type(value), repr(value)) if isinstance(value, (float, complex)) else (type(value), value)
 
 
-def _record(bound_symbol: BoundSymbol, grad_outputs: tuple[TensorProxy | None, ...]) -> Template:
+def _record(bound_symbol: BoundSymbol, grad_outputs: tuple[TensorProxy | None, ...], higher_order: bool) -> Template:
     arguments = tuple(replace(proxy, name=f"a{i}") for i, proxy in enumerate(bound_symbol.inputs))
     outputs = tuple(replace(proxy, name=f"o{i}") for i, proxy in enumerate(bound_symbol.outputs))
     cotangents = tuple(
@@ -94,7 +97,7 @@ def _record(bound_symbol: BoundSymbol, grad_outputs: tuple[TensorProxy | None, .
     failure: Exception | None = None
     for call in _spellings(bound_symbol.symbol.fn):
         try:
-            recorded, grads = _run(bound_symbol, call, arguments, outputs, cotangents)
+            recorded, grads = _run(bound_symbol, call, arguments, outputs, cotangents, higher_order)
         except (RuntimeError, NotImplementedError) as error:
             failure = failure or error
             continue
@@ -148,6 +151,7 @@ def _run(
     arguments: tuple[TensorProxy, ...],
     outputs: tuple[TensorProxy, ...],
     cotangents: tuple[TensorProxy | None, ...],
+    higher_order: bool,
 ) -> tuple[tuple[BoundSymbol, ...], tuple[TensorProxy | None, ...]]:
     recorder = Recorder(Names(), follow_autograd=False)
     with recorder.recording(), torch._C.DisableTorchFunction(), torch.autograd.set_multithreading_enabled(False):
@@ -168,9 +172,11 @@ def _run(
             if cotangent is not None and tensor.requires_grad
         ]
         wanted = [wrapper for wrapper, proxy in zip(wrappers, arguments, strict=True) if proxy.requires_grad]
-        with torch.no_grad():
+        with torch.set_grad_enabled(higher_order):
             found = iter(
-                torch.autograd.grad([t for t, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True)
+                torch.autograd.grad(
+                    [t for t, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True, create_graph=higher_order
+                )
                 if pairs
                 else [None] * len(wanted)
             )

@@ -54,13 +54,15 @@ class _Linear:
     link: Link
 
 
-def differentiate(trace: Trace, selection: Selection, grad_outputs: Grads) -> Joint:
+def differentiate(trace: Trace, selection: Selection, grad_outputs: Grads, *, higher_order: bool = False) -> Joint:
     """The joint trace for grad outputs that are defined where `grad_outputs` has a proxy, with its metadata.
+
+    `higher_order`: the backward is differentiated in its turn; some of PyTorch's formulas are others then.
 
     Raises `NotDifferentiable`, `RuleError`, and under `selection.strict` `StrictError`.
     """
     names = Names({*names_of(trace), *(proxy.name for proxy in grad_outputs if proxy is not None)})
-    forward = _Forward(names, selection)
+    forward = _Forward(names, selection, higher_order)
     for bound_symbol in trace.bound_symbols:
         forward.linearise(bound_symbol)
     outputs = tuple(None if proxy is None else forward.now(proxy) for proxy in trace.outputs)
@@ -83,7 +85,8 @@ def differentiate(trace: Trace, selection: Selection, grad_outputs: Grads) -> Jo
 class _Forward:
     """Linearises bound symbols one by one."""
 
-    def __init__(self, names: Names, selection: Selection) -> None:
+    def __init__(self, names: Names, selection: Selection, higher_order: bool) -> None:
+        self.higher_order = higher_order
         self.names = names
         self.selection = selection
         self.recorder = Recorder(names, self._adopt_constant, follow_autograd=False)
@@ -177,10 +180,10 @@ class _Forward:
 
     def _emit_derived(self, item: BoundSymbol, origin: BoundSymbol) -> None:
         # fail here, where the operator is, and not in the sweep
-        derive(item, tuple(_expected_grad(proxy) for proxy in item.outputs))
+        derive(item, tuple(_expected_grad(proxy) for proxy in item.outputs), self.higher_order)
 
         def pull(grads: Grads) -> tuple[tuple[BoundSymbol, ...], Grads]:
-            body, found = instantiate(derive(item, grads), item, grads, self.names)
+            body, found = instantiate(derive(item, grads, self.higher_order), item, grads, self.names)
             return tuple(body), found
 
         link = Link(origin, RuleOrigin("derived", item.symbol.name.removesuffix(".default")))

@@ -25,7 +25,8 @@ class Cache:
         self._name = name
         self._size = size
         self._limit = recompile_limit
-        self._buckets: OrderedDict[Any, list[Entry]] = OrderedDict()
+        self._buckets: dict[Any, list[Entry]] = {}
+        self._order: OrderedDict[Entry, Any] = OrderedDict()
         self._last_key: dict[str, Any] = {}
         self.compilations = 0
 
@@ -37,7 +38,7 @@ class Cache:
         for entry in self._buckets.get(frozen, ()):
             inputs = entry.prologue(args, kwargs)
             if inputs is not None and entry.fits(inputs):
-                self._buckets.move_to_end(frozen)
+                self._order.move_to_end(entry)
                 return entry, inputs
         return None
 
@@ -50,13 +51,16 @@ class Cache:
                 f"{self._name} has been compiled {self.compilations} times; {self._difference(key)}. Each kind of "
                 "call is compiled by itself: keep shapes and Python arguments stable, or raise recompile_limit",
                 RecompileWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
         self._last_key = key
-        self._buckets.setdefault(tuple(key.values()), []).insert(0, entry)
-        self._buckets.move_to_end(tuple(key.values()))
-        while sum(map(len, self._buckets.values())) > self._size:
-            self._buckets.popitem(last=False)
+        self._order[entry] = frozen = tuple(key.values())
+        self._buckets.setdefault(frozen, []).insert(0, entry)
+        if len(self._order) > self._size:
+            dropped, place = self._order.popitem(last=False)
+            self._buckets[place].remove(dropped)
+            if not self._buckets[place]:
+                del self._buckets[place]
         return entry
 
     def _difference(self, key: dict[str, Any]) -> str:
@@ -70,7 +74,7 @@ class Cache:
         )
 
     def __len__(self) -> int:
-        return sum(map(len, self._buckets.values()))
+        return len(self._order)
 
 
 def call_key(leaves: list[Any], spec: Structure, module: torch.nn.Module | None) -> dict[str, Any]:

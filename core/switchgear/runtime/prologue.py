@@ -116,5 +116,5 @@ def _generated(
     lines.append(f"    if not check({inputs}) or not same_state(): return None")
     lines.append(f"    return ({inputs}{',' if len(names) == 1 else ''})")
     exec("\n".join(lines), scope)
-    prologue: Prologue = scope["prologue"]
+    prologue: Prologue = scope.pop("prologue")
     return prologue
