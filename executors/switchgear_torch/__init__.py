@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
 
 import switchgear as sg
 
 _NEEDS_DECOMPOSITION = "its path in PyTorch can depend on requires_grad; its leaves are run instead"
+
+
+def mkldnn_rnn_layer(*args: Any, **kwargs: Any) -> Any:
+    """The operator in grad mode, as in eager training: without it the workspace that its backward reads is not made."""
+    with torch.enable_grad():
+        return torch.ops.aten.mkldnn_rnn_layer.default(
+            *[arg.detach() if isinstance(arg, torch.Tensor) else arg for arg in args], **kwargs
+        )
+
+
+#: Operators whose kernels ask for the grad mode.
+_AS_UNDER_AUTOGRAD: Mapping[str, Callable[..., Any]] = {"aten.mkldnn_rnn_layer.default": mkldnn_rnn_layer}
 
 
 class TorchExecutor(sg.Executor):
@@ -19,7 +34,7 @@ class TorchExecutor(sg.Executor):
         """
         if not bound_symbol.is_leaf and any(proxy.requires_grad for proxy in bound_symbol.inputs):
             return sg.Declined(_NEEDS_DECOMPOSITION)
-        return sg.Implementation(self.name, bound_symbol.symbol.fn)
+        return sg.Implementation(self.name, _AS_UNDER_AUTOGRAD.get(bound_symbol.symbol.name, bound_symbol.symbol.fn))
 
 
 @sg.hookimpl

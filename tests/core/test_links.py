@@ -16,10 +16,12 @@ from switchgear.symbol import Link
 from tests.core.training import backward, executor, leaf, line_of, lines, rules, step
 
 LINEAR = """
-def backward(t_0, t0, g_t1):
+def backward(t_weight, t_0, g_t1):
+    # t_weight: "cpu f32[10, 100]"
     # t_0: "cpu f32[10, 100]"
-    # t0: "cpu f32[100, 10]"
     # g_t1: "cpu f32[10, 10]"
+    t0 = torch.ops.aten.t.default(t_weight)  # t0: "cpu f32[100, 10]"  forward: t1 = torch.nn.functional.linear  HERE  rule: derived (aten.t)
+    del t_weight
     t2 = torch.ops.aten.t.default(g_t1)  # t2: "cpu f32[10, 10]"  forward: t1 = torch.nn.functional.linear  HERE  rule: derived (aten.mm)
     t3 = torch.ops.aten.mm.default(t2, t_0)  # t3: "cpu f32[10, 100]"  forward: t1 = torch.nn.functional.linear  HERE  rule: derived (aten.mm)
     del t2, t_0
@@ -56,7 +58,7 @@ def test_links_are_shown_on_request_alone() -> None:
     jitted = linear()
     for text in (str(backward(jitted)), backward(jitted).python()):
         assert "rule:" not in text
-        assert text.count(line_of(linear, "user's line")) == 6
+        assert text.count(line_of(linear, "user's line")) == 7
     assert "forward:" not in sg.last_traces(jitted)[-1].python(link=True)
 
 
@@ -70,7 +72,7 @@ def test_printed_with_links_it_still_runs() -> None:
     scope: dict[str, Any] = {}
     exec(backward(linear()).python(link=True), scope)
     x, w, g = torch.randn(10, 100), torch.randn(10, 100), torch.randn(10, 10)
-    grads = scope["backward"](x, w.t(), g)
+    grads = scope["backward"](w, x, g)
     torch.testing.assert_close(grads, (g @ w, g.t() @ x))
 
 

@@ -482,7 +482,7 @@ def test_buffer_assigned_instead_of_written_is_refused_and_put_back() -> None:
 
     net = Assigns()
     held = net.seen
-    with pytest.raises(errors.Unsupported, match=r"assigns a tensor.*Assigns\.seen.*in place"):
+    with pytest.raises(errors.Unsupported, match=r"puts a tensor.*Assigns\.seen.*in place"):
         jit(net)(data())
     assert net.seen is held
     assert torch.equal(held, torch.zeros(3))
@@ -711,9 +711,10 @@ def test_rnn_modules() -> None:
 
 
 def test_transformer_encoder_layer_in_train_and_eval() -> None:
-    # BUG: wrong noise: aten.bernoulli.p fills a contiguous tensor, eager's bernoulli_ one of the input's layout
     layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     x = numbers(2, 3, 8, dtype=torch.float32)
     check(layer, x)
     check(layer.eval(), x)
-    check(layer.eval(), x, gradient=False)
+    # without grad eager takes a fused path, which asks for function modes: ours is the composed one
+    with torch.no_grad():
+        torch.testing.assert_close(jit(layer.eval())(x), layer(x), rtol=1e-5, atol=1e-6)

@@ -14,6 +14,7 @@ from torch import Tensor
 import switchgear as sg
 from switchgear.errors import RuleError
 from switchgear.plugins import load
+from switchgear.symbol import BACKWARD
 from tests.core.made_up import Site, executor_plugin, rules_plugin
 from tests.core.training import (
     Kernel,
@@ -142,7 +143,7 @@ def test_what_follows_is_constant_too() -> None:
     assert_same(step(jitted, x), step(cut, x))
     differentiated = [c.symbol for c in sg.last_choices(jitted) if c.kind == "gradient" and c.owner == "derived"]
     assert differentiated == ["aten.mul.Tensor"]
-    made = {proxy.name: proxy for item in lines(joint(jitted)) if not item.links for proxy in item.outputs}
+    made = {proxy.name: proxy for item in lines(joint(jitted)) if BACKWARD not in item.tags for proxy in item.outputs}
     assert sorted(proxy.requires_grad for proxy in made.values()).count(True) == 1
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import inspect
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -447,15 +448,27 @@ def test_global_state_guard() -> None:
 # --- random streams, saved tensors ---
 
 
-def test_random_states(mode: Any) -> None:
-    before = internals.random_states()
-    assert internals.random_states() == before
-    first = torch.rand(3)
-    assert internals.random_states() != before
-    with mode, internals.functionalization(), Seen():
-        internals.set_random_states(before)
-        assert internals.random_states() == before
-    assert torch.equal(torch.rand(3), first)
+def test_seeding_refused() -> None:
+    seen: list[str] = []
+    manual_seed = torch.manual_seed
+    with internals.seeding_refused(seen.append):
+        torch.manual_seed(0)
+        torch.random.set_rng_state(torch.random.get_rng_state())
+        worker = threading.Thread(target=torch.manual_seed, args=(1,))
+        worker.start()
+        worker.join()
+    assert seen == ["manual_seed", "set_rng_state"]
+    assert torch.manual_seed is manual_seed
+    torch.manual_seed(2)
+    assert len(seen) == 2
+
+
+def test_global_module_hooks() -> None:
+    before = [len(hooks) for hooks in internals.global_module_hooks()]
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
+    assert [len(hooks) for hooks in internals.global_module_hooks()] != before
+    handle.remove()
+    assert [len(hooks) for hooks in internals.global_module_hooks()] == before
 
 
 def test_clear_saved_tensors() -> None:

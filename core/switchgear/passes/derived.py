@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -173,15 +173,18 @@ def _run(
         ]
         wanted = [wrapper for wrapper, proxy in zip(wrappers, arguments, strict=True) if proxy.requires_grad]
         with torch.set_grad_enabled(higher_order):
-            found = iter(
-                torch.autograd.grad(
-                    [t for t, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True, create_graph=higher_order
-                )
-                if pairs
-                else [None] * len(wanted)
-            )
+            found = iter(_grads(pairs, wanted, create_graph=higher_order))
             grads = tuple(_grad_proxy(recorder, next(found)) if proxy.requires_grad else None for proxy in arguments)
     return _renamed(recorder.take(), results, grads)
+
+
+def _grads(
+    pairs: list[tuple[torch.Tensor, torch.Tensor]], wanted: list[torch.Tensor], *, create_graph: bool
+) -> Sequence[torch.Tensor | None]:
+    if not pairs:
+        return [None] * len(wanted)
+    outputs, cotangents = zip(*pairs, strict=True)
+    return torch.autograd.grad(outputs, wanted, cotangents, allow_unused=True, create_graph=create_graph)
 
 
 def _grad_proxy(recorder: Recorder, grad: torch.Tensor | None) -> TensorProxy | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from switchgear import torch_internals as internals
 from switchgear.choice import Choice
 from switchgear.errors import StrictError
 from switchgear.proxy import TensorProxy
@@ -225,7 +226,8 @@ class _Forward:
     def _adopt_constant(self, tensor: torch.Tensor) -> TensorProxy:
         """A tensor that a rule closes over."""
         name = self.names.claim(f"c{len(self.recorder.constants)}")
-        self.recorder.constants[name] = tensor.detach()
+        with internals.real_dispatch():
+            self.recorder.constants[name] = tensor.detach()
         return metadata_proxy(name, tensor, False)
 
     def _choose(self, item: BoundSymbol, owner: str, reason: str, declined: tuple[tuple[str, str], ...]) -> None:
