@@ -34,7 +34,10 @@ class TorchExecutor(sg.Executor):
         """
         if not bound_symbol.is_leaf and any(proxy.requires_grad for proxy in bound_symbol.inputs):
             return sg.Declined(_NEEDS_DECOMPOSITION)
-        return sg.Implementation(self.name, _AS_UNDER_AUTOGRAD.get(bound_symbol.symbol.name, bound_symbol.symbol.fn))
+        fn = bound_symbol.symbol.fn
+        if bound_symbol.grad_enabled and any(proxy.requires_grad for proxy in bound_symbol.inputs):
+            fn = _AS_UNDER_AUTOGRAD.get(bound_symbol.symbol.name, fn)
+        return sg.Implementation(self.name, fn)
 
 
 @sg.hookimpl
