@@ -4,8 +4,8 @@
 PYTHON ?= python3
 VENV   ?= .venv
 TORCH  ?= torch==2.13.0
-# Where PyTorch publishes its CPU builds; when it cannot be reached, pip's own index is used. Empty: pip's own index only.
-TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+# An index of CPU builds of torch, such as PyTorch's own (see its "get started" page); empty: pip's own index.
+TORCH_INDEX ?=
 PYTEST_ARGS ?= -n auto --maxprocesses=8
 
 PY    := "$(VENV)/bin/python"
