@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import gc
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -35,7 +37,7 @@ class Entry:
         module: torch.nn.Module | None,
         selection: Selection,
     ) -> None:
-        with CAPTURE_LOCK:
+        with CAPTURE_LOCK, _no_garbage_collection():
             self.captured: Captured = capture(function, leaves, spec, module)
             with torch.no_grad():
                 self._compile(selection)
@@ -86,6 +88,18 @@ class Entry:
         if not checks:
             return None
         return lambda inputs: all(check(inputs) for check in checks)
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Compiling makes many objects and no cycles: the collector would look at them all, again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _tensor(source: InputSource, leaves: list[Any]) -> torch.Tensor:
