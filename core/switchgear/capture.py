@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import re
 import threading
 import time
@@ -37,6 +38,19 @@ from .tracking import history_of, metadata_proxy, same_history
 
 #: Held while capturing and differentiating: the patches and flags below are process-wide.
 CAPTURE_LOCK = threading.RLock()
+
+
+@contextlib.contextmanager
+def compiling() -> Iterator[None]:
+    """Hold the lock, and keep the garbage collector from looking at the many objects made, again and again."""
+    with CAPTURE_LOCK:
+        enabled = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if enabled:
+                gc.enable()
 
 
 @dataclass(frozen=True, slots=True)

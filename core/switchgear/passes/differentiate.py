@@ -124,7 +124,9 @@ class _Forward:
             applied = apply_rule(rule, item, self.recorder)
             link = Link(origin, RuleOrigin(rule.owner, rule.form))
             self.body.extend(_linked(made, link) for made in applied.forward)
-            self._env.update((proxy.name, proxy) for proxy in applied.outputs)
+            for proxy, output in zip(item.outputs, applied.outputs, strict=True):
+                if output != proxy:
+                    self._env[proxy.name] = output
             self.linears.append(_Linear(item.inputs, applied.outputs, applied.pull, link))
             return ()
         if item.is_leaf or GRAD_OFF_INSIDE in item.tags:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from switchgear import torch_internals as internals
-from switchgear.capture import CAPTURE_LOCK
+from switchgear.capture import compiling
 from switchgear.errors import NotDifferentiable, Unsupported
 from switchgear.passes.pipeline import Program, Training, compile_backward
 from switchgear.proxy import TensorProxy
@@ -59,7 +59,7 @@ class Bridge:
             None if grad is None or out is None else _grad_proxy(grad, out)
             for grad, out in zip(grads, self._outputs, strict=True)
         )
-        with CAPTURE_LOCK, torch.no_grad():
+        with compiling(), torch.no_grad():
             return compile_backward(self.training, self.selection, proxies, wanted)
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from switchgear import torch_internals as internals
-from switchgear.capture import CAPTURE_LOCK, Captured, capture
+from switchgear.capture import Captured, capture, compiling
 from switchgear.composites import leaves_of
 from switchgear.errors import InvalidInput
 from switchgear.passes.pipeline import Program, compile_forward, compile_training, expected_grad, prepare
@@ -37,7 +35,7 @@ class Entry:
         module: torch.nn.Module | None,
         selection: Selection,
     ) -> None:
-        with CAPTURE_LOCK, _no_garbage_collection():
+        with compiling():
             self.captured: Captured = capture(function, leaves, spec, module)
             with torch.no_grad():
                 self._compile(selection)
@@ -88,18 +86,6 @@ class Entry:
         if not checks:
             return None
         return lambda inputs: all(check(inputs) for check in checks)
-
-
-@contextlib.contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Compiling makes many objects and no cycles: the collector would look at them all, again and again."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _tensor(source: InputSource, leaves: list[Any]) -> torch.Tensor:
