@@ -113,6 +113,14 @@ def no_grad_to_view_of_result(x: torch.Tensor, w: torch.Tensor, c: torch.Tensor)
     return y * y * w
 
 
+def no_grad_to_tracked_view(x: torch.Tensor, w: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    y = x * w
+    row = y[0]
+    with torch.no_grad():
+        row.mul_(5)
+    return y * w + row * c[0]
+
+
 def detached_then_tracked(x: torch.Tensor, w: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
     y = x + w
     y.detach().mul_(2)
@@ -138,6 +146,7 @@ UNSEEN = [
     detached_factor,
     detached_factor_of_result,
     no_grad_to_view_of_result,
+    no_grad_to_tracked_view,
     detached_then_tracked,
     write_behind_a_view,
 ]

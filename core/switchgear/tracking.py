@@ -163,7 +163,9 @@ class Tracker:
             return
         new, old = self.proxy_of_fake(fake), self.proxy_of_fake(tracked.fake)
         history = history_of(wrapper)
-        unseen = new is not old and same_history(history, tracked.history)
+        # a view that is written to gets a new history, also where autograd did not see the write
+        lost = wrapper.requires_grad and not new.requires_grad
+        unseen = new is not old and (lost or same_history(history, tracked.history))
         if unseen and (wrapper.requires_grad or new.requires_grad):
             fake = self._record_alias(wrapper, SET_VALUE, (old, new), tracked.is_base)
             new = self.proxy_of_fake(fake)
