@@ -112,7 +112,7 @@ def first_result(compiler: Compile, layers: int) -> float:
 def forget() -> None:
     """Empty every cache that outlives a compiled function: a first result is not to profit from the round before."""
     torch._dynamo.reset()
-    derived._CACHE.clear()
+    derived.clear_templates()
 
 
 def run(rounds: int) -> Result:

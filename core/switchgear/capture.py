@@ -153,7 +153,7 @@ def _capture(
     with _environment(paths, compiling), _unchanged(module, recorder), recorder.recording():
         with _grad_mode_kept():
             result = _run(function, leaves, spec, recorder, inputs)
-        with recorder.finishing():
+        with torch._C.DisableTorchFunction():
             trace, returned, out_spec, mutations = _finish(recorder, result)
     trace = trace.with_provenance("capture", time.perf_counter() - start)
     identical = tuple(_identical(leaves, recorder))

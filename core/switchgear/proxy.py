@@ -51,11 +51,3 @@ class TensorProxy:
     def is_differentiable(self) -> bool:
         """Whether the dtype can carry a gradient."""
         return self.dtype.is_floating_point or self.dtype.is_complex
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the elements, shared storage not considered."""
-        count = self.dtype.itemsize
-        for size in self.shape:
-            count *= size
-        return count

@@ -171,12 +171,6 @@ class Recorder:
         finally:
             self._tags = before
 
-    @contextlib.contextmanager
-    def finishing(self) -> Iterator[None]:
-        """Look at tensors without recording what the looking dispatches, pending writes excepted."""
-        with torch._C.DisableTorchFunction():
-            yield
-
     def take(self) -> tuple[BoundSymbol, ...]:
         """The bound symbols recorded since the last call of `take`."""
         recorded, self._frames[0].recorded = tuple(self._frames[0].recorded), []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import types
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -155,6 +154,3 @@ def state_of(module: torch.nn.Module, prefix: str = "") -> dict[int, ModuleState
                 if first is not state:
                     first.tied.append(state)
     return found
-
-
-Function = Callable[..., Any]

@@ -65,13 +65,13 @@ def differentiate(trace: Trace, selection: Selection, grad_outputs: Grads, *, hi
     names = Names({*names_of(trace), *(proxy.name for proxy in grad_outputs if proxy is not None)})
     forward = _Forward(names, selection, higher_order)
     for bound_symbol in trace.bound_symbols:
-        forward.linearise(bound_symbol)
+        forward.linearise(bound_symbol, bound_symbol)
     outputs = tuple(None if proxy is None else forward.now(proxy) for proxy in trace.outputs)
     cotangents = tuple(
         cotangent if out is not None and out.requires_grad else None
         for cotangent, out in zip(grad_outputs, outputs, strict=True)
     )
-    backward, grads = _sweep(forward.linears, outputs, cotangents, trace.inputs, names, forward.recorder)
+    backward, grads = _sweep(forward.linears, outputs, cotangents, trace.inputs, forward.recorder)
     joint = Trace(
         "joint",
         (*trace.inputs, *(proxy for proxy in cotangents if proxy is not None)),
@@ -100,11 +100,8 @@ class _Forward:
         """What a value of the given trace is called by now."""
         return self._env.get(proxy.name, proxy)
 
-    def linearise(self, bound_symbol: BoundSymbol) -> None:
-        """Append a bound symbol of the trace, and how it is differentiated."""
-        self._linearise(bound_symbol, bound_symbol)
-
-    def _linearise(self, bound_symbol: BoundSymbol, origin: BoundSymbol) -> None:
+    def linearise(self, bound_symbol: BoundSymbol, origin: BoundSymbol) -> None:
+        """Append a bound symbol, and how it is differentiated; `origin` is the one of the trace that it belongs to."""
         pending = deque([bound_symbol])
         while pending:
             item = self._current(pending.popleft())
@@ -175,7 +172,7 @@ class _Forward:
         env: dict[str, TensorProxy] = {}
         copies = tuple(rebind(part, env, self.names) for part in item.subsymbols)
         for copy in copies:
-            self._linearise(replace(copy, tags=copy.tags | {RECOMPUTED}), origin)
+            self.linearise(replace(copy, tags=copy.tags | {RECOMPUTED}), origin)
         # the sweep goes backwards: the gradients of the kept outputs go to their recomputed twins first
         copied = tuple(self.now(env[proxy.name]) for proxy in item.outputs)
         self.linears.append(_Linear(copied, item.outputs, lambda grads: ((), grads), link))
@@ -254,7 +251,6 @@ def _sweep(
     outputs: tuple[TensorProxy | None, ...],
     cotangents: Grads,
     inputs: tuple[TensorProxy, ...],
-    names: Names,
     recorder: Recorder,
 ) -> tuple[list[BoundSymbol], Grads]:
     """The backward, and the gradient or None of each input."""
