@@ -9,7 +9,7 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,18 +19,10 @@ from . import torch_internals as internals
 from .composites import splice_escaping
 from .errors import DataDependent, Unsupported
 from .nesting import tensors_in
+from .patches import redirected
 from .proxy import TensorProxy
-from .recorder import Recorder, active_recorder
-from .signature import (
-    Argument,
-    Closure,
-    InputSource,
-    ModuleState,
-    Returned,
-    check_returned,
-    check_tensor,
-    state_of,
-)
+from .recorder import RecordedInput, Recorder, active_recorder
+from .signature import Argument, Closure, InputSource, ModuleState, Returned, check_returned, check_tensor, state_of
 from .structure import Structure, flatten
 from .symbol import CHECKPOINT
 from .trace import Names, Trace
@@ -88,12 +80,10 @@ class Captured:
 class _Inputs:
     """Names the trace's inputs and says where each comes from, in the order in which the function reaches for them."""
 
-    def __init__(
-        self, names: Names, state: Mapping[int, ModuleState], differentiable: frozenset[int] | None = None
-    ) -> None:
+    def __init__(self, names: Names, modules: _Modules, differentiable: frozenset[int] | None) -> None:
         self.names = names
+        self.modules = modules
         self.differentiable = differentiable
-        self.state = state
         self.sources: list[InputSource] = []
 
     def argument(self, index: int, tensor: torch.Tensor) -> TensorProxy:
@@ -105,7 +95,7 @@ class _Inputs:
         """A tensor that is no argument: module state, or something closed over."""
         if not internals.is_wrapper(tensor):
             check_tensor(tensor, "a tensor that the function closes over")
-        found = self.state.get(id(tensor))
+        found = self.modules.state.get(id(tensor))
         if found is not None:
             return self._add(tensor, found, "t_" + re.sub(r"\W", "_", found.path))
         return self._add(tensor, Closure(tensor), f"t_closure_{len(self.sources)}")
@@ -129,37 +119,27 @@ def capture(
     data of a tensor, it is run again with `torch.compiler.is_compiling()` True, for libraries have another way then.
     Raises `CaptureError` and its kinds for what a trace cannot hold, and the function's own exceptions as they are.
     """
+
+    def attempt(compiling: bool) -> Captured:
+        start = time.perf_counter()
+        names, modules = Names(), _Modules(module)
+        inputs = _Inputs(names, modules, differentiable)
+        recorder = Recorder(names, inputs.outside, modules.path)
+        with _environment(modules, compiling), _unchanged(module, recorder), recorder.recording():
+            with _grad_mode_kept():
+                result = _run(function, leaves, spec, recorder, inputs)
+            with torch._C.DisableTorchFunction():
+                trace, returned, out_spec, mutations = _finish(recorder, result)
+        trace = trace.with_provenance("capture", time.perf_counter() - start)
+        identical, grad_enabled = tuple(_identical(leaves, recorder)), torch.is_grad_enabled()
+        sources, entered = tuple(inputs.sources), tuple(modules.entered)
+        return Captured(trace, sources, returned, out_spec, mutations, identical, grad_enabled, entered)
+
     with CAPTURE_LOCK:
         try:
-            return _capture(function, leaves, spec, module, differentiable, compiling=False)
+            return attempt(compiling=False)
         except DataDependent:
-            return _capture(function, leaves, spec, module, differentiable, compiling=True)
-
-
-def _capture(
-    function: Callable[..., Any],
-    leaves: list[Any],
-    spec: Structure,
-    module: torch.nn.Module | None,
-    differentiable: frozenset[int] | None,
-    compiling: bool,
-) -> Captured:
-    start = time.perf_counter()
-    names = Names()
-    state = state_of(module) if module is not None else {}
-    inputs = _Inputs(names, state, differentiable)
-    paths = _ModulePaths(module, state)
-    recorder = Recorder(names, inputs.outside, paths.current)
-    with _environment(paths, compiling), _unchanged(module, recorder), recorder.recording():
-        with _grad_mode_kept():
-            result = _run(function, leaves, spec, recorder, inputs)
-        with torch._C.DisableTorchFunction():
-            trace, returned, out_spec, mutations = _finish(recorder, result)
-    trace = trace.with_provenance("capture", time.perf_counter() - start)
-    identical = tuple(_identical(leaves, recorder))
-    modules = tuple(paths.others) if module is None else (module, *paths.others)
-    grad_enabled = torch.is_grad_enabled()
-    return Captured(trace, tuple(inputs.sources), returned, out_spec, mutations, identical, grad_enabled, modules)
+            return attempt(compiling=True)
 
 
 def _identical(leaves: list[Any], recorder: Recorder) -> Iterator[tuple[int, int | weakref.ref[torch.Tensor]]]:
@@ -193,110 +173,87 @@ def _run(function: Callable[..., Any], leaves: list[Any], spec: Structure, recor
 def _finish(recorder: Recorder, result: Any) -> tuple[Trace, tuple[Returned, ...], Structure, tuple[Mutation, ...]]:
     leaves, spec = flatten(result, objects=True)
     outputs: dict[str, TensorProxy] = {}
-    returned = tuple([_returned(recorder, leaf, outputs) for leaf in leaves])
+
+    def position(proxy: TensorProxy) -> int:
+        """Where among the outputs the proxy is, from now on at least."""
+        outputs.setdefault(proxy.name, proxy)
+        return list(outputs).index(proxy.name)
+
+    def returned(leaf: Any) -> Returned:
+        if not isinstance(leaf, torch.Tensor):
+            check_returned(leaf)
+            return Returned("value", value=leaf)
+        itself = recorder.input_of(leaf)
+        if itself is not None:
+            return Returned("input", recorder.inputs.index(itself))
+        return Returned("output", position(recorder.tracker.proxy_of(leaf)))
+
+    parts = tuple([returned(leaf) for leaf in leaves])
     mutations: list[Mutation] = []
     for index, found in enumerate(recorder.inputs):
-        if internals.metadata_mutated(found.wrapper):
-            raise Unsupported(
-                f"the function changes sizes or strides of {found.proxy.name} in place; make a view instead"
-            )
-        final = recorder.tracker.proxy_of(found.wrapper)
-        if (final.shape, final.dtype, final.device) != (found.proxy.shape, found.proxy.dtype, found.proxy.device):
-            raise Unsupported(
-                f"the function gives {found.proxy.name} another shape, dtype or device; return a new tensor"
-            )
-        if final is not found.proxy:
-            outputs.setdefault(final.name, final)
-            tracked = not same_history(history_of(found.wrapper), found.history)
-            mutations.append(Mutation(index, list(outputs).index(final.name), tracked))
-    _refuse_aliases_of_written(recorder, leaves, mutations)
+        wrapper, first = found.wrapper, found.proxy
+        if internals.metadata_mutated(wrapper):
+            raise Unsupported(f"the function changes sizes or strides of {first.name} in place; make a view instead")
+        final = recorder.tracker.proxy_of(wrapper)
+        if (final.shape, final.dtype, final.device) != (first.shape, first.dtype, first.device):
+            raise Unsupported(f"the function gives {first.name} another shape, dtype or device; return a new tensor")
+        if final is not first:
+            tracked = not same_history(history_of(wrapper), found.history)
+            mutations.append(Mutation(index, position(final), tracked))
+    _refuse_aliases(recorder, leaves, [recorder.inputs[mutation.input] for mutation in mutations])
     proxies = tuple(found.proxy for found in recorder.inputs)
     body = splice_escaping(recorder.take(), outputs.values())
     trace = Trace("computation", proxies, tuple(outputs.values()), body, recorder.constants)
-    return trace, returned, spec, tuple(mutations)
+    return trace, parts, spec, tuple(mutations)
 
 
-def _returned(recorder: Recorder, leaf: Any, outputs: dict[str, TensorProxy]) -> Returned:
-    if not isinstance(leaf, torch.Tensor):
-        check_returned(leaf)
-        return Returned("value", value=leaf)
-    itself = recorder.input_of(leaf)
-    if itself is not None:
-        return Returned("input", recorder.inputs.index(itself))
-    proxy = recorder.tracker.proxy_of(leaf)
-    outputs.setdefault(proxy.name, proxy)
-    return Returned("output", list(outputs).index(proxy.name))
-
-
-def _refuse_aliases_of_written(recorder: Recorder, leaves: list[Any], mutations: list[Mutation]) -> None:
-    if not mutations:
+def _refuse_aliases(recorder: Recorder, leaves: list[Any], written: list[RecordedInput]) -> None:
+    if not written:
         return
-    written = {internals.storage_key(recorder.inputs[mutation.input].wrapper) for mutation in mutations}
-    for leaf in leaves:
-        if (
-            isinstance(leaf, torch.Tensor)
-            and recorder.input_of(leaf) is None
-            and internals.storage_key(leaf) in written
-        ):
-            raise Unsupported("the function returns a view of an input that it writes to; return a clone of the view")
+    storages = {internals.storage_key(found.wrapper) for found in written}
+    made = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and recorder.input_of(leaf) is None]
+    if any(internals.storage_key(leaf) in storages for leaf in made):
+        raise Unsupported("the function returns a view of an input that it writes to; return a clone of the view")
     real = [internals.storage_key(found.tensor) for found in recorder.inputs]
-    for mutation in mutations:
-        if real.count(real[mutation.input]) > 1:
-            name = recorder.inputs[mutation.input].proxy.name
-            raise Unsupported(
-                f"the function writes to {name}, which shares storage with another input; pass a clone of one"
-            )
+    for found in written:
+        if real.count(internals.storage_key(found.tensor)) > 1:
+            what = f"{found.proxy.name}, which shares storage with another input"
+            raise Unsupported(f"the function writes to {what}; pass a clone of one")
 
 
-class _ModulePaths:
-    """The path of the module being called, from the names that its root gives it."""
+class _Modules:
+    """The modules that were entered, and the path of the one being called, from the names that its root gives it."""
 
-    def __init__(self, root: torch.nn.Module | None, state: dict[int, ModuleState]) -> None:
-        self.state = state
-        self.root = root
-        self.names = {id(module): name for name, module in root.named_modules()} if root is not None else {}
-        self.others: list[torch.nn.Module] = []
-        self.stack: list[str] = []
-        self.thread = threading.get_ident()
+    def __init__(self, root: torch.nn.Module | None) -> None:
+        self.entered: list[torch.nn.Module] = []
+        self.state: dict[int, ModuleState] = {}
+        self._paths: dict[int, str] = {}
+        self._stack = [""]
+        if root is not None:
+            self._enter(root, "")
 
-    def current(self) -> str:
+    def path(self) -> str:
         """The innermost module's path, or an empty string."""
-        return self.stack[-1] if self.stack else ""
+        return self._stack[-1]
 
-    def _enter_other(self, module: torch.nn.Module) -> None:
-        """A module that is no part of the root, but that the function closes over or makes."""
-        name = type(module).__name__
-        self.others.append(module)
-        self.names.update((id(part), path) for path, part in module.named_modules(prefix=name))
-        for key, state in state_of(module, name).items():
-            self.state.setdefault(key, state)
+    def _enter(self, root: torch.nn.Module, prefix: str) -> None:
+        self.entered.append(root)
+        self._paths.update((id(part), path) for path, part in root.named_modules(prefix=prefix))
+        self.state = state_of(root, prefix) | self.state
 
-    @contextlib.contextmanager
-    def followed(self) -> Iterator[None]:
-        """Follow the module calls of this thread."""
-        original = torch.nn.Module.__call__
-
-        def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() != self.thread:
-                return original(module, *args, **kwargs)
-            if id(module) not in self.names:
-                self._enter_other(module)
-            self.stack.append(self.names[id(module)])
-            try:
-                return original(module, *args, **kwargs)
-            finally:
-                self.stack.pop()
-
-        kind: Any = torch.nn.Module
-        kind.__call__ = call
+    def call(self, original: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Call a module; it may be no part of the root, but one that the function closes over or makes."""
+        if id(module) not in self._paths:
+            self._enter(module, type(module).__name__)
+        self._stack.append(self._paths[id(module)])
         try:
-            yield
+            return original(module, *args, **kwargs)
         finally:
-            kind.__call__ = original
+            self._stack.pop()
 
 
 @contextlib.contextmanager
-def _environment(paths: _ModulePaths, compiling: bool) -> Iterator[None]:
+def _environment(modules: _Modules, compiling: bool) -> Iterator[None]:
     """The process-wide state of a capture; one inside another finds it in place."""
     if active_recorder() is not None:
         yield
@@ -305,8 +262,8 @@ def _environment(paths: _ModulePaths, compiling: bool) -> Iterator[None]:
         raise Unsupported("a __torch_dispatch__ mode is active; call the jitted function once outside of it first")
     with (
         internals.outside_inference_mode(),
-        paths.followed(),
-        _no_custom_functions(),
+        redirected(torch.nn.Module, "__call__", modules.call),
+        redirected(torch.autograd.Function, "apply", _apply),
         internals.checkpoint_regions(_tagged_region),
         internals.seeding_refused(_refuse_seeding),
         internals.exact_batch_norm(),
@@ -327,37 +284,20 @@ def _grad_mode_kept() -> Iterator[None]:
         torch._C._set_grad_enabled(before)
 
 
-@contextlib.contextmanager
-def _no_custom_functions() -> Iterator[None]:
-    """`torch.autograd.Function.apply` bypasses every mode: refuse it while this thread captures."""
-    original = torch.autograd.Function.__dict__["apply"]
-    thread = threading.get_ident()
-
-    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() == thread and cls.__module__ != "torch._library.autograd":
-            raise Unsupported(
-                f"torch.autograd.Function {cls.__module__}.{cls.__qualname__} inside a jitted function: its backward "
-                "would be lost. Make it a torch.library.custom_op with register_autograd, or call it outside"
-            )
-        return original.__get__(None, cls)(*args, **kwargs)
-
-    function: Any = torch.autograd.Function
-    function.apply = classmethod(apply)
-    try:
-        yield
-    finally:
-        function.apply = original
+def _apply(original: Callable[..., Any], cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """`torch.autograd.Function.apply` bypasses every mode: refuse it."""
+    if cls.__module__ != "torch._library.autograd":
+        raise Unsupported(
+            f"torch.autograd.Function {cls.__module__}.{cls.__qualname__} inside a jitted function: its backward "
+            "would be lost. Make it a torch.library.custom_op with register_autograd, or call it outside"
+        )
+    return original(cls, *args, **kwargs)
 
 
-@contextlib.contextmanager
-def _tagged_region() -> Iterator[None]:
+def _tagged_region() -> contextlib.AbstractContextManager[None]:
     """What runs in a region of `torch.utils.checkpoint` is recorded with a tag."""
     recorder = active_recorder()
-    if recorder is None:
-        yield
-        return
-    with recorder.tagged(CHECKPOINT):
-        yield
+    return recorder.tagged(CHECKPOINT) if recorder is not None else contextlib.nullcontext()
 
 
 def _refuse_seeding(name: str) -> None:
@@ -370,51 +310,43 @@ def _refuse_seeding(name: str) -> None:
 @contextlib.contextmanager
 def _unchanged(module: torch.nn.Module | None, recorder: Recorder) -> Iterator[None]:
     """Put back what the function assigned to the module while it ran on fakes, and refuse it where tensors were."""
-    if module is None:
-        yield
-        return
-    before = [(part, _copied(part.__dict__)) for part in module.modules()]
-    changed = ""
+    parts = module.modules() if module is not None else ()
+    # a module's `__dict__`, and what it holds that can be changed in place: its buffers, for one
+    before = [
+        (f"{type(part).__name__}.", name, holder, holder.copy())
+        for part in parts
+        for name, holder in (("", vars(part)), *vars(part).items())
+        if isinstance(holder, (dict, list))
+    ]
+    changed: list[str] = []
     try:
         yield
     finally:
-        for part, attributes in before:
-            changed = _restore(part, attributes, recorder) or changed
+        for owner, name, holder, content in before:
+            changed += [f"{owner}{key}" for key in _restored(name, holder, content, recorder)]
     if changed:
-        raise Unsupported(f"the function puts a tensor into the module's {changed}; write into a buffer in place")
+        raise Unsupported(f"the function puts a tensor into the module's {changed[-1]}; write into a buffer in place")
 
 
-def _copied(attributes: dict[str, Any]) -> dict[str, Any]:
-    """The attributes of a module, those that are lists or dicts as pairs with a copy of their content."""
-    return {
-        name: (value, value.copy()) if isinstance(value, (dict, list)) else (value, None)
-        for name, value in attributes.items()
-    }
-
-
-def _restore(part: torch.nn.Module, attributes: dict[str, Any], recorder: Recorder) -> str:
-    """Undo changes of a module that hold tensors of the capture; the name of one, or an empty string."""
-    changed = ""
-    for name, value in tuple(part.__dict__.items()):
-        old, content = attributes.get(name, (None, None))
-        if not any(map(internals.is_wrapper, tensors_in(value))):
-            continue
-        if value is not old:
-            part.__dict__[name] = old
-            changed = f"{type(part).__name__}.{name}"
-        elif isinstance(value, dict):
-            written = [key for key in value if value[key] is not content.get(key)]
-            # `self.steps += 1` assigns the buffer that it wrote to
-            if any(not _is_itself(value[key], content.get(key), recorder) for key in written):
-                changed = f"{type(part).__name__}.{written[0]}"
-            value.clear()
-            value.update(content)
+def _restored(name: str, holder: Any, content: Any, recorder: Recorder) -> list[str]:
+    """Undo the changes of a dict or list that hold tensors of the capture; the names of those to refuse."""
+    if isinstance(holder, list):
+        if not _holds_wrappers(holder):
+            return []
+        holder[:] = content
+        return [name]
+    written = {key: value for key, value in holder.items() if value is not content.get(key) and _holds_wrappers(value)}
+    for key in written:
+        if key in content:
+            holder[key] = content[key]
         else:
-            value[:] = content
-            changed = f"{type(part).__name__}.{name}"
-        if name not in attributes:
-            del part.__dict__[name]
-    return changed
+            del holder[key]
+    # `self.steps += 1` assigns the buffer that it wrote to
+    return [key for key, value in written.items() if not _is_itself(value, content.get(key), recorder)]
+
+
+def _holds_wrappers(value: Any) -> bool:
+    return any(map(internals.is_wrapper, tensors_in(value)))
 
 
 def _is_itself(value: Any, old: Any, recorder: Recorder) -> bool:

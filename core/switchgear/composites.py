@@ -20,10 +20,11 @@ def is_closed(given: Any, recorded: list[BoundSymbol], output: Any, constants: M
     known = {proxy.name for proxy in proxies(given)} | constants.keys()
     made: set[str] = set()
     for part in recorded:
-        if any(proxy.name not in known for proxy in part.inputs):
+        if not known.issuperset(proxy.name for proxy in part.inputs):
             return False
-        made.update(proxy.name for proxy in part.outputs)
-        known.update(proxy.name for proxy in part.outputs)
+        outputs = {proxy.name for proxy in part.outputs}
+        known |= outputs
+        made |= outputs
     names = [proxy.name for proxy in proxies(output)]
     return bool(names) and len(set(names)) == len(names) and made.issuperset(names)
 
@@ -36,8 +37,8 @@ def splice_escaping(recorded: tuple[BoundSymbol, ...], outputs: Iterable[TensorP
     while pending:
         bound_symbol = pending.pop()
         if bound_symbol.subsymbols:
-            inner = _made(bound_symbol.subsymbols) - {proxy.name for proxy in bound_symbol.outputs}
-            if not needed.isdisjoint(inner):
+            inner = {proxy.name for leaf in leaves_of(bound_symbol.subsymbols) for proxy in leaf.outputs}
+            if not needed.isdisjoint(inner - {proxy.name for proxy in bound_symbol.outputs}):
                 pending.extend(bound_symbol.subsymbols)
                 continue
             parts = splice_escaping(bound_symbol.subsymbols, bound_symbol.outputs)
@@ -63,14 +64,6 @@ def bind_outputs(output: Any, result: Any, values: dict[str, Any]) -> None:
     elif isinstance(output, tuple):
         for part, value in zip(output, result, strict=True):
             bind_outputs(part, value, values)
-
-
-def _made(bound_symbols: Iterable[BoundSymbol]) -> set[str]:
-    made: set[str] = set()
-    for bound_symbol in bound_symbols:
-        made.update(proxy.name for proxy in bound_symbol.outputs)
-        made |= _made(bound_symbol.subsymbols)
-    return made
 
 
 def turns_grad_off(fn: Callable[..., Any] | None, recorded: Iterable[BoundSymbol]) -> bool:

@@ -27,15 +27,11 @@ def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
     """`value` with every tensor in its nest of tuples, lists, dicts and slices replaced by `function(tensor)`."""
     if isinstance(value, torch.Tensor):
         return function(value)
-    if isinstance(value, torch.Size):
-        return value
-    if type(value) is tuple:
-        return tuple([map_tensors(function, item) for item in value])
-    if isinstance(value, tuple):
+    if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
         items = [map_tensors(function, item) for item in value]
+        if isinstance(value, list):
+            return items
         return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-    if isinstance(value, list):
-        return [map_tensors(function, item) for item in value]
     if isinstance(value, dict):
         return {key: map_tensors(function, item) for key, item in value.items()}
     if isinstance(value, slice):

@@ -26,6 +26,7 @@ from .composites import bind_outputs, is_closed, leaves_of, turns_grad_off
 from .errors import DataDependent, Unsupported
 from .naming import pack_dims, symbol_of
 from .nesting import map_tensors, tensors_in
+from .patches import replaced
 from .proxy import TensorProxy
 from .refusals import refuse
 from .symbol import GRAD_OFF_INSIDE, RANDOM, BoundSymbol, Source, Symbol, map_proxies, proxies
@@ -79,7 +80,8 @@ class _DispatchMode(internals.TorchDispatchMode):
 
 
 class _Active(threading.local):
-    recorder: Recorder | None = None
+    def __init__(self) -> None:
+        self.recorder: Recorder | None = None
 
 
 _active = _Active()
@@ -118,7 +120,6 @@ class Recorder:
         self.reached_otherwise: set[int] = set()
         self._input_of: dict[int, RecordedInput] = {}
         self._paused = 0
-        self._is_active = False
         self._outer = _active.recorder
         self.fake_mode: internals.FakeMode = self._outer.fake_mode if self._outer else internals.new_fake_mode()
         self._function_mode = _FunctionMode(self)
@@ -131,21 +132,14 @@ class Recorder:
     @contextlib.contextmanager
     def recording(self, source: Source | None = None) -> Iterator[None]:
         """Record what runs inside; `source` is what every bound symbol gets as its source."""
-        outer, before = _active.recorder, self._source
-        self._source = source or before
+        outer = _active.recorder
         with contextlib.ExitStack() as stack:
             if outer is not None:
                 stack.enter_context(outer.paused())
             if outer is None or outer.fake_mode is not self.fake_mode:
                 stack.enter_context(self.fake_mode)
-            _active.recorder, before_active = self, self._is_active
-            self._is_active = True
-            stack.callback(setattr, self, "_is_active", before_active)
-            if outer is not None and outer is not self:
-                outer._is_active = False
-                stack.callback(setattr, outer, "_is_active", True)
-            stack.callback(setattr, _active, "recorder", outer)
-            stack.callback(setattr, self, "_source", before)
+            stack.enter_context(replaced(_active, "recorder", self))
+            stack.enter_context(replaced(self, "_source", source or self._source))
             stack.enter_context(internals.functionalization())
             stack.enter_context(self._dispatch_mode)
             stack.enter_context(self._function_mode)
@@ -161,15 +155,9 @@ class Recorder:
         finally:
             self._paused -= 1
 
-    @contextlib.contextmanager
-    def tagged(self, tag: str) -> Iterator[None]:
+    def tagged(self, tag: str) -> contextlib.AbstractContextManager[None]:
         """Give what is recorded inside a tag."""
-        before = self._tags
-        self._tags = before | {tag}
-        try:
-            yield
-        finally:
-            self._tags = before
+        return replaced(self, "_tags", self._tags | {tag})
 
     def take(self) -> tuple[BoundSymbol, ...]:
         """The bound symbols recorded since the last call of `take`."""
@@ -178,31 +166,29 @@ class Recorder:
 
     # -- proxies and wrappers ------------------------------------------------------------------------------------------
 
+    def _is_own(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is a wrapper, and none of an enclosing recorder's."""
+        return internals.is_wrapper(tensor) and (self._outer is None or tensor not in self._outer.tracker)
+
     def input_of(self, tensor: torch.Tensor) -> RecordedInput | None:
         """The input that a tensor is itself, be it the tensor from outside or its wrapper."""
-        if not internals.is_wrapper(tensor) or self._is_foreign(tensor):
+        if not self._is_own(tensor):
             self._adopted_wrapper(tensor)
         return self._input_of.get(id(tensor))
 
-    # -- the tensors that autograd and functionalization look after ----------------------------------------------------
-
     def _adopted_wrapper(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The wrapper of a tensor in the arguments of a call; one from outside is adopted as an input."""
-        if internals.is_wrapper(tensor) and not self._is_foreign(tensor):
-            if tensor not in self.tracker:
-                self.tracker.track(tensor)
-            return tensor
-        known = self._input_of.get(id(tensor))
-        if known is not None:
-            self.reached_otherwise.add(id(tensor))
-            return known.wrapper
-        if self._adopt is None or internals.is_fake(tensor):
-            raise Unsupported(f"a tensor from outside of what is being traced was used in {self.here()}")
-        return self.adopt(tensor, self._adopt)
-
-    def _is_foreign(self, wrapper: torch.Tensor) -> bool:
-        """Whether a wrapper is an enclosing recorder's."""
-        return self._outer is not None and wrapper in self._outer.tracker
+        """The wrapper, up to date, of a tensor in the arguments of a call; one from outside is adopted as an input."""
+        if not self._is_own(tensor):
+            known = self.known_input(tensor)
+            if known is not None:
+                self.reached_otherwise.add(id(tensor))
+                tensor = known
+            elif self._adopt is None or internals.is_fake(tensor):
+                raise Unsupported(f"a tensor from outside of what is being traced was used in {self.here()}")
+            else:
+                return self.adopt(tensor, self._adopt)
+        self.tracker.reconcile(tensor)
+        return tensor
 
     def known_input(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The wrapper of a tensor from outside that is an input already."""
@@ -223,54 +209,52 @@ class Recorder:
 
     def on_function(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Handle one call that the function mode saw."""
-        if self._paused or not self._is_active:
+        if self._paused:
             return func(*args, **kwargs)
         refuse(func, self.here)
-        args, kwargs = map_tensors(self._adopted_wrapper, args), map_tensors(self._adopted_wrapper, kwargs)
-        tensors = list(tensors_in((args, kwargs)))
-        for tensor in tensors:
-            self.tracker.reconcile(tensor)
+        args, kwargs = map_tensors(self._adopted_wrapper, (args, kwargs))
         symbol = symbol_of(func)
         if symbol is None:
             return self._track_outputs(func(*args, **kwargs))
-        given = self._to_proxies(args), self._to_proxies(kwargs)
+        given = map_tensors(lambda tensor: self.tracker.proxy_of_fake(internals.unwrap(tensor)), (args, kwargs))
         frame = _Frame(func, [], torch.is_grad_enabled())
-        result, output, written = self._run_in_frame(frame, func, args, kwargs, tensors)
+        result, output, written = self._run_in_frame(frame, func, args, kwargs)
         keep = not written and not torch.is_autocast_enabled()
         self._frames[-1].recorded.extend(self._close(symbol, given, frame, output, keep))
         return result
 
     def _run_in_frame(
-        self, frame: _Frame, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]
+        self, frame: _Frame, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, Any, bool]:
+        """What the function returns, the proxies of that, and whether it wrote to its arguments."""
+        before = [(tensor, self.tracker.last_fake(tensor)) for tensor in tensors_in((args, kwargs))]
+        reopened = isinstance(func, types.FunctionType) and func.__module__ in _REOPENED
         reentered = self._frames[-1].fn is func
-        before = [self.tracker.last_fake(tensor) for tensor in tensors]
         self._frames.append(frame)
         try:
-            if isinstance(func, types.FunctionType) and not reentered and func.__module__ in _REOPENED:
+            if reopened and not reentered:
                 with self._function_mode:
                     result = _reopened(func)(*args, **kwargs)
             else:
                 result = func(*args, **kwargs)
             self._track_outputs(result)
             written = False
-            for tensor, fake in zip(tensors, before, strict=True):
+            for tensor, fake in before:
                 self.tracker.reconcile(tensor)
                 if self.tracker.last_fake(tensor) is not fake:
                     written = True
                     self.tracker.reconcile_bases(tensor)
-            output = self._output_proxies(result)
+            return result, self._output_proxies(result), written
         except RuntimeError as error:
-            if not _lacks_data(error):
+            if not any(text in str(error) for text in _DATA_MISSING):
                 raise
             raise DataDependent(f"{func.__name__} needs the data of a tensor, in {self.here()}: {_NO_DATA}") from error
         finally:
             self._frames.pop()
-        return result, output, written
 
     def _track_outputs(self, result: Any) -> Any:
         for tensor in tensors_in(result):
-            if internals.is_wrapper(tensor) and not self._is_foreign(tensor):
+            if self._is_own(tensor):
                 self.tracker.reconcile(tensor)
         return result
 
@@ -278,48 +262,35 @@ class Recorder:
         self, symbol: Symbol, given: tuple[Any, Any], frame: _Frame, output: Any, keep: bool
     ) -> list[BoundSymbol]:
         """The call as one composite, or its parts where it cannot be kept whole."""
-        recorded = frame.recorded
-        if not recorded:
-            return []
-        args, kwargs = pack_dims(symbol, given[0]), given[1]
-        if len(recorded) == 1 and recorded[0].symbol == symbol:
-            return recorded
-        hidden = frame.grad_enabled and turns_grad_off(frame.fn, recorded)
-        if not keep or not is_closed((args, kwargs), recorded, output, self.constants):
-            if hidden:
-                raise Unsupported(
-                    f"{symbol.name} turns grad mode off inside, in {self.here()}, and cannot be kept whole here; "
-                    "call it without autocast, and not on what it writes to"
-                )
-            return recorded
-        tags = frozenset({GRAD_OFF_INSIDE} if hidden else ()).union(*(part.tags for part in recorded))
-        return [
-            BoundSymbol(
-                symbol, args, kwargs, output, tuple(recorded), self._find_source(), torch.is_grad_enabled(), tags
+        parts = frame.recorded
+        if not parts or (len(parts) == 1 and parts[0].symbol == symbol):
+            return parts
+        hidden = frame.grad_enabled and turns_grad_off(frame.fn, parts)
+        if keep and is_closed(given, parts, output, self.constants):
+            tags = frozenset({GRAD_OFF_INSIDE} if hidden else ()).union(*(part.tags for part in parts))
+            args, source, grad_enabled = pack_dims(symbol, given[0]), self._find_source(), torch.is_grad_enabled()
+            return [BoundSymbol(symbol, args, given[1], output, tuple(parts), source, grad_enabled, tags)]
+        if hidden:
+            raise Unsupported(
+                f"{symbol.name} turns grad mode off inside, in {self.here()}, and cannot be kept whole here; "
+                "call it without autocast, and not on what it writes to"
             )
-        ]
+        return parts
 
     def _output_proxies(self, result: Any) -> Any:
         """The nested output of a composite, or NotImplemented where it holds more than tensors and None."""
-        if isinstance(result, torch.Tensor):
-            return (
-                self.tracker.proxy_of_fake(internals.unwrap(result)) if internals.is_wrapper(result) else NotImplemented
-            )
-        if result is None:
-            return None
+        if isinstance(result, torch.Tensor) and internals.is_wrapper(result):
+            return self.tracker.proxy_of_fake(internals.unwrap(result))
         if isinstance(result, (tuple, list)):
             items = tuple([self._output_proxies(item) for item in result])
             return NotImplemented if NotImplemented in items else items
-        return NotImplemented
-
-    def _to_proxies(self, value: Any) -> Any:
-        return map_tensors(lambda tensor: self.tracker.proxy_of_fake(internals.unwrap(tensor)), value)
+        return None if result is None else NotImplemented
 
     # -- operator overloads --------------------------------------------------------------------------------------------
 
     def on_dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Handle one operator overload that the dispatch mode saw."""
-        if self._paused or not self._is_active or func in _NOISE:
+        if self._paused or func in _NOISE:
             return func(*args, **kwargs)
         if func is _aten.lift_fresh.default or func is _aten.lift_fresh_copy.default:
             return self._lift(func, args[0])
@@ -373,7 +344,7 @@ class Recorder:
         return result
 
     def _record_leaf(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        given = map_tensors(self.tracker.proxy_of_fake, args), map_tensors(self.tracker.proxy_of_fake, kwargs)
+        given: tuple[Any, Any] = map_tensors(self.tracker.proxy_of_fake, (args, kwargs))
         frame = self._frames[-1]
         # a custom operator's autograd is a Function, which turns grad mode off while the operator itself runs
         grad_enabled = torch.is_grad_enabled() or (frame.fn is func and frame.grad_enabled)
@@ -398,12 +369,9 @@ class Recorder:
             output = tuple(output)
         if not any(proxies(output)):
             return
-        tags = self._tags
-        if is_random(func, given):
-            tags |= {RANDOM}
-        self._frames[-1].recorded.append(
-            BoundSymbol(self._leaf_symbol(func), *given, output, (), self._find_source(), grad_enabled, tags)
-        )
+        tags = self._tags | {RANDOM} if is_random(func, given) else self._tags
+        symbol, source = self._leaf_symbol(func), self._find_source()
+        frame.recorded.append(BoundSymbol(symbol, *given, output, (), source, grad_enabled, tags))
 
     def _leaf_symbol(self, func: Any) -> Symbol:
         called = self._frames[-1].fn and symbol_of(self._frames[-1].fn)
@@ -420,15 +388,10 @@ class Recorder:
         if (known := _DIFFERENTIABLE.get(key)) is not None:
             return known
         flags = iter(mask)
-
-        def as_leaf(fake: torch.Tensor) -> torch.Tensor:
-            return fake.detach().requires_grad_(next(flags)[0])
-
         with self.paused(), internals.dispatch_from_top(self._dispatch_state):
-            args, kwargs = map_tensors(as_leaf, args), map_tensors(as_leaf, kwargs)
-            result = func(*args, **kwargs)
-        answer = tuple(tensor.requires_grad for tensor in tensors_in(result))
-        _DIFFERENTIABLE[key] = answer
+            leaves = map_tensors(lambda fake: fake.detach().requires_grad_(next(flags)[0]), (args, kwargs))
+            result = func(*leaves[0], **leaves[1])
+        _DIFFERENTIABLE[key] = answer = tuple(tensor.requires_grad for tensor in tensors_in(result))
         return answer
 
     # -- where the user is ---------------------------------------------------------------------------------------------
@@ -436,7 +399,7 @@ class Recorder:
     def _find_source(self) -> Source | None:
         if self._source is not None:
             return self._source
-        frame: types.FrameType | None = sys._getframe(2)
+        frame: types.FrameType | None = sys._getframe(1)
         while frame is not None:
             if not frame.f_code.co_filename.startswith(_OWN_FILES):
                 return Source(frame.f_code.co_filename, frame.f_lineno, self._module_path())
@@ -460,10 +423,7 @@ _WRITTEN = (
 )
 
 
-def _lacks_data(error: RuntimeError) -> bool:
-    return any(text in str(error) for text in ("data is not allocated yet", "unallocated storage"))
-
-
+_DATA_MISSING = ("data is not allocated yet", "unallocated storage")
 _NO_DATA = (
     "a trace holds no data. Compute it outside the jitted function and pass it in, or rewrite it with masks "
     "(torch.where)"
@@ -476,22 +436,18 @@ _REOPENED = frozenset({"torch.nn.functional", "torch.functional"})
 @functools.cache
 def makes_views(overload: Any) -> bool:
     """Whether the outputs of an overload are differentiable views of an argument."""
-    return overload is not _aten.detach.default and any(
-        made.alias_info is not None for made in overload._schema.returns
-    )
+    returns = overload._schema.returns
+    return overload is not _aten.detach.default and any(made.alias_info is not None for made in returns)
 
 
 def is_random(overload: Any, given: tuple[Any, Any]) -> bool:
     """Whether a call of an overload draws from a random stream; attention is tagged so, but draws for dropout alone."""
-    return torch.Tag.nondeterministic_seeded in overload.tags and _argument(overload, given, "dropout_p") != 0.0
-
-
-def _argument(overload: Any, given: tuple[Any, Any], name: str) -> Any:
-    for position, argument in enumerate(overload._schema.arguments):
-        if argument.name == name:
-            args, kwargs = given
-            return args[position] if position < len(args) else kwargs.get(name, argument.default_value)
-    return None
+    if torch.Tag.nondeterministic_seeded not in overload.tags:
+        return False
+    declared = overload._schema.arguments
+    values = {argument.name: argument.default_value for argument in declared}
+    values.update((argument.name, value) for argument, value in zip(declared, given[0], strict=False))
+    return {**values, **given[1]}.get("dropout_p") != 0.0
 
 
 @functools.cache

@@ -13,27 +13,10 @@ from . import torch_internals as internals
 from .errors import InvalidInput, Unsupported
 from .structure import Structure, flatten
 
+_PYTHON = (int, float, complex, str, bytes, types.NoneType, types.EllipsisType, enum.Enum, type, range)
+_TORCH = (torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format)
 #: Python values that a trace is specialised on.
-_VALUES = (
-    int,
-    float,
-    bool,
-    complex,
-    str,
-    bytes,
-    type(None),
-    type(Ellipsis),
-    torch.Size,
-    torch.dtype,
-    torch.device,
-    torch.layout,
-    torch.memory_format,
-    enum.Enum,
-    type,
-    range,
-    types.FunctionType,
-    types.BuiltinFunctionType,
-)
+_VALUES = (*_PYTHON, *_TORCH, types.FunctionType, types.BuiltinFunctionType)
 _PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
 
@@ -88,17 +71,21 @@ def flatten_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[li
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
             check_tensor(leaf, f"argument {index}")
-        elif not isinstance(leaf, _VALUES) and not _is_value_slice(leaf):
+        elif not _is_value(leaf):
             raise InvalidInput(
-                f"argument {index} is a {type(leaf).__module__}.{type(leaf).__qualname__}: neither a tensor, nor a "
-                "Python value, nor a container registered with torch.utils._pytree. Register the class there, or "
-                "close over the object"
+                f"argument {index} is a {_class_name(leaf)}: neither a tensor, nor a Python value, nor a container "
+                "registered with torch.utils._pytree. Register the class there, or close over the object"
             )
     return leaves, spec
 
 
-def _is_value_slice(leaf: Any) -> bool:
-    return isinstance(leaf, slice) and all(isinstance(v, _VALUES) for v in (leaf.start, leaf.stop, leaf.step))
+def _is_value(leaf: Any) -> bool:
+    parts = (leaf.start, leaf.stop, leaf.step) if isinstance(leaf, slice) else (leaf,)
+    return all(isinstance(part, _VALUES) for part in parts)
+
+
+def _class_name(leaf: Any) -> str:
+    return f"{type(leaf).__module__}.{type(leaf).__qualname__}"
 
 
 def check_tensor(tensor: torch.Tensor, what: str) -> None:
@@ -115,9 +102,8 @@ def check_tensor(tensor: torch.Tensor, what: str) -> None:
 
 def check_devices(leaves: list[Any]) -> None:
     """Refuse arguments on several accelerators; 0-dim CPU tensors go with any."""
-    devices = {
-        leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor) and (leaf.dim() or leaf.device.type != "cpu")
-    }
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    devices = {tensor.device for tensor in tensors if tensor.dim() or tensor.device.type != "cpu"}
     if len(devices) > 1:
         named = ", ".join(sorted(map(str, devices)))
         raise InvalidInput(f"the argument tensors are on several devices ({named}); move them to one")
@@ -134,12 +120,12 @@ class Returned:
 
 def check_returned(leaf: Any) -> None:
     """Refuse a return value that a later call could not make again."""
-    if isinstance(leaf, _VALUES) or _is_value_slice(leaf):
+    if _is_value(leaf):
         return
     hint = "return a list" if isinstance(leaf, types.GeneratorType) else "register its class with torch.utils._pytree"
     raise InvalidInput(
-        f"the function returns a {type(leaf).__module__}.{type(leaf).__qualname__}, which is neither a tensor, a "
-        f"Python value, nor a container that PyTorch's pytree knows; {hint}"
+        f"the function returns a {_class_name(leaf)}, which is neither a tensor, a Python value, nor a container "
+        f"that PyTorch's pytree knows; {hint}"
     )
 
 

@@ -24,15 +24,12 @@ class Structure:
 
     def unflatten(self, leaves: list[Any]) -> Any:
         """The nested value with these leaves."""
-        if not self.records:
-            return pytree.tree_unflatten(leaves, self.spec)
-        remaining = iter(leaves)
-        records = {index: (kind, names, inner) for index, kind, names, inner in self.records}
-        outer = [
-            _record(*records[index], remaining) if index in records else next(remaining)
-            for index in range(self.spec.num_leaves)
-        ]
-        return pytree.tree_unflatten(outer, self.spec)
+        if self.records:
+            leaves = list(leaves)
+        for index, kind, names, inner in self.records:
+            own = slice(index, index + inner.num_leaves)
+            leaves[own] = [_record(kind, names, inner.unflatten(leaves[own]))]
+        return pytree.tree_unflatten(leaves, self.spec)
 
     @property
     def num_leaves(self) -> int:
@@ -74,20 +71,17 @@ def _is_record(leaf: Any) -> bool:
 
 def _is_record_or_object(leaf: Any) -> bool:
     kind: Any = type(leaf)
+    pickled = ("__new__", "__reduce__", "__reduce_ex__", "__getstate__")
     return _is_record(leaf) or (
         hasattr(leaf, "__dict__")
-        and kind.__new__ is object.__new__
-        and kind.__reduce__ is object.__reduce__
-        and kind.__reduce_ex__ is object.__reduce_ex__
-        and kind.__getstate__ is object.__getstate__
+        and all(getattr(kind, name) is getattr(object, name) for name in pickled)
         and kind.__module__ not in ("builtins", "types")
         and not isinstance(leaf, torch.nn.Module)
     )
 
 
-def _record(kind: type, names: tuple[str, ...], inner: Structure, leaves: Any) -> Any:
+def _record(kind: type, names: tuple[str, ...], values: list[Any]) -> Any:
     made: Any = object.__new__(kind)
-    values = inner.unflatten([next(leaves) for _ in range(inner.num_leaves)])
     for name, value in zip(names, values, strict=True):
         object.__setattr__(made, name, value)
     return made

@@ -6,29 +6,25 @@ Tested against each supported torch by `tests/core/test_torch_internals.py`.
 from __future__ import annotations
 
 import contextlib
-import threading
+import functools
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 import torch.utils.checkpoint
 from torch._C._dynamo.guards import GlobalStateGuard as GlobalStateGuard
 from torch._C._dynamo.guards import TensorGuards as _TensorGuards
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensor,
-    FakeTensorMode,
-    UnsupportedOperatorException,
-)
+from torch._subclasses import fake_tensor
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from .patches import redirected, replaced
 from .proxy import TensorProxy
 
-FakeMode = FakeTensorMode
-DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
-NO_FAKE = UnsupportedOperatorException
+FakeMode = fake_tensor.FakeTensorMode
+DATA_DEPENDENT = (fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException)
+NO_FAKE = fake_tensor.UnsupportedOperatorException
 OpOverload = torch._ops.OpOverload
 _FUNCTIONALIZE = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
 
@@ -37,23 +33,22 @@ is_wrapper: Callable[[torch.Tensor], bool] = torch._is_functional_tensor
 
 def is_fake(tensor: torch.Tensor) -> bool:
     """Whether the tensor is one of a fake mode's."""
-    return isinstance(tensor, FakeTensor)
+    return isinstance(tensor, fake_tensor.FakeTensor)
 
 
-def new_fake_mode() -> FakeTensorMode:
+def new_fake_mode() -> FakeMode:
     """A mode in which operators compute metadata only, sizes static."""
     return _FakeMode(allow_non_fake_inputs=False)
 
 
-def make_fake(mode: FakeTensorMode, proxy: TensorProxy) -> torch.Tensor:
+def make_fake(mode: FakeMode, proxy: TensorProxy) -> torch.Tensor:
     """A fake tensor of a proxy's metadata."""
     shape, stride, offset = proxy.shape, proxy.stride, proxy.storage_offset
     reach = sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if 0 not in shape else 0
     with outside_autograd(), mode:
         if offset:
-            fake = torch.empty(offset + 1 + reach, dtype=proxy.dtype, device=proxy.device).as_strided(
-                shape, stride, offset
-            )
+            whole = torch.empty(offset + 1 + reach, dtype=proxy.dtype, device=proxy.device)
+            fake = whole.as_strided(shape, stride, offset)
         else:
             fake = torch.empty_strided(shape, stride, dtype=proxy.dtype, device=proxy.device)
         fake = torch._conj(fake) if proxy.is_conj else fake
@@ -157,54 +152,33 @@ def exact_batch_norm() -> Iterator[None]:
         library._destroy()
 
 
-def _declared_batch_norm(
-    input: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float
-) -> Any:
+def _declared_batch_norm(input: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *rest: float) -> Any:
+    aten = torch.ops.aten
     if not training:
-        return torch.ops.aten._native_batch_norm_legit_no_training.default(
-            input, weight, bias, mean, var, momentum, eps
-        )
+        return aten._native_batch_norm_legit_no_training.default(input, weight, bias, mean, var, *rest)
     if mean is None:
-        return torch.ops.aten._native_batch_norm_legit.no_stats(input, weight, bias, training, momentum, eps)
-    return torch.ops.aten._native_batch_norm_legit.default(input, weight, bias, mean, var, training, momentum, eps)
+        return aten._native_batch_norm_legit.no_stats(input, weight, bias, training, *rest)
+    return aten._native_batch_norm_legit.default(input, weight, bias, mean, var, training, *rest)
 
 
-@contextlib.contextmanager
-def checkpoint_regions(region: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
+def checkpoint_regions(region: Callable[[], AbstractContextManager[None]]) -> AbstractContextManager[None]:
     """Run what `torch.utils.checkpoint` marks, without reentrance, inside `region()` and otherwise as it is."""
-    name = "_checkpoint_without_reentrant_generator"
-    module: Any = torch.utils.checkpoint
-    original, thread = getattr(module, name), threading.get_ident()
 
-    def generator(*args: Any, **kwargs: Any) -> Iterator[None]:
-        if threading.get_ident() != thread:
-            yield from original(*args, **kwargs)
-            return
+    def generator(original: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
         with region():
             yield
 
-    setattr(module, name, generator)
-    try:
-        yield
-    finally:
-        setattr(module, name, original)
+    return redirected(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", generator)
 
 
-@contextlib.contextmanager
-def compiling_flag(value: bool) -> Iterator[None]:
+def compiling_flag(value: bool) -> AbstractContextManager[None]:
     """What `torch.compiler.is_compiling()` answers; libraries avoid data-dependent branches when it says True."""
-    before = torch.compiler._is_compiling_flag
-    torch.compiler._is_compiling_flag = value
-    try:
-        yield
-    finally:
-        torch.compiler._is_compiling_flag = before
+    return replaced(torch.compiler, "_is_compiling_flag", value)
 
 
 def tensor_guards(tensors: list[torch.Tensor]) -> Callable[..., bool]:
     """One C++ check that other tensors have the type, dispatch keys, dtype, device, sizes, strides of these."""
-    guards = _TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
-    return guards.check
+    return _TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
 
 
 def inside_functorch() -> bool:
@@ -230,28 +204,16 @@ def is_functorch_tensor(tensor: torch.Tensor) -> bool:
 @contextlib.contextmanager
 def seeding_refused(refuse: Callable[[str], None]) -> Iterator[None]:
     """`refuse(name)` is called when this thread seeds or restores a random generator by PyTorch's functions."""
-    thread = threading.get_ident()
 
-    def guarded(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() == thread:
-                refuse(name)
-            return original(*args, **kwargs)
+    def guarded(name: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        refuse(name)
+        return original(*args, **kwargs)
 
-        return call
-
-    places = [(torch, name) for name in _SEEDING] + [(torch.random, name) for name in _SEEDING]
-    originals = [(place, name, getattr(place, name)) for place, name in places]
-    for place, name, original in originals:
-        setattr(place, name, guarded(name, original))
-    try:
+    with contextlib.ExitStack() as stack:
+        for place in (torch, torch.random):
+            for name in ("manual_seed", "seed", "set_rng_state"):
+                stack.enter_context(redirected(place, name, functools.partial(guarded, name)))
         yield
-    finally:
-        for place, name, original in originals:
-            setattr(place, name, original)
-
-
-_SEEDING = ("manual_seed", "seed", "set_rng_state")
 
 
 def global_module_hooks() -> tuple[Any, ...]:
@@ -267,7 +229,7 @@ def clear_saved_tensors(ctx: Any) -> None:
         clear()
 
 
-class _FakeMode(FakeTensorMode):
+class _FakeMode(FakeMode):
     """Fake tensors, with a fake of our own where PyTorch's is stricter than its kernel."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -276,13 +238,9 @@ class _FakeMode(FakeTensorMode):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
-def _grouped_mm_fake(
-    mode: FakeTensorMode, a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None
-) -> Any:
+def _grouped_mm_fake(mode: FakeMode, a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
     """Groups are the first dimension of a 3-d operand, and cut by `offs` from a 2-d one; rows are 16-byte aligned."""
-    groups: tuple[int, ...] = (offs.shape[0],) if a.dim() == b.dim() == 2 else ()
-    if a.dim() == b.dim() == 3:
-        groups = (a.shape[0],)
+    groups = (offs if a.dim() == 2 else a).shape[:1] if a.dim() == b.dim() else ()
     shape = (*groups, a.shape[-2], b.shape[-1])
     alignment = 16 // a.element_size()
     row = -(-shape[-1] // alignment) * alignment

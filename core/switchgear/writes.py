@@ -10,7 +10,8 @@ import torch
 from .registry import GradRule
 from .symbol import Symbol
 
-_OWNER = "switchgear"
+#: What a rule returns: the output, and its pullback.
+_Pulled = tuple[torch.Tensor, Callable[..., Any]]
 
 
 def set_value(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
@@ -18,7 +19,7 @@ def set_value(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
     return new
 
 
-def _set_value_rule(old: torch.Tensor, new: torch.Tensor) -> tuple[torch.Tensor, Callable[..., Any]]:
+def _set_value_rule(old: torch.Tensor, new: torch.Tensor) -> _Pulled:
     return new, lambda grad: (grad, None)
 
 
@@ -31,7 +32,7 @@ def write_strided(
 
 def _write_strided_rule(
     base: torch.Tensor, source: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None = None
-) -> tuple[torch.Tensor, Callable[..., Any]]:
+) -> _Pulled:
     # not the formula of as_strided_scatter: its gradient of `base` is not that of the in-place call
     shape, strides = base.shape, base.stride()
     start = 0 if offset is None else offset - base.storage_offset()
@@ -51,9 +52,7 @@ def draw_bernoulli(value: torch.Tensor, p: float, *, generator: torch.Generator 
     return torch.empty_like(value).bernoulli_(p, generator=generator)
 
 
-def _draw_bernoulli_rule(
-    value: torch.Tensor, p: float, *, generator: torch.Generator | None = None
-) -> tuple[torch.Tensor, Callable[..., Any]]:
+def _draw_bernoulli_rule(value: torch.Tensor, p: float, *, generator: torch.Generator | None = None) -> _Pulled:
     return draw_bernoulli(value, p, generator=generator), torch.zeros_like
 
 
@@ -62,7 +61,7 @@ def identity(value: torch.Tensor) -> torch.Tensor:
     return value
 
 
-def _identity_rule(value: torch.Tensor) -> tuple[torch.Tensor, Callable[..., Any]]:
+def _identity_rule(value: torch.Tensor) -> _Pulled:
     return value, lambda grad: grad
 
 
@@ -71,13 +70,11 @@ DRAW_BERNOULLI = Symbol("switchgear.draw_bernoulli", draw_bernoulli)
 SET_VALUE = Symbol("switchgear.set_value", set_value)
 WRITE_STRIDED = Symbol("switchgear.write_strided", write_strided)
 
-#: The grad rules of these symbols, by symbol.
-RULES = {
-    symbol: GradRule(_OWNER, symbol.name, "pullback", rule)
-    for symbol, rule in (
-        (SET_VALUE, _set_value_rule),
-        (WRITE_STRIDED, _write_strided_rule),
-        (IDENTITY, _identity_rule),
-        (DRAW_BERNOULLI, _draw_bernoulli_rule),
-    )
+_RULES: dict[Symbol, Callable[..., Any]] = {
+    SET_VALUE: _set_value_rule,
+    WRITE_STRIDED: _write_strided_rule,
+    IDENTITY: _identity_rule,
+    DRAW_BERNOULLI: _draw_bernoulli_rule,
 }
+#: The grad rules of these symbols, by symbol.
+RULES = {symbol: GradRule("switchgear", symbol.name, "pullback", rule) for symbol, rule in _RULES.items()}

@@ -1,0 +1,34 @@
+"""Attributes replaced for a while."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+@contextlib.contextmanager
+def replaced(holder: Any, name: str, value: Any) -> Iterator[None]:
+    """`holder.name`, an attribute of its own, is `value`."""
+    original = vars(holder)[name]
+    setattr(holder, name, value)
+    try:
+        yield
+    finally:
+        setattr(holder, name, original)
+
+
+@contextlib.contextmanager
+def redirected(holder: Any, name: str, target: Callable[..., Any]) -> Iterator[None]:
+    """Calls of `holder.name` from this thread are calls of `target`, which is handed the original as first argument."""
+    found, thread = vars(holder)[name], threading.get_ident()
+    original = getattr(found, "__func__", found)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == thread:
+            return target(original, *args, **kwargs)
+        return original(*args, **kwargs)
+
+    with replaced(holder, name, classmethod(call) if isinstance(found, classmethod) else call):
+        yield
