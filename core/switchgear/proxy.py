@@ -6,21 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-_SHORT_DTYPES = {
-    torch.float64: "f64",
-    torch.float32: "f32",
-    torch.float16: "f16",
-    torch.bfloat16: "bf16",
-    torch.complex128: "c128",
-    torch.complex64: "c64",
-    torch.complex32: "c32",
-    torch.int64: "i64",
-    torch.int32: "i32",
-    torch.int16: "i16",
-    torch.int8: "i8",
-    torch.uint8: "u8",
-    torch.bool: "b8",
-}
+_SHORT_KINDS = {"float": "f", "bfloat": "bf", "complex": "c", "int": "i", "uint": "u", "bool": "b8"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +30,9 @@ class TensorProxy:
     @property
     def type_string(self) -> str:
         """`cpu f32[2, 3]`, as the printed trace shows it."""
-        dtype = _SHORT_DTYPES.get(self.dtype, str(self.dtype).removeprefix("torch."))
-        return f"{self.device} {dtype}{list(self.shape)}"
+        dtype = str(self.dtype).removeprefix("torch.")
+        kind = dtype.rstrip("0123456789")
+        return f"{self.device} {_SHORT_KINDS.get(kind, kind)}{dtype.removeprefix(kind)}{list(self.shape)}"
 
     @property
     def is_differentiable(self) -> bool:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable, Iterator, Mapping
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -16,32 +18,29 @@ from .nesting import tensors_in
 from .proxy import TensorProxy
 from .recorder import Recorder
 from .registry import GradRule
-from .symbol import BoundSymbol, map_proxies
-from .trace import Names
+from .symbol import BoundSymbol, map_proxies, proxies, renamed
 from .writes import IDENTITY
 
-Grads = tuple[TensorProxy | None, ...]
+Grads: TypeAlias = tuple[TensorProxy | None, ...]
+#: From a gradient or None per output to the recorded backward, and a gradient or None per tensor argument.
+Pull: TypeAlias = Callable[[Grads], tuple[tuple[BoundSymbol, ...], Grads]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Applied:
-    """A rule applied to a bound symbol: the forward it recorded, the outputs that it made, and its pullback.
-
-    `pull` takes a gradient or None per output and gives the recorded backward with a gradient or None per tensor
-    argument.
-    """
+    """A rule applied to a bound symbol: the forward it recorded, the outputs that it made, and its pullback."""
 
     forward: tuple[BoundSymbol, ...]
     outputs: tuple[TensorProxy, ...]
-    pull: Callable[[Grads], tuple[tuple[BoundSymbol, ...], Grads]]
+    pull: Pull
 
 
 @dataclass(slots=True)
 class _Transform:
-    """What `get_grad` and `put_grad` do while a grad transform runs."""
+    """What `get_grad` and `put_grad` do while a grad transform runs: cotangents by output, and gradients."""
 
     recorder: Recorder
-    asked: list[tuple[torch.Tensor, TensorProxy]] = field(default_factory=list)
+    asked: dict[torch.Tensor, TensorProxy] = field(default_factory=dict)
     put: list[tuple[torch.Tensor, torch.Tensor | None]] = field(default_factory=list)
 
 
@@ -51,14 +50,13 @@ _transform: contextvars.ContextVar[_Transform | None] = contextvars.ContextVar("
 def get_grad(output: torch.Tensor) -> torch.Tensor:
     """Inside a grad transform: the gradient of a value that the transform returns, of its shape, dtype and device."""
     state = _running("get_grad")
-    proxy = state.recorder.tracker.proxy_of(output)
-    for known, cotangent in state.asked:
-        if known is output:
-            return state.recorder.tracker.wrapper_for(cotangent)
-    cotangent = replace(proxy, name=state.recorder.names.fresh(), stride=_contiguous(proxy.shape), storage_offset=0)
-    cotangent = replace(cotangent, requires_grad=False)
-    state.asked.append((output, cotangent))
-    return state.recorder.tracker.wrapper_for(cotangent)
+    names, tracker = state.recorder.names, state.recorder.tracker
+    proxy = tracker.proxy_of(output)
+    if output not in state.asked:
+        dense = tuple(math.prod(max(size, 1) for size in proxy.shape[i + 1 :]) for i in range(len(proxy.shape)))
+        cotangent = replace(proxy, name=names.fresh(), stride=dense, storage_offset=0, requires_grad=False)
+        state.asked[output] = cotangent
+    return tracker.wrapper_for(state.asked[output])
 
 
 def put_grad(argument: torch.Tensor, gradient: torch.Tensor | None) -> None:
@@ -79,9 +77,7 @@ def _running(name: str) -> _Transform:
 def apply_rule(rule: GradRule, bound_symbol: BoundSymbol, recorder: Recorder) -> Applied:
     """Run a rule's forward under the recorder, and check what it returns."""
     application = _Application(rule, bound_symbol, recorder)
-    return {"pullback": application.pullback, "transform": application.transform, "augmented": application.augmented}[
-        rule.form
-    ]()
+    return application.transform() if rule.form == "transform" else application.pair()
 
 
 class _Application:
@@ -89,34 +85,39 @@ class _Application:
         self.rule = rule
         self.bound_symbol = bound_symbol
         self.recorder = recorder
-        self.names: Names = recorder.names
+        self.tracker = recorder.tracker
         with self._recording():
-            self.args, self.kwargs = map_proxies(
-                self.recorder.tracker.wrapper_for, (bound_symbol.args, dict(bound_symbol.kwargs))
-            )
+            given = bound_symbol.args, dict(bound_symbol.kwargs)
+            self.args, self.kwargs = map_proxies(self.tracker.wrapper_for, given)
         self.tensors = list(tensors_in((self.args, self.kwargs)))
 
-    def pullback(self) -> Applied:
-        """The core form: `rule(*args, **kwargs) -> (outputs, pullback)`."""
-        with self._recording():
-            result = self.rule.fn(*self.args, **self.kwargs)
-            if not isinstance(result, tuple) or len(result) != 2 or not callable(result[1]):
-                raise self._error("must return (outputs, pullback)")
-            outputs = self._outputs(result[0])
-        return self._applied(outputs, result[1])
+    def pair(self) -> Applied:
+        """The core form, `rule(*args, **kwargs) -> (outputs, pullback)`, or an augmented pair.
 
-    def augmented(self) -> Applied:
-        """`forward(*args, **kwargs) -> (outputs, residuals)` and `backward(*residuals, *grad_outputs) -> gradients`."""
+        That is `forward(*args, **kwargs) -> (outputs, residuals)`, `backward(*residuals, *grad_outputs) -> gradients`.
+        """
+        backward = self.rule.backward
+        if self.rule.form == "augmented" and backward is None:
+            raise self._error("has no backward")
+        second = "pullback" if backward is None else "residuals"
         with self._recording():
             result = self.rule.fn(*self.args, **self.kwargs)
-            if not isinstance(result, tuple) or len(result) != 2:
-                raise self._error("must return (outputs, residuals)")
-            outputs = self._outputs(result[0])
-        residuals = result[1] if isinstance(result[1], (tuple, list)) else (result[1],)
-        backward = self.rule.backward
-        if backward is None:
-            raise self._error("has no backward")
-        return self._applied(outputs, lambda *grads: backward(*residuals, *grads))
+            if not isinstance(result, tuple) or len(result) != 2 or (backward is None and not callable(result[1])):
+                raise self._error(f"must return (outputs, {second})")
+            made = self._outputs(result[0])
+        pullback: Callable[..., Any] = result[1]
+        if backward is not None:
+            residuals = result[1] if isinstance(result[1], (tuple, list)) else (result[1],)
+            pullback = functools.partial(backward, *residuals)
+        forward, outputs = self._named(self.recorder.take(), made)
+
+        def pull(grads: Grads) -> tuple[tuple[BoundSymbol, ...], Grads]:
+            with self._recording():
+                given = [self._materialised(grad, output) for grad, output in zip(grads, outputs, strict=True)]
+                found = self._gradients(pullback(*given))
+            return splice_escaping(self.recorder.take(), proxies(found)), found
+
+        return Applied(forward, outputs, pull)
 
     def transform(self) -> Applied:
         """`rule(*args, **kwargs) -> outputs`, with calls of `get_grad` and `put_grad` on the way."""
@@ -124,25 +125,23 @@ class _Application:
         token = _transform.set(state)
         try:
             with self._recording():
-                outputs = self._outputs(self.rule.fn(*self.args, **self.kwargs))
-                asked = self._asked(state, outputs)
+                made = self._outputs(self.rule.fn(*self.args, **self.kwargs))
+                asked = self._asked(state, made)
                 gradients = self._put(state)
         finally:
             _transform.reset(token)
-        ends = (*outputs, *(gradient for gradient in gradients if gradient is not None))
-        recorded, outputs = self._named(splice_escaping(self.recorder.take(), ends), outputs)
-        forward, backward = _split(recorded, [cotangent for cotangent in asked if cotangent is not None])
-        return Applied(forward, outputs, lambda grads: self._substitute(backward, asked, gradients, grads))
-
-    def _applied(self, outputs: tuple[TensorProxy, ...], pullback: Callable[..., Any]) -> Applied:
-        forward, outputs = self._named(self.recorder.take(), outputs)
+        spliced = splice_escaping(self.recorder.take(), proxies((made, gradients)))
+        recorded, outputs = self._named(spliced, made)
+        forward, backward = _split(recorded, proxies(asked))
 
         def pull(grads: Grads) -> tuple[tuple[BoundSymbol, ...], Grads]:
+            env: dict[str, TensorProxy] = {}
             with self._recording():
-                given = [self._materialised(grad, out) for grad, out in zip(grads, outputs, strict=True)]
-                result = pullback(*given)
-                found = self._gradients(result)
-            return splice_escaping(self.recorder.take(), [g for g in found if g is not None]), found
+                for cotangent, grad, output in zip(asked, grads, outputs, strict=True):
+                    if cotangent is not None and (tensor := self._materialised(grad, output)) is not None:
+                        env[cotangent.name] = self.tracker.proxy_of(tensor.contiguous())
+            body = (*self.recorder.take(), *(renamed(item, env) for item in backward))
+            return body, map_proxies(lambda gradient: env.get(gradient.name, gradient), gradients)
 
         return Applied(forward, outputs, pull)
 
@@ -158,87 +157,68 @@ class _Application:
             named.append(replace(output, name=original.name, requires_grad=original.requires_grad))
             if output.name in made and output.name not in env:
                 env[output.name] = named[-1]
-                self.recorder.tracker.rename(output, named[-1])
+                self.tracker.rename(output, named[-1])
             else:
                 value = env.get(output.name, output)
                 identities.append(BoundSymbol(IDENTITY, (value,), {}, named[-1], source=self.bound_symbol.source))
-        forward = [replace(_substituted(item, env), grad_enabled=True) for item in recorded]
+        forward = [replace(renamed(item, env), grad_enabled=True) for item in recorded]
         return (*forward, *identities), tuple(named)
 
     def _materialised(self, grad: TensorProxy | None, output: TensorProxy) -> torch.Tensor | None:
         if grad is not None:
-            return self.recorder.tracker.wrapper_for(grad)
+            return self.tracker.wrapper_for(grad)
         if not output.is_differentiable:
             return None
         return torch.zeros(output.shape, dtype=output.dtype, device=output.device)
 
     def _outputs(self, result: Any) -> tuple[TensorProxy, ...]:
-        made = tuple(self.recorder.tracker.proxy_of(tensor) for tensor in tensors_in(result))
-        expected = self.bound_symbol.outputs
+        made, expected = list(tensors_in(result)), self.bound_symbol.outputs
         if len(made) != len(expected):
             raise self._error(f"returns {len(made)} outputs, the operator has {len(expected)}")
-        for index, (proxy, right) in enumerate(zip(made, expected, strict=True)):
-            self._same(proxy, right, f"output {index}")
-        return made
+        pairs = enumerate(zip(made, expected, strict=True))
+        return tuple(self._checked(tensor, proxy, f"output {index}") for index, (tensor, proxy) in pairs)
 
     def _gradients(self, result: Any) -> Grads:
-        found = result if isinstance(result, (tuple, list)) else (result,)
-        if len(found) != len(self.tensors):
-            raise self._error(
-                f"gives {len(found)} gradients for {len(self.tensors)} tensor arguments (None where there is none)"
-            )
-        return tuple(self._gradient(grad, index) for index, grad in enumerate(found))
+        given = result if isinstance(result, (tuple, list)) else (result,)
+        count = len(self.tensors)
+        if len(given) != count:
+            raise self._error(f"gives {len(given)} gradients for {count} tensor arguments (None where there is none)")
+        found: list[TensorProxy | None] = []
+        for index, (grad, argument) in enumerate(zip(given, self.bound_symbol.inputs, strict=True)):
+            if grad is not None and not isinstance(grad, torch.Tensor):
+                raise self._error(f"gives a {type(grad).__name__} as the gradient of argument {index}")
+            what = f"the gradient of tensor argument {index}"
+            found.append(None if grad is None else self._checked(grad, argument, what))
+        return tuple(found)
 
-    def _gradient(self, grad: Any, index: int) -> TensorProxy | None:
-        if grad is None:
-            return None
-        if not isinstance(grad, torch.Tensor):
-            raise self._error(f"gives a {type(grad).__name__} as the gradient of argument {index}")
-        proxy = self.recorder.tracker.proxy_of(grad)
-        self._same(proxy, self.bound_symbol.inputs[index], f"the gradient of tensor argument {index}")
-        return proxy
-
-    def _same(self, proxy: TensorProxy, right: TensorProxy, what: str) -> None:
+    def _checked(self, tensor: torch.Tensor, expected: TensorProxy, what: str) -> TensorProxy:
+        proxy = self.tracker.proxy_of(tensor)
         for attribute in ("shape", "dtype", "device"):
-            got, wanted = getattr(proxy, attribute), getattr(right, attribute)
+            got, wanted = getattr(proxy, attribute), getattr(expected, attribute)
             if got != wanted:
                 raise self._error(f"{what} has {attribute} {got}, expected {wanted}")
+        return proxy
 
     def _asked(self, state: _Transform, outputs: tuple[TensorProxy, ...]) -> Grads:
-        asked: list[TensorProxy | None] = [None] * len(outputs)
-        names = [proxy.name for proxy in outputs]
-        for tensor, cotangent in state.asked:
-            name = self.recorder.tracker.proxy_of(tensor).name
-            if name not in names:
-                raise self._error("calls get_grad on something that it does not return")
-            asked[names.index(name)] = cotangent
-        return tuple(asked)
+        """The cotangent of each output, where the transform asked for it."""
+        asked = {self.tracker.proxy_of(tensor).name: cotangent for tensor, cotangent in state.asked.items()}
+        found = tuple(asked.pop(proxy.name, None) for proxy in outputs)
+        if asked:
+            raise self._error("calls get_grad on something that it does not return")
+        return found
 
     def _put(self, state: _Transform) -> Grads:
-        sums: dict[int, torch.Tensor | None] = {}
+        """The gradient of each tensor argument, where the transform gave one."""
+        sums: dict[torch.Tensor, torch.Tensor | None] = {}
         for argument, gradient in state.put:
-            index = next((i for i, tensor in enumerate(self.tensors) if tensor is argument), None)
-            if index is None:
+            if not any(argument is tensor for tensor in self.tensors):
                 raise self._error("calls put_grad on something that is no tensor argument")
-            known = sums.get(index)
-            sums[index] = gradient if known is None or gradient is None else known + gradient
-        for index, proxy in enumerate(self.bound_symbol.inputs):
-            if proxy.requires_grad and index not in sums:
+            known = sums.get(argument)
+            sums[argument] = gradient if known is None or gradient is None else known + gradient
+        for index, (tensor, proxy) in enumerate(zip(self.tensors, self.bound_symbol.inputs, strict=True)):
+            if proxy.requires_grad and tensor not in sums:
                 raise self._error(f"never calls put_grad for tensor argument {index}, which requires grad")
-        return tuple(self._gradient(sums.get(index), index) for index in range(len(self.tensors)))
-
-    def _substitute(
-        self, backward: tuple[BoundSymbol, ...], asked: Grads, gradients: Grads, grads: Grads
-    ) -> tuple[tuple[BoundSymbol, ...], Grads]:
-        env: dict[str, TensorProxy] = {}
-        with self._recording():
-            for cotangent, grad, output in zip(asked, grads, self.bound_symbol.outputs, strict=True):
-                if cotangent is not None:
-                    tensor = self._materialised(grad, output)
-                    if tensor is not None:
-                        env[cotangent.name] = self.recorder.tracker.proxy_of(tensor.contiguous())
-        body = (*self.recorder.take(), *(_substituted(item, env) for item in backward))
-        return body, tuple(None if g is None else env.get(g.name, g) for g in gradients)
+        return self._gradients([sums.get(tensor) for tensor in self.tensors])
 
     @contextmanager
     def _recording(self) -> Iterator[None]:
@@ -251,39 +231,21 @@ class _Application:
                 raise self._error(f"raised {type(error).__name__}: {error}") from error
 
     def _error(self, message: str) -> RuleError:
-        return RuleError(
-            f"{self.rule} for {self.bound_symbol.symbol.name}, called at {self.bound_symbol.source}, {message}"
-        )
+        item = self.bound_symbol
+        return RuleError(f"{self.rule} for {item.symbol.name}, called at {item.source}, {message}")
 
 
 def _split(
-    recorded: tuple[BoundSymbol, ...], cotangents: list[TensorProxy]
+    recorded: tuple[BoundSymbol, ...], cotangents: Iterable[TensorProxy]
 ) -> tuple[tuple[BoundSymbol, ...], tuple[BoundSymbol, ...]]:
     """What does not depend on the cotangents, and what does."""
     dependent = {proxy.name for proxy in cotangents}
     forward: list[BoundSymbol] = []
     backward: list[BoundSymbol] = []
     for item in recorded:
-        if any(proxy.name in dependent for proxy in item.inputs):
+        if dependent.isdisjoint(proxy.name for proxy in item.inputs):
+            forward.append(item)
+        else:
             dependent.update(proxy.name for proxy in item.outputs)
             backward.append(item)
-        else:
-            forward.append(item)
     return tuple(forward), tuple(backward)
-
-
-def _substituted(bound_symbol: BoundSymbol, env: Mapping[str, TensorProxy]) -> BoundSymbol:
-    def read(proxy: TensorProxy) -> TensorProxy:
-        return env.get(proxy.name, proxy)
-
-    args, kwargs, output = map_proxies(read, (bound_symbol.args, dict(bound_symbol.kwargs), bound_symbol.output))
-    parts = tuple(_substituted(part, env) for part in bound_symbol.subsymbols)
-    return replace(bound_symbol, args=args, kwargs=kwargs, output=output, subsymbols=parts)
-
-
-def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))

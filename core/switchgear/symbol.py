@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .choice import Implementation
@@ -103,6 +103,29 @@ class BoundSymbol:
     def is_random(self) -> bool:
         """Whether the call, or any part of it, draws random numbers."""
         return RANDOM in self.tags
+
+
+def with_parts(bound_symbols: Iterable[BoundSymbol]) -> Iterator[BoundSymbol]:
+    """Bound symbols, each followed by everything in its decomposition."""
+    for bound_symbol in bound_symbols:
+        yield bound_symbol
+        yield from with_parts(bound_symbol.subsymbols)
+
+
+def renamed(
+    bound_symbol: BoundSymbol,
+    env: Mapping[str, TensorProxy],
+    define: Callable[[TensorProxy], TensorProxy] | None = None,
+) -> BoundSymbol:
+    """A copy that reads what `env` says, and makes what `define` says (parts first), or by default `env` too."""
+
+    def read(proxy: TensorProxy) -> TensorProxy:
+        return env.get(proxy.name, proxy)
+
+    args, kwargs = map_proxies(read, (bound_symbol.args, dict(bound_symbol.kwargs)))
+    parts = tuple([renamed(part, env, define) for part in bound_symbol.subsymbols])
+    output = map_proxies(define or read, bound_symbol.output)
+    return replace(bound_symbol, args=args, kwargs=kwargs, output=output, subsymbols=parts)
 
 
 def proxies(value: Any) -> Iterator[TensorProxy]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 
 from .printing import trace_source
 from .proxy import TensorProxy
-from .symbol import BoundSymbol
+from .symbol import BoundSymbol, with_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,32 +56,23 @@ class Names:
 
     def __init__(self, taken: Iterable[str] = ()) -> None:
         self._taken = set(taken)
-        self._next = 0
+        self._intermediates = (f"t{number}" for number in itertools.count())
 
     def fresh(self) -> str:
         """The next free intermediate name."""
-        while (name := f"t{self._next}") in self._taken:
-            self._next += 1
-        self._next += 1
-        self._taken.add(name)
-        return name
+        return self._first_free(self._intermediates)
 
     def claim(self, wanted: str) -> str:
         """`wanted`, or `wanted_1`, `wanted_2`, … when it is taken."""
-        name, count = wanted, 0
-        while name in self._taken:
-            count += 1
-            name = f"{wanted}_{count}"
+        return self._first_free(itertools.chain([wanted], (f"{wanted}_{number}" for number in itertools.count(1))))
+
+    def _first_free(self, names: Iterable[str]) -> str:
+        name = next(name for name in names if name not in self._taken)
         self._taken.add(name)
         return name
 
 
 def names_of(trace: Trace) -> set[str]:
     """Every name that the trace uses, those inside decompositions too."""
-    found = {proxy.name for proxy in trace.inputs} | set(trace.constants)
-    stack: list[Any] = list(trace.bound_symbols)
-    while stack:
-        bound_symbol = stack.pop()
-        found.update(proxy.name for proxy in bound_symbol.outputs)
-        stack.extend(bound_symbol.subsymbols)
-    return found
+    made = {proxy.name for item in with_parts(trace.bound_symbols) for proxy in item.outputs}
+    return made.union(trace.constants, (proxy.name for proxy in trace.inputs))

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from switchgear.choice import Choice, Implementation
 from switchgear.errors import ExecutorUnavailable
 from switchgear.selection import Reasons, Selection
-from switchgear.symbol import BoundSymbol
+from switchgear.symbol import BoundSymbol, with_parts
 from switchgear.trace import Trace
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Claimed:
-    """A trace whose every bound symbol has an implementation, and the choices made on the way."""
+def claim(trace: Trace, selection: Selection) -> tuple[Trace, tuple[Choice, ...]]:
+    """Give every bound symbol an implementation; what nobody takes whole is replaced by its decomposition.
 
-    trace: Trace
-    choices: tuple[Choice, ...]
-
-
-def claim(trace: Trace, selection: Selection) -> Claimed:
-    """Give every bound symbol an implementation; what nobody takes whole is replaced by its decomposition."""
+    The choices made on the way come second.
+    """
     body: list[BoundSymbol] = []
     choices: list[Choice] = []
     pending = deque(trace.bound_symbols)
@@ -40,9 +34,8 @@ def claim(trace: Trace, selection: Selection) -> Claimed:
             )
         else:
             choices.append(Choice("execution", item.symbol.name, "decomposition", "", declined))
-            parts = (replace(part, links=part.links or item.links) for part in item.subsymbols)
-            pending.extendleft(reversed(list(parts)))
-    return Claimed(replace(trace, bound_symbols=tuple(body)), tuple(choices))
+            pending.extendleft(replace(part, links=part.links or item.links) for part in reversed(item.subsymbols))
+    return replace(trace, bound_symbols=tuple(body)), tuple(choices)
 
 
 def claimant(item: BoundSymbol, selection: Selection) -> tuple[Implementation | None, Reasons]:
@@ -52,15 +45,9 @@ def claimant(item: BoundSymbol, selection: Selection) -> tuple[Implementation | 
         return implementation, declined
     order = [executor.name for executor in selection.executors]
     rank = order.index(implementation.owner)
-    for part in _parts(item) if rank else ():
+    for part in with_parts(item.subsymbols) if rank else ():
         inner, _ = selection.implementation(part)
         if inner is not None and order.index(inner.owner) < rank:
             reason = f"{inner.owner}, which comes before it, takes {part.symbol.name} inside"
             return None, (*declined, (implementation.owner, reason))
     return implementation, declined
-
-
-def _parts(item: BoundSymbol) -> Iterator[BoundSymbol]:
-    for part in item.subsymbols:
-        yield part
-        yield from _parts(part)

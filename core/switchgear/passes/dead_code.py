@@ -6,14 +6,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from switchgear.proxy import TensorProxy
-from switchgear.symbol import BoundSymbol
+from switchgear.symbol import BoundSymbol, proxies
 from switchgear.trace import Trace
 
 
 def dead_code(trace: Trace) -> Trace:
     """Remove what no output needs; what draws random numbers stays, for the stream must advance as in eager."""
-    outputs = [proxy for proxy in trace.outputs if proxy is not None]
-    return replace(trace, bound_symbols=live(trace.bound_symbols, outputs))
+    return replace(trace, bound_symbols=live(trace.bound_symbols, proxies(trace.outputs)))
 
 
 def live(bound_symbols: tuple[BoundSymbol, ...], outputs: Iterable[TensorProxy]) -> tuple[BoundSymbol, ...]:

@@ -6,8 +6,7 @@ then goes through the linearisations in reverse, and knows no operator.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import defaultdict, deque
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,9 +16,23 @@ from switchgear.choice import Choice
 from switchgear.errors import StrictError
 from switchgear.proxy import TensorProxy
 from switchgear.recorder import Recorder
-from switchgear.rules import Grads, apply_rule
-from switchgear.selection import Selection
-from switchgear.symbol import BACKWARD, GRAD_OFF_INSIDE, RECOMPUTED, BoundSymbol, Link, RuleOrigin, Symbol, map_proxies
+from switchgear.registry import GradRule
+from switchgear.rules import Grads, Pull, apply_rule
+from switchgear.selection import Reasons, Selection
+from switchgear.symbol import (
+    BACKWARD,
+    CHECKPOINT,
+    GRAD_OFF_INSIDE,
+    RECOMPUTED,
+    BoundSymbol,
+    Link,
+    RuleOrigin,
+    Symbol,
+    map_proxies,
+    proxies,
+    renamed,
+    with_parts,
+)
 from switchgear.trace import Names, Trace, names_of
 from switchgear.tracking import metadata_proxy
 from switchgear.writes import RULES
@@ -51,7 +64,7 @@ class _Linear:
 
     arguments: tuple[TensorProxy, ...]
     outputs: tuple[TensorProxy, ...]
-    pull: Callable[[Grads], tuple[tuple[BoundSymbol, ...], Grads]]
+    pull: Pull
     link: Link
 
 
@@ -62,23 +75,22 @@ def differentiate(trace: Trace, selection: Selection, grad_outputs: Grads, *, hi
 
     Raises `NotDifferentiable`, `RuleError`, and under `selection.strict` `StrictError`.
     """
-    names = Names({*names_of(trace), *(proxy.name for proxy in grad_outputs if proxy is not None)})
+    names = Names({*names_of(trace), *(proxy.name for proxy in proxies(grad_outputs))})
     forward = _Forward(names, selection, higher_order)
     for bound_symbol in trace.bound_symbols:
         forward.linearise(bound_symbol, bound_symbol)
-    outputs = tuple(None if proxy is None else forward.now(proxy) for proxy in trace.outputs)
+    outputs: Grads = map_proxies(forward.now, trace.outputs)
     cotangents = tuple(
-        cotangent if out is not None and out.requires_grad else None
-        for cotangent, out in zip(grad_outputs, outputs, strict=True)
+        grad if out is not None and out.requires_grad else None for grad, out in zip(grad_outputs, outputs, strict=True)
     )
-    backward, grads = _sweep(forward.linears, outputs, cotangents, trace.inputs, forward.recorder)
+    backward, grads = _sweep(forward.linears, outputs, cotangents, forward.recorder)
     joint = Trace(
         "joint",
-        (*trace.inputs, *(proxy for proxy in cotangents if proxy is not None)),
-        (*outputs, *grads),
-        (*forward.body, *backward),
-        {**trace.constants, **forward.recorder.constants},
-        trace.provenance,
+        inputs=(*trace.inputs, *proxies(cotangents)),
+        outputs=(*outputs, *(grads.get(proxy.name) if proxy.requires_grad else None for proxy in trace.inputs)),
+        bound_symbols=(*forward.body, *backward),
+        constants={**trace.constants, **forward.recorder.constants},
+        provenance=trace.provenance,
     )
     return Joint(dead_code(joint), len(outputs), cotangents, tuple(forward.choices))
 
@@ -112,115 +124,104 @@ class _Forward:
         """The one place that picks how a bound symbol is differentiated; returns the parts that replace it, if any."""
         constant = self._constant(item)
         if constant:
-            self._emit_constant(item, constant, origin)
+            self._choose(item, "constant", constant)
+            # under no_grad eager calls a view a leaf that requires grad, and so do its users
+            item = self._cut(item) if item.grad_enabled else item
+            self.body.append(_linked(item, Link(origin, RuleOrigin("constant", constant))))
             return ()
         own = RULES.get(item.symbol)
         rule, declined = (own, ()) if own is not None else self.selection.grad_rule(item)
         if rule is not None:
             self._choose(item, rule.owner, f"{rule.form} rule", declined)
-            applied = apply_rule(rule, item, self.recorder)
-            link = Link(origin, RuleOrigin(rule.owner, rule.form))
-            self.body.extend(_linked(made, link) for made in applied.forward)
-            for proxy, output in zip(item.outputs, applied.outputs, strict=True):
-                if output != proxy:
-                    self._env[proxy.name] = output
-            self.linears.append(_Linear(item.inputs, applied.outputs, applied.pull, link))
-            return ()
-        if item.is_leaf or GRAD_OFF_INSIDE in item.tags:
-            self._refuse_if_strict(item)
+            self._apply(rule, item, origin)
+        elif item.is_leaf or GRAD_OFF_INSIDE in item.tags:
+            if self.selection.strict:
+                self._keeper(item)
             self._choose(item, "derived", "PyTorch's autograd formula", declined)
-            self._emit_derived(item, origin)
-            return ()
-        return self._decomposed(item, origin, declined)
+            self._derive(item, origin)
+        else:
+            return self._decompose(item, origin, declined)
+        return ()
 
     def _constant(self, item: BoundSymbol) -> str:
         """Why a bound symbol takes no part in differentiation, or an empty string."""
-        if not any(proxy.requires_grad for proxy in item.inputs):
+        if not _requires_grad(item.inputs):
             return "no input requires grad"
         if not item.grad_enabled:
             return "grad mode is off"
-        if not any(proxy.requires_grad for proxy in item.outputs):
+        if not _requires_grad(item.outputs):
             return "no output is differentiable"
         skipped, reason = self.selection.constant(item)
         return reason if skipped else ""
 
-    def _emit_constant(self, item: BoundSymbol, reason: str, origin: BoundSymbol) -> None:
-        self._choose(item, "constant", reason, ())
-        # under no_grad eager calls a view a leaf that requires grad, and so do its users
-        constant = self._cut(item) if item.grad_enabled else item
-        self.body.append(_linked(constant, Link(origin, RuleOrigin("constant", reason))))
+    def _apply(self, rule: GradRule, item: BoundSymbol, origin: BoundSymbol) -> None:
+        applied = apply_rule(rule, item, self.recorder)
+        link = Link(origin, RuleOrigin(rule.owner, rule.form))
+        self.body.extend(_linked(made, link) for made in applied.forward)
+        for proxy, output in zip(item.outputs, applied.outputs, strict=True):
+            if output != proxy:
+                self._env[proxy.name] = output
+        self.linears.append(_Linear(item.inputs, applied.outputs, applied.pull, link))
 
-    def _decomposed(
-        self, item: BoundSymbol, origin: BoundSymbol, declined: tuple[tuple[str, str], ...]
-    ) -> tuple[BoundSymbol, ...]:
+    def _derive(self, item: BoundSymbol, origin: BoundSymbol) -> None:
+        # fail here, where the operator is, and not in the sweep
+        expected = (replace(proxy, requires_grad=False) if proxy.requires_grad else None for proxy in item.outputs)
+        derive(item, tuple(expected), self.higher_order)
+
+        def pull(grads: Grads) -> tuple[tuple[BoundSymbol, ...], Grads]:
+            return instantiate(derive(item, grads, self.higher_order), item, grads, self.names)
+
+        link = Link(origin, RuleOrigin("derived", item.symbol.name.removesuffix(".default")))
+        self.body.append(_linked(item, link))
+        self.linears.append(_Linear(item.inputs, item.outputs, pull, link))
+
+    def _decompose(self, item: BoundSymbol, origin: BoundSymbol, declined: Reasons) -> tuple[BoundSymbol, ...]:
         """Decompose, or keep an executor's forward whole and differentiate its decomposition beside it."""
-        implementation, _ = claimant(item, self.selection)
-        if implementation is None or implementation.fn is item.symbol.fn:
+        owner = self._keeper(item)
+        if owner is None:
             self._choose(item, "decomposition", "", declined)
             return item.subsymbols
-        owner = implementation.owner
-        self._refuse_if_strict(item)
         if item.is_random:
             reason = f"{owner}'s forward is not used: its decomposition draws random numbers and cannot be run again"
             self._choose(item, "decomposition", reason, (*declined, (owner, reason)))
             return item.subsymbols
-        self._choose(
-            item, "decomposition", f"{owner} keeps the forward, the backward recomputes what it needs", declined
-        )
+        reason = f"{owner} keeps the forward, the backward recomputes what it needs"
+        self._choose(item, "decomposition", reason, declined)
         link = Link(origin, RuleOrigin("decomposition", item.symbol.name))
         self.body.append(_linked(item, link))
         env: dict[str, TensorProxy] = {}
-        copies = tuple(rebind(part, env, self.names) for part in item.subsymbols)
-        for copy in copies:
+        for copy in [rebind(part, env, self.names) for part in item.subsymbols]:
             self.linearise(replace(copy, tags=copy.tags | {RECOMPUTED}), origin)
         # the sweep goes backwards: the gradients of the kept outputs go to their recomputed twins first
         copied = tuple(self.now(env[proxy.name]) for proxy in item.outputs)
         self.linears.append(_Linear(copied, item.outputs, lambda grads: ((), grads), link))
         return ()
 
-    def _emit_derived(self, item: BoundSymbol, origin: BoundSymbol) -> None:
-        # fail here, where the operator is, and not in the sweep
-        derive(item, tuple(_expected_grad(proxy) for proxy in item.outputs), self.higher_order)
-
-        def pull(grads: Grads) -> tuple[tuple[BoundSymbol, ...], Grads]:
-            body, found = instantiate(derive(item, grads, self.higher_order), item, grads, self.names)
-            return tuple(body), found
-
-        link = Link(origin, RuleOrigin("derived", item.symbol.name.removesuffix(".default")))
-        self.body.append(_linked(item, link))
-        self.linears.append(_Linear(item.inputs, item.outputs, pull, link))
-
-    def _refuse_if_strict(self, item: BoundSymbol) -> None:
-        if not self.selection.strict:
-            return
+    def _keeper(self, item: BoundSymbol) -> str | None:
+        """The executor, if any, that runs a bound symbol without a grad rule as a whole; under `strict` an error."""
         implementation, _ = claimant(item, self.selection)
-        if implementation is not None and implementation.fn is not item.symbol.fn:
+        if implementation is None or implementation.fn is item.symbol.fn:
+            return None
+        if self.selection.strict:
             raise StrictError(
                 f"{implementation.owner} claims {item.symbol.name}, called at {item.source}, and nobody brings a grad "
                 "rule for it; register one, or drop strict=True to have its backward derived"
             )
+        return implementation.owner
 
     def _current(self, item: BoundSymbol) -> BoundSymbol:
         """A bound symbol with its values as they are by now, and requires_grad of its outputs to match its inputs."""
         if not self._env:
             return item
-        current = self._rewritten(item)
-        if any(proxy.requires_grad for proxy in current.outputs) and not any(p.requires_grad for p in current.inputs):
-            return self._cut(current)
-        return current
+        current = renamed(item, self._env)
+        cut = _requires_grad(current.outputs) and not _requires_grad(current.inputs)
+        return self._cut(current) if cut else current
 
     def _cut(self, item: BoundSymbol) -> BoundSymbol:
         """The bound symbol with nothing that it makes requiring grad."""
-        for made in (item, *_all_parts(item)):
-            for proxy in made.outputs:
-                if proxy.requires_grad:
-                    self._env[proxy.name] = replace(proxy, requires_grad=False)
-        return self._rewritten(item)
-
-    def _rewritten(self, item: BoundSymbol) -> BoundSymbol:
-        args, kwargs, output = map_proxies(self.now, (item.args, dict(item.kwargs), item.output))
-        parts = tuple([self._rewritten(part) for part in item.subsymbols])
-        return replace(item, args=args, kwargs=kwargs, output=output, subsymbols=parts)
+        made = [proxy for part in with_parts([item]) for proxy in part.outputs if proxy.requires_grad]
+        self._env.update((proxy.name, replace(proxy, requires_grad=False)) for proxy in made)
+        return renamed(item, self._env)
 
     def _adopt_constant(self, tensor: torch.Tensor) -> TensorProxy:
         """A tensor that a rule closes over."""
@@ -229,58 +230,45 @@ class _Forward:
             self.recorder.constants[name] = tensor.detach()
         return metadata_proxy(name, tensor, False)
 
-    def _choose(self, item: BoundSymbol, owner: str, reason: str, declined: tuple[tuple[str, str], ...]) -> None:
+    def _choose(self, item: BoundSymbol, owner: str, reason: str, declined: Reasons = ()) -> None:
         self.choices.append(Choice("gradient", item.symbol.name, owner, reason, declined))
 
 
-def _all_parts(item: BoundSymbol) -> Iterator[BoundSymbol]:
-    for part in item.subsymbols:
-        yield part
-        yield from _all_parts(part)
+_INHERITED = frozenset({CHECKPOINT, RECOMPUTED})
 
 
-_INHERITED = frozenset({"checkpoint", RECOMPUTED})
-
-
-def _expected_grad(proxy: TensorProxy) -> TensorProxy | None:
-    return replace(proxy, requires_grad=False) if proxy.requires_grad else None
+def _requires_grad(values: tuple[TensorProxy, ...]) -> bool:
+    return any(proxy.requires_grad for proxy in values)
 
 
 def _sweep(
-    linears: list[_Linear],
-    outputs: tuple[TensorProxy | None, ...],
-    cotangents: Grads,
-    inputs: tuple[TensorProxy, ...],
-    recorder: Recorder,
-) -> tuple[list[BoundSymbol], Grads]:
-    """The backward, and the gradient or None of each input."""
+    linears: list[_Linear], outputs: Grads, cotangents: Grads, recorder: Recorder
+) -> tuple[list[BoundSymbol], dict[str, TensorProxy]]:
+    """The backward, and the gradients that arrive at the inputs, by the name of the input."""
     backward: list[BoundSymbol] = []
     grads: dict[str, TensorProxy] = {}
-    makers: dict[str, tuple[Link, ...]] = {}
+    links: defaultdict[str, tuple[Link, ...]] = defaultdict(tuple)
 
-    def accumulate(proxy: TensorProxy, grad: TensorProxy, links: tuple[Link, ...]) -> None:
-        known = grads.get(proxy.name)
-        if known is not None:
-            made = (*makers[known.name], *links) if known.name in makers else links
-            total = _sum(known, grad, recorder, made)
-            backward.extend(total)
-            grad, links = total[-1].outputs[0], made
-        grads[proxy.name] = grad
-        makers[grad.name] = links
+    def accumulate(name: str, grad: TensorProxy, *new: Link) -> None:
+        links[name] += new
+        if name in grads:
+            backward.extend(_sum(grads[name], grad, recorder, links[name]))
+            grad = backward[-1].outputs[0]
+        grads[name] = grad
 
     for proxy, cotangent in zip(outputs, cotangents, strict=True):
         if proxy is not None and cotangent is not None:
-            accumulate(proxy, cotangent, ())
+            accumulate(proxy.name, cotangent)
     for linear in reversed(linears):
         incoming = tuple(grads.pop(proxy.name, None) for proxy in linear.outputs)
-        if all(grad is None for grad in incoming):
+        if not any(incoming):
             continue
         body, found = linear.pull(incoming)
         backward.extend(_linked(item, linear.link, BACKWARD) for item in body)
         for proxy, grad in zip(linear.arguments, found, strict=True):
             if grad is not None and proxy.requires_grad:
-                accumulate(proxy, grad, (linear.link,))
-    return backward, tuple(grads.get(proxy.name) if proxy.requires_grad else None for proxy in inputs)
+                accumulate(proxy.name, grad, linear.link)
+    return backward, grads
 
 
 def _linked(item: BoundSymbol, link: Link, *tags: str) -> BoundSymbol:
@@ -291,24 +279,23 @@ def _linked(item: BoundSymbol, link: Link, *tags: str) -> BoundSymbol:
 
 def _sum(left: TensorProxy, right: TensorProxy, recorder: Recorder, links: tuple[Link, ...]) -> list[BoundSymbol]:
     """`left + right`, as the autograd engine accumulates."""
-    tags = frozenset({BACKWARD})
-    if (left.shape, left.stride, left.dtype, left.device) == (right.shape, right.stride, right.dtype, right.device):
+    same = (left.shape, left.stride, left.dtype, left.device) == (right.shape, right.stride, right.dtype, right.device)
+    if not same or not _is_dense(left):
+        with recorder.recording(), torch._C.DisableTorchFunction(), torch.no_grad():
+            recorder.tracker.proxy_of(recorder.tracker.wrapper_for(left) + recorder.tracker.wrapper_for(right))
+        made = recorder.take()
+    else:
         output = replace(left, name=recorder.names.fresh(), requires_grad=False, storage_offset=0)
-        if not _overlaps(left):
-            source = links[-1].forward.source if links else None
-            return [
-                BoundSymbol(_ADD, (left, right), {}, output, source=source, grad_enabled=False, links=links, tags=tags)
-            ]
-    with recorder.recording(), torch._C.DisableTorchFunction(), torch.no_grad():
-        recorder.tracker.proxy_of(recorder.tracker.wrapper_for(left) + recorder.tracker.wrapper_for(right))
-    return [replace(item, links=links, tags=tags) for item in recorder.take()]
+        source = links[-1].forward.source if links else None
+        made = (BoundSymbol(_ADD, (left, right), {}, output, source=source, grad_enabled=False),)
+    return [replace(item, links=links, tags=frozenset({BACKWARD})) for item in made]
 
 
-def _overlaps(proxy: TensorProxy) -> bool:
-    """Whether the layout has holes or repeats, so that a sum's layout differs from its terms'."""
+def _is_dense(proxy: TensorProxy) -> bool:
+    """Whether the layout has neither holes nor repeats, so that a sum's layout is its terms'."""
     step = 1
     for size, stride in sorted(zip(proxy.shape, proxy.stride, strict=True), key=lambda pair: pair[1]):
         if size != 1 and stride != step:
-            return True
+            return False
         step *= max(size, 1)
-    return False
+    return True

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from switchgear.proxy import TensorProxy
-from switchgear.symbol import DEL, BoundSymbol
+from switchgear.symbol import DEL, BoundSymbol, proxies
 from switchgear.trace import Trace
 
 
 def free_last_used(trace: Trace) -> Trace:
     """Add a `del` after the last use of each input and intermediate that is no output."""
-    alive = {proxy.name for proxy in trace.outputs if proxy is not None} | trace.constants.keys()
+    alive = {proxy.name for proxy in proxies(trace.outputs)} | trace.constants.keys()
     body: list[BoundSymbol] = []
     for bound_symbol in reversed(trace.bound_symbols):
-        ending: dict[str, TensorProxy] = {}
-        for proxy in (*bound_symbol.inputs, *bound_symbol.outputs):
-            if proxy.name not in alive:
-                alive.add(proxy.name)
-                ending[proxy.name] = proxy
+        used = (*bound_symbol.inputs, *bound_symbol.outputs)
+        ending = {proxy.name: proxy for proxy in used if proxy.name not in alive}
+        alive |= ending.keys()
         if ending:
             body.append(BoundSymbol(DEL, tuple(ending.values()), {}, None))
         body.append(bound_symbol)

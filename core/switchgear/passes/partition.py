@@ -8,10 +8,11 @@ import torch
 
 from switchgear.errors import NotDifferentiable
 from switchgear.proxy import TensorProxy
-from switchgear.symbol import BACKWARD, BoundSymbol, Symbol
+from switchgear.rules import Grads
+from switchgear.symbol import BACKWARD, BoundSymbol, Symbol, proxies
 from switchgear.trace import Names, Trace, names_of
 
-from .aliasing import Storages, aliased_argument
+from .aliasing import aliased_argument, storages
 from .dead_code import live
 from .differentiate import Joint
 
@@ -20,7 +21,7 @@ _CLONE = Symbol("aten.clone.default", torch.ops.aten.clone.default)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Partitioned:
-    """`forward` returns its outputs and then `saved`; `backward` takes `saved` and then the defined grad outputs.
+    """`forward` returns its outputs and then `saved`, some as copies; `backward` takes `saved` and the grad outputs.
 
     Numbers are not saved: a trace is specialised on its sizes, so they stand in the backward as they are.
     """
@@ -36,71 +37,59 @@ def partition(joint: Joint, overwritten: frozenset[str] = frozenset()) -> Partit
     `overwritten` names the inputs that are written to after the forward has run; they, and what shares their storage,
     are saved as copies.
     """
-    trace = joint.trace
-    outputs = trace.outputs[: joint.count]
-    grads = trace.outputs[joint.count :]
-    forward_body = live(
-        tuple(item for item in trace.bound_symbols if BACKWARD not in item.tags),
-        [proxy for proxy in outputs if proxy is not None],
+    trace, outputs, grads = joint.trace, joint.trace.outputs[: joint.count], joint.trace.outputs[joint.count :]
+    given = tuple(proxies(joint.grad_outputs))
+    body = live(tuple(item for item in trace.bound_symbols if BACKWARD not in item.tags), proxies(outputs))
+    rest, crossing = _backward(trace, body, given, grads)
+    names, storage = Names(names_of(trace)), storages(body)
+    copies = {p.name: replace(p, name=names.fresh()) for p in crossing if storage.get(p.name, p.name) in overwritten}
+    clones = (BoundSymbol(_CLONE, (p,), {}, copies[p.name]) for p in crossing if p.name in copies)
+    forward = replace(
+        trace,
+        name="forward",
+        inputs=trace.inputs[: len(trace.inputs) - len(given)],
+        outputs=(*outputs, *(copies.get(proxy.name, proxy) for proxy in crossing)),
+        bound_symbols=(*(_unlinked(item) for item in body), *clones),
     )
-    given = tuple(proxy for proxy in joint.grad_outputs if proxy is not None)
-    body, crossing = _backward(trace, forward_body, given, grads)
-    forward_body = tuple(_unlinked(item) for item in forward_body)
-    names = Names(names_of(trace))
-    storages = Storages(forward_body)
-    copies = {proxy.name: replace(proxy, name=names.fresh()) for proxy in crossing if storages.of(proxy) in overwritten}
-    saved = tuple(copies.get(proxy.name, proxy) for proxy in crossing)
-    cloned = tuple(BoundSymbol(_CLONE, (p,), {}, copies[p.name]) for p in crossing if p.name in copies)
-    inputs = trace.inputs[: len(trace.inputs) - len(given)]
-    forward = Trace("forward", inputs, (*outputs, *saved), (*forward_body, *cloned), trace.constants, trace.provenance)
-    backward = Trace("backward", (*crossing, *given), grads, body, trace.constants, trace.provenance)
-    return Partitioned(forward, backward, saved)
+    backward = replace(trace, name="backward", inputs=(*crossing, *given), outputs=grads, bound_symbols=rest)
+    return Partitioned(forward, backward, crossing)
 
 
-def backward_for(joint: Joint, forward: Partitioned) -> Trace:
+def backward_for(joint: Joint, saved: tuple[TensorProxy, ...]) -> Trace:
     """The backward of another joint trace of the same forward, from what that forward saves.
 
     Raises `NotDifferentiable` if it needs more than was saved.
     """
     again = partition(joint)
-    original = forward.backward.inputs[: len(forward.saved)]
-    known = {proxy.name for proxy in original}
-    count = len(again.saved)
-    missing = [proxy.name for proxy in again.backward.inputs[:count] if proxy.name not in known]
+    known = {proxy.name for proxy in saved}
+    missing = [proxy.name for proxy in again.saved if proxy.name not in known]
     if missing:
         raise NotDifferentiable(
             f"this backward needs values that the forward did not save ({', '.join(missing)}), because "
             "other grad outputs are defined than expected; give a gradient for every output, or return "
             "only the one that is differentiated"
         )
-    return replace(again.backward, inputs=(*original, *again.backward.inputs[count:]))
+    return replace(again.backward, inputs=(*saved, *proxies(joint.grad_outputs)))
 
 
 def _backward(
-    trace: Trace,
-    forward: tuple[BoundSymbol, ...],
-    given: tuple[TensorProxy, ...],
-    grads: tuple[TensorProxy | None, ...],
+    trace: Trace, forward: tuple[BoundSymbol, ...], given: tuple[TensorProxy, ...], grads: Grads
 ) -> tuple[tuple[BoundSymbol, ...], tuple[TensorProxy, ...]]:
     """The bound symbols that only gradients need, and the values that they take from the forward."""
     made = {proxy.name for item in forward for proxy in item.outputs}
-    rest = tuple(item for item in trace.bound_symbols if not any(proxy.name in made for proxy in item.outputs))
-    body = live(rest, [grad for grad in grads if grad is not None])
+    rest = tuple(item for item in trace.bound_symbols if made.isdisjoint(proxy.name for proxy in item.outputs))
+    body = live(rest, proxies(grads))
     body = (*_views_again(forward, body, grads), *body)
-    own = {proxy.name for item in body for proxy in item.outputs} | {proxy.name for proxy in given}
-    crossing: dict[str, TensorProxy] = {}
-    used = [proxy for item in body for proxy in item.inputs] + [grad for grad in grads if grad is not None]
-    for proxy in used:
-        if proxy.name not in own and proxy.name not in trace.constants:
-            crossing.setdefault(proxy.name, proxy)
-    return body, tuple(crossing.values())
+    own = {proxy.name for proxy in given}.union(trace.constants, (p.name for item in body for p in item.outputs))
+    used = (*(proxy for item in body for proxy in item.inputs), *proxies(grads))
+    return body, tuple({proxy.name: proxy for proxy in used if proxy.name not in own}.values())
 
 
 def _views_again(
-    forward: tuple[BoundSymbol, ...], body: tuple[BoundSymbol, ...], grads: tuple[TensorProxy | None, ...]
+    forward: tuple[BoundSymbol, ...], body: tuple[BoundSymbol, ...], grads: Grads
 ) -> tuple[BoundSymbol, ...]:
     """The forward's views that the backward reads, to be made there again: of each storage one tensor is saved."""
-    read = {proxy.name for item in body for proxy in item.inputs} | {grad.name for grad in grads if grad is not None}
+    read = {proxy.name for item in body for proxy in item.inputs}.union(proxy.name for proxy in proxies(grads))
     again: list[BoundSymbol] = []
     for item in reversed(forward):
         if item.is_leaf and aliased_argument(item) is not None and not read.isdisjoint(p.name for p in item.outputs):
