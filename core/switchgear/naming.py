@@ -37,8 +37,7 @@ def symbol_of(fn: Callable[..., Any]) -> Symbol | None:
 
 
 def _canonical(name: str, fn: Callable[..., Any]) -> Symbol:
-    if name.startswith("torch.functional."):
-        name = "torch." + name.removeprefix("torch.functional.")
+    name = name.replace("torch.functional.", "torch.")
     method = name.removeprefix("torch.Tensor.")
     if method != name and method not in _NOT_AN_ALIAS:
         function = getattr(torch, method, None)
@@ -65,7 +64,8 @@ def symbols_of(target: Any) -> tuple[Symbol, ...]:
     if isinstance(target, CustomOpDef):
         target = target._opoverload
     if isinstance(target, torch._ops.OpOverloadPacket):
-        return tuple(Symbol(str(overload), overload) for overload in _overloads(target))
+        overloads = [getattr(target, name) for name in target.overloads()]
+        return tuple(Symbol(str(overload), overload) for overload in overloads)
     symbol = symbol_of(target) if callable(target) else None
     if symbol is None:
         raise RegistrationError(
@@ -75,16 +75,10 @@ def symbols_of(target: Any) -> tuple[Symbol, ...]:
     return (symbol,)
 
 
-def _overloads(packet: torch._ops.OpOverloadPacket) -> list[torch._ops.OpOverload]:
-    return [getattr(packet, name) for name in packet.overloads()]
-
-
 def _by_name(name: str) -> Symbol:
     root, *path = name.split(".")
-    found: Any = torch if root == "torch" else getattr(torch.ops, root)
     try:
-        for part in path:
-            found = getattr(found, part)
+        found = functools.reduce(getattr, path, torch if root == "torch" else getattr(torch.ops, root))
     except AttributeError:
         raise RegistrationError(f"no operator is called {name!r}; is the library that defines it imported?") from None
     symbol = symbol_of(found) if callable(found) else None

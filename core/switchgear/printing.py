@@ -9,7 +9,7 @@ import math
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -57,16 +57,17 @@ class _Scope:
         if isinstance(value, TensorProxy):
             return value.name
         if isinstance(value, tuple):
-            items = ", ".join(self.expression(item) for item in value)
-            return f"({items},)" if len(value) == 1 else f"({items})"
+            return f"({self.items(value)},)" if len(value) == 1 else f"({self.items(value)})"
         if isinstance(value, list):
-            return f"[{', '.join(self.expression(item) for item in value)}]"
+            return f"[{self.items(value)}]"
         if isinstance(value, dict):
             return "{" + ", ".join(f"{self.expression(k)}: {self.expression(v)}" for k, v in value.items()) + "}"
         if isinstance(value, slice):
-            parts = ", ".join(self.expression(part) for part in (value.start, value.stop, value.step))
-            return f"slice({parts})"
+            return f"slice({self.items((value.start, value.stop, value.step))})"
         return self._scalar(value)
+
+    def items(self, values: Iterable[Any]) -> str:
+        return ", ".join(map(self.expression, values))
 
     def _scalar(self, value: Any) -> str:
         if isinstance(value, float):
@@ -117,7 +118,7 @@ def _render(trace: Trace, link: bool, decompositions: bool, boxed: bool = False)
     for bound_symbol in trace.bound_symbols:
         body.append(_line(bound_symbol, scope, link))
         if decompositions:
-            body.extend(_decomposition(bound_symbol, scope, 1))
+            body.extend(_decomposition(bound_symbol, scope))
     body.append(f"return {scope.expression(trace.outputs)}")
     lines = [f"import {module}" for module in sorted(scope.modules)]
     lines += [f"# {name}: {_describe(value)}" for name, value in scope.values.items()]
@@ -127,13 +128,11 @@ def _render(trace: Trace, link: bool, decompositions: bool, boxed: bool = False)
 
 
 def _header(trace: Trace, boxed: bool) -> list[str]:
-    names = [proxy.name for proxy in trace.inputs]
-    lines = [f"def {trace.name}({'args' if boxed else ', '.join(names)}):"]
+    names = ", ".join(proxy.name for proxy in trace.inputs)
+    lines = [f"def {trace.name}({'args' if boxed else names}):"]
     lines += [f'    # {proxy.name}: "{proxy.type_string}"' for proxy in trace.inputs]
-    if boxed and names:
-        lines.append(f"    {', '.join(names)}, = args")
     if boxed:
-        lines.append("    args.clear()")
+        lines += [f"    [{names}] = args", "    args.clear()"]
     return lines
 
 
@@ -145,33 +144,27 @@ def _describe(value: Any) -> str:
 
 def _line(bound_symbol: BoundSymbol, scope: _Scope, link: bool) -> str:
     if bound_symbol.symbol is DEL:
-        return f"del {', '.join(proxy.name for proxy in bound_symbol.inputs)}"
+        return f"del {scope.items(bound_symbol.inputs)}"
     comment = _comment(bound_symbol, link)
     return f"{_call(bound_symbol, scope)}  # {comment}" if comment else _call(bound_symbol, scope)
 
 
 def _call(bound_symbol: BoundSymbol, scope: _Scope) -> str:
-    implementation = bound_symbol.implementation
-    if implementation is None or implementation.fn is bound_symbol.symbol.fn:
-        function = scope.callable(bound_symbol.symbol.name, bound_symbol.symbol.fn)
-    else:
-        function = scope.callable(f"{getattr(implementation.fn, '__name__', '')}", implementation.fn)
+    symbol, implementation = bound_symbol.symbol, bound_symbol.implementation
+    function = scope.callable(symbol.name, implementation.fn if implementation else symbol.fn)
     arguments = [scope.expression(value) for value in bound_symbol.args]
     arguments += [f"{name}={scope.expression(value)}" for name, value in bound_symbol.kwargs.items()]
     call = f"{function}({', '.join(arguments)})"
     return f"{_target(bound_symbol.output)} = {call}" if bound_symbol.outputs else call
 
 
-def _target(output: Any) -> str:
+def _target(output: Any, *, nested: bool = False) -> str:
     if isinstance(output, TensorProxy):
         return output.name
-    if isinstance(output, tuple):
-        names = [
-            _target(item) if isinstance(item, TensorProxy) or not isinstance(item, tuple) else f"({_target(item)})"
-            for item in output
-        ]
-        return ", ".join(names) + ("," if len(names) == 1 else "")
-    return "_"
+    if not isinstance(output, tuple):
+        return "_"
+    names = ", ".join(_target(item, nested=True) for item in output) + ("," if len(output) == 1 else "")
+    return f"({names})" if nested else names
 
 
 def _comment(bound_symbol: BoundSymbol, link: bool) -> str:
@@ -185,13 +178,10 @@ def _comment(bound_symbol: BoundSymbol, link: bool) -> str:
 
 def _forward(bound_symbol: BoundSymbol) -> str:
     names = ", ".join(proxy.name for proxy in bound_symbol.outputs)
-    place = f"  {bound_symbol.source}" if bound_symbol.source else ""
-    return f"{names} = {bound_symbol.symbol.name}{place}"
+    return f"{names} = {bound_symbol.symbol.name}  {bound_symbol.source or ''}".rstrip()
 
 
-def _decomposition(bound_symbol: BoundSymbol, scope: _Scope, depth: int) -> list[str]:
-    lines: list[str] = []
+def _decomposition(bound_symbol: BoundSymbol, scope: _Scope, depth: int = 1) -> Iterator[str]:
     for part in bound_symbol.subsymbols:
-        lines.append(f"#{'  ' * depth}{_call(part, scope)}")
-        lines.extend(_decomposition(part, scope, depth + 1))
-    return lines
+        yield f"#{'  ' * depth}{_call(part, scope)}"
+        yield from _decomposition(part, scope, depth + 1)
