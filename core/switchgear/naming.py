@@ -26,12 +26,9 @@ def symbol_of(fn: Callable[..., Any]) -> Symbol | None:
     if isinstance(fn, torch._ops.OpOverload):
         return Symbol(str(fn), fn)
     name = resolve_name(fn)
-    if name is None:
-        module, qualified = getattr(fn, "__module__", None), getattr(fn, "__qualname__", "")
-        if not module or not module.startswith("torch") or "<" in qualified:
-            return None
-        name = f"{module}.{qualified}"
-    if name.endswith(("__get__", "__set__", "__delete__")):
+    if name is None and str(getattr(fn, "__module__", None)).startswith("torch"):
+        name = f"{fn.__module__}.{getattr(fn, '__qualname__', '')}"
+    if name is None or "<" in name or name.endswith(("__get__", "__set__", "__delete__")):
         return None
     return _canonical(name, fn)
 
@@ -39,10 +36,9 @@ def symbol_of(fn: Callable[..., Any]) -> Symbol | None:
 def _canonical(name: str, fn: Callable[..., Any]) -> Symbol:
     name = name.replace("torch.functional.", "torch.")
     method = name.removeprefix("torch.Tensor.")
-    if method != name and method not in _NOT_AN_ALIAS:
-        function = getattr(torch, method, None)
-        if isinstance(function, types.BuiltinFunctionType):
-            return Symbol(f"torch.{method}", function)
+    function = None if method == name or method in _NOT_AN_ALIAS else getattr(torch, method, None)
+    if isinstance(function, types.BuiltinFunctionType):
+        return Symbol(f"torch.{method}", function)
     return Symbol(name, fn)
 
 

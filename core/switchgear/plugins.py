@@ -7,7 +7,6 @@ import functools
 import inspect
 import os
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
@@ -143,19 +142,18 @@ def _refused(entries: Sequence[EntryPoint]) -> dict[str, Fault]:
     """Who is not even imported."""
     disabled = {name.strip() for name in os.environ.get(DISABLE_VARIABLE, "").split(",")}
     faults: dict[str, Fault] = {}
-    for name, count in Counter(entry.name for entry in entries).items():
+    for name in {entry.name for entry in entries}:
+        rivals = [entry for entry in entries if entry.name == name]
         if name in disabled:
             faults[name] = ("disabled", f"named in {DISABLE_VARIABLE}")
-        elif count > 1:
-            rivals = [entry for entry in entries if entry.name == name]
+        elif len(rivals) > 1:
             claims = " and ".join(f"{_distribution(rival)[0] or 'no distribution'} ({rival.value})" for rival in rivals)
             faults[name] = ("conflict", f"{claims} all call their plugin {name}; uninstall all but one")
     return faults
 
 
 def _status(entry: EntryPoint, plugin: Plugin | None, fault: Fault | None) -> PluginStatus:
-    executors = plugin.executors if plugin else ()
-    reasons = {executor.name: reason_unavailable(executor) for executor in executors}
+    reasons = {executor.name: reason_unavailable(executor) for executor in (plugin.executors if plugin else ())}
     if fault is None and reasons and None not in reasons.values():
         fault = ("unavailable", "; ".join(f"{name}: {reason}" for name, reason in reasons.items()))
     return PluginStatus(entry.name, *_distribution(entry), *(fault or ("loaded", "")), tuple(reasons))
@@ -189,23 +187,17 @@ def _registered(manager: pluggy.PluginManager, executors: Sequence[Executor]) ->
     _call(manager, "switchgear_register_implementations", registry=registry)
     _call(manager, "switchgear_register_grad_rules", registry=registry)
     registry.freeze()
-    _check_owners(registry, executors)
-    return registry
-
-
-def _check_owners(registry: Registry, executors: Sequence[Executor]) -> None:
     if not executors and registry.implementation_owners:
         raise RegistrationError(f"it implements for {min(registry.implementation_owners)}, but brings no executor")
     if not executors and len(registry.grad_rule_owners) > 1:
         raise RegistrationError(f"its rules have several owners: {', '.join(sorted(registry.grad_rule_owners))}")
+    return registry
 
 
 def _skip_rule(manager: pluggy.PluginManager) -> SkipRule | None:
     caller = manager.hook.switchgear_is_constant_for_vjp
-    implementations = caller.get_hookimpls()
-    if not implementations:
-        return None
-    return SkipRule(lambda bound_symbol: caller(bound_symbol=bound_symbol), implementations[0].function)
+    written = [implementation.function for implementation in caller.get_hookimpls()]
+    return SkipRule(lambda bound_symbol: caller(bound_symbol=bound_symbol), written[0]) if written else None
 
 
 def _collected(manager: pluggy.PluginManager, hook: str, kind: type[_Item]) -> tuple[_Item, ...]:

@@ -7,7 +7,6 @@ import keyword
 import linecache
 import math
 import sys
-import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -29,7 +28,7 @@ class _Scope:
     def __init__(self, constants: Mapping[str, Any], taken: Iterable[str]) -> None:
         self._taken = {*taken, "args", "float", "complex", "slice"}
         self.values: dict[str, Any] = dict(constants)
-        self.modules: dict[str, types.ModuleType] = {"torch": torch}
+        self.modules = {"torch"}
 
     def constant(self, value: Any, hint: str) -> str:
         for name, known in self.values.items():
@@ -47,8 +46,7 @@ class _Scope:
             return f"torch.ops.{fn}"
         for path in (name, f"{getattr(fn, '__module__', None)}.{getattr(fn, '__qualname__', None)}"):
             if _evaluates_to(path, fn):
-                root = path.split(".")[0]
-                self.modules[root] = sys.modules[root]
+                self.modules.add(path.split(".")[0])
                 return path
         return self.constant(fn, getattr(fn, "__name__", "function"))
 
@@ -64,16 +62,10 @@ class _Scope:
             return "{" + ", ".join(f"{self.expression(k)}: {self.expression(v)}" for k, v in value.items()) + "}"
         if isinstance(value, slice):
             return f"slice({self.items((value.start, value.stop, value.step))})"
-        return self._scalar(value)
-
-    def items(self, values: Iterable[Any]) -> str:
-        return ", ".join(map(self.expression, values))
-
-    def _scalar(self, value: Any) -> str:
         if isinstance(value, float):
             return repr(value) if math.isfinite(value) else f'float("{value}")'
         if isinstance(value, complex):
-            return f"complex({self._scalar(value.real)}, {self._scalar(value.imag)})"
+            return f"complex({self.expression(value.real)}, {self.expression(value.imag)})"
         if value is Ellipsis:
             return "..."
         if isinstance(value, torch.device):
@@ -81,6 +73,9 @@ class _Scope:
         if isinstance(value, _REPRESENTED) and not isinstance(value, enum.Enum):
             return repr(value)
         return self.constant(value, f"{type(value).__name__}_{len(self.values)}")
+
+    def items(self, values: Iterable[Any]) -> str:
+        return ", ".join(map(self.expression, values))
 
 
 def _evaluates_to(path: str, fn: Callable[..., Any]) -> bool:
@@ -101,7 +96,7 @@ def trace_source(trace: Trace, *, link: bool = False, decompositions: bool = Fal
 def compile_trace(trace: Trace, *, boxed: bool = False) -> Callable[..., Any]:
     """The function that the printed trace is; `boxed` makes it take its arguments in one list, which it empties."""
     source, scope = _render(trace, False, False, boxed)
-    namespace: dict[str, Any] = {**scope.modules, **scope.values}
+    namespace: dict[str, Any] = {**{name: sys.modules[name] for name in scope.modules}, **scope.values}
     file = f"<switchgear {trace.name} {id(namespace):x}>"
     exec(compile(source, file, "exec"), namespace)
     linecache.cache[file] = (len(source), None, source.splitlines(True), file)
@@ -112,9 +107,11 @@ def compile_trace(trace: Trace, *, boxed: bool = False) -> Callable[..., Any]:
 
 
 def _render(trace: Trace, link: bool, decompositions: bool, boxed: bool = False) -> tuple[str, _Scope]:
+    names = [proxy.name for proxy in trace.inputs]
     used = {proxy.name for item in trace.bound_symbols for proxy in (*item.inputs, *item.outputs)}
-    scope = _Scope(trace.constants, {trace.name, *used, *(proxy.name for proxy in trace.inputs)})
-    body: list[str] = []
+    scope = _Scope(trace.constants, {trace.name, *used, *names})
+    parameters = ", ".join(names)
+    body = [f"[{parameters}] = args", "args.clear()"] if boxed else []
     for bound_symbol in trace.bound_symbols:
         body.append(_line(bound_symbol, scope, link))
         if decompositions:
@@ -123,23 +120,15 @@ def _render(trace: Trace, link: bool, decompositions: bool, boxed: bool = False)
     lines = [f"import {module}" for module in sorted(scope.modules)]
     lines += [f"# {name}: {_describe(value)}" for name, value in scope.values.items()]
     lines += [f"# pass {mark.name}: {mark.seconds * 1e3:.1f} ms" for mark in trace.provenance]
-    lines += ["", *_header(trace, boxed), *(f"    {line}" for line in body), ""]
-    return "\n".join(lines), scope
-
-
-def _header(trace: Trace, boxed: bool) -> list[str]:
-    names = ", ".join(proxy.name for proxy in trace.inputs)
-    lines = [f"def {trace.name}({'args' if boxed else names}):"]
+    lines += ["", f"def {trace.name}({'args' if boxed else parameters}):"]
     lines += [f'    # {proxy.name}: "{proxy.type_string}"' for proxy in trace.inputs]
-    if boxed:
-        lines += [f"    [{names}] = args", "    args.clear()"]
-    return lines
+    lines += [f"    {line}" for line in body]
+    return "\n".join([*lines, ""]), scope
 
 
 def _describe(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        return f"constant tensor {list(value.shape)} {value.dtype}"
-    return f"constant {value!r}".splitlines()[0]
+    text = f"tensor {list(value.shape)} {value.dtype}" if isinstance(value, torch.Tensor) else repr(value)
+    return f"constant {text}".splitlines()[0]
 
 
 def _line(bound_symbol: BoundSymbol, scope: _Scope, link: bool) -> str:

@@ -109,55 +109,49 @@ def select(
     Order: the user's list, else (declared priority, name). An executor that is listed and cannot run here is skipped
     with one `PluginWarning`; under `strict` that is an error.
     """
-    available: list[Executor] = []
-    skipped: list[tuple[str, str]] = []
-    for executor in plugins.executors if executors is None else _listed(plugins, executors):
-        reason = reason_unavailable(executor)
-        if reason is None:
-            available.append(executor)
-            continue
-        skipped.append((executor.name, f"unavailable: {reason}"))
-        if executors is not None and strict:
-            raise ExecutorUnavailable(f"executor {executor.name} cannot run here: {reason}; remove it from executors")
-        if executors is not None:
-            message = f"executor {executor.name} is listed but skipped, it cannot run here: {reason}"
-            warnings.warn(message, PluginWarning, stacklevel=3)
+    asked = plugins.executors if executors is None else _listed(plugins, executors)
+    reasons = [(executor, reason_unavailable(executor)) for executor in asked]
+    available = tuple(executor for executor, reason in reasons if reason is None)
+    unavailable = [(executor.name, reason) for executor, reason in reasons if reason is not None]
+    for name, reason in unavailable if executors is not None else ():
+        if strict:
+            raise ExecutorUnavailable(f"executor {name} cannot run here: {reason}; remove it from executors")
+        message = f"executor {name} is listed but skipped, it cannot run here: {reason}"
+        warnings.warn(message, PluginWarning, stacklevel=3)
+    skipped = tuple((name, f"unavailable: {reason}") for name, reason in unavailable)
     homes = [_home(plugins, executor) for executor in available]
-    claimants = [
-        _claimant(executor, home, first=home not in homes[:index])
-        for index, (executor, home) in enumerate(zip(available, homes, strict=True))
-    ]
+    claimants = [_claimant(executor, homes[i], first=homes[i] not in homes[:i]) for i, executor in enumerate(available)]
     taking_part = [*dict.fromkeys(home for home in homes if home), *plugins.rule_packages]
     passes = tuple(placement for plugin in taking_part for placement in plugin.passes)
     rule_sources = (*map(_table_source, grad_rules), *claimants, *map(_package_source, plugins.rule_packages))
-    return Selection(tuple(available), tuple(skipped), strict, passes, tuple(claimants), rule_sources)
+    return Selection(available, skipped, strict, passes, tuple(claimants), rule_sources)
 
 
 def _listed(plugins: Plugins, executors: Sequence[str | Executor]) -> list[Executor]:
     if isinstance(executors, (str, Executor)):
         raise TypeError(f"executors is a list of names or Executor objects, not {executors!r}; write [{executors!r}]")
-    known = {executor.name: executor for executor in plugins.executors}
     found: dict[str, Executor] = {}
     for item in executors:
         if not isinstance(item, (str, Executor)):
             raise TypeError(f"{item!r} in executors is neither a name nor an Executor object")
-        if isinstance(item, str) and item not in known:
-            raise UnknownExecutor(_unknown(item, plugins))
-        executor = known[item] if isinstance(item, str) else item
+        executor = _installed(plugins, item) if isinstance(item, str) else item
         if executor.name in found:
             raise ValueError(f"executor {executor.name!r} is listed twice; list each once, the first is asked first")
         found[executor.name] = executor
     return list(found.values())
 
 
-def _unknown(name: str, plugins: Plugins) -> str:
-    known = [executor.name for executor in plugins.executors]
+def _installed(plugins: Plugins, name: str) -> Executor:
+    known = {executor.name: executor for executor in plugins.executors}
+    if name in known:
+        return known[name]
     for status in plugins.report:
         if status.error and name in (status.name, *status.executors):
-            return f"executor {name!r} is not loaded: plugin {status.name} is {status.status}: {status.error}"
+            error = f"plugin {status.name} is {status.status}: {status.error}"
+            raise UnknownExecutor(f"executor {name!r} is not loaded: {error}")
     close = difflib.get_close_matches(name, known, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
-    return f"no executor is called {name!r}{hint} (installed: {', '.join(known) or 'none'})"
+    raise UnknownExecutor(f"no executor is called {name!r}{hint} (installed: {', '.join(known) or 'none'})")
 
 
 def _home(plugins: Plugins, executor: Executor) -> Plugin | None:
@@ -214,7 +208,6 @@ def _blaming(source: RuleSource, role: str, fn: Callable[..., Any], bound_symbol
         yield
     except Exception as error:
         place = f", called at {bound_symbol.source}" if bound_symbol.source else ""
-        raise RuleError(
-            f"{source.label}: {role} {describe(fn)} raised {type(error).__name__}: {error}\n"
-            f"  for {bound_symbol.symbol.name}{place}; to go on without it, {source.remedy}"
-        ) from error
+        fault = f"{role} {describe(fn)} raised {type(error).__name__}: {error}"
+        way_out = f"for {bound_symbol.symbol.name}{place}; to go on without it, {source.remedy}"
+        raise RuleError(f"{source.label}: {fault}\n  {way_out}") from error
