@@ -14,10 +14,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("plugins", help="what is installed, whether it loaded, and if not, why")
     parser.parse_args(arguments)
-    return _plugins()
-
-
-def _plugins() -> int:
     report = plugin_report()
     for status in report:
         executors = f" (executors: {', '.join(status.executors)})" if status.executors else ""

@@ -21,9 +21,7 @@ class Executor:
         self.version = version
         self.table = table
         if table is not None and table.owner != name:
-            raise RegistrationError(
-                f"executor {name} is given a table that belongs to {table.owner}; use Table({name!r})"
-            )
+            raise RegistrationError(f"executor {name} gets a table that belongs to {table.owner}; use Table({name!r})")
 
     def unavailable(self) -> str | None:
         """The reason why this executor cannot run here, such as a missing device; None when it can."""

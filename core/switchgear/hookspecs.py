@@ -38,10 +38,9 @@ class PassPlacement:
     run: Callable[[Trace], Trace]
 
     def __post_init__(self) -> None:
-        if self.stage not in get_args(Stage):
-            raise RegistrationError(
-                f"pass {self.name} is placed at {self.stage!r}; the stages are {', '.join(get_args(Stage))}"
-            )
+        stages = get_args(Stage)
+        if self.stage not in stages:
+            raise RegistrationError(f"pass {self.name} is placed at {self.stage!r}; the stages are {', '.join(stages)}")
 
 
 @_hookspec
@@ -79,10 +78,4 @@ def switchgear_is_constant_for_vjp(bound_symbol: BoundSymbol) -> bool | None:
 
 
 #: The names of the hooks.
-HOOKS: tuple[str, ...] = (
-    switchgear_executors.__name__,
-    switchgear_register_implementations.__name__,
-    switchgear_register_grad_rules.__name__,
-    switchgear_passes.__name__,
-    switchgear_is_constant_for_vjp.__name__,
-)
+HOOKS: tuple[str, ...] = tuple(name for name in vars() if name.startswith("switchgear_"))

@@ -26,24 +26,19 @@ def symbol_of(fn: Callable[..., Any]) -> Symbol | None:
     if isinstance(fn, torch._ops.OpOverload):
         return Symbol(str(fn), fn)
     name = resolve_name(fn)
-    if name is None:
-        module, qualified = getattr(fn, "__module__", None), getattr(fn, "__qualname__", "")
-        if not module or not module.startswith("torch") or "<" in qualified:
-            return None
-        name = f"{module}.{qualified}"
-    if name.endswith(("__get__", "__set__", "__delete__")):
+    if name is None and str(getattr(fn, "__module__", None)).startswith("torch"):
+        name = f"{fn.__module__}.{getattr(fn, '__qualname__', '')}"
+    if name is None or "<" in name or name.endswith(("__get__", "__set__", "__delete__")):
         return None
     return _canonical(name, fn)
 
 
 def _canonical(name: str, fn: Callable[..., Any]) -> Symbol:
-    if name.startswith("torch.functional."):
-        name = "torch." + name.removeprefix("torch.functional.")
+    name = name.replace("torch.functional.", "torch.")
     method = name.removeprefix("torch.Tensor.")
-    if method != name and method not in _NOT_AN_ALIAS:
-        function = getattr(torch, method, None)
-        if isinstance(function, types.BuiltinFunctionType):
-            return Symbol(f"torch.{method}", function)
+    function = None if method == name or method in _NOT_AN_ALIAS else getattr(torch, method, None)
+    if isinstance(function, types.BuiltinFunctionType):
+        return Symbol(f"torch.{method}", function)
     return Symbol(name, fn)
 
 
@@ -65,7 +60,8 @@ def symbols_of(target: Any) -> tuple[Symbol, ...]:
     if isinstance(target, CustomOpDef):
         target = target._opoverload
     if isinstance(target, torch._ops.OpOverloadPacket):
-        return tuple(Symbol(str(overload), overload) for overload in _overloads(target))
+        overloads = [getattr(target, name) for name in target.overloads()]
+        return tuple(Symbol(str(overload), overload) for overload in overloads)
     symbol = symbol_of(target) if callable(target) else None
     if symbol is None:
         raise RegistrationError(
@@ -75,16 +71,10 @@ def symbols_of(target: Any) -> tuple[Symbol, ...]:
     return (symbol,)
 
 
-def _overloads(packet: torch._ops.OpOverloadPacket) -> list[torch._ops.OpOverload]:
-    return [getattr(packet, name) for name in packet.overloads()]
-
-
 def _by_name(name: str) -> Symbol:
     root, *path = name.split(".")
-    found: Any = torch if root == "torch" else getattr(torch.ops, root)
     try:
-        for part in path:
-            found = getattr(found, part)
+        found = functools.reduce(getattr, path, torch if root == "torch" else getattr(torch.ops, root))
     except AttributeError:
         raise RegistrationError(f"no operator is called {name!r}; is the library that defines it imported?") from None
     symbol = symbol_of(found) if callable(found) else None

@@ -7,9 +7,8 @@ import keyword
 import linecache
 import math
 import sys
-import types
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,7 +28,7 @@ class _Scope:
     def __init__(self, constants: Mapping[str, Any], taken: Iterable[str]) -> None:
         self._taken = {*taken, "args", "float", "complex", "slice"}
         self.values: dict[str, Any] = dict(constants)
-        self.modules: dict[str, types.ModuleType] = {"torch": torch}
+        self.modules = {"torch"}
 
     def constant(self, value: Any, hint: str) -> str:
         for name, known in self.values.items():
@@ -47,8 +46,7 @@ class _Scope:
             return f"torch.ops.{fn}"
         for path in (name, f"{getattr(fn, '__module__', None)}.{getattr(fn, '__qualname__', None)}"):
             if _evaluates_to(path, fn):
-                root = path.split(".")[0]
-                self.modules[root] = sys.modules[root]
+                self.modules.add(path.split(".")[0])
                 return path
         return self.constant(fn, getattr(fn, "__name__", "function"))
 
@@ -57,22 +55,17 @@ class _Scope:
         if isinstance(value, TensorProxy):
             return value.name
         if isinstance(value, tuple):
-            items = ", ".join(self.expression(item) for item in value)
-            return f"({items},)" if len(value) == 1 else f"({items})"
+            return f"({self.items(value)},)" if len(value) == 1 else f"({self.items(value)})"
         if isinstance(value, list):
-            return f"[{', '.join(self.expression(item) for item in value)}]"
+            return f"[{self.items(value)}]"
         if isinstance(value, dict):
             return "{" + ", ".join(f"{self.expression(k)}: {self.expression(v)}" for k, v in value.items()) + "}"
         if isinstance(value, slice):
-            parts = ", ".join(self.expression(part) for part in (value.start, value.stop, value.step))
-            return f"slice({parts})"
-        return self._scalar(value)
-
-    def _scalar(self, value: Any) -> str:
+            return f"slice({self.items((value.start, value.stop, value.step))})"
         if isinstance(value, float):
             return repr(value) if math.isfinite(value) else f'float("{value}")'
         if isinstance(value, complex):
-            return f"complex({self._scalar(value.real)}, {self._scalar(value.imag)})"
+            return f"complex({self.expression(value.real)}, {self.expression(value.imag)})"
         if value is Ellipsis:
             return "..."
         if isinstance(value, torch.device):
@@ -80,6 +73,9 @@ class _Scope:
         if isinstance(value, _REPRESENTED) and not isinstance(value, enum.Enum):
             return repr(value)
         return self.constant(value, f"{type(value).__name__}_{len(self.values)}")
+
+    def items(self, values: Iterable[Any]) -> str:
+        return ", ".join(map(self.expression, values))
 
 
 def _evaluates_to(path: str, fn: Callable[..., Any]) -> bool:
@@ -100,7 +96,7 @@ def trace_source(trace: Trace, *, link: bool = False, decompositions: bool = Fal
 def compile_trace(trace: Trace, *, boxed: bool = False) -> Callable[..., Any]:
     """The function that the printed trace is; `boxed` makes it take its arguments in one list, which it empties."""
     source, scope = _render(trace, False, False, boxed)
-    namespace: dict[str, Any] = {**scope.modules, **scope.values}
+    namespace: dict[str, Any] = {**{name: sys.modules[name] for name in scope.modules}, **scope.values}
     file = f"<switchgear {trace.name} {id(namespace):x}>"
     exec(compile(source, file, "exec"), namespace)
     linecache.cache[file] = (len(source), None, source.splitlines(True), file)
@@ -111,67 +107,53 @@ def compile_trace(trace: Trace, *, boxed: bool = False) -> Callable[..., Any]:
 
 
 def _render(trace: Trace, link: bool, decompositions: bool, boxed: bool = False) -> tuple[str, _Scope]:
+    names = [proxy.name for proxy in trace.inputs]
     used = {proxy.name for item in trace.bound_symbols for proxy in (*item.inputs, *item.outputs)}
-    scope = _Scope(trace.constants, {trace.name, *used, *(proxy.name for proxy in trace.inputs)})
-    body: list[str] = []
+    scope = _Scope(trace.constants, {trace.name, *used, *names})
+    parameters = ", ".join(names)
+    body = [f"[{parameters}] = args", "args.clear()"] if boxed else []
     for bound_symbol in trace.bound_symbols:
         body.append(_line(bound_symbol, scope, link))
         if decompositions:
-            body.extend(_decomposition(bound_symbol, scope, 1))
+            body.extend(_decomposition(bound_symbol, scope))
     body.append(f"return {scope.expression(trace.outputs)}")
     lines = [f"import {module}" for module in sorted(scope.modules)]
     lines += [f"# {name}: {_describe(value)}" for name, value in scope.values.items()]
     lines += [f"# pass {mark.name}: {mark.seconds * 1e3:.1f} ms" for mark in trace.provenance]
-    lines += ["", *_header(trace, boxed), *(f"    {line}" for line in body), ""]
-    return "\n".join(lines), scope
-
-
-def _header(trace: Trace, boxed: bool) -> list[str]:
-    names = [proxy.name for proxy in trace.inputs]
-    lines = [f"def {trace.name}({'args' if boxed else ', '.join(names)}):"]
+    lines += ["", f"def {trace.name}({'args' if boxed else parameters}):"]
     lines += [f'    # {proxy.name}: "{proxy.type_string}"' for proxy in trace.inputs]
-    if boxed and names:
-        lines.append(f"    {', '.join(names)}, = args")
-    if boxed:
-        lines.append("    args.clear()")
-    return lines
+    lines += [f"    {line}" for line in body]
+    return "\n".join([*lines, ""]), scope
 
 
 def _describe(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        return f"constant tensor {list(value.shape)} {value.dtype}"
-    return f"constant {value!r}".splitlines()[0]
+    text = f"tensor {list(value.shape)} {value.dtype}" if isinstance(value, torch.Tensor) else repr(value)
+    return f"constant {text}".splitlines()[0]
 
 
 def _line(bound_symbol: BoundSymbol, scope: _Scope, link: bool) -> str:
     if bound_symbol.symbol is DEL:
-        return f"del {', '.join(proxy.name for proxy in bound_symbol.inputs)}"
+        return f"del {scope.items(bound_symbol.inputs)}"
     comment = _comment(bound_symbol, link)
     return f"{_call(bound_symbol, scope)}  # {comment}" if comment else _call(bound_symbol, scope)
 
 
 def _call(bound_symbol: BoundSymbol, scope: _Scope) -> str:
-    implementation = bound_symbol.implementation
-    if implementation is None or implementation.fn is bound_symbol.symbol.fn:
-        function = scope.callable(bound_symbol.symbol.name, bound_symbol.symbol.fn)
-    else:
-        function = scope.callable(f"{getattr(implementation.fn, '__name__', '')}", implementation.fn)
+    symbol, implementation = bound_symbol.symbol, bound_symbol.implementation
+    function = scope.callable(symbol.name, implementation.fn if implementation else symbol.fn)
     arguments = [scope.expression(value) for value in bound_symbol.args]
     arguments += [f"{name}={scope.expression(value)}" for name, value in bound_symbol.kwargs.items()]
     call = f"{function}({', '.join(arguments)})"
     return f"{_target(bound_symbol.output)} = {call}" if bound_symbol.outputs else call
 
 
-def _target(output: Any) -> str:
+def _target(output: Any, *, nested: bool = False) -> str:
     if isinstance(output, TensorProxy):
         return output.name
-    if isinstance(output, tuple):
-        names = [
-            _target(item) if isinstance(item, TensorProxy) or not isinstance(item, tuple) else f"({_target(item)})"
-            for item in output
-        ]
-        return ", ".join(names) + ("," if len(names) == 1 else "")
-    return "_"
+    if not isinstance(output, tuple):
+        return "_"
+    names = ", ".join(_target(item, nested=True) for item in output) + ("," if len(output) == 1 else "")
+    return f"({names})" if nested else names
 
 
 def _comment(bound_symbol: BoundSymbol, link: bool) -> str:
@@ -185,13 +167,10 @@ def _comment(bound_symbol: BoundSymbol, link: bool) -> str:
 
 def _forward(bound_symbol: BoundSymbol) -> str:
     names = ", ".join(proxy.name for proxy in bound_symbol.outputs)
-    place = f"  {bound_symbol.source}" if bound_symbol.source else ""
-    return f"{names} = {bound_symbol.symbol.name}{place}"
+    return f"{names} = {bound_symbol.symbol.name}  {bound_symbol.source or ''}".rstrip()
 
 
-def _decomposition(bound_symbol: BoundSymbol, scope: _Scope, depth: int) -> list[str]:
-    lines: list[str] = []
+def _decomposition(bound_symbol: BoundSymbol, scope: _Scope, depth: int = 1) -> Iterator[str]:
     for part in bound_symbol.subsymbols:
-        lines.append(f"#{'  ' * depth}{_call(part, scope)}")
-        lines.extend(_decomposition(part, scope, depth + 1))
-    return lines
+        yield f"#{'  ' * depth}{_call(part, scope)}"
+        yield from _decomposition(part, scope, depth + 1)

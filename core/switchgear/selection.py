@@ -32,16 +32,15 @@ class RuleSource:
     label: str
     remedy: str
     grad_rules: Mapping[str, GradRule]
-    skip_rules: tuple[SkipRule, ...] = ()
+    skip_rules: tuple[SkipRule, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Claimant:
+class Claimant(RuleSource):
     """An executor of the call, with what it registered."""
 
     executor: Executor
     implementations: Mapping[str, ImplementationEntry]
-    rules: RuleSource
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,7 +63,9 @@ class Selection:
         for source in self.rule_sources:
             for rule in source.skip_rules:
                 with _blaming(source, "skip rule", rule.source, bound_symbol):
-                    answer = _yes_or_no(rule.fn(bound_symbol))
+                    answer = rule.fn(bound_symbol)
+                    if answer is not None and not isinstance(answer, bool):
+                        raise TypeError(f"a skip rule returns True, False or None, not {answer!r}")
                 if answer is not None:
                     return answer, f"skip rule of {source.name}: {describe(rule.source)}"
         return False, ""
@@ -92,7 +93,7 @@ class Selection:
             executor = claimant.executor
             entry = claimant.implementations.get(bound_symbol.symbol.name)
             asked = executor.claim if entry is None else entry.checker or executor.claim
-            with _blaming(claimant.rules, "executor's claim", asked, bound_symbol):
+            with _blaming(claimant, "executor's claim", asked, bound_symbol):
                 answer = _claim_or_reason(executor, executor.claim(bound_symbol, entry))
             if isinstance(answer, Implementation):
                 return answer, tuple(declined)
@@ -108,105 +109,72 @@ def select(
     Order: the user's list, else (declared priority, name). An executor that is listed and cannot run here is skipped
     with one `PluginWarning`; under `strict` that is an error.
     """
-    available: list[Executor] = []
-    skipped: list[tuple[str, str]] = []
-    for executor in plugins.executors if executors is None else _listed(plugins, executors):
-        reason = reason_unavailable(executor)
-        if reason is None:
-            available.append(executor)
-            continue
-        skipped.append((executor.name, f"unavailable: {reason}"))
-        if executors is not None:
-            _report_unavailable(executor, reason, strict)
-    claimants = tuple(_claimants(plugins, available))
-    homes = [home for executor in available if (home := _home(plugins, executor)) is not None]
-    taking_part = [*dict.fromkeys(homes), *plugins.rule_packages]
-    tables = [_table_source(table) for table in grad_rules]
-    packages = [_package_source(plugins, package) for package in plugins.rule_packages]
-    return Selection(
-        executors=tuple(available),
-        skipped=tuple(skipped),
-        strict=strict,
-        passes=tuple(placement for plugin in taking_part for placement in plugin.passes),
-        claimants=claimants,
-        rule_sources=(*tables, *(claimant.rules for claimant in claimants), *packages),
-    )
+    asked = plugins.executors if executors is None else _listed(plugins, executors)
+    reasons = [(executor, reason_unavailable(executor)) for executor in asked]
+    available = tuple(executor for executor, reason in reasons if reason is None)
+    unavailable = [(executor.name, reason) for executor, reason in reasons if reason is not None]
+    for name, reason in unavailable if executors is not None else ():
+        if strict:
+            raise ExecutorUnavailable(f"executor {name} cannot run here: {reason}; remove it from executors")
+        message = f"executor {name} is listed but skipped, it cannot run here: {reason}"
+        warnings.warn(message, PluginWarning, stacklevel=3)
+    skipped = tuple((name, f"unavailable: {reason}") for name, reason in unavailable)
+    homes = [_home(plugins, executor) for executor in available]
+    claimants = [_claimant(executor, homes[i], first=homes[i] not in homes[:i]) for i, executor in enumerate(available)]
+    taking_part = [*dict.fromkeys(home for home in homes if home), *plugins.rule_packages]
+    passes = tuple(placement for plugin in taking_part for placement in plugin.passes)
+    rule_sources = (*map(_table_source, grad_rules), *claimants, *map(_package_source, plugins.rule_packages))
+    return Selection(available, skipped, strict, passes, tuple(claimants), rule_sources)
 
 
 def _listed(plugins: Plugins, executors: Sequence[str | Executor]) -> list[Executor]:
     if isinstance(executors, (str, Executor)):
         raise TypeError(f"executors is a list of names or Executor objects, not {executors!r}; write [{executors!r}]")
-    known = {executor.name: executor for executor in plugins.executors}
     found: dict[str, Executor] = {}
     for item in executors:
         if not isinstance(item, (str, Executor)):
             raise TypeError(f"{item!r} in executors is neither a name nor an Executor object")
-        if isinstance(item, str) and item not in known:
-            raise UnknownExecutor(_unknown(item, plugins))
-        executor = known[item] if isinstance(item, str) else item
+        executor = _installed(plugins, item) if isinstance(item, str) else item
         if executor.name in found:
             raise ValueError(f"executor {executor.name!r} is listed twice; list each once, the first is asked first")
         found[executor.name] = executor
     return list(found.values())
 
 
-def _unknown(name: str, plugins: Plugins) -> str:
-    known = [executor.name for executor in plugins.executors]
+def _installed(plugins: Plugins, name: str) -> Executor:
+    known = {executor.name: executor for executor in plugins.executors}
+    if name in known:
+        return known[name]
     for status in plugins.report:
         if status.error and name in (status.name, *status.executors):
-            return f"executor {name!r} is not loaded: plugin {status.name} is {status.status}: {status.error}"
+            error = f"plugin {status.name} is {status.status}: {status.error}"
+            raise UnknownExecutor(f"executor {name!r} is not loaded: {error}")
     close = difflib.get_close_matches(name, known, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
-    return f"no executor is called {name!r}{hint} (installed: {', '.join(known) or 'none'})"
-
-
-def _report_unavailable(executor: Executor, reason: str, strict: bool) -> None:
-    if strict:
-        raise ExecutorUnavailable(f"executor {executor.name} cannot run here: {reason}; remove it from executors")
-    message = f"executor {executor.name} is listed but skipped, it cannot run here: {reason}"
-    warnings.warn(message, PluginWarning, stacklevel=4)
-
-
-def _claimants(plugins: Plugins, executors: Sequence[Executor]) -> Iterator[Claimant]:
-    heard: set[Plugin] = set()
-    for executor in executors:
-        home = _home(plugins, executor)
-        skip_rules = _own_skip_rule(executor)
-        if home is not None and home not in heard:
-            heard.add(home)
-            skip_rules += _skip_rules(home)
-        version = executor.version or (home.version if home else "")
-        label = f"{executor.name} {version}".strip()
-        implementations, grad_rules = _registered(plugins, executor, home)
-        rules = RuleSource(executor.name, label, f"leave {executor.name} out of executors", grad_rules, skip_rules)
-        yield Claimant(executor, implementations, rules)
-
-
-def _registered(
-    plugins: Plugins, executor: Executor, home: Plugin | None
-) -> tuple[Mapping[str, ImplementationEntry], Mapping[str, GradRule]]:
-    """What the executor registered: through its plugin, else in its own table as it is now."""
-    if home is not None:
-        registry = plugins.registry
-        return registry.implementations_of(executor.name), registry.grad_rules_of(executor.name)
-    if executor.table is None:
-        return {}, {}
-    return dict(executor.table.implementations), dict(executor.table.grad_rules)
+    raise UnknownExecutor(f"no executor is called {name!r}{hint} (installed: {', '.join(known) or 'none'})")
 
 
 def _home(plugins: Plugins, executor: Executor) -> Plugin | None:
     """The plugin whose registrations an executor uses: an installed one's, or those of one of its name and kind."""
-    plugin = plugins.plugin_of.get(executor.name)
-    if plugin is None or executor in plugin.executors:
-        return plugin
-    kinds = {type(own) for own in plugin.executors if own.name == executor.name}
-    return plugin if executor.table is None and type(executor) in kinds else None
+    installed = {own.name: own for own in plugins.executors}.get(executor.name)
+    same_kind = executor.table is None and type(executor) is type(installed)
+    return plugins.plugin_of[executor.name] if executor is installed or same_kind else None
 
 
-def _own_skip_rule(executor: Executor) -> tuple[SkipRule, ...]:
-    if type(executor).is_constant_for_vjp is Executor.is_constant_for_vjp:
-        return ()
-    return (SkipRule(executor.is_constant_for_vjp, executor.is_constant_for_vjp),)
+def _claimant(executor: Executor, home: Plugin | None, first: bool) -> Claimant:
+    """What the executor registered through its plugin, else in its own table as it is now.
+
+    The skip rule of a plugin is asked once, with the `first` of its executors.
+    """
+    name = executor.name
+    version = executor.version or (home.version if home else "")
+    table = executor.table or Table(name)
+    grad_rules = home.registry.grad_rules_of(name) if home else table.grad_rules
+    implementations = home.registry.implementations_of(name) if home else table.implementations
+    own = SkipRule(executor.is_constant_for_vjp, executor.is_constant_for_vjp)
+    skip_rules = (own, *(_skip_rules(home) if home and first else ()))
+    label, remedy = f"{name} {version}".strip(), f"leave {name} out of executors"
+    return Claimant(name, label, remedy, grad_rules, skip_rules, executor, implementations)
 
 
 def _skip_rules(plugin: Plugin) -> tuple[SkipRule, ...]:
@@ -217,29 +185,21 @@ def _table_source(table: Table) -> RuleSource:
     if not isinstance(table, Table):
         raise TypeError(f"grad_rules is a Table or a sequence of them, not {table!r}")
     rules = {name: replace(rule, owner="jit") for name, rule in table.grad_rules.items()}
-    return RuleSource("jit", f"grad_rules of the call ({table.owner})", "leave it out of grad_rules", rules)
+    return RuleSource("jit", f"grad_rules of the call ({table.owner})", "leave it out of grad_rules", rules, ())
 
 
-def _package_source(plugins: Plugins, package: Plugin) -> RuleSource:
-    rules = {name: rule for owner in package.owners for name, rule in plugins.registry.grad_rules_of(owner).items()}
+def _package_source(package: Plugin) -> RuleSource:
+    rules = {name: rule for owner in package.owners for name, rule in package.registry.grad_rules_of(owner).items()}
     remedy = f"disable it with {DISABLE_VARIABLE}={package.name}"
     return RuleSource(package.name, package.label, remedy, rules, _skip_rules(package))
 
 
-def _yes_or_no(answer: Any) -> bool | None:
-    if answer is None or answer is True or answer is False:
-        return answer
-    raise TypeError(f"a skip rule returns True, False or None, not {answer!r}")
-
-
 def _claim_or_reason(executor: Executor, answer: Any) -> Implementation | Declined:
-    if isinstance(answer, Declined) or (isinstance(answer, Implementation) and answer.owner == executor.name):
-        return answer
-    if isinstance(answer, Implementation):
-        raise ValueError(
-            f"an Implementation that executor {executor.name} claims is owned by it, not by {answer.owner}"
-        )
-    raise TypeError(f"claim returns an Implementation or Declined(reason), not {answer!r}")
+    if not isinstance(answer, (Implementation, Declined)):
+        raise TypeError(f"claim returns an Implementation or Declined(reason), not {answer!r}")
+    if isinstance(answer, Implementation) and answer.owner != executor.name:
+        raise ValueError(f"what executor {executor.name} claims with is owned by it, not by {answer.owner}")
+    return answer
 
 
 @contextmanager
@@ -248,7 +208,6 @@ def _blaming(source: RuleSource, role: str, fn: Callable[..., Any], bound_symbol
         yield
     except Exception as error:
         place = f", called at {bound_symbol.source}" if bound_symbol.source else ""
-        raise RuleError(
-            f"{source.label}: {role} {describe(fn)} raised {type(error).__name__}: {error}\n"
-            f"  for {bound_symbol.symbol.name}{place}; to go on without it, {source.remedy}"
-        ) from error
+        fault = f"{role} {describe(fn)} raised {type(error).__name__}: {error}"
+        way_out = f"for {bound_symbol.symbol.name}{place}; to go on without it, {source.remedy}"
+        raise RuleError(f"{source.label}: {fault}\n  {way_out}") from error

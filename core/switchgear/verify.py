@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 from .errors import InvalidTrace
 from .printing import trace_source
 from .proxy import TensorProxy
-from .symbol import DEL, BoundSymbol
+from .symbol import DEL
 from .trace import Trace
 
 _CONTEXT = 3
@@ -17,54 +19,45 @@ def verify(trace: Trace) -> Trace:
     Checked: every value is defined once and before it is used, agrees with its definition wherever it is used, is not
     used after it is freed, and every output exists.
     """
+    found = next(_faults(trace), None)
+    if found is None:
+        return trace
+    index, message = found
+    body = trace_source(trace).splitlines()[-len(trace.bound_symbols) - 1 :]
+    shown = [f"{'>' if number == index else ' '} {line}" for number, line in enumerate(body)]
+    around = "\n".join(shown[max(0, index - _CONTEXT) : index + _CONTEXT + 1])
+    made_by = trace.provenance[-1].name if trace.provenance else "no pass"
+    raise InvalidTrace(f"{message}\n  in trace {trace.name!r} as made by {made_by}:\n{around}")
+
+
+def _faults(trace: Trace) -> Iterator[tuple[int, str]]:
+    """What is wrong, and in which line of the body; all that follows the first may follow from it."""
     defined: dict[str, TensorProxy] = {}
     freed: set[str] = set()
+
+    def misused(proxies: Iterable[TensorProxy]) -> Iterator[str]:
+        for proxy in proxies:
+            if proxy.name in trace.constants:
+                continue
+            if proxy.name in freed:
+                yield f"{proxy.name} is used after it is freed"
+            elif proxy.name not in defined:
+                yield f"{proxy.name} is used before it is defined"
+            elif defined[proxy.name] != proxy:
+                yield f"{proxy.name} is used as {proxy} but defined as {defined[proxy.name]}"
+
     for proxy in trace.inputs:
         if proxy.name in defined:
-            raise _fault(trace, 0, f"input {proxy.name} is defined twice")
+            yield 0, f"input {proxy.name} is defined twice"
         defined[proxy.name] = proxy
     for index, bound_symbol in enumerate(trace.bound_symbols):
-        fault = _uses(bound_symbol.inputs, defined, freed, trace)
-        fault = fault or _definitions(bound_symbol, defined, trace)
-        if fault:
-            raise _fault(trace, index, fault)
+        for fault in misused(bound_symbol.inputs):
+            yield index, fault
+        for proxy in bound_symbol.outputs:
+            if proxy.name in defined or proxy.name in trace.constants:
+                yield index, f"{proxy.name} is defined twice"
+            defined[proxy.name] = proxy
         if bound_symbol.symbol is DEL:
             freed.update(proxy.name for proxy in bound_symbol.inputs)
-    outputs = tuple(proxy for proxy in trace.outputs if proxy is not None)
-    fault = _uses(outputs, defined, freed, trace)
-    if fault:
-        raise _fault(trace, len(trace.bound_symbols), f"output: {fault}")
-    return trace
-
-
-def _uses(used: tuple[TensorProxy, ...], defined: dict[str, TensorProxy], freed: set[str], trace: Trace) -> str:
-    for proxy in used:
-        if proxy.name in trace.constants:
-            continue
-        if proxy.name in freed:
-            return f"{proxy.name} is used after it is freed"
-        if proxy.name not in defined:
-            return f"{proxy.name} is used before it is defined"
-        if defined[proxy.name] != proxy:
-            return f"{proxy.name} is used as {proxy} but defined as {defined[proxy.name]}"
-    return ""
-
-
-def _definitions(bound_symbol: BoundSymbol, defined: dict[str, TensorProxy], trace: Trace) -> str:
-    for proxy in bound_symbol.outputs:
-        if proxy.name in defined or proxy.name in trace.constants:
-            return f"{proxy.name} is defined twice"
-        defined[proxy.name] = proxy
-    return ""
-
-
-def _fault(trace: Trace, index: int, message: str) -> InvalidTrace:
-    lines = trace_source(trace).splitlines()
-    body = lines[len(lines) - len(trace.bound_symbols) - 1 :]
-    shown = [
-        f"{'>' if number == index else ' '} {line}"
-        for number, line in enumerate(body)
-        if abs(number - index) <= _CONTEXT
-    ]
-    made_by = trace.provenance[-1].name if trace.provenance else "no pass"
-    return InvalidTrace(f"{message}\n  in trace {trace.name!r} as made by {made_by}:\n" + "\n".join(shown))
+    for fault in misused(proxy for proxy in trace.outputs if proxy is not None):
+        yield len(trace.bound_symbols), f"output: {fault}"
