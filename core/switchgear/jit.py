@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
+from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from .choice import Choice
@@ -29,11 +29,7 @@ class Compiler:
     """Compiles one function on demand, and keeps what it compiled."""
 
     def __init__(
-        self,
-        function: Callable[..., Any],
-        module: torch.nn.Module | None,
-        selection: Selection,
-        options: dict[str, Any],
+        self, function: Callable[..., Any], module: nn.Module | None, selection: Selection, options: dict[str, Any]
     ) -> None:
         self.function = function
         self.module = module
@@ -49,7 +45,7 @@ class Compiler:
         entry = self.last
         if entry is not None:
             inputs = entry.prologue(args, kwargs)
-            if inputs is not None and entry.fits(inputs):
+            if inputs is not None:
                 return entry.run(inputs)
         return self._look_up(args, kwargs)
 
@@ -62,7 +58,8 @@ class Compiler:
             found = self.cache.find(key, args, kwargs)
             if found is None:
                 check_devices(leaves)
-                entry = self.cache.add(key, lambda: Entry(self.function, leaves, spec, self.module, self.selection))
+                entry = Entry(self.function, leaves, spec, self.module, self.selection)
+                self.cache.add(key, entry)
                 inputs = entry.prologue(args, kwargs)
                 if inputs is None:
                     raise SwitchgearError("a freshly compiled entry does not fit its own call; please report this")
@@ -106,15 +103,11 @@ class JitModule:
         return self._switchgear
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rejit, (self._switchgear.module, self._switchgear_options)
-
-
-def _rejit(module: torch.nn.Module, options: dict[str, Any]) -> Any:
-    return jit(module, **options)
+        return functools.partial(jit, **self._switchgear_options), (self._switchgear.module,)
 
 
 def jit(
-    function: Callable[..., Any] | torch.nn.Module | None = None,
+    function: Callable[..., Any] | nn.Module | None = None,
     *,
     executors: Sequence[str | Executor] | None = None,
     grad_rules: Table | Sequence[Table] | None = None,
@@ -155,42 +148,33 @@ def jit(
         raise TypeError(f"sg.jit takes a function or a module, not a {type(function).__name__}")
     tables = (grad_rules,) if isinstance(grad_rules, Table) else tuple(grad_rules or ())
     selection = select(installed(), executors, tables, strict)
-    if isinstance(function, torch.nn.Module):
+    if isinstance(function, nn.Module):
         return _jit_module(function, selection, options)
     if isinstance(function, JitFunction):
         function = function._switchgear.function
-    compiler = Compiler(function, None, selection, options)
-    return JitFunction(compiler)
+    return JitFunction(Compiler(function, None, selection, options))
 
 
-def _jit_module(module: torch.nn.Module, selection: Selection, options: dict[str, Any]) -> torch.nn.Module:
+def _jit_module(module: nn.Module, selection: Selection, options: dict[str, Any]) -> nn.Module:
     if isinstance(module, JitModule):
         module = module._switchgear.module  # type: ignore[assignment]
     for path, part in module.named_modules():
         if isinstance(part, LazyModuleMixin) and part.has_uninitialized_params():  # type: ignore[misc]
             raise InvalidInput(f"{path or 'the module'} is lazy and not initialised; call it once before sg.jit")
     kind = type(module)
-    slots = {
-        "__slots__": ("_switchgear", "_switchgear_options"),
-        "__module__": kind.__module__,
-        "__doc__": kind.__doc__,
-    }
+    slots = ("_switchgear", "_switchgear_options")
+    attributes = {"__slots__": slots, "__module__": kind.__module__, "__doc__": kind.__doc__}
     metaclass: Any = type(kind)
-    jitted_kind = metaclass(kind.__name__, (JitModule, kind), slots)
+    jitted_kind = metaclass(kind.__name__, (JitModule, kind), attributes)
     if "forward" in vars(jitted_kind):
         # a base class's __init_subclass__ wrapped what it took for the subclass's own forward
         del jitted_kind.forward
-    jitted: torch.nn.Module = object.__new__(jitted_kind)
+    jitted: nn.Module = object.__new__(jitted_kind)
+    compiler = Compiler(lambda *args, **kwargs: module.forward(*args, **kwargs), module, selection, options)
     object.__setattr__(jitted, "__dict__", module.__dict__)
-    forward = _forward_of(module)
-    compiler = Compiler(forward, module, selection, options)
     object.__setattr__(jitted, "_switchgear", compiler)
     object.__setattr__(jitted, "_switchgear_options", options)
     return jitted
-
-
-def _forward_of(module: torch.nn.Module) -> Callable[..., Any]:
-    return lambda *args, **kwargs: module.forward(*args, **kwargs)
 
 
 def compiler_of(jitted: Any) -> Compiler:

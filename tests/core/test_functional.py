@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -132,6 +133,29 @@ def test_argnums(argnums: Any) -> None:
     else:
         assert isinstance(found, tuple)
         assert all(torch.equal(f, everything[n]) for f, n in zip(found, argnums, strict=True))
+
+
+@dataclass
+class Pair:
+    """An argument that PyTorch's pytrees take for a leaf."""
+
+    first: T
+    second: T
+
+
+def test_dataclass_among_the_arguments() -> None:
+    def product(pair: Pair, z: T) -> T:
+        return (pair.first * pair.second * z).sum()
+
+    x, y, z = numbers(3), numbers(3) * 2, numbers(3) + 1
+    # BUG: its tensors were counted as one, so the gradient of what comes after it was zeros
+    pair, last = sg.grad(product, argnums=(0, 1), **TORCH)(Pair(x, y), z)
+    assert torch.equal(last, x * y)
+    assert torch.equal(pair.first, y * z)
+    value, pullback = sg.vjp(lambda pair: Pair(pair.first * pair.second, z), Pair(x, y), **TORCH)
+    (found,) = pullback(Pair(x, None))  # type: ignore[arg-type]
+    assert torch.equal(value.first, x * y)
+    assert torch.equal(found.second, x * x)
 
 
 @pytest.mark.parametrize("argnums", [-1, (-1, 0)])

@@ -18,7 +18,7 @@ import torch
 
 import switchgear as sg
 from switchgear import errors
-from switchgear.runtime.entry import Entry
+from switchgear import torch_internals as internals
 from tests.core.against_eager import numbers
 
 T = torch.Tensor
@@ -246,19 +246,20 @@ def test_alternating_calls_are_compiled_once_each() -> None:
 
 
 def test_hit_among_many_is_found_by_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    original = internals.tensor_guards
+
+    def tensor_guards(tensors: list[T]) -> Callable[..., bool]:
+        check = original(tensors)
+        return lambda *inputs: not asked.append(len(tensors)) and check(*inputs)  # type: ignore[func-returns-value]
+
+    monkeypatch.setattr(internals, "tensor_guards", tensor_guards)
     jitted = jit(lambda x: x * 2)
     for size in range(1, 31):
         jitted(numbers(size))
-    asked: list[int] = []
-    original = Entry.fits
-
-    def fits(self: Entry, inputs: Any) -> bool:
-        asked.append(1)
-        return original(self, inputs)
-
-    monkeypatch.setattr(Entry, "fits", fits)
+    asked.clear()
     jitted(numbers(4))
-    assert len(asked) == 1
+    assert len(asked) == 2  # the entry last run, and the one that fits
 
 
 def test_least_recently_used_goes_first() -> None:
@@ -368,6 +369,11 @@ def test_recompile_warning_names_a_changed_parameter() -> None:
     module.weight.requires_grad_(False)
     with pytest.warns(errors.RecompileWarning, match="parameter"):
         jitted(X)
+
+
+def test_recompile_warning_for_the_very_first_compilation() -> None:
+    with pytest.warns(errors.RecompileWarning, match="1 times"):
+        sg.jit(lambda x: x * 2, executors=["torch"], recompile_limit=0)(X)
 
 
 def test_recompile_warning_comes_once_and_the_calls_go_on() -> None:
@@ -903,6 +909,14 @@ def test_jit_of_a_jitted_function_takes_the_new_options() -> None:
     again(X)
     again(X)
     assert counted.runs == 1
+
+
+def test_entry_of_a_device_context_inside_a_capture() -> None:
+    inner = jit(lambda: torch.ones(3))
+    with torch.device("cpu"):
+        inner()
+        # the guard of the entry last run meets the function mode of the capture
+        assert torch.equal(jit(lambda x: x + inner())(torch.ones(3)), torch.full((3,), 2.0))
 
 
 def test_varied_signatures() -> None:

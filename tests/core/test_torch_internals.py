@@ -418,6 +418,7 @@ def test_tensor_guards(change: Callable[[T], T], holds: bool) -> None:
     check = internals.tensor_guards([x, w])
     assert check(x, w)
     assert check(change(x), w) is holds
+    assert not any(check(other, w) for other in (None, 3, "x", torch.nn.Parameter(x)))
     assert internals.tensor_guards([])() is True
 
 

@@ -12,7 +12,6 @@ from switchgear import torch_internals as internals
 from switchgear.capture import compiling
 from switchgear.errors import NotDifferentiable, Unsupported
 from switchgear.passes.pipeline import Program, Training, compile_backward
-from switchgear.proxy import TensorProxy
 from switchgear.selection import Selection
 
 from .execution import run_program
@@ -27,12 +26,9 @@ class Bridge:
         self.count = training.joint.count
         outputs = training.joint.trace.outputs[: self.count]
         self.plain = tuple(i for i, proxy in enumerate(outputs) if proxy is None or not proxy.requires_grad)
-        self._outputs = outputs
-        self._wanted = tuple(proxy.requires_grad for proxy in training.prepared.inputs)
-        expected = tuple(
-            None if proxy is None else (proxy.stride, proxy.dtype) for proxy in training.joint.grad_outputs
-        )
-        self._backwards: dict[Any, Program] = {(expected, self._wanted): training.backward}
+        expected = [None if proxy is None else (proxy.stride, proxy.dtype) for proxy in training.joint.grad_outputs]
+        wanted = tuple(proxy.requires_grad for proxy in training.prepared.inputs)
+        self._backwards: dict[Any, Program] = {(*expected, wanted): training.backward}
         self.last_backward: Program = training.backward
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -41,37 +37,21 @@ class Bridge:
             results: Sequence[torch.Tensor] = _Node.apply(self, *inputs)  # type: ignore[no-untyped-call]
         return results
 
-    def backward(
-        self, saved: list[torch.Tensor], grads: tuple[torch.Tensor | None, ...], wanted: tuple[bool, ...]
-    ) -> Any:
-        """The gradients of the inputs; empties `saved`."""
-        pattern = tuple(None if grad is None else (tuple(grad.stride()), grad.dtype) for grad in grads)
-        program = self._backwards.get((pattern, wanted))
+    def backward_for(self, grads: tuple[torch.Tensor | None, ...], wanted: tuple[bool, ...]) -> Program:
+        """The backward that takes these grad outputs, and gives the gradients of the inputs that are wanted."""
+        pattern = [None if grad is None else (grad.stride(), grad.dtype) for grad in grads]
+        program = self._backwards.get((*pattern, wanted))
         if program is None:
-            program = self._backwards[pattern, wanted] = self._compile(grads, wanted)
+            pairs = zip(self.training.joint.grad_outputs, grads, strict=True)
+            proxies = tuple(
+                None if proxy is None or grad is None else replace(proxy, stride=grad.stride(), dtype=grad.dtype)
+                for proxy, grad in pairs
+            )
+            with compiling(), torch.no_grad():
+                program = compile_backward(self.training, self.selection, proxies, wanted)
+            self._backwards[*pattern, wanted] = program
         self.last_backward = program
-        saved.extend(grad for grad in grads if grad is not None)
-        del grads
-        return run_program(program, saved)
-
-    def _compile(self, grads: tuple[torch.Tensor | None, ...], wanted: tuple[bool, ...]) -> Program:
-        proxies = tuple(
-            None if grad is None or out is None else _grad_proxy(grad, out)
-            for grad, out in zip(grads, self._outputs, strict=True)
-        )
-        with compiling(), torch.no_grad():
-            return compile_backward(self.training, self.selection, proxies, wanted)
-
-
-def _grad_proxy(grad: torch.Tensor, output: TensorProxy) -> TensorProxy:
-    return replace(
-        output,
-        name=f"g_{output.name}",
-        stride=tuple(grad.stride()),
-        dtype=grad.dtype,
-        requires_grad=False,
-        storage_offset=0,
-    )
+        return program
 
 
 class _Node(torch.autograd.Function):
@@ -92,9 +72,9 @@ class _Node(torch.autograd.Function):
                 "create_graph=True: the backward of a jitted function is not differentiable by itself; use nested "
                 "sg.grad, or run this part without sg.jit"
             )
-        if any(grad is not None and grad.layout is not torch.strided for grad in grads):
+        given = [grad for grad in grads if grad is not None]
+        if any(grad.layout is not torch.strided for grad in given):
             raise Unsupported("a grad output is not a strided tensor")
-        bridge: Bridge = ctx.bridge
-        saved = list(ctx.saved_tensors)
+        arguments = [*ctx.saved_tensors, *given]
         internals.clear_saved_tensors(ctx)
-        return (None, *bridge.backward(saved, grads, ctx.needs_input_grad[1:]))
+        return (None, *run_program(ctx.bridge.backward_for(grads, ctx.needs_input_grad[1:]), arguments))

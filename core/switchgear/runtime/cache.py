@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,8 +14,10 @@ from switchgear.structure import Structure
 
 from .entry import Entry
 from .modes import modes_key
-from .module_state import module_key
+from .module_state import modules_key
 from .prologue import value_key
+
+_TOPICS = ("the structure of the arguments", "the arguments", "the global modes", "training flags or hooks")
 
 
 class Cache:
@@ -27,75 +29,51 @@ class Cache:
         self._limit = recompile_limit
         self._buckets: dict[Any, list[Entry]] = {}
         self._order: OrderedDict[Entry, Any] = OrderedDict()
-        self._last_key: dict[str, Any] = {}
-        self.compilations = 0
+        self._last_key: tuple[Any, ...] = ()
+        self._compilations = 0
 
     def find(
-        self, key: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, key: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Entry, Sequence[torch.Tensor]] | None:
         """The entry under a key that fits the call, and its input tensors."""
-        frozen = tuple(key.values())
-        for entry in self._buckets.get(frozen, ()):
+        for entry in self._buckets.get(key, ()):
             inputs = entry.prologue(args, kwargs)
-            if inputs is not None and entry.fits(inputs):
+            if inputs is not None:
                 self._order.move_to_end(entry)
                 return entry, inputs
         return None
 
-    def add(self, key: dict[str, Any], make: Callable[[], Entry]) -> Entry:
-        """A new entry; if making it fails the cache stays as it was."""
-        entry = make()
-        self.compilations += 1
-        if self.compilations == self._limit + 1:
-            warnings.warn(
-                f"{self._name} has been compiled {self.compilations} times; {self._difference(key)}. Each kind of "
-                "call is compiled by itself: keep shapes and Python arguments stable, or raise recompile_limit",
-                RecompileWarning,
-                stacklevel=5,
+    def add(self, key: tuple[Any, ...], entry: Entry) -> None:
+        """Keep a new entry, and drop the one that was used longest ago if there are too many."""
+        self._compilations += 1
+        if self._compilations == self._limit + 1:
+            message = (
+                f"{self._name} has been compiled {self._compilations} times; {self._difference(key)}. Each kind of "
+                "call is compiled by itself: keep shapes and Python arguments stable, or raise recompile_limit"
             )
-        self._last_key = key
-        self._order[entry] = frozen = tuple(key.values())
-        self._buckets.setdefault(frozen, []).insert(0, entry)
+            warnings.warn(message, RecompileWarning, stacklevel=5)
+        self._last_key = self._order[entry] = key
+        self._buckets.setdefault(key, []).insert(0, entry)
         if len(self._order) > self._size:
             dropped, place = self._order.popitem(last=False)
             self._buckets[place].remove(dropped)
             if not self._buckets[place]:
                 del self._buckets[place]
-        return entry
 
-    def _difference(self, key: dict[str, Any]) -> str:
-        changed = [
-            f"{what} changed from {self._last_key[what]} to {value}"
-            for what, value in key.items()
-            if self._last_key.get(what) != value
-        ]
-        return (
-            "; ".join(changed) if changed else "a parameter, buffer or closed-over tensor changed, or how inputs alias"
-        )
-
-    def __len__(self) -> int:
-        return len(self._order)
+    def _difference(self, key: tuple[Any, ...]) -> str:
+        topics = zip(_TOPICS, self._last_key, key, strict=False)
+        changed = [f"{topic} changed from {before} to {now}" for topic, before, now in topics if before != now]
+        return "; ".join(changed) or "a parameter, buffer or closed-over tensor changed, or how inputs alias"
 
 
-def call_key(leaves: list[Any], spec: Structure, module: torch.nn.Module | None) -> dict[str, Any]:
-    """What a call is compiled for, by topic, each hashable."""
-    return {
-        "the structure of the arguments": spec,
-        "the arguments": tuple([_leaf_key(leaf) for leaf in leaves]),
-        "the global modes": modes_key(),
-        "training flags or hooks": module_key(module),
-    }
+def call_key(leaves: list[Any], spec: Structure, module: torch.nn.Module | None) -> tuple[Any, ...]:
+    """What a call is compiled for, a hashable value per topic."""
+    state = () if module is None else modules_key(module.modules())
+    return (spec, tuple(map(_leaf_key, leaves)), modes_key(), state)
 
 
 def _leaf_key(leaf: Any) -> Any:
-    if isinstance(leaf, torch.Tensor):
-        return (
-            tuple(leaf.shape),
-            leaf.stride(),
-            leaf.dtype,
-            leaf.device,
-            leaf.requires_grad,
-            leaf.is_conj(),
-            leaf.is_neg(),
-        )
-    return value_key(leaf)
+    if not isinstance(leaf, torch.Tensor):
+        return value_key(leaf)
+    bits = (leaf.requires_grad, leaf.is_conj(), leaf.is_neg())
+    return (tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device, *bits)

@@ -2,47 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from switchgear.capture import Mutation
-from switchgear.signature import Returned
-from switchgear.structure import Structure
-
-#: From the trace's outputs and inputs to what the function returns.
-Epilogue = Callable[[Sequence[Any], Sequence[torch.Tensor]], Any]
+from switchgear.capture import Captured
 
 
-def make_epilogue(returned: tuple[Returned, ...], spec: Structure, mutations: tuple[Mutation, ...]) -> Epilogue:
-    """The epilogue for a trace whose outputs and inputs `returned` and `mutations` index."""
-    if not mutations and spec.is_leaf and returned[0].kind == "output":
-        return _first
-    return lambda outputs, inputs: _finish(outputs, inputs, returned, spec, mutations)
+def finish(captured: Captured, outputs: Sequence[Any], inputs: Sequence[torch.Tensor]) -> Any:
+    """What the function returns, from the trace's outputs and inputs; what it wrote to inputs is copied into them.
 
-
-def _first(outputs: Sequence[Any], inputs: Sequence[torch.Tensor]) -> Any:
-    return outputs[0]
-
-
-def _finish(
-    outputs: Sequence[Any],
-    inputs: Sequence[torch.Tensor],
-    returned: tuple[Returned, ...],
-    spec: Structure,
-    mutations: tuple[Mutation, ...],
-) -> Any:
-    for mutation in mutations:
-        write_back(inputs[mutation.input], outputs[mutation.output], mutation.tracked)
-    leaves = [
-        item.value if item.kind == "value" else (inputs if item.kind == "input" else outputs)[item.index]
-        for item in returned
-    ]
-    return spec.unflatten(leaves)
-
-
-def write_back(target: torch.Tensor, value: torch.Tensor, tracked: bool) -> None:
-    """Copy into an input what the function wrote to it, seen by autograd only if the function's write was."""
-    with torch.set_grad_enabled(tracked and torch.is_grad_enabled()):
-        target.copy_(value)
+    Autograd sees the copy only if it saw the function's write.
+    """
+    for mutation in captured.mutations:
+        with torch.set_grad_enabled(mutation.tracked and torch.is_grad_enabled()):
+            inputs[mutation.input].copy_(outputs[mutation.output])
+    places = {"input": inputs, "output": outputs}
+    leaves = [item.value if item.kind == "value" else places[item.kind][item.index] for item in captured.returned]
+    return captured.spec.unflatten(leaves)

@@ -22,13 +22,8 @@ def modes_key() -> tuple[Any, ...]:
         torch.get_float32_matmul_precision(),
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
-        *[_autocast(device) for device in ("cpu", "cuda")],
+        *[torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) for device in ("cpu", "cuda")],
     )
-
-
-def _autocast(device: str) -> tuple[Any, ...]:
-    enabled = torch.is_autocast_enabled(device)
-    return (enabled, torch.get_autocast_dtype(device) if enabled else None)
 
 
 def _device(mode: Any) -> str:
@@ -42,20 +37,15 @@ def _device(mode: Any) -> str:
 
 def modes_guard() -> Callable[[], bool]:
     """A cheap check that the global state is what it is now; False may be for a state that `modes_key` ignores."""
-    state = internals.GlobalStateGuard()
-    check, depth = state.check, torch._C._len_torch_function_stack()
-    stack_depth, inference = torch._C._len_torch_function_stack, torch.is_inference_mode_enabled()
-    precision, is_inference = torch.get_float32_matmul_precision(), torch.is_inference_mode_enabled
-    get_precision = torch.get_float32_matmul_precision
-    key = modes_key()
+    check, key = internals.GlobalStateGuard().check, modes_key()
+    stack_depth, depth = torch._C._len_torch_function_stack, torch._C._len_torch_function_stack()
+    is_inference, inference = torch.is_inference_mode_enabled, torch.is_inference_mode_enabled()
+    get_precision, precision = torch.get_float32_matmul_precision, torch.get_float32_matmul_precision()
 
     def same() -> bool:
-        if stack_depth() or is_inference() is not inference or get_precision() != precision:
+        if stack_depth() != depth or is_inference() is not inference or get_precision() != precision:
             return False
-        # the C++ guard also looks at what changes no result, such as the number of threads
-        return check() or modes_key() == key
+        # the C++ guard sees no default device, and looks at what changes no result too, such as the number of threads
+        return (not depth and check()) or modes_key() == key
 
-    def same_by_key() -> bool:
-        return modes_key() == key
-
-    return same if depth == 0 else same_by_key
+    return same

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from switchgear import torch_internals as internals
 from switchgear.capture import Captured
-from switchgear.signature import Argument, Closure, InputSource, ModuleState
+from switchgear.composites import leaves_of
+from switchgear.signature import Argument, Closure
 from switchgear.structure import Structure, flatten
 
+from .modes import modes_guard
+from .module_state import modules_guard
+
 #: From a call's arguments to the input tensors of a trace, or None where the call is not the entry's.
-Prologue = Callable[[tuple[Any, ...], dict[str, Any]], "tuple[Any, ...] | None"]
+Prologue = Callable[[tuple[Any, ...], dict[str, Any]], "tuple[torch.Tensor, ...] | None"]
 
 
 def value_key(value: Any) -> Any:
@@ -26,95 +29,58 @@ def value_key(value: Any) -> Any:
     return (type(value), value)
 
 
-def make_prologue(
-    leaves: list[Any],
-    spec: Structure,
-    captured: Captured,
-    tensors: list[torch.Tensor],
-    same_state: Callable[[], bool],
-) -> Prologue:
+def make_prologue(captured: Captured, leaves: list[Any], spec: Structure, tensors: list[torch.Tensor]) -> Prologue:
     """The prologue of the entry captured for these arguments; `tensors` are the trace's inputs at that time.
 
-    It checks tensor metadata, Python values and structure, and asks `same_state` of everything else.
+    It is one generated expression, for it runs on every call.
     """
-    check = internals.tensor_guards(tensors)
-    if _flat_arguments(leaves, spec):
-        return _generated(leaves, captured, check, same_state)
-    fetch = [_fetcher(source) for source in captured.sources]
-    identical = captured.identical
-    keys = [None if isinstance(leaf, torch.Tensor) else value_key(leaf) for leaf in leaves]
-
-    def prologue(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
-        now, now_spec = flatten((args, kwargs))
-        if now_spec != spec or not same_state():
-            return None
-        for leaf, key in zip(now, keys, strict=True):
-            if key is not None and value_key(leaf) != key:
-                return None
-        if any(now[index] is not _held(now, other) for index, other in identical):
-            return None
-        found = tuple([get(now) for get in fetch])
-        return found if all(type(item) in _TENSORS for item in found) and check(*found) else None
-
-    return prologue
-
-
-def _held(leaves: list[Any], other: int | weakref.ref[torch.Tensor]) -> Any:
-    return leaves[other] if isinstance(other, int) else other()
-
-
-_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
-
-
-def _fetcher(source: InputSource) -> Callable[[list[Any]], Any]:
-    if isinstance(source, Argument):
-        index = source.index
-        return lambda leaves: leaves[index]
-    if isinstance(source, Closure):
-        tensor = source.tensor
-        return lambda leaves: tensor
-    return lambda leaves: source.fetch()
-
-
-def _flat_arguments(leaves: list[Any], spec: Structure) -> bool:
-    """Whether the call has positional arguments alone, none of them a container."""
-    args, kwargs = spec.unflatten(leaves)
-    return not kwargs and len(args) == len(leaves) and all(a is b for a, b in zip(args, leaves, strict=True))
-
-
-def _generated(
-    leaves: list[Any],
-    captured: Captured,
-    check: Callable[..., bool],
-    same_state: Callable[[], bool],
-) -> Prologue:
-    """A prologue written for one flat list of arguments: straight-line Python, for it runs on every call."""
-    scope: dict[str, Any] = {"check": check, "same_state": same_state, "value_key": value_key, "tensors": _TENSORS}
-    lines = ["def prologue(args, kwargs):", f"    if kwargs or len(args) != {len(leaves)}: return None"]
+    flat = spec == flatten((tuple(leaves), {}))[1]
+    conditions = [f"not kwargs and len(args) == {len(leaves)}" if flat else "args_spec == spec"]
+    scope: dict[str, Any] = {"value_key": value_key, "spec": spec, "same_modes": modes_guard()}
     for index, leaf in enumerate(leaves):
         if not isinstance(leaf, torch.Tensor):
             scope[f"key{index}"] = value_key(leaf)
-            lines.append(f"    if value_key(args[{index}]) != key{index}: return None")
+            conditions.append(f"value_key(args[{index}]) == key{index}")
     for index, other in captured.identical:
         scope[f"held{index}"] = other
-        expected = f"args[{other}]" if isinstance(other, int) else f"held{index}()"
-        lines.append(f"    if args[{index}] is not {expected}: return None")
-    names = []
+        conditions.append(f"args[{index}] is " + (f"args[{other}]" if isinstance(other, int) else f"held{index}()"))
+    inputs = ""
     for number, source in enumerate(captured.sources):
-        names.append(f"x{number}")
         if isinstance(source, Argument):
-            lines.append(f"    x{number} = args[{source.index}]")
-            lines.append(f"    if type(x{number}) not in tensors: return None")
-        elif isinstance(source, ModuleState):
-            scope[f"fetch{number}"] = source.fetch
-            lines.append(f"    x{number} = fetch{number}()")
-            lines.append(f"    if x{number} is None: return None")
+            inputs += f"args[{source.index}], "
+        elif isinstance(source, Closure):
+            scope[f"closure{number}"] = source.tensor
+            inputs += f"closure{number}, "
         else:
-            scope[f"x{number}_"] = source.tensor
-            lines.append(f"    x{number} = x{number}_")
-    inputs = ", ".join(names)
-    lines.append(f"    if not check({inputs}) or not same_state(): return None")
-    lines.append(f"    return ({inputs}{',' if len(names) == 1 else ''})")
-    exec("\n".join(lines), scope)
-    prologue: Prologue = scope.pop("prologue")
-    return prologue
+            scope[f"fetch{number}"] = source.fetch
+            inputs += f"fetch{number}(), "
+    scope["check"] = internals.tensor_guards(tensors)
+    conditions += [f"check(*(found := ({inputs})))", "same_modes()"]
+    if captured.modules:
+        scope["same_modules"] = modules_guard(captured.modules)
+        conditions.append("same_modules()")
+    relations = _relations(captured)
+    if relations is not None:
+        scope |= {"relations": relations, "related": relations(tensors)}
+        conditions.append("relations(found) == related")
+    result = f"found if {' and '.join(conditions)} else None"
+    if flat:
+        return eval(f"lambda args, kwargs: {result}", scope)  # type: ignore[no-any-return]
+    fits = eval(f"lambda args, args_spec: {result}", scope)
+    return lambda args, kwargs: fits(*flatten((args, kwargs)))
+
+
+def _relations(captured: Captured) -> Callable[[Sequence[torch.Tensor]], Any] | None:
+    """What the trace depends on beside the metadata of its inputs, as far as it does: aliasing, leaves, offsets."""
+    written = [mutation.input for mutation in captured.mutations]
+    strided = any(item.symbol.name.startswith("aten.as_strided") for item in leaves_of(captured.trace.bound_symbols))
+    if not written and not strided:
+        return None
+
+    def relations(inputs: Sequence[torch.Tensor]) -> Any:
+        storages = [internals.storage_key(tensor) for tensor in inputs]
+        shared = [storages.count(storages[index]) for index in written]
+        leaves = [tensor.is_leaf for tensor in inputs if written]
+        return shared, leaves, [tensor.storage_offset() for tensor in inputs if strided]
+
+    return relations
