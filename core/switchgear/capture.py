@@ -21,12 +21,13 @@ from .errors import DataDependent, Unsupported
 from .nesting import tensors_in
 from .patches import redirected
 from .proxy import TensorProxy
-from .recorder import RecordedInput, Recorder, active_recorder
-from .signature import Argument, Closure, InputSource, ModuleState, Returned, check_returned, check_tensor, state_of
+from .outputs import Mutation, Outputs, outputs_of
+from .recorder import Recorder, active_recorder
+from .signature import Argument, Closure, InputSource, ModuleState, check_tensor, state_of
 from .structure import Structure, flatten
 from .symbol import CHECKPOINT
 from .trace import Names, Trace
-from .tracking import history_of, metadata_proxy, same_history
+from .tracking import metadata_proxy
 
 #: Held while capturing and differentiating: the patches and flags below are process-wide.
 CAPTURE_LOCK = threading.RLock()
@@ -45,33 +46,18 @@ def compiling() -> Iterator[None]:
                 gc.enable()
 
 
-@dataclass(frozen=True, slots=True)
-class Mutation:
-    """An input whose data the function wrote: the trace's output at `output` is copied back into it.
-
-    `tracked`: autograd saw the write, so the copy is made under it.
-    """
-
-    input: int
-    output: int
-    tracked: bool
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Captured:
     """A trace and how it hangs together with the call it came from.
 
-    `sources` says where each input of the trace comes from; `returned` with `spec` how the return value is put
-    together. The trace's outputs beyond those that `returned` names are the final values of mutated inputs.
-    `identical` pairs the position of an argument with that of an earlier one, or with a tensor reached otherwise,
+    `sources` says where each input of the trace comes from; `outputs` how a call is finished with what the trace
+    gives. `identical` pairs the position of an argument with that of an earlier one, or with a tensor reached otherwise,
     that it must be the same as.
     """
 
     trace: Trace
     sources: tuple[InputSource, ...]
-    returned: tuple[Returned, ...]
-    spec: Structure
-    mutations: tuple[Mutation, ...]
+    outputs: Outputs
     identical: tuple[tuple[int, int | weakref.ref[torch.Tensor]], ...]
     grad_enabled: bool
     modules: tuple[torch.nn.Module, ...]
@@ -129,11 +115,15 @@ def capture(
             with _grad_mode_kept():
                 result = _run(function, leaves, spec, recorder, inputs)
             with torch._C.DisableTorchFunction():
-                trace, returned, out_spec, mutations = _finish(recorder, result)
+                outputs = outputs_of(recorder, result)
+                _refuse_aliases(recorder, outputs.mutations)
+                body = splice_escaping(recorder.take(), outputs.proxies)
+        proxies = tuple(found.proxy for found in recorder.inputs)
+        trace = Trace("computation", proxies, outputs.proxies, body, recorder.constants)
         trace = trace.with_provenance("capture", time.perf_counter() - start)
         identical, grad_enabled = tuple(_identical(leaves, recorder)), torch.is_grad_enabled()
         sources, entered = tuple(inputs.sources), tuple(modules.entered)
-        return Captured(trace, sources, returned, out_spec, mutations, identical, grad_enabled, entered)
+        return Captured(trace, sources, outputs, identical, grad_enabled, entered)
 
     with CAPTURE_LOCK:
         try:
@@ -170,54 +160,11 @@ def _run(function: Callable[..., Any], leaves: list[Any], spec: Structure, recor
     return result
 
 
-def _finish(recorder: Recorder, result: Any) -> tuple[Trace, tuple[Returned, ...], Structure, tuple[Mutation, ...]]:
-    leaves, spec = flatten(result, objects=True)
-    outputs: dict[str, TensorProxy] = {}
-
-    def position(proxy: TensorProxy) -> int:
-        """Where among the outputs the proxy is, from now on at least."""
-        outputs.setdefault(proxy.name, proxy)
-        return list(outputs).index(proxy.name)
-
-    def returned(leaf: Any) -> Returned:
-        if not isinstance(leaf, torch.Tensor):
-            check_returned(leaf)
-            return Returned("value", value=leaf)
-        itself = recorder.input_of(leaf)
-        if itself is not None:
-            return Returned("input", recorder.inputs.index(itself))
-        return Returned("output", position(recorder.tracker.proxy_of(leaf)))
-
-    parts = tuple([returned(leaf) for leaf in leaves])
-    mutations: list[Mutation] = []
-    for index, found in enumerate(recorder.inputs):
-        wrapper, first = found.wrapper, found.proxy
-        if internals.metadata_mutated(wrapper):
-            raise Unsupported(f"the function changes sizes or strides of {first.name} in place; make a view instead")
-        final = recorder.tracker.proxy_of(wrapper)
-        if (final.shape, final.dtype, final.device) != (first.shape, first.dtype, first.device):
-            raise Unsupported(f"the function gives {first.name} another shape, dtype or device; return a new tensor")
-        if final is not first:
-            tracked = not same_history(history_of(wrapper), found.history)
-            mutations.append(Mutation(index, position(final), tracked))
-    _refuse_aliases(recorder, leaves, [recorder.inputs[mutation.input] for mutation in mutations])
-    proxies = tuple(found.proxy for found in recorder.inputs)
-    body = splice_escaping(recorder.take(), outputs.values())
-    trace = Trace("computation", proxies, tuple(outputs.values()), body, recorder.constants)
-    return trace, parts, spec, tuple(mutations)
-
-
-def _refuse_aliases(recorder: Recorder, leaves: list[Any], written: list[RecordedInput]) -> None:
-    if not written:
-        return
-    storages = {internals.storage_key(found.wrapper) for found in written}
-    made = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and recorder.input_of(leaf) is None]
-    if any(internals.storage_key(leaf) in storages for leaf in made):
-        raise Unsupported("the function returns a view of an input that it writes to; return a clone of the view")
+def _refuse_aliases(recorder: Recorder, mutations: tuple[Mutation, ...]) -> None:
     real = [internals.storage_key(found.tensor) for found in recorder.inputs]
-    for found in written:
-        if real.count(internals.storage_key(found.tensor)) > 1:
-            what = f"{found.proxy.name}, which shares storage with another input"
+    for mutation in mutations:
+        if real.count(real[mutation.input]) > 1:
+            what = f"{recorder.inputs[mutation.input].proxy.name}, which shares storage with another input"
             raise Unsupported(f"the function writes to {what}; pass a clone of one")
 
 

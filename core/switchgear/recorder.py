@@ -116,6 +116,8 @@ class Recorder:
         self._source: Source | None = None
         self._frames = [_Frame(None, [])]
         self.inputs: list[RecordedInput] = []
+        #: Calls that changed sizes or strides of an input in place.
+        self.metadata_calls: list[BoundSymbol] = []
         #: Tensors from outside, by id, that the function reached without being handed their wrapper.
         self.reached_otherwise: set[int] = set()
         self._input_of: dict[int, RecordedInput] = {}
@@ -158,6 +160,10 @@ class Recorder:
     def tagged(self, tag: str) -> contextlib.AbstractContextManager[None]:
         """Give what is recorded inside a tag."""
         return replaced(self, "_tags", self._tags | {tag})
+
+    def recorded(self) -> tuple[BoundSymbol, ...]:
+        """The bound symbols recorded so far, and not taken."""
+        return tuple(self._frames[0].recorded)
 
     def take(self) -> tuple[BoundSymbol, ...]:
         """The bound symbols recorded since the last call of `take`."""
@@ -219,9 +225,18 @@ class Recorder:
         given = map_tensors(lambda tensor: self.tracker.proxy_of_fake(internals.unwrap(tensor)), (args, kwargs))
         frame = _Frame(func, [], torch.is_grad_enabled())
         result, output, written = self._run_in_frame(frame, func, args, kwargs)
+        if written:
+            self._note_metadata(symbol, (args, kwargs), given)
         keep = not written and not torch.is_autocast_enabled()
         self._frames[-1].recorded.extend(self._close(symbol, given, frame, output, keep))
         return result
+
+    def _note_metadata(self, symbol: Symbol, called: tuple[Any, Any], given: tuple[Any, Any]) -> None:
+        for tensor, before in zip(tensors_in(called), proxies(given), strict=True):
+            found, now = self._input_of.get(id(tensor)), self.tracker.proxy_of(tensor)
+            if found is not None and (now.shape, now.stride) != (before.shape, before.stride):
+                args = (found.proxy, *given[0][1:])
+                self.metadata_calls.append(BoundSymbol(symbol, args, given[1], None, grad_enabled=torch.is_grad_enabled()))
 
     def _run_in_frame(
         self, frame: _Frame, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]

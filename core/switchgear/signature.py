@@ -109,15 +109,6 @@ def check_devices(leaves: list[Any]) -> None:
         raise InvalidInput(f"the argument tensors are on several devices ({named}); move them to one")
 
 
-@dataclass(frozen=True, slots=True)
-class Returned:
-    """A leaf of the return value: the trace's output at `index`, or the input there, or a Python value."""
-
-    kind: str
-    index: int = -1
-    value: Any = None
-
-
 def check_returned(leaf: Any) -> None:
     """Refuse a return value that a later call could not make again."""
     if _is_value(leaf):

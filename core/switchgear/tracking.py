@@ -38,6 +38,8 @@ class Tracker:
         self._fakes: dict[str, torch.Tensor] = {}
         self._tracked: dict[int, _Tracked] = {}
         self._bases: dict[int, list[_Tracked]] = {}
+        self._first_names: dict[str, str] = {}
+        self._first_seen: dict[str, torch.Tensor] = {}
 
     def __contains__(self, wrapper: torch.Tensor) -> bool:
         return id(wrapper) in self._tracked
@@ -49,6 +51,14 @@ class Tracker:
     def last_fake(self, wrapper: torch.Tensor) -> torch.Tensor:
         """The fake that a wrapper stood for when it was last seen."""
         return self._tracked[id(wrapper)].fake
+
+    def first_name(self, name: str) -> str:
+        """The name of what the tensor that came to stand for a value was first seen as, in the same layout."""
+        return self._first_names.get(name, name)
+
+    def first_seen_as(self, name: str) -> torch.Tensor | None:
+        """The wrapper that was first seen as the value of that name."""
+        return self._first_seen.get(name)
 
     def settle(self) -> None:
         """Bring the trace up to date with every pending write."""
@@ -113,6 +123,7 @@ class Tracker:
             self._compare(fake, wrapper)
         tracked = _Tracked(wrapper, fake, history_of(wrapper), not wrapper._is_view())
         self._tracked[id(wrapper)] = tracked
+        self._first_seen.setdefault(self.proxy_of_fake(fake).name, wrapper)
         if tracked.is_base:
             self._bases.setdefault(internals.storage_key(wrapper), []).append(tracked)
 
@@ -145,6 +156,11 @@ class Tracker:
             fake = self._record_alias(wrapper, SET_VALUE, (old, new), tracked.is_base)
         self._compare(fake, wrapper)
         tracked.fake, tracked.history = fake, history
+        new = self.proxy_of_fake(fake)
+        if (new.shape, new.stride, new.dtype) == (old.shape, old.stride, old.dtype):
+            self._first_names.setdefault(new.name, self.first_name(old.name))
+        else:
+            self._first_seen.setdefault(new.name, wrapper)
 
     def reconcile_bases(self, written: torch.Tensor) -> None:
         """After a write, set the value of every other autograd base that shares the storage."""

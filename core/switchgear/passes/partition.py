@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from switchgear.aliasing import aliased_argument, storages
 from switchgear.errors import NotDifferentiable
 from switchgear.proxy import TensorProxy
 from switchgear.rules import Grads
 from switchgear.symbol import BACKWARD, BoundSymbol, Symbol, proxies
 from switchgear.trace import Names, Trace, names_of
 
-from .aliasing import aliased_argument, storages
 from .dead_code import live
 from .differentiate import Joint
 

@@ -38,7 +38,8 @@ class Entry:
         tensors = [tensor_of(source, leaves) for source in captured.sources]
         self.prologue = make_prologue(captured, leaves, spec, tensors)
         self._hides_autograd = captured.grad_enabled and any(proxy.requires_grad for proxy in captured.trace.inputs)
-        self._returns_first = not captured.mutations and captured.spec.is_leaf and captured.returned[0].kind == "output"
+        outputs = captured.outputs
+        self._returns_first = not outputs.mutations and outputs.spec.is_leaf and outputs.returned[0].kind == "output"
 
     def run(self, inputs: Sequence[torch.Tensor]) -> Any:
         """What the function returns for these inputs, as `prologue` gives them."""
@@ -49,7 +50,7 @@ class Entry:
                 outputs = run_program(self.forward, inputs)
         else:
             outputs = run_program(self.forward, inputs)
-        return outputs[0] if self._returns_first else finish(self.captured, outputs, inputs)
+        return outputs[0] if self._returns_first else finish(self.captured.outputs, outputs, inputs)
 
     def _compile(self, selection: Selection) -> None:
         trace = self.captured.trace
@@ -59,7 +60,7 @@ class Entry:
         if not any(grad_outputs):
             self.forward: Program = compile_forward(stages, selection)
             return
-        overwritten = frozenset(trace.inputs[mutation.input].name for mutation in self.captured.mutations)
+        overwritten = frozenset(trace.inputs[mutation.input].name for mutation in self.captured.outputs.mutations)
         training = compile_training(stages, selection, grad_outputs, overwritten)
         self.forward = training.forward
         self.bridge = Bridge(training, selection)

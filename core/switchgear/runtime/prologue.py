@@ -72,7 +72,7 @@ def make_prologue(captured: Captured, leaves: list[Any], spec: Structure, tensor
 
 def _relations(captured: Captured) -> Callable[[Sequence[torch.Tensor]], Any] | None:
     """What the trace depends on beside the metadata of its inputs, as far as it does: aliasing, leaves, offsets."""
-    written = [mutation.input for mutation in captured.mutations]
+    written = [mutation.input for mutation in captured.outputs.mutations]
     strided = any(item.symbol.name.startswith("aten.as_strided") for item in leaves_of(captured.trace.bound_symbols))
     if not written and not strided:
         return None

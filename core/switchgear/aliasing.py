@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from switchgear.composites import leaves_of
-from switchgear.proxy import TensorProxy
-from switchgear.symbol import BoundSymbol, proxies
-from switchgear.writes import IDENTITY, SET_VALUE
+from .composites import leaves_of
+from .proxy import TensorProxy
+from .symbol import BoundSymbol, proxies
+from .writes import IDENTITY, SET_VALUE
 
 _aten = torch.ops.aten
 #: These return their argument itself when there is nothing to do.
@@ -29,9 +29,14 @@ def storages(bound_symbols: Iterable[BoundSymbol]) -> dict[str, str]:
 
 
 def aliased_argument(bound_symbol: BoundSymbol) -> TensorProxy | None:
-    """The argument of a leaf that its outputs may be views of."""
-    if bound_symbol.symbol in (SET_VALUE, IDENTITY):
+    """The argument of a leaf whose storage its outputs may share."""
+    if bound_symbol.symbol in (SET_VALUE, IDENTITY) or bound_symbol.symbol.fn in _MAY_ALIAS:
         return bound_symbol.inputs[-1]
+    return viewed_argument(bound_symbol)
+
+
+def viewed_argument(bound_symbol: BoundSymbol) -> TensorProxy | None:
+    """The argument that a leaf of PyTorch makes views of, as its schema says."""
     fn: Any = bound_symbol.symbol.fn
     position = _aliased_position(fn) if isinstance(fn, torch._ops.OpOverload) else None
     return None if position is None else next(proxies(bound_symbol.args[position : position + 1]), None)
@@ -39,8 +44,6 @@ def aliased_argument(bound_symbol: BoundSymbol) -> TensorProxy | None:
 
 @functools.cache
 def _aliased_position(overload: torch._ops.OpOverload) -> int | None:
-    if overload in _MAY_ALIAS:
-        return 0
     if all(returned.alias_info is None for returned in overload._schema.returns):
         return None
     arguments = enumerate(overload._schema.arguments)

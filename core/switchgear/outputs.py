@@ -1,0 +1,200 @@
+"""What comes out of a captured function: what it returns, and what it leaves in its inputs."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from . import torch_internals as internals
+from .aliasing import viewed_argument
+from .composites import leaves_of
+from .errors import Unsupported
+from .proxy import TensorProxy
+from .recorder import Recorder
+from .signature import check_returned
+from .structure import Structure, flatten
+from .symbol import BoundSymbol, Symbol, map_proxies
+from .tracking import history_of, same_history
+
+_AS_STRIDED = Symbol("aten.as_strided.default", torch.ops.aten.as_strided.default)
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """An input whose data the function wrote: the trace's output at `output` is copied back into it.
+
+    `tracked`: autograd saw the write, so the copy is made under it.
+    """
+
+    input: int
+    output: int
+    tracked: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """A leaf of the return value: an output or input of the trace by index, a view by name, or a Python value."""
+
+    kind: str
+    place: Any = None
+    value: Any = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outputs:
+    """How a call is finished once its trace has run.
+
+    In this order: `metadata` holds in-place calls that change sizes or strides of inputs; `mutations` say what is
+    copied into inputs; `views` are made from inputs and outputs, outside of autograd's node, so that they are views
+    of these as eager's are. `roots` names what these start from: "input" or "output", and the index there.
+    """
+
+    proxies: tuple[TensorProxy, ...]
+    returned: tuple[Returned, ...]
+    spec: Structure
+    metadata: tuple[BoundSymbol, ...]
+    mutations: tuple[Mutation, ...]
+    roots: tuple[tuple[str, str, int], ...]
+    views: tuple[BoundSymbol, ...]
+
+
+def outputs_of(recorder: Recorder, result: Any) -> Outputs:
+    """What came out of the function that `recorder` watched, its return value among it."""
+    leaves, spec = flatten(result, objects=True)
+    collector = _Collector(recorder, leaves)
+    mutations = tuple(collector.mutations())
+    returned = tuple([collector.returned(leaf) for leaf in leaves])
+    roots = tuple((name, *place) for name, place in collector.roots.items())
+    views = tuple(collector.views[position] for position in sorted(collector.views))
+    proxies = tuple(collector.proxies.values())
+    return Outputs(proxies, returned, spec, tuple(recorder.metadata_calls), mutations, roots, views)
+
+
+class _Collector:
+    """Tells apart, among what comes out, values of the trace, inputs, and views of either.
+
+    A tensor goes by the name of the value that it stood for when it was first seen, through all writes. The lineage
+    of a view is the names of what it is a view of, and what that is a view of, the root first.
+    """
+
+    def __init__(self, recorder: Recorder, leaves: list[Any]) -> None:
+        self.recorder = recorder
+        self.tracker = recorder.tracker
+        self.proxies: dict[str, TensorProxy] = {}
+        self.roots: dict[str, tuple[str, int]] = {}
+        self.views: dict[int, BoundSymbol] = {}
+        made = {id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and not recorder.input_of(leaf)}
+        self._sharing: dict[int, list[torch.Tensor]] = {}
+        for tensor in made.values():
+            self.tracker.reconcile(tensor)
+            self._sharing.setdefault(internals.storage_key(tensor), []).append(tensor)
+        self._inputs: dict[int, int] = {}
+        for index, found in enumerate(recorder.inputs):
+            self.tracker.reconcile(found.wrapper)
+            self._inputs.setdefault(internals.storage_key(found.wrapper), index)
+        self._reshaped = {call.inputs[0].name for call in recorder.metadata_calls}
+
+    @functools.cached_property
+    def _makers(self) -> dict[str, tuple[int, BoundSymbol]]:
+        """Where in the program, and by which leaf, each value was made."""
+        leaves = enumerate(leaves_of(self.recorder.recorded()))
+        return {proxy.name: (position, leaf) for position, leaf in leaves for proxy in leaf.outputs}
+
+    def mutations(self) -> Iterator[Mutation]:
+        """The inputs that the function wrote to, their new values made outputs."""
+        for index, found in enumerate(self.recorder.inputs):
+            first, final = found.proxy, self.tracker.proxy_of(found.wrapper)
+            if first.name in self._reshaped:
+                self.roots[first.name] = ("input", index)
+            elif (final.shape, final.dtype, final.device) != (first.shape, first.dtype, first.device):
+                raise Unsupported(
+                    f"the function gives {first.name} another shape, dtype or device; return a new tensor"
+                )
+            root = final
+            while root is not first and (viewed := self._viewed(root.name)) is not None:
+                root = viewed
+            if root.name != first.name:
+                tracked = not same_history(history_of(found.wrapper), found.history)
+                yield Mutation(index, self._output(final), tracked)
+
+    def returned(self, leaf: Any) -> Returned:
+        """Where a leaf of the return value is to be found after a call."""
+        if not isinstance(leaf, torch.Tensor):
+            check_returned(leaf)
+            return Returned("value", value=leaf)
+        itself = self.recorder.input_of(leaf)
+        if itself is not None:
+            return Returned("input", self.recorder.inputs.index(itself))
+        key = internals.storage_key(leaf)
+        if key in self._inputs:
+            return self._view_of_input(leaf, self._inputs[key])
+        sharing = self._sharing[key]
+        if len(sharing) == 1:
+            return Returned("output", self._output(self.tracker.proxy_of(leaf)))
+        lineages = list(map(self._lineage, sharing))
+        common = [names[0] for names in zip(*lineages, strict=False) if len(set(names)) == 1]
+        home = self.tracker.first_seen_as(common[-1]) if common else None
+        written = any(
+            self.tracker.proxy_of(tensor).name != lineage[-1]
+            for tensor, lineage in zip(sharing, lineages, strict=True)
+        )
+        if not common or (home is None and written):
+            raise Unsupported(
+                "the function returns several tensors that share memory, in a way that cannot be told; "
+                "return clones of them"
+            )
+        value = self._made(common[-1]) if home is None else self.tracker.proxy_of(home)
+        return self._replayed(self._lineage(leaf), common[-1], "output", self._output(value))
+
+    def _output(self, proxy: TensorProxy) -> int:
+        self.proxies.setdefault(proxy.name, proxy)
+        return list(self.proxies).index(proxy.name)
+
+    def _made(self, name: str) -> TensorProxy:
+        return next(proxy for proxy in self._makers[name][1].outputs if proxy.name == name)
+
+    def _viewed(self, name: str) -> TensorProxy | None:
+        """What the value of that name was made a view of, if it was."""
+        return viewed_argument(self._makers[name][1]) if name in self._makers else None
+
+    def _lineage(self, tensor: torch.Tensor) -> list[str]:
+        names = [self.tracker.first_name(self.tracker.proxy_of(tensor).name)]
+        while (viewed := self._viewed(names[-1])) is not None:
+            names.append(self.tracker.first_name(viewed.name))
+        return names[::-1]
+
+    def _view_of_input(self, leaf: torch.Tensor, index: int) -> Returned:
+        found, lineage = self.recorder.inputs[index], self._lineage(leaf)
+        if found.proxy.name in lineage and found.proxy.name not in self._reshaped:
+            return self._replayed(lineage, found.proxy.name, "input", index)
+        home, now = self.tracker.proxy_of(found.wrapper), self.tracker.proxy_of(leaf)
+        if (now.dtype, now.is_conj, now.is_neg) != (home.dtype, home.is_conj, home.is_neg):
+            raise Unsupported(
+                f"the function returns a view of {found.proxy.name} as another dtype, in a way that cannot be "
+                "followed; return a clone of it"
+            )
+        self.roots[found.proxy.name] = ("input", index)
+        made = replace(now, name=self.recorder.names.fresh())
+        layout = (now.shape, now.stride, now.storage_offset)
+        call = BoundSymbol(_AS_STRIDED, (found.proxy, *layout), {}, made, grad_enabled=now.requires_grad)
+        self.views[-1 - len(self.views)] = call
+        return Returned("view", made.name)
+
+    def _replayed(self, lineage: list[str], home: str, kind: str, index: int) -> Returned:
+        """The last of a lineage, to be made from `home` by the calls that made it."""
+        if lineage[-1] == home:
+            return Returned(kind, index)
+        self.roots[home] = (kind, index)
+        for parent, name in itertools.pairwise(lineage[lineage.index(home) :]):
+            position, call = self._makers[name]
+            self.views[position] = replace(call, args=map_proxies(functools.partial(_renamed, parent), call.args))
+        return Returned("view", lineage[-1])
+
+
+def _renamed(name: str, proxy: TensorProxy) -> TensorProxy:
+    return replace(proxy, name=name)
