@@ -19,9 +19,9 @@ from . import torch_internals as internals
 from .composites import splice_escaping
 from .errors import DataDependent, Unsupported
 from .nesting import tensors_in
+from .outputs import Mutation, Outputs, outputs_of
 from .patches import redirected
 from .proxy import TensorProxy
-from .outputs import Mutation, Outputs, outputs_of
 from .recorder import Recorder, active_recorder
 from .signature import Argument, Closure, InputSource, ModuleState, check_tensor, state_of
 from .structure import Structure, flatten
@@ -51,8 +51,8 @@ class Captured:
     """A trace and how it hangs together with the call it came from.
 
     `sources` says where each input of the trace comes from; `outputs` how a call is finished with what the trace
-    gives. `identical` pairs the position of an argument with that of an earlier one, or with a tensor reached otherwise,
-    that it must be the same as.
+    gives. `identical` pairs the position of an argument with that of an earlier one, or with a tensor reached
+    otherwise, that it must be the same as.
     """
 
     trace: Trace
@@ -115,7 +115,7 @@ def capture(
             with _grad_mode_kept():
                 result = _run(function, leaves, spec, recorder, inputs)
             with torch._C.DisableTorchFunction():
-                outputs = outputs_of(recorder, result)
+                outputs = outputs_of(recorder, result, views=differentiable is None)
                 _refuse_aliases(recorder, outputs.mutations)
                 body = splice_escaping(recorder.take(), outputs.proxies)
         proxies = tuple(found.proxy for found in recorder.inputs)

@@ -139,7 +139,7 @@ def _linearised(
         grouped = spec.unflatten([found.get(index, zero) for index, zero in enumerate(zeros)])[0]
         return tuple(grouped[position] for position in positions)
 
-    return finish(captured, [values[proxy.name] for proxy in final], inputs), pullback
+    return finish(captured.outputs, [values[proxy.name] for proxy in final], inputs), pullback
 
 
 def _pull(
@@ -148,9 +148,9 @@ def _pull(
     """The gradients of the arguments, by position among their leaves, for a cotangent per returned leaf."""
     given: dict[int, torch.Tensor] = {}
     through: dict[int, torch.Tensor] = {}
-    for item, cotangent in zip(captured.returned, cotangents, strict=False):
+    for item, cotangent in zip(captured.outputs.returned, cotangents, strict=False):
         if isinstance(cotangent, torch.Tensor) and item.kind != "value":
-            _add(given if item.kind == "output" else through, item.index, cotangent)
+            _add(given if item.kind == "output" else through, item.place, cotangent)
     grad_outputs = tuple(
         metadata_proxy(f"g_{proxy.name}", given[index], False)
         if proxy is not None and index in given and proxy.requires_grad

@@ -63,16 +63,19 @@ class Outputs:
     views: tuple[BoundSymbol, ...]
 
 
-def outputs_of(recorder: Recorder, result: Any) -> Outputs:
-    """What came out of the function that `recorder` watched, its return value among it."""
+def outputs_of(recorder: Recorder, result: Any, *, views: bool) -> Outputs:
+    """What came out of the function that `recorder` watched, its return value among it.
+
+    Without `views` every tensor returned that is no input itself is an output of the trace.
+    """
     leaves, spec = flatten(result, objects=True)
-    collector = _Collector(recorder, leaves)
-    mutations = tuple(collector.mutations())
+    collector = _Collector(recorder, leaves, views)
     returned = tuple([collector.returned(leaf) for leaf in leaves])
+    mutations = tuple(collector.mutations())
     roots = tuple((name, *place) for name, place in collector.roots.items())
-    views = tuple(collector.views[position] for position in sorted(collector.views))
+    calls = tuple(collector.views[position] for position in sorted(collector.views))
     proxies = tuple(collector.proxies.values())
-    return Outputs(proxies, returned, spec, tuple(recorder.metadata_calls), mutations, roots, views)
+    return Outputs(proxies, returned, spec, tuple(recorder.metadata_calls), mutations, roots, calls)
 
 
 class _Collector:
@@ -82,9 +85,10 @@ class _Collector:
     of a view is the names of what it is a view of, and what that is a view of, the root first.
     """
 
-    def __init__(self, recorder: Recorder, leaves: list[Any]) -> None:
+    def __init__(self, recorder: Recorder, leaves: list[Any], views: bool) -> None:
         self.recorder = recorder
         self.tracker = recorder.tracker
+        self._apart = views
         self.proxies: dict[str, TensorProxy] = {}
         self.roots: dict[str, tuple[str, int]] = {}
         self.views: dict[int, BoundSymbol] = {}
@@ -130,6 +134,8 @@ class _Collector:
         itself = self.recorder.input_of(leaf)
         if itself is not None:
             return Returned("input", self.recorder.inputs.index(itself))
+        if not self._apart:
+            return Returned("output", self._output(self.tracker.proxy_of(leaf)))
         key = internals.storage_key(leaf)
         if key in self._inputs:
             return self._view_of_input(leaf, self._inputs[key])
@@ -140,8 +146,7 @@ class _Collector:
         common = [names[0] for names in zip(*lineages, strict=False) if len(set(names)) == 1]
         home = self.tracker.first_seen_as(common[-1]) if common else None
         written = any(
-            self.tracker.proxy_of(tensor).name != lineage[-1]
-            for tensor, lineage in zip(sharing, lineages, strict=True)
+            self.tracker.proxy_of(tensor).name != lineage[-1] for tensor, lineage in zip(sharing, lineages, strict=True)
         )
         if not common or (home is None and written):
             raise Unsupported(

@@ -233,10 +233,12 @@ class Recorder:
 
     def _note_metadata(self, symbol: Symbol, called: tuple[Any, Any], given: tuple[Any, Any]) -> None:
         for tensor, before in zip(tensors_in(called), proxies(given), strict=True):
-            found, now = self._input_of.get(id(tensor)), self.tracker.proxy_of(tensor)
+            found, now = self._input_of.get(id(tensor)), self.tracker.proxy_of_fake(self.tracker.last_fake(tensor))
             if found is not None and (now.shape, now.stride) != (before.shape, before.stride):
                 args = (found.proxy, *given[0][1:])
-                self.metadata_calls.append(BoundSymbol(symbol, args, given[1], None, grad_enabled=torch.is_grad_enabled()))
+                self.metadata_calls.append(
+                    BoundSymbol(symbol, args, given[1], None, grad_enabled=torch.is_grad_enabled())
+                )
 
     def _run_in_frame(
         self, frame: _Frame, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]

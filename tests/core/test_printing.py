@@ -332,7 +332,7 @@ def random(x: T, w: T) -> Any:
 
 def several(x: T, w: T) -> Any:
     values, indices = x.topk(2)
-    return values, indices, *w.split([1, 3], dim=1), x.chunk(2)[1]
+    return values, indices, *[part * 2 for part in w.split([1, 3], dim=1)], x.chunk(2)[1] + 1
 
 
 def composite(x: T, w: T) -> Any:
@@ -354,7 +354,7 @@ def convolution(x: T, w: T) -> Any:
 
 
 def indexing(x: T, w: T) -> Any:
-    return x[..., 1], w[[0, 2]], x[:, None, ::2], torch.where(x > w, x, -1.0), x.index_select(0, torch.tensor([2, 0]))
+    return x[..., 1] * 2, w[[0, 2]], x[:, None, ::2] + 1, torch.where(x > w, x, -1.0), x.index_select(0, torch.tensor([2, 0]))
 
 
 def creation(x: T, w: T) -> Any:

@@ -39,7 +39,8 @@ class Entry:
         self.prologue = make_prologue(captured, leaves, spec, tensors)
         self._hides_autograd = captured.grad_enabled and any(proxy.requires_grad for proxy in captured.trace.inputs)
         outputs = captured.outputs
-        self._returns_first = not outputs.mutations and outputs.spec.is_leaf and outputs.returned[0].kind == "output"
+        touched = outputs.mutations or outputs.metadata
+        self._returns_first = not touched and outputs.spec.is_leaf and outputs.returned[0].kind == "output"
 
     def run(self, inputs: Sequence[torch.Tensor]) -> Any:
         """What the function returns for these inputs, as `prologue` gives them."""

@@ -31,6 +31,6 @@ def finish(outputs: Outputs, results: Sequence[Any], inputs: Sequence[torch.Tens
 
 def _run(calls: Iterable[BoundSymbol], values: dict[str, Any]) -> None:
     for call in calls:
-        args, kwargs = map_proxies(values.__getitem__, (call.args, dict(call.kwargs)))
+        args, kwargs = map_proxies(lambda proxy: values[proxy.name], (call.args, dict(call.kwargs)))
         with torch.set_grad_enabled(call.grad_enabled):
             bind_outputs(call.output, call.symbol.fn(*args, **kwargs), values)
