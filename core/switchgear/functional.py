@@ -7,14 +7,14 @@ there, so that an enclosing derivative differentiates what the rules recorded.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from .capture import Captured, capture
-from .composites import bind_outputs
 from .errors import InvalidInput
+from .evaluation import evaluate
 from .jit import compiler_of, jit
 from .passes.dead_code import dead_code, live
 from .passes.differentiate import differentiate
@@ -25,10 +25,8 @@ from .runtime.epilogue import finish
 from .selection import Selection
 from .signature import Argument
 from .structure import flatten
-from .symbol import BoundSymbol, map_proxies
 from .trace import Trace
 from .tracking import metadata_proxy
-from .writes import SET_VALUE
 
 
 def grad(
@@ -125,13 +123,13 @@ def _linearised(
         captured = capture(function, leaves, spec, differentiable=frozenset(wanted))
     trace = dead_code(captured.trace)
     expected = tuple(None if proxy is None else expected_grad(proxy) for proxy in trace.outputs)
-    higher = torch.is_grad_enabled() and any(_is_inexact(leaf) and leaf.requires_grad for leaf in leaves)
-    joint = differentiate(trace, selection, expected, higher_order=higher)
     inputs = [tensor_of(source, leaves) for source in captured.sources]
+    higher = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
+    joint = differentiate(trace, selection, expected, higher_order=higher)
     values: dict[str, Any] = {proxy.name: tensor for proxy, tensor in zip(trace.inputs, inputs, strict=True)}
     values.update(joint.trace.constants)
     final = [proxy for proxy in joint.trace.outputs[: joint.count] if proxy is not None]
-    _evaluate(live(joint.trace.bound_symbols, final), values)
+    evaluate(live(joint.trace.bound_symbols, final), values)
 
     def pullback(cotangents: list[Any]) -> tuple[Any, ...]:
         found = _pull(captured, trace, selection, values, cotangents, higher)
@@ -160,7 +158,7 @@ def _pull(
     joint = differentiate(trace, selection, grad_outputs, higher_order=higher)
     env = {**values, **joint.trace.constants}
     env.update((proxy.name, given[index]) for index, proxy in enumerate(joint.grad_outputs) if proxy is not None)
-    _evaluate([item for item in joint.trace.bound_symbols if item.outputs[0].name not in values], env)
+    evaluate([item for item in joint.trace.bound_symbols if item.outputs[0].name not in values], env)
     found: dict[int, torch.Tensor] = {}
     for number, (source, grad) in enumerate(zip(captured.sources, joint.trace.outputs[joint.count :], strict=True)):
         if isinstance(source, Argument) and trace.inputs[number].requires_grad:
@@ -173,19 +171,6 @@ def _pull(
 
 def _add(sums: dict[int, torch.Tensor], index: int, term: torch.Tensor) -> None:
     sums[index] = sums[index] + term if index in sums else term
-
-
-def _evaluate(bound_symbols: Iterable[BoundSymbol], values: dict[str, Any]) -> None:
-    """Run bound symbols on tensors, under the recorder that is active; adds what they make to `values`."""
-    for item in bound_symbols:
-        args, kwargs = map_proxies(lambda proxy: values[proxy.name], (item.args, dict(item.kwargs)))
-        with torch.set_grad_enabled(item.grad_enabled or bool(item.links)):
-            if item.symbol == SET_VALUE:
-                result = args[0].clone()
-                result.data.copy_(args[1])
-            else:
-                result = item.symbol.fn(*args, **kwargs)
-        bind_outputs(item.output, result, values)
 
 
 def _is_inexact(leaf: Any) -> bool:

@@ -38,6 +38,7 @@ class Compiler:
         name = getattr(function, "__qualname__", repr(function)) if module is None else type(module).__name__
         self.cache = Cache(name, options["cache_size"], options["recompile_limit"])
         self.last: Entry | None = None
+        self._rejit = lambda function: Compiler(function, None, selection, options)
         self._lock = threading.RLock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -58,7 +59,7 @@ class Compiler:
             found = self.cache.find(key, args, kwargs)
             if found is None:
                 check_devices(leaves)
-                entry = Entry(self.function, leaves, spec, self.module, self.selection)
+                entry = Entry(self.function, leaves, spec, self.module, self.selection, self._rejit)
                 self.cache.add(key, entry)
                 inputs = entry.prologue(args, kwargs)
                 if inputs is None:

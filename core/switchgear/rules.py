@@ -100,7 +100,7 @@ class _Application:
         if self.rule.form == "augmented" and backward is None:
             raise self._error("has no backward")
         second = "pullback" if backward is None else "residuals"
-        with self._recording():
+        with self._recording(), torch.enable_grad():
             result = self.rule.fn(*self.args, **self.kwargs)
             if not isinstance(result, tuple) or len(result) != 2 or (backward is None and not callable(result[1])):
                 raise self._error(f"must return (outputs, {second})")
@@ -125,7 +125,8 @@ class _Application:
         token = _transform.set(state)
         try:
             with self._recording():
-                made = self._outputs(self.rule.fn(*self.args, **self.kwargs))
+                with torch.enable_grad():
+                    made = self._outputs(self.rule.fn(*self.args, **self.kwargs))
                 asked = self._asked(state, made)
                 gradients = self._put(state)
         finally:

@@ -229,7 +229,21 @@ def mixture(x: Tensor, y: Tensor) -> list[Tensor]:
     parts = [part + 1 for part in torch.unbind(x.reshape(2, 2))]
     written = torch.zeros(4)
     written[0] = x[0]
-    return [values, indices, off, on, again, x.detach() * 2, x.detach() + x, y * 2, x > 0, written, *parts, x.long(), x + y]
+    return [
+        values,
+        indices,
+        off,
+        on,
+        again,
+        x.detach() * 2,
+        x.detach() + x,
+        y * 2,
+        x > 0,
+        written,
+        *parts,
+        x.long(),
+        x + y,
+    ]
 
 
 def test_requires_grad_is_eagers_on_every_proxy() -> None:

@@ -354,7 +354,13 @@ def convolution(x: T, w: T) -> Any:
 
 
 def indexing(x: T, w: T) -> Any:
-    return x[..., 1] * 2, w[[0, 2]], x[:, None, ::2] + 1, torch.where(x > w, x, -1.0), x.index_select(0, torch.tensor([2, 0]))
+    return (
+        x[..., 1] * 2,
+        w[[0, 2]],
+        x[:, None, ::2] + 1,
+        torch.where(x > w, x, -1.0),
+        x.index_select(0, torch.tensor([2, 0])),
+    )
 
 
 def creation(x: T, w: T) -> Any:

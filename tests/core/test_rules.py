@@ -197,7 +197,7 @@ def test_rule_sees_the_arguments_as_they_were_given() -> None:
     # once more for the layout of the gradient that came
     found = seen[0]
     assert issubclass(found[0], Tensor)
-    assert found[1:3] == ((2, 3), False)
+    assert found[1:3] == ((2, 3), True)
     assert -1 in (*found[3], *found[4].values())
 
 

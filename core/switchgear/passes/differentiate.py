@@ -71,12 +71,13 @@ class _Linear:
 def differentiate(trace: Trace, selection: Selection, grad_outputs: Grads, *, higher_order: bool = False) -> Joint:
     """The joint trace for grad outputs that are defined where `grad_outputs` has a proxy, with its metadata.
 
-    `higher_order`: the backward is differentiated in its turn; some of PyTorch's formulas are others then.
+    Outputs may also be values that a grad rule makes inside its forward. `higher_order`: the backward is differentiated
+    in its turn; some of PyTorch's formulas are others then.
 
     Raises `NotDifferentiable`, `RuleError`, and under `selection.strict` `StrictError`.
     """
     names = Names({*names_of(trace), *(proxy.name for proxy in proxies(grad_outputs))})
-    forward = _Forward(names, selection, higher_order)
+    forward = _Forward(names, selection, higher_order, frozenset(proxy.name for proxy in proxies(trace.outputs)))
     for bound_symbol in trace.bound_symbols:
         forward.linearise(bound_symbol, bound_symbol)
     outputs: Grads = map_proxies(forward.now, trace.outputs)
@@ -98,8 +99,9 @@ def differentiate(trace: Trace, selection: Selection, grad_outputs: Grads, *, hi
 class _Forward:
     """Linearises bound symbols one by one."""
 
-    def __init__(self, names: Names, selection: Selection, higher_order: bool) -> None:
+    def __init__(self, names: Names, selection: Selection, higher_order: bool, ends: frozenset[str]) -> None:
         self.higher_order = higher_order
+        self.ends = ends
         self.names = names
         self.selection = selection
         self.recorder = Recorder(names, self._adopt_constant, follow_autograd=False)
@@ -157,7 +159,12 @@ class _Forward:
     def _apply(self, rule: GradRule, item: BoundSymbol, origin: BoundSymbol) -> None:
         applied = apply_rule(rule, item, self.recorder)
         link = Link(origin, RuleOrigin(rule.owner, rule.form))
-        self.body.extend(_linked(made, link) for made in applied.forward)
+        inside = {proxy.name for made in applied.forward for proxy in made.outputs}
+        if self.ends & inside - {proxy.name for proxy in applied.outputs}:
+            for made in applied.forward:
+                self.linearise(made, origin)
+        else:
+            self.body.extend(_linked(made, link) for made in applied.forward)
         for proxy, output in zip(item.outputs, applied.outputs, strict=True):
             if output != proxy:
                 self._env[proxy.name] = output

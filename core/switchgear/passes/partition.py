@@ -58,18 +58,26 @@ def partition(joint: Joint, overwritten: frozenset[str] = frozenset()) -> Partit
 def backward_for(joint: Joint, saved: tuple[TensorProxy, ...]) -> Trace:
     """The backward of another joint trace of the same forward, from what that forward saves.
 
-    Raises `NotDifferentiable` if it needs more than was saved.
+    What it needs beyond that is computed again. Raises `NotDifferentiable` if that cannot be.
     """
     again = partition(joint)
-    known = {proxy.name for proxy in saved}
-    missing = [proxy.name for proxy in again.saved if proxy.name not in known]
+    known = {proxy.name for proxy in saved}.union(joint.trace.constants)
+    missing = {proxy.name for proxy in again.saved} - known
+    repeated: list[BoundSymbol] = []
+    for item in reversed(again.forward.bound_symbols if missing else ()):
+        if not missing.isdisjoint(proxy.name for proxy in item.outputs) and not item.is_random:
+            missing.difference_update(proxy.name for proxy in item.outputs)
+            missing.update({proxy.name for proxy in item.inputs} - known)
+            repeated.append(item)
     if missing:
         raise NotDifferentiable(
-            f"this backward needs values that the forward did not save ({', '.join(missing)}), because "
-            "other grad outputs are defined than expected; give a gradient for every output, or return "
-            "only the one that is differentiated"
+            f"this backward needs values that the forward did not save ({', '.join(sorted(missing))}), because other "
+            "grad outputs are defined than expected, or because the derivative of a grad rule is taken; give a "
+            "gradient for every output, or use sg.grad"
         )
-    return replace(again.backward, inputs=(*saved, *proxies(joint.grad_outputs)))
+    body = (*reversed(repeated), *again.backward.bound_symbols)
+    inputs = (*saved, *proxies(joint.grad_outputs))
+    return replace(again.backward, inputs=inputs, bound_symbols=body)
 
 
 def _backward(

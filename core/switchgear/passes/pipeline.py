@@ -16,7 +16,7 @@ from switchgear.printing import compile_trace
 from switchgear.proxy import TensorProxy
 from switchgear.rules import Grads
 from switchgear.selection import Selection
-from switchgear.symbol import BoundSymbol
+from switchgear.symbol import BoundSymbol, proxies
 from switchgear.trace import Trace
 from switchgear.verify import verify
 
@@ -96,13 +96,23 @@ def compile_forward(stages: tuple[Trace, ...], selection: Selection) -> Program:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Training:
-    """The programs of a differentiated trace, and what is needed to make backwards for other grad outputs."""
+    """The programs of a differentiated trace, and what is needed to make backwards for other grad outputs.
+
+    `inner` are the positions of those saved values through which a gradient of the backward itself may flow, and
+    which are neither inputs nor outputs.
+    """
 
     forward: Program
     backward: Program
     saved: tuple[TensorProxy, ...]
+    inner: tuple[int, ...]
     prepared: Trace
     joint: Joint
+
+    @property
+    def ends(self) -> tuple[TensorProxy | None, ...]:
+        """The outputs, and the inner saved values: what gradients can be given for."""
+        return (*self.joint.trace.outputs[: self.joint.count], *(self.saved[index] for index in self.inner))
 
 
 def compile_training(
@@ -116,26 +126,48 @@ def compile_training(
     forward.keep("partition", parts.forward, start)
     backward.keep("partition", parts.backward, start)
     forward_program = _executable(forward, selection, boxed=False, choices=joint.choices)
-    return Training(forward_program, _executable(backward, selection, boxed=True), parts.saved, stages[-1], joint)
+    known = {proxy.name for proxy in proxies((parts.forward.inputs, joint.trace.outputs[: joint.count]))} - overwritten
+    inner = tuple(i for i, proxy in enumerate(parts.saved) if proxy.requires_grad and proxy.name not in known)
+    backward_program = _executable(backward, selection, boxed=True)
+    return Training(forward_program, backward_program, parts.saved, inner, stages[-1], joint)
 
 
 def compile_backward(
     training: Training, selection: Selection, grad_outputs: Grads, wanted: tuple[bool, ...]
 ) -> Program:
-    """A backward for other grad outputs than expected, or for fewer inputs, from what the forward saves."""
-    stages, joint = _differentiated((training.prepared,), selection, grad_outputs)
+    """A backward for other grad outputs than expected, or for fewer inputs, from what the forward saves.
+
+    `grad_outputs` has one for each of the training's `ends`.
+    """
+    return _executable(_other_backward(training, selection, grad_outputs, wanted, False), selection, boxed=True)
+
+
+def differentiable_backward(
+    training: Training, selection: Selection, grad_outputs: Grads, wanted: tuple[bool, ...]
+) -> Trace:
+    """Like `compile_backward`, as a trace that can be differentiated in its turn."""
+    return _other_backward(training, selection, grad_outputs, wanted, True).traces[-1]
+
+
+def _other_backward(
+    training: Training, selection: Selection, grad_outputs: Grads, wanted: tuple[bool, ...], higher_order: bool
+) -> _Stages:
+    prepared = replace(training.prepared, outputs=training.ends)
+    stages, joint = _differentiated((prepared,), selection, grad_outputs, higher_order)
     outputs = joint.trace.outputs
     grads = tuple(grad if want else None for grad, want in zip(outputs[joint.count :], wanted, strict=True))
     joint = replace(joint, trace=dead_code(replace(joint.trace, outputs=(*outputs[: joint.count], *grads))))
     start = time.perf_counter()
     stages.keep("partition", backward_for(joint, training.saved), start)
-    return _executable(stages, selection, boxed=True)
+    return stages
 
 
-def _differentiated(prepared: tuple[Trace, ...], selection: Selection, grad_outputs: Grads) -> tuple[_Stages, Joint]:
+def _differentiated(
+    prepared: tuple[Trace, ...], selection: Selection, grad_outputs: Grads, higher_order: bool = False
+) -> tuple[_Stages, Joint]:
     stages = _Stages([*prepared])
     start = time.perf_counter()
-    joint = differentiate(prepared[-1], selection, grad_outputs)
+    joint = differentiate(prepared[-1], selection, grad_outputs, higher_order=higher_order)
     stages.keep("differentiate", joint.trace, start)
     return stages, replace(joint, trace=stages.plugin_passes("after_grad", selection))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,25 +10,40 @@ import torch
 
 from switchgear import torch_internals as internals
 from switchgear.capture import compiling
-from switchgear.errors import NotDifferentiable, Unsupported
-from switchgear.passes.pipeline import Program, Training, compile_backward
+from switchgear.errors import Unsupported
+from switchgear.evaluation import evaluate
+from switchgear.passes.pipeline import Program, Training, compile_backward, differentiable_backward
+from switchgear.rules import Grads
 from switchgear.selection import Selection
+from switchgear.trace import Trace
 
 from .execution import run_program
 
+Jit = Callable[[Callable[..., Any]], Callable[..., Any]]
+
 
 class Bridge:
-    """Runs the forward of an entry under autograd, and its backwards, made on first use as grad outputs need them."""
+    """Runs the forward of an entry under autograd, and its backwards, made on first use as grad outputs need them.
 
-    def __init__(self, training: Training, selection: Selection) -> None:
+    `rejit` compiles a backward that is to be differentiated in its turn, as any other function.
+    """
+
+    def __init__(self, training: Training, selection: Selection, rejit: Jit) -> None:
         self.training = training
         self.selection = selection
+        self.rejit = rejit
         self.count = training.joint.count
-        outputs = training.joint.trace.outputs[: self.count]
+        self.inner = tuple(self.count + index for index in training.inner)
+        outputs = training.ends[: self.count]
         self.plain = tuple(i for i, proxy in enumerate(outputs) if proxy is None or not proxy.requires_grad)
+        given = {proxy.name for proxy in training.prepared.inputs}
+        ends = (*outputs, *training.saved)
+        self.made = tuple(i for i, proxy in enumerate(ends) if proxy is not None and proxy.name not in given)
         expected = [None if proxy is None else (proxy.stride, proxy.dtype) for proxy in training.joint.grad_outputs]
         wanted = tuple(proxy.requires_grad for proxy in training.prepared.inputs)
-        self._backwards: dict[Any, Program] = {(*expected, wanted): training.backward}
+        nothing = (None,) * len(self.inner)
+        self._backwards: dict[Any, Program] = {(*expected, *nothing, wanted): training.backward}
+        self._differentiable: dict[Any, Callable[..., Any]] = {}
         self.last_backward: Program = training.backward
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -39,42 +54,81 @@ class Bridge:
 
     def backward_for(self, grads: tuple[torch.Tensor | None, ...], wanted: tuple[bool, ...]) -> Program:
         """The backward that takes these grad outputs, and gives the gradients of the inputs that are wanted."""
-        pattern = [None if grad is None else (grad.stride(), grad.dtype) for grad in grads]
-        program = self._backwards.get((*pattern, wanted))
+        key = _pattern(grads, wanted)
+        program = self._backwards.get(key)
         if program is None:
-            pairs = zip(self.training.joint.grad_outputs, grads, strict=True)
-            proxies = tuple(
-                None if proxy is None or grad is None else replace(proxy, stride=grad.stride(), dtype=grad.dtype)
-                for proxy, grad in pairs
-            )
             with compiling(), torch.no_grad():
-                program = compile_backward(self.training, self.selection, proxies, wanted)
-            self._backwards[*pattern, wanted] = program
+                program = compile_backward(self.training, self.selection, self._proxies(grads), wanted)
+            self._backwards[key] = program
         self.last_backward = program
         return program
 
+    def differentiable_for(
+        self, grads: tuple[torch.Tensor | None, ...], wanted: tuple[bool, ...]
+    ) -> Callable[..., Any]:
+        """The same as a function of what is saved and the grad outputs, for `create_graph=True`."""
+        key = _pattern(grads, wanted)
+        function = self._differentiable.get(key)
+        if function is None:
+            with compiling(), torch.no_grad():
+                trace = differentiable_backward(self.training, self.selection, self._proxies(grads), wanted)
+            function = self._differentiable[key] = self.rejit(_evaluated(trace))
+        return function
+
+    def _proxies(self, grads: tuple[torch.Tensor | None, ...]) -> Grads:
+        return tuple(
+            None
+            if proxy is None or grad is None
+            else replace(
+                proxy,
+                name=f"g_{proxy.name}",
+                stride=grad.stride(),
+                dtype=grad.dtype,
+                requires_grad=False,
+                storage_offset=0,
+            )
+            for proxy, grad in zip(self.training.ends, grads, strict=True)
+        )
+
+
+def _pattern(grads: tuple[torch.Tensor | None, ...], wanted: tuple[bool, ...]) -> Any:
+    return (*[None if grad is None else (grad.stride(), grad.dtype) for grad in grads], wanted)
+
+
+def _evaluated(trace: Trace) -> Callable[..., Any]:
+    def backward(*arguments: Any) -> Any:
+        values = {proxy.name: value for proxy, value in zip(trace.inputs, arguments, strict=True)}
+        values.update(trace.constants)
+        evaluate(trace.bound_symbols, values)
+        return tuple(None if proxy is None else values[proxy.name] for proxy in trace.outputs)
+
+    return backward
+
 
 class _Node(torch.autograd.Function):
+    """Its outputs are those of the trace, and the saved values through which a second derivative flows."""
+
     @staticmethod
     def forward(ctx: Any, bridge: Bridge, *inputs: torch.Tensor) -> Any:
-        results = run_program(bridge.training.forward, inputs)
+        results = list(run_program(bridge.training.forward, inputs))
+        for index in bridge.made:
+            # autograd forbids to write to what comes out of a node as a view
+            if results[index]._is_view():
+                results[index] = results[index].detach()
         outputs = results[: bridge.count]
         ctx.bridge = bridge
         ctx.save_for_backward(*results[bridge.count :])
         ctx.mark_non_differentiable(*[outputs[i] for i in bridge.plain if outputs[i] is not None])
         ctx.set_materialize_grads(False)
-        return outputs
+        return (*outputs, *[results[index] for index in bridge.inner])
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
-        if torch.is_grad_enabled():
-            raise NotDifferentiable(
-                "create_graph=True: the backward of a jitted function is not differentiable by itself; use nested "
-                "sg.grad, or run this part without sg.jit"
-            )
         given = [grad for grad in grads if grad is not None]
         if any(grad.layout is not torch.strided for grad in given):
             raise Unsupported("a grad output is not a strided tensor")
-        arguments = [*ctx.saved_tensors, *given]
+        arguments, wanted = [*ctx.saved_tensors, *given], ctx.needs_input_grad[1:]
         internals.clear_saved_tensors(ctx)
-        return (None, *run_program(ctx.bridge.backward_for(grads, ctx.needs_input_grad[1:]), arguments))
+        if torch.is_grad_enabled():
+            return (None, *ctx.bridge.differentiable_for(grads, wanted)(*arguments))
+        return (None, *run_program(ctx.bridge.backward_for(grads, wanted), arguments))

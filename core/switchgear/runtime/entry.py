@@ -14,7 +14,7 @@ from switchgear.selection import Selection
 from switchgear.signature import Argument, Closure, InputSource
 from switchgear.structure import Structure
 
-from .autograd_bridge import Bridge
+from .autograd_bridge import Bridge, Jit
 from .epilogue import finish
 from .execution import run_program
 from .prologue import make_prologue
@@ -30,11 +30,12 @@ class Entry:
         spec: Structure,
         module: torch.nn.Module | None,
         selection: Selection,
+        rejit: Jit,
     ) -> None:
         with compiling():
             captured = self.captured = capture(function, leaves, spec, module)
             with torch.no_grad():
-                self._compile(selection)
+                self._compile(selection, rejit)
         tensors = [tensor_of(source, leaves) for source in captured.sources]
         self.prologue = make_prologue(captured, leaves, spec, tensors)
         self._hides_autograd = captured.grad_enabled and any(proxy.requires_grad for proxy in captured.trace.inputs)
@@ -53,7 +54,7 @@ class Entry:
             outputs = run_program(self.forward, inputs)
         return outputs[0] if self._returns_first else finish(self.captured.outputs, outputs, inputs)
 
-    def _compile(self, selection: Selection) -> None:
+    def _compile(self, selection: Selection, rejit: Jit) -> None:
         trace = self.captured.trace
         stages = prepare(trace, selection)
         grad_outputs = tuple(None if proxy is None else expected_grad(proxy) for proxy in stages[-1].outputs)
@@ -64,7 +65,7 @@ class Entry:
         overwritten = frozenset(trace.inputs[mutation.input].name for mutation in self.captured.outputs.mutations)
         training = compile_training(stages, selection, grad_outputs, overwritten)
         self.forward = training.forward
-        self.bridge = Bridge(training, selection)
+        self.bridge = Bridge(training, selection, rejit)
 
 
 def tensor_of(source: InputSource, leaves: list[Any]) -> torch.Tensor:

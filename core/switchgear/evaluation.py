@@ -1,0 +1,28 @@
+"""Evaluation: bound symbols run one by one on tensors, by their symbols alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from .composites import bind_outputs
+from .symbol import BACKWARD, BoundSymbol, map_proxies
+from .writes import SET_VALUE
+
+
+def evaluate(bound_symbols: Iterable[BoundSymbol], values: dict[str, Any]) -> None:
+    """Run bound symbols on the tensors of `values`, by name, each in its grad mode; adds what they make.
+
+    Under a recorder they are recorded anew, so what a backward consists of is differentiable in its turn.
+    """
+    for item in bound_symbols:
+        args, kwargs = map_proxies(lambda proxy: values[proxy.name], (item.args, dict(item.kwargs)))
+        with torch.set_grad_enabled(item.grad_enabled or BACKWARD in item.tags):
+            if item.symbol == SET_VALUE:
+                result = args[0].clone()
+                result.data.copy_(args[1])
+            else:
+                result = item.symbol.fn(*args, **kwargs)
+        bind_outputs(item.output, result, values)
