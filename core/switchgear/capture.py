@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import re
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +22,8 @@ from .outputs import Mutation, Outputs, outputs_of
 from .patches import redirected
 from .proxy import TensorProxy
 from .recorder import Recorder, active_recorder
-from .signature import Argument, Closure, InputSource, ModuleState, check_tensor, state_of
+from .shared_memory import Home, base_of, home_of, memory_of, overlaps
+from .signature import Argument, Base, Closure, InputSource, ModuleState, check_tensor, state_of
 from .structure import Structure, flatten
 from .symbol import CHECKPOINT
 from .trace import Names, Trace
@@ -64,31 +64,54 @@ class Captured:
 
 
 class _Inputs:
-    """Names the trace's inputs and says where each comes from, in the order in which the function reaches for them."""
+    """Names the trace's inputs and says where each comes from, in the order in which the function reaches for them.
 
-    def __init__(self, names: Names, modules: _Modules, differentiable: frozenset[int] | None) -> None:
+    `homes` are the bases of those that share memory, by storage.
+    """
+
+    def __init__(
+        self, names: Names, modules: _Modules, differentiable: frozenset[int] | None, homes: Mapping[int, Home]
+    ) -> None:
         self.names = names
         self.modules = modules
         self.differentiable = differentiable
+        self.homes = homes
         self.sources: list[InputSource] = []
+        self.recorder: Recorder
 
-    def argument(self, index: int, tensor: torch.Tensor) -> TensorProxy:
-        """The argument whose position among the flattened arguments is `index`."""
-        proxy = self._add(tensor, Argument(index), f"t_{index}")
-        return proxy if self.differentiable is None else replace(proxy, requires_grad=index in self.differentiable)
+    def argument(self, index: int, tensor: torch.Tensor) -> torch.Tensor:
+        """The wrapper of the argument whose position among the flattened arguments is `index`."""
+        requires_grad = tensor.requires_grad if self.differentiable is None else index in self.differentiable
+        return self._enter(tensor, Argument(index), f"t_{index}", requires_grad)
 
-    def outside(self, tensor: torch.Tensor) -> TensorProxy:
-        """A tensor that is no argument: module state, or something closed over."""
+    def outside(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The wrapper of a tensor that is no argument: module state, or something closed over."""
         if not internals.is_wrapper(tensor):
             check_tensor(tensor, "a tensor that the function closes over")
         found = self.modules.state.get(id(tensor))
         if found is not None:
-            return self._add(tensor, found, "t_" + re.sub(r"\W", "_", found.path))
-        return self._add(tensor, Closure(tensor), f"t_closure_{len(self.sources)}")
+            return self._enter(tensor, found, "t_" + re.sub(r"\W", "_", found.path), tensor.requires_grad)
+        return self._enter(tensor, Closure(tensor), f"t_closure_{len(self.sources)}", tensor.requires_grad)
 
-    def _add(self, tensor: torch.Tensor, source: InputSource, name: str) -> TensorProxy:
+    def _enter(
+        self, tensor: torch.Tensor, source: Argument | ModuleState | Closure, name: str, requires_grad: bool
+    ) -> torch.Tensor:
+        home = self.homes.get(internals.storage_key(tensor)) if self.homes else None
+        view = None
+        if home is not None and not (home.wrapper is None and tensor is home.tensor):
+            if home.wrapper is None:
+                base = Base(home.source, memory_of if home.flat else base_of)
+                proxy = self._proxy(home.tensor, base, f"{name}_base", home.tensor.requires_grad)
+                home.wrapper = self.recorder.enter(home.tensor, proxy)
+            view = home.view(tensor)
+        wrapper = self.recorder.enter(tensor, self._proxy(tensor, source, name, requires_grad), view)
+        if home is not None and tensor is home.tensor:
+            home.wrapper = wrapper
+        return wrapper
+
+    def _proxy(self, tensor: torch.Tensor, source: InputSource, name: str, requires_grad: bool) -> TensorProxy:
         self.sources.append(source)
-        return metadata_proxy(self.names.claim(name), tensor, tensor.requires_grad)
+        return metadata_proxy(self.names.claim(name), tensor, requires_grad)
 
 
 def capture(
@@ -106,17 +129,18 @@ def capture(
     Raises `CaptureError` and its kinds for what a trace cannot hold, and the function's own exceptions as they are.
     """
 
-    def attempt(compiling: bool) -> Captured:
+    def attempt(compiling: bool, homes: Mapping[int, Home]) -> Captured:
         start = time.perf_counter()
         names, modules = Names(), _Modules(module)
-        inputs = _Inputs(names, modules, differentiable)
+        inputs = _Inputs(names, modules, differentiable, homes)
         recorder = Recorder(names, inputs.outside, modules.path)
+        inputs.recorder = weakref.proxy(recorder)
         with _environment(modules, compiling), _unchanged(module, recorder), recorder.recording():
             with _grad_mode_kept():
                 result = _run(function, leaves, spec, recorder, inputs)
             with torch._C.DisableTorchFunction():
                 outputs = outputs_of(recorder, result, views=differentiable is None)
-                _refuse_aliases(recorder, outputs.mutations)
+                _find_shared(recorder, inputs, outputs.mutations)
                 body = splice_escaping(recorder.take(), outputs.proxies)
         proxies = tuple(found.proxy for found in recorder.inputs)
         trace = Trace("computation", proxies, outputs.proxies, body, recorder.constants)
@@ -125,11 +149,17 @@ def capture(
         sources, entered = tuple(inputs.sources), tuple(modules.entered)
         return Captured(trace, sources, outputs, identical, grad_enabled, entered)
 
+    compiling, homes = False, dict[int, Home]()
     with CAPTURE_LOCK:
-        try:
-            return attempt(compiling=False)
-        except DataDependent:
-            return attempt(compiling=True)
+        while True:
+            try:
+                return attempt(compiling, {key: replace(home, wrapper=None) for key, home in homes.items()})
+            except DataDependent:
+                if compiling:
+                    raise
+                compiling = True
+            except _SharedMemory as found:
+                homes.update(found.homes)
 
 
 def _identical(leaves: list[Any], recorder: Recorder) -> Iterator[tuple[int, int | weakref.ref[torch.Tensor]]]:
@@ -150,7 +180,8 @@ def _run(function: Callable[..., Any], leaves: list[Any], spec: Structure, recor
             # derivatives are taken with respect to each argument by itself
             known = recorder.known_input(leaf) if inputs.differentiable is None else None
             if known is None:
-                known = recorder.adopt(leaf, functools.partial(inputs.argument, index))
+                with torch._C.DisableTorchFunction():
+                    known = inputs.argument(index, leaf)
             wrappers[index] = known
     args, kwargs = spec.unflatten(wrappers)
     result = function(*args, **kwargs)
@@ -160,12 +191,29 @@ def _run(function: Callable[..., Any], leaves: list[Any], spec: Structure, recor
     return result
 
 
-def _refuse_aliases(recorder: Recorder, mutations: tuple[Mutation, ...]) -> None:
-    real = [internals.storage_key(found.tensor) for found in recorder.inputs]
-    for mutation in mutations:
-        if real.count(real[mutation.input]) > 1:
-            what = f"{recorder.inputs[mutation.input].proxy.name}, which shares storage with another input"
-            raise Unsupported(f"the function writes to {what}; pass a clone of one")
+class _SharedMemory(Exception):
+    """The function writes to inputs that share memory with others: it is captured again, these as views of a base."""
+
+    def __init__(self, homes: dict[int, Home]) -> None:
+        self.homes = homes
+
+
+def _find_shared(recorder: Recorder, inputs: _Inputs, mutations: tuple[Mutation, ...]) -> None:
+    """Raise `_SharedMemory` where the function writes to what overlaps another input."""
+    own = [index for index, found in enumerate(recorder.inputs) if not found.is_view]
+    tensors = [recorder.inputs[index].tensor for index in own]
+    keys = [internals.storage_key(tensor) for tensor in tensors]
+    shared = {keys[index] for index, _ in overlaps(tensors, [own.index(mutation.input) for mutation in mutations])}
+    if shared and inputs.differentiable is not None:
+        what = "a function inside sg.grad writes to an argument that shares memory with another"
+        raise Unsupported(f"{what}; pass a clone of one")
+    members = zip(tensors, (inputs.sources[index] for index in own), keys, strict=True)
+    sharing: dict[int, list[tuple[torch.Tensor, InputSource]]] = {key: [] for key in shared}
+    for tensor, source, key in members:
+        if key in shared:
+            sharing[key].append((tensor, source))
+    if sharing:
+        raise _SharedMemory({key: home_of(found) for key, found in sharing.items()})
 
 
 class _Modules:

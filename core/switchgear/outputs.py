@@ -100,7 +100,8 @@ class _Collector:
         self._inputs: dict[int, int] = {}
         for index, found in enumerate(recorder.inputs):
             self.tracker.reconcile(found.wrapper)
-            self._inputs.setdefault(internals.storage_key(found.wrapper), index)
+            if not found.is_view:
+                self._inputs[internals.storage_key(found.wrapper)] = index
         self._reshaped = {call.inputs[0].name for call in recorder.metadata_calls}
 
     @functools.cached_property
@@ -109,13 +110,21 @@ class _Collector:
         leaves = enumerate(leaves_of(self.recorder.recorded()))
         return {proxy.name: (position, leaf) for position, leaf in leaves for proxy in leaf.outputs}
 
+    @functools.cached_property
+    def _visible(self) -> set[str]:
+        """The values that are not inside a composite."""
+        return {proxy.name for item in self.recorder.recorded() for proxy in item.outputs}
+
     def mutations(self) -> Iterator[Mutation]:
         """The inputs that the function wrote to, their new values made outputs."""
         for index, found in enumerate(self.recorder.inputs):
             first, final = found.proxy, self.tracker.proxy_of(found.wrapper)
             if first.name in self._reshaped:
                 self.roots[first.name] = ("input", index)
-            elif (final.shape, final.dtype, final.device) != (first.shape, first.dtype, first.device):
+            if found.is_view:
+                continue
+            kind = final.shape, final.dtype, final.device
+            if first.name not in self._reshaped and kind != (first.shape, first.dtype, first.device):
                 raise Unsupported(
                     f"the function gives {first.name} another shape, dtype or device; return a new tensor"
                 )
@@ -139,33 +148,48 @@ class _Collector:
         key = internals.storage_key(leaf)
         if key in self._inputs:
             return self._view_of_input(leaf, self._inputs[key])
-        sharing = self._sharing[key]
-        if len(sharing) == 1:
-            return Returned("output", self._output(self.tracker.proxy_of(leaf)))
-        lineages = list(map(self._lineage, sharing))
+        lineage, lineages = self._lineage(leaf), list(map(self._lineage, self._sharing[key]))
         common = [names[0] for names in zip(*lineages, strict=False) if len(set(names)) == 1]
-        home = self.tracker.first_seen_as(common[-1]) if common else None
-        written = any(
-            self.tracker.proxy_of(tensor).name != lineage[-1] for tensor, lineage in zip(sharing, lineages, strict=True)
-        )
-        if not common or (home is None and written):
+        nearest = self._nearest(common)
+        if nearest < 0 and len(lineages) == 1:
+            return Returned("output", self._output(self.tracker.proxy_of(leaf)))
+        common = common[: nearest + 1] if nearest >= 0 else common
+        value = self._value(common[-1], self._sharing[key]) if common else None
+        if value is None:
             raise Unsupported(
                 "the function returns several tensors that share memory, in a way that cannot be told; "
                 "return clones of them"
             )
-        value = self._made(common[-1]) if home is None else self.tracker.proxy_of(home)
-        return self._replayed(self._lineage(leaf), common[-1], "output", self._output(value))
+        return self._replayed(lineage, common[-1], "output", self._output(value))
+
+    def _nearest(self, lineage: list[str]) -> int:
+        """Where above the end of a lineage the nearest base is that is a tensor to eager too; -1 if there is none."""
+        own = range(len(lineage) - 1)
+        nearest = max((i for i in own if lineage[i] in self._visible), default=-1)
+        # eager forbids to write to one of several views that an operator makes at once
+        parts = (i for i in own if len(self._made_by(lineage[i + 1]).outputs) > 1)
+        return min(nearest, next(parts, nearest)) if nearest >= 0 else next(parts, -1)
+
+    def _value(self, name: str, views: list[torch.Tensor]) -> TensorProxy | None:
+        """What the tensor first seen by that name stands for by now; None if that cannot be told."""
+        home = self.tracker.first_seen_as(name)
+        final = None if home is None else self.tracker.proxy_of(home)
+        if final is not None and self.tracker.first_name(final.name) == name:
+            return final
+        if any(self.tracker.proxy_of(view).name != self._lineage(view)[-1] for view in views):
+            return None
+        return next((proxy for proxy in self._made_by(name).outputs if proxy.name == name), None)
+
+    def _made_by(self, name: str) -> BoundSymbol:
+        return self._makers[name][1]
 
     def _output(self, proxy: TensorProxy) -> int:
         self.proxies.setdefault(proxy.name, proxy)
         return list(self.proxies).index(proxy.name)
 
-    def _made(self, name: str) -> TensorProxy:
-        return next(proxy for proxy in self._makers[name][1].outputs if proxy.name == name)
-
     def _viewed(self, name: str) -> TensorProxy | None:
         """What the value of that name was made a view of, if it was."""
-        return viewed_argument(self._makers[name][1]) if name in self._makers else None
+        return viewed_argument(self._made_by(name)) if name in self._makers else None
 
     def _lineage(self, tensor: torch.Tensor) -> list[str]:
         names = [self.tracker.first_name(self.tracker.proxy_of(tensor).name)]

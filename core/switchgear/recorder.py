@@ -42,12 +42,16 @@ _OWN_FILES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordedInput:
-    """A tensor from outside, the wrapper that stands for it, and the proxy and history that it came with."""
+    """A tensor from outside, the wrapper that stands for it, and the proxy and history that it came with.
+
+    `is_view`: the wrapper is a view of another input's, and the proxy is not used.
+    """
 
     tensor: torch.Tensor
     wrapper: torch.Tensor
     proxy: TensorProxy
     history: Any
+    is_view: bool
 
 
 @dataclass(slots=True)
@@ -95,15 +99,15 @@ def active_recorder() -> Recorder | None:
 class Recorder:
     """Turns the calls made while it is active into bound symbols.
 
-    `adopt` gives the proxy of a tensor from outside that the function reaches for. `module_path` tells the path of
-    the module being called. `follow_autograd`: find writes that autograd did not see, and compare its requires_grad
-    with the trace's own.
+    `adopt` makes a tensor from outside that the function reaches for an input, by `enter`. `module_path` tells the
+    path of the module being called. `follow_autograd`: find writes that autograd did not see, and compare its
+    requires_grad with the trace's own.
     """
 
     def __init__(
         self,
         names: Names,
-        adopt: Callable[[torch.Tensor], TensorProxy] | None = None,
+        adopt: Callable[[torch.Tensor], torch.Tensor] | None = None,
         module_path: Callable[[], str] = str,
         follow_autograd: bool = True,
     ) -> None:
@@ -192,7 +196,7 @@ class Recorder:
             elif self._adopt is None or internals.is_fake(tensor):
                 raise Unsupported(f"a tensor from outside of what is being traced was used in {self.here()}")
             else:
-                return self.adopt(tensor, self._adopt)
+                return self._adopt(tensor)
         self.tracker.reconcile(tensor)
         return tensor
 
@@ -201,14 +205,15 @@ class Recorder:
         found = self._input_of.get(id(tensor))
         return found.wrapper if found else None
 
-    def adopt(self, tensor: torch.Tensor, proxy_for: Callable[[torch.Tensor], TensorProxy]) -> torch.Tensor:
-        """Make a tensor from outside an input, wherever the function reaches for it; returns its wrapper."""
-        with self.paused(), torch._C.DisableTorchFunction():
-            proxy, is_leaf = proxy_for(tensor), tensor.is_leaf
-            wrapper = self.tracker.wrapper_for(proxy, leaf=is_leaf, autograd=True)
-            found = RecordedInput(tensor, wrapper, proxy, history_of(wrapper))
+    def enter(self, tensor: torch.Tensor, proxy: TensorProxy, view: torch.Tensor | None = None) -> torch.Tensor:
+        """Make a tensor from outside an input; returns its wrapper, which is `view` if it is one of another input."""
+        with torch._C.DisableTorchFunction():
+            wrapper = self.tracker.wrapper_for(proxy, leaf=tensor.is_leaf, autograd=True) if view is None else view
+            self.tracker.reconcile(wrapper)
+            found = RecordedInput(tensor, wrapper, proxy, history_of(wrapper), view is not None)
         self.inputs.append(found)
-        self._input_of[id(tensor)] = self._input_of[id(wrapper)] = found
+        self._input_of[id(tensor)] = found
+        self._input_of.setdefault(id(wrapper), found)
         return wrapper
 
     # -- torch-level calls ---------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import types
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,7 +63,18 @@ class Closure:
         return f"closed-over tensor of shape {list(self.tensor.shape)}"
 
 
-InputSource = Argument | ModuleState | Closure
+@dataclass(frozen=True, slots=True)
+class Base:
+    """What the tensor of another source is a view of, or all of its memory, as `find` gives it."""
+
+    of: Argument | ModuleState | Closure
+    find: Callable[[torch.Tensor], torch.Tensor]
+
+    def __str__(self) -> str:
+        return f"the base of {self.of}"
+
+
+InputSource = Argument | ModuleState | Closure | Base
 
 
 def flatten_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Structure]:

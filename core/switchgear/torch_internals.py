@@ -111,6 +111,11 @@ def rebind(wrapper: torch.Tensor, fake: torch.Tensor, *, aliases: bool) -> None:
         torch._functionalize_commit_update(wrapper)
 
 
+def view_again(view: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
+    """Of another base what `view` is of its own, by the same calls."""
+    return view._view_func_unsafe(base)  # type: ignore[no-any-return]
+
+
 def metadata_mutated(wrapper: torch.Tensor) -> bool:
     """Whether an in-place call changed the wrapper's sizes or strides."""
     return bool(torch._functionalize_has_metadata_mutation(wrapper))

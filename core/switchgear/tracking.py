@@ -153,6 +153,11 @@ class Tracker:
         lost = wrapper.requires_grad and not new.requires_grad
         unseen = new is not old and (lost or same_history(history, tracked.history))
         if unseen and (wrapper.requires_grad or new.requires_grad):
+            if new.shape != old.shape:
+                raise Unsupported(
+                    f"in {self._recorder.here()} the sizes of a tensor that requires grad ({old.name}) are changed in "
+                    "place where autograd does not see it; make a view instead"
+                )
             fake = self._record_alias(wrapper, SET_VALUE, (old, new), tracked.is_base)
         self._compare(fake, wrapper)
         tracked.fake, tracked.history = fake, history

@@ -149,6 +149,18 @@ def test_wrap_and_unwrap(mode: Any) -> None:
     assert internals.unwrap(wrapper) is fake
 
 
+def test_view_again_makes_the_same_view_of_another_base() -> None:
+    base, other = numbers(3, 4), numbers(3, 4) * 2
+    for view in (base[1:].t(), base.view(-1)[2:5], base.as_strided((2, 2), (4, 1), 1)):
+        again = internals.view_again(view, other)
+        assert again._base is other
+        assert (again.shape, again.stride(), again.storage_offset()) == (
+            view.shape,
+            view.stride(),
+            view.storage_offset(),
+        )
+
+
 def test_in_place_on_wrappers_is_functional_and_changes_what_they_stand_for(mode: Any) -> None:
     seen = Seen()
     with mode, internals.functionalization(), seen:

@@ -230,12 +230,12 @@ class _Forward:
         self._env.update((proxy.name, replace(proxy, requires_grad=False)) for proxy in made)
         return renamed(item, self._env)
 
-    def _adopt_constant(self, tensor: torch.Tensor) -> TensorProxy:
+    def _adopt_constant(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor that a rule closes over."""
         name = self.names.claim(f"c{len(self.recorder.constants)}")
         with internals.real_dispatch():
             self.recorder.constants[name] = tensor.detach()
-        return metadata_proxy(name, tensor, False)
+        return self.recorder.enter(tensor, metadata_proxy(name, tensor, False))
 
     def _choose(self, item: BoundSymbol, owner: str, reason: str, declined: Reasons = ()) -> None:
         self.choices.append(Choice("gradient", item.symbol.name, owner, reason, declined))

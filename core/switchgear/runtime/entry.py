@@ -11,7 +11,7 @@ from switchgear.capture import capture, compiling
 from switchgear.errors import InvalidInput
 from switchgear.passes.pipeline import Program, compile_forward, compile_training, expected_grad, prepare
 from switchgear.selection import Selection
-from switchgear.signature import Argument, Closure, InputSource
+from switchgear.signature import Argument, Base, Closure, InputSource
 from switchgear.structure import Structure
 
 from .autograd_bridge import Bridge, Jit
@@ -72,6 +72,8 @@ def tensor_of(source: InputSource, leaves: list[Any]) -> torch.Tensor:
     """The tensor that an input of a trace stands for, by the flattened arguments of the call."""
     if isinstance(source, Argument):
         return leaves[source.index]  # type: ignore[no-any-return]
+    if isinstance(source, Base):
+        return source.find(tensor_of(source.of, leaves))
     tensor = source.tensor if isinstance(source, Closure) else source.fetch()
     if tensor is None:
         raise InvalidInput(f"{source} vanished from its module while it was captured")

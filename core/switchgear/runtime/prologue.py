@@ -10,7 +10,8 @@ import torch
 from switchgear import torch_internals as internals
 from switchgear.capture import Captured
 from switchgear.composites import leaves_of
-from switchgear.signature import Argument, Closure
+from switchgear.shared_memory import base_of, overlaps
+from switchgear.signature import Argument, Base, Closure, InputSource
 from switchgear.structure import Structure, flatten
 
 from .modes import modes_guard
@@ -44,16 +45,7 @@ def make_prologue(captured: Captured, leaves: list[Any], spec: Structure, tensor
     for index, other in captured.identical:
         scope[f"held{index}"] = other
         conditions.append(f"args[{index}] is " + (f"args[{other}]" if isinstance(other, int) else f"held{index}()"))
-    inputs = ""
-    for number, source in enumerate(captured.sources):
-        if isinstance(source, Argument):
-            inputs += f"args[{source.index}], "
-        elif isinstance(source, Closure):
-            scope[f"closure{number}"] = source.tensor
-            inputs += f"closure{number}, "
-        else:
-            scope[f"fetch{number}"] = source.fetch
-            inputs += f"fetch{number}(), "
+    inputs = "".join([f"{_fetched(source, number, scope)}, " for number, source in enumerate(captured.sources)])
     scope["check"] = internals.tensor_guards(tensors)
     conditions += [f"check(*(found := ({inputs})))", "same_modes()"]
     if captured.modules:
@@ -70,17 +62,34 @@ def make_prologue(captured: Captured, leaves: list[Any], spec: Structure, tensor
     return lambda args, kwargs: fits(*flatten((args, kwargs)))
 
 
+def _fetched(source: InputSource, number: int, scope: dict[str, Any]) -> str:
+    """The expression that gives the tensor of an input; what it needs is entered into `scope`."""
+    if isinstance(source, Argument):
+        return f"args[{source.index}]"
+    if isinstance(source, Closure):
+        scope[f"closure{number}"] = source.tensor
+        return f"closure{number}"
+    if isinstance(source, Base):
+        scope[f"find{number}"] = source.find
+        return f"find{number}({_fetched(source.of, number, scope)})"
+    scope[f"fetch{number}"] = source.fetch
+    return f"fetch{number}()"
+
+
 def _relations(captured: Captured) -> Callable[[Sequence[torch.Tensor]], Any] | None:
     """What the trace depends on beside the metadata of its inputs, as far as it does: aliasing, leaves, offsets."""
-    written = [mutation.input for mutation in captured.outputs.mutations]
-    strided = any(item.symbol.name.startswith("aten.as_strided") for item in leaves_of(captured.trace.bound_symbols))
+    outputs = captured.outputs
+    written = [mutation.input for mutation in outputs.mutations]
+    bases = [index for index, source in enumerate(captured.sources) if isinstance(source, Base)]
+    bound_symbols = (*leaves_of(captured.trace.bound_symbols), *outputs.views)
+    strided = bool(bases) or any(item.symbol.name.startswith("aten.as_strided") for item in bound_symbols)
     if not written and not strided:
         return None
 
     def relations(inputs: Sequence[torch.Tensor]) -> Any:
-        storages = [internals.storage_key(tensor) for tensor in inputs]
-        shared = [storages.count(storages[index]) for index in written]
         leaves = [tensor.is_leaf for tensor in inputs if written]
-        return shared, leaves, [tensor.storage_offset() for tensor in inputs if strided]
+        offsets = [tensor.storage_offset() for tensor in inputs if strided]
+        homes = [[base_of(tensor) is inputs[base] for tensor in inputs] for base in bases]
+        return [*overlaps(inputs, written)], leaves, offsets, homes
 
     return relations

@@ -1,0 +1,104 @@
+"""Inputs that share memory with one that is written to: views of one base, as they are to eager."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from . import torch_internals as internals
+from .errors import Unsupported
+from .signature import Argument, Base, Closure, InputSource, ModuleState
+
+
+@dataclass(slots=True)
+class Home:
+    """What inputs of one memory are views of: a tensor, and the wrapper that stands for it once it is an input.
+
+    `source` is of an input from which the tensor is found again. `flat`: none of the inputs requires grad, and the
+    tensor is their memory as a whole.
+    """
+
+    tensor: torch.Tensor
+    source: Argument | ModuleState | Closure
+    flat: bool
+    wrapper: torch.Tensor | None = None
+
+    def view(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The wrapper of an input that lives in this memory, made from that of the base; it is recorded."""
+        assert self.wrapper is not None
+        if tensor is self.tensor:
+            return self.wrapper
+        root = base_of(tensor)
+        if root is self.tensor:
+            with torch.enable_grad():
+                return internals.view_again(tensor, self.wrapper)
+        if self.flat:
+            return self.wrapper.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+        if _layout(root) == _layout(self.tensor):
+            detached = self.wrapper.detach()
+            return detached if tensor is root else internals.view_again(tensor, detached)
+        raise Unsupported(
+            "the function writes to an input that shares memory with another, of which autograd knows nothing and "
+            "which requires grad; pass a clone of one"
+        )
+
+
+def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype
+
+
+def base_of(tensor: Any) -> Any:
+    """What a tensor is a view of, or itself; anything else is itself."""
+    return tensor._base if isinstance(tensor, torch.Tensor) and tensor._base is not None else tensor
+
+
+def memory_of(tensor: Any) -> Any:
+    """All of a tensor's memory, as a flat tensor; anything else is itself."""
+    if not isinstance(tensor, torch.Tensor):
+        return tensor
+    with torch.no_grad():
+        size = tensor.untyped_storage().nbytes() // tensor.itemsize
+        return tensor.detach().as_strided((size,), (1,), 0)
+
+
+def overlaps(tensors: Sequence[torch.Tensor], written: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The pairs of positions of which the first is among `written`, and the other's memory overlaps it."""
+    if not written:
+        return
+    places: dict[int, list[int]] = {}
+    for index, tensor in enumerate(tensors):
+        places.setdefault(internals.storage_key(tensor), []).append(index)
+    for index in written:
+        sharing = places[internals.storage_key(tensors[index])]
+        if len(sharing) > 1:
+            start, stop = _extent(tensors[index])
+            for other in sharing:
+                begin, end = _extent(tensors[other])
+                if other != index and start < end and begin < stop:
+                    yield index, other
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    start = int(tensor.storage_offset()) * tensor.itemsize
+    reach: int = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return start, start + (reach + 1) * tensor.itemsize if tensor.numel() else start
+
+
+def home_of(inputs: Sequence[tuple[torch.Tensor, InputSource]]) -> Home:
+    """The base of inputs in one memory. Raises `Unsupported` where autograd knows several."""
+    bases = {id(base): (base, source) for tensor, source in inputs for base in (base_of(tensor),)}
+    differentiable = [pair for pair in bases.values() if pair[0].requires_grad]
+    if len(bases) > 1 and (len({tensor.dtype for tensor, _ in inputs}) > 1 or len(differentiable) > 1):
+        raise Unsupported(
+            "the function writes to an input that shares memory with another, of which autograd knows nothing and "
+            "which requires grad or is of another dtype; pass a clone of one"
+        )
+    tensor, source = (differentiable or [*bases.values()])[0]
+    assert not isinstance(source, Base)
+    if len(bases) == 1 or differentiable:
+        return Home(tensor, source, False)
+    with internals.real_dispatch():
+        return Home(memory_of(tensor), source, True)
