@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from . import torch_internals as internals
+from .checkpointing import region, run_reentrant
 from .composites import splice_escaping
 from .errors import DataDependent, Unsupported
 from .nesting import tensors_in
@@ -24,7 +25,6 @@ from .proxy import TensorProxy
 from .recorder import RecordedInput, Recorder, active_recorder
 from .signature import Argument, Closure, InputSource, ModuleState, Returned, check_returned, check_tensor, state_of
 from .structure import Structure, flatten
-from .symbol import CHECKPOINT
 from .trace import Names, Trace
 from .tracking import history_of, metadata_proxy, same_history
 
@@ -264,7 +264,7 @@ def _environment(modules: _Modules, compiling: bool) -> Iterator[None]:
         internals.outside_inference_mode(),
         redirected(torch.nn.Module, "__call__", modules.call),
         redirected(torch.autograd.Function, "apply", _apply),
-        internals.checkpoint_regions(_tagged_region),
+        internals.checkpoint_regions(region, run_reentrant),
         internals.seeding_refused(_refuse_seeding),
         internals.exact_batch_norm(),
         internals.compiling_flag(compiling),
@@ -292,12 +292,6 @@ def _apply(original: Callable[..., Any], cls: Any, *args: Any, **kwargs: Any) ->
             "would be lost. Make it a torch.library.custom_op with register_autograd, or call it outside"
         )
     return original(cls, *args, **kwargs)
-
-
-def _tagged_region() -> contextlib.AbstractContextManager[None]:
-    """What runs in a region of `torch.utils.checkpoint` is recorded with a tag."""
-    recorder = active_recorder()
-    return recorder.tagged(CHECKPOINT) if recorder is not None else contextlib.nullcontext()
 
 
 def _refuse_seeding(name: str) -> None:
