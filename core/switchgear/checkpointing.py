@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,8 +14,11 @@ from torch.utils.checkpoint import check_backward_validity
 from . import torch_internals as internals
 from .errors import Unsupported
 from .nesting import tensors_in
+from .proxy import TensorProxy
 from .recorder import active_recorder
-from .symbol import CHECKPOINT, BoundSymbol
+from .symbol import CHECKPOINT, BoundSymbol, renamed
+from .trace import Names
+from .writes import IDENTITY
 
 
 def regions_of(item: BoundSymbol) -> tuple[int, ...]:
@@ -48,8 +52,10 @@ def run_reentrant(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     if not any(wanted) or not torch.is_grad_enabled():
         with torch.no_grad():
             return function(*args)
-    with region(internals.NO_CONTEXT):
-        # the gradients of an argument are summed up inside the region first
+    recorder = active_recorder()
+    alone = recorder.rewritten(_summed_inside) if recorder is not None else contextlib.nullcontext()
+    with alone, region(internals.NO_CONTEXT):
+        # its gradients inside the region are summed up first
         inner = [torch.ops.aten.alias(arg) if want else arg for arg, want in zip(args, wanted, strict=True)]
         result = function(*inner)
     direct = [part for part in (result if isinstance(result, tuple) else (result,)) if isinstance(part, torch.Tensor)]
@@ -61,4 +67,22 @@ def run_reentrant(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
                 f"{'makes' if is_direct else 'does not make'} differentiable, unlike the function; "
                 "use_reentrant=False does not have that flaw"
             )
+    return result
+
+
+def _summed_inside(recorded: list[BoundSymbol], names: Names) -> list[BoundSymbol]:
+    """Give each differentiable value from outside a name of its own: its gradients are summed up by themselves.
+
+    PyTorch's backward of the region adds those to a leaf's `.grad` at once, and so does one inside another.
+    """
+    made: set[str] = set()
+    inner: dict[str, TensorProxy] = {}
+    result: list[BoundSymbol] = []
+    for item in recorded:
+        for proxy in item.inputs if item.symbol != IDENTITY else ():
+            if proxy.requires_grad and proxy.name not in made and proxy.name not in inner:
+                inner[proxy.name] = replace(proxy, name=names.fresh())
+                result.append(BoundSymbol(IDENTITY, (proxy,), {}, inner[proxy.name], (), item.source, tags=item.tags))
+        result.append(renamed(item, inner) if item.symbol != IDENTITY else item)
+        made.update(proxy.name for proxy in item.outputs)
     return result

@@ -168,6 +168,14 @@ class Recorder:
         with self.tagged(f"{CHECKPOINT}{next(self._regions)}"), replaced(self, "_policies", policies):
             yield
 
+    @contextlib.contextmanager
+    def rewritten(self, rewrite: Callable[[list[BoundSymbol], Names], list[BoundSymbol]]) -> Iterator[None]:
+        """Put what `rewrite` makes of what is recorded inside in its place."""
+        recorded = self._frames[-1].recorded
+        start = len(recorded)
+        yield
+        recorded[start:] = rewrite(recorded[start:], self.names)
+
     def take(self) -> tuple[BoundSymbol, ...]:
         """The bound symbols recorded since the last call of `take`."""
         recorded, self._frames[0].recorded = tuple(self._frames[0].recorded), []
@@ -220,7 +228,7 @@ class Recorder:
         """Handle one call that the function mode saw."""
         if self._paused:
             return func(*args, **kwargs)
-        refuse(func, self.here)
+        refuse(func, args, kwargs, self.here)
         args, kwargs = map_tensors(self._adopted_wrapper, (args, kwargs))
         symbol = symbol_of(func)
         if symbol is None:

@@ -59,11 +59,13 @@ class _Level:
     depth: int
     known: frozenset[str] | None = None
     maker: dict[str, BoundSymbol] = field(init=False)
+    home: dict[str, int | None] = field(init=False)
     kept: set[str] = field(init=False)
     wanted: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.maker = {proxy.name: item for item in self.sources for proxy in item.outputs}
+        self.home = {name: self.region(item) for name, item in self.maker.items()}
         self.kept = set(self.known or ())
 
     def region(self, item: BoundSymbol) -> int | None:
@@ -73,9 +75,9 @@ class _Level:
 
     def read(self, name: str, reader: int | None) -> None:
         """Take note that a value is read in the region `reader`."""
-        if name not in self.maker:
+        if name not in self.home:
             return
-        if reader != self.region(self.maker[name]) and name in self.savable and self.known is None:
+        if reader != self.home[name] and name in self.savable and self.known is None:
             self._keep(name)
         else:
             self.wanted.add(name)
