@@ -84,7 +84,7 @@ def measure(name: str, forward: Callable[[], torch.Tensor]) -> Held:
 
     That counts every storage once, whoever holds it: saved tensors, the states of generators, the loss.
     """
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
         loss = forward()
         with record_function(_FORWARD_DONE):
             pass
