@@ -503,6 +503,23 @@ def test_draws_from_a_generator_of_the_users_are_saved() -> None:
     assert "aten.rand.generator" not in repeated(jitted)
 
 
+@pytest.mark.gpu
+def test_draws_of_two_devices() -> None:
+    def function(x: Tensor) -> Any:
+        def body(x: Tensor) -> Tensor:
+            return torch.tanh(F.dropout(x, 0.5).sin() * torch.rand(3, 4, device=x.device)) * torch.rand(3, 4).cuda()
+
+        return checkpoint(body, checkpoint(body, x, use_reentrant=False), use_reentrant=False)
+
+    x, streams = torch.ones(3, 4, device="cuda", requires_grad=True), []
+    jitted = sg.jit(function, executors=["torch"])
+    for called in (function, jitted, jitted):
+        found = observe(called, (x,))
+        streams.append((found["gradients"], found["result"], torch.cuda.get_rng_state(), torch.get_rng_state()))
+    assert not list(differences(streams[0], streams[1], "first"))
+    assert not list(differences(streams[0], streams[2], "cached"))
+
+
 def test_swapped_states_in_a_jitted_function() -> None:
     def function(x: Tensor) -> Any:
         cpu = torch.device("cpu")

@@ -73,7 +73,8 @@ def run_reentrant(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
 def _summed_inside(recorded: list[BoundSymbol], names: Names) -> list[BoundSymbol]:
     """Give each differentiable value from outside a name of its own: its gradients are summed up by themselves.
 
-    PyTorch's backward of the region adds those to a leaf's `.grad` at once, and so does one inside another.
+    PyTorch's backward of the region adds those to a leaf's `.grad` at once, and so does one inside another. (A leaf
+    that is read outside several times, before and after the region, may get the same sum in another order.)
     """
     made: set[str] = set()
     inner: dict[str, TensorProxy] = {}
