@@ -13,10 +13,14 @@ from typing import Any
 
 import torch
 
-from benchmarks import compile_latency, dispatch
+from benchmarks import checkpoint_memory, compile_latency, dispatch
 
 #: Each benchmark's module, and how many rounds make its medians steady.
-BENCHMARKS = {"compile_latency": (compile_latency, 5), "dispatch": (dispatch, 15)}
+BENCHMARKS = {
+    "checkpoint_memory": (checkpoint_memory, 1),
+    "compile_latency": (compile_latency, 5),
+    "dispatch": (dispatch, 15),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from . import torch_internals as internals
+from .checkpointing import region, run_reentrant
 from .composites import splice_escaping
 from .errors import DataDependent, Unsupported
 from .nesting import tensors_in
@@ -25,7 +26,6 @@ from .recorder import Recorder, active_recorder
 from .shared_memory import Home, base_of, home_of, memory_of, overlaps
 from .signature import Argument, Base, Closure, InputSource, ModuleState, check_tensor, state_of
 from .structure import Structure, flatten
-from .symbol import CHECKPOINT
 from .trace import Names, Trace
 from .tracking import metadata_proxy
 
@@ -259,7 +259,7 @@ def _environment(modules: _Modules, compiling: bool) -> Iterator[None]:
         internals.outside_inference_mode(),
         redirected(torch.nn.Module, "__call__", modules.call),
         redirected(torch.autograd.Function, "apply", _apply),
-        internals.checkpoint_regions(_tagged_region),
+        internals.checkpoint_regions(region, run_reentrant),
         internals.seeding_refused(_refuse_seeding),
         internals.exact_batch_norm(),
         internals.compiling_flag(compiling),
@@ -287,12 +287,6 @@ def _apply(original: Callable[..., Any], cls: Any, *args: Any, **kwargs: Any) ->
             "would be lost. Make it a torch.library.custom_op with register_autograd, or call it outside"
         )
     return original(cls, *args, **kwargs)
-
-
-def _tagged_region() -> contextlib.AbstractContextManager[None]:
-    """What runs in a region of `torch.utils.checkpoint` is recorded with a tag."""
-    recorder = active_recorder()
-    return recorder.tagged(CHECKPOINT) if recorder is not None else contextlib.nullcontext()
 
 
 def _refuse_seeding(name: str) -> None:

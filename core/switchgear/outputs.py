@@ -107,13 +107,13 @@ class _Collector:
     @functools.cached_property
     def _makers(self) -> dict[str, tuple[int, BoundSymbol]]:
         """Where in the program, and by which leaf, each value was made."""
-        leaves = enumerate(leaves_of(self.recorder.recorded()))
+        leaves = enumerate(leaves_of(self.recorder.program()))
         return {proxy.name: (position, leaf) for position, leaf in leaves for proxy in leaf.outputs}
 
     @functools.cached_property
     def _visible(self) -> set[str]:
         """The values that are not inside a composite."""
-        return {proxy.name for item in self.recorder.recorded() for proxy in item.outputs}
+        return {proxy.name for item in self.recorder.program() for proxy in item.outputs}
 
     def mutations(self) -> Iterator[Mutation]:
         """The inputs that the function wrote to, their new values made outputs."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,19 +11,23 @@ from typing import Any
 
 @contextlib.contextmanager
 def replaced(holder: Any, name: str, value: Any) -> Iterator[None]:
-    """`holder.name`, an attribute of its own, is `value`."""
-    original = vars(holder)[name]
+    """`holder.name`, an attribute of its own or inherited, is `value`."""
+    inherited = name not in vars(holder)
+    original = None if inherited else vars(holder)[name]
     setattr(holder, name, value)
     try:
         yield
     finally:
-        setattr(holder, name, original)
+        if inherited:
+            delattr(holder, name)
+        else:
+            setattr(holder, name, original)
 
 
 @contextlib.contextmanager
 def redirected(holder: Any, name: str, target: Callable[..., Any]) -> Iterator[None]:
     """Calls of `holder.name` from this thread are calls of `target`, which is handed the original as first argument."""
-    found, thread = vars(holder)[name], threading.get_ident()
+    found, thread = inspect.getattr_static(holder, name), threading.get_ident()
     original = getattr(found, "__func__", found)
 
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -29,7 +29,7 @@ from .nesting import map_tensors, tensors_in
 from .patches import replaced
 from .proxy import TensorProxy
 from .refusals import refuse
-from .symbol import GRAD_OFF_INSIDE, RANDOM, BoundSymbol, Source, Symbol, map_proxies, proxies
+from .symbol import CHECKPOINT, GRAD_OFF_INSIDE, RANDOM, SAVED, BoundSymbol, Source, Symbol, map_proxies, proxies
 from .trace import Names
 from .tracking import Tracker, history_of
 from .writes import DRAW_BERNOULLI, SET_VALUE, WRITE_STRIDED
@@ -132,6 +132,8 @@ class Recorder:
         self._dispatch_mode = _DispatchMode(self)
         self._dispatch_state: tuple[Any, Any] = (None, None)
         self._tags: frozenset[str] = frozenset()
+        self._regions = itertools.count()
+        self._policies: tuple[Callable[..., bool], ...] = ()
 
     # -- sessions ------------------------------------------------------------------------------------------------------
 
@@ -165,9 +167,24 @@ class Recorder:
         """Give what is recorded inside a tag."""
         return replaced(self, "_tags", self._tags | {tag})
 
-    def recorded(self) -> tuple[BoundSymbol, ...]:
+    def program(self) -> tuple[BoundSymbol, ...]:
         """The bound symbols recorded so far, and not taken."""
         return tuple(self._frames[0].recorded)
+
+    @contextlib.contextmanager
+    def region(self, saves: Callable[..., bool] | None) -> Iterator[None]:
+        """Record what runs inside as a region of `torch.utils.checkpoint`; `saves` is its policy, if it has one."""
+        policies = (*self._policies, saves) if saves is not None else self._policies
+        with self.tagged(f"{CHECKPOINT}{next(self._regions)}"), replaced(self, "_policies", policies):
+            yield
+
+    @contextlib.contextmanager
+    def rewritten(self, rewrite: Callable[[list[BoundSymbol], Names], list[BoundSymbol]]) -> Iterator[None]:
+        """Put what `rewrite` makes of what is recorded inside in its place."""
+        recorded = self._frames[-1].recorded
+        start = len(recorded)
+        yield
+        recorded[start:] = rewrite(recorded[start:], self.names)
 
     def take(self) -> tuple[BoundSymbol, ...]:
         """The bound symbols recorded since the last call of `take`."""
@@ -222,7 +239,7 @@ class Recorder:
         """Handle one call that the function mode saw."""
         if self._paused:
             return func(*args, **kwargs)
-        refuse(func, self.here)
+        refuse(func, args, kwargs, self.here)
         args, kwargs = map_tensors(self._adopted_wrapper, (args, kwargs))
         symbol = symbol_of(func)
         if symbol is None:
@@ -392,6 +409,8 @@ class Recorder:
         if not any(proxies(output)):
             return
         tags = self._tags | {RANDOM} if is_random(func, given) else self._tags
+        with self.paused():
+            tags = tags | {SAVED} if any(saves(func, args, kwargs, result) for saves in self._policies) else tags
         symbol, source = self._leaf_symbol(func), self._find_source()
         frame.recorded.append(BoundSymbol(symbol, *given, output, (), source, grad_enabled, tags))
 
@@ -428,9 +447,16 @@ class Recorder:
             frame = frame.f_back
         return None
 
-    def record(self, symbol: Symbol, args: tuple[Any, ...], output: TensorProxy) -> None:
+    def record(self, symbol: Symbol, args: tuple[Any, ...], output: TensorProxy, *tags: str) -> None:
         """Record a call that no mode saw."""
-        self._frames[-1].recorded.append(BoundSymbol(symbol, args, {}, output, source=self._find_source()))
+        made = BoundSymbol(symbol, args, {}, output, source=self._find_source(), tags=self._tags.union(tags))
+        self._frames[-1].recorded.append(made)
+
+    def recorded(self, symbol: Symbol, args: tuple[Any, ...], output: TensorProxy, *tags: str) -> torch.Tensor:
+        """Record a call of a symbol of our own; the wrapper that stands for its output."""
+        given = map_tensors(self._adopted_wrapper, args)
+        self.record(symbol, map_tensors(self.tracker.proxy_of, given), output, *tags)
+        return self.tracker.wrapper_for(output)
 
     def here(self) -> str:
         """The user's line, for messages."""

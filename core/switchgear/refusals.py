@@ -31,11 +31,13 @@ _REFUSED = {
 _REFUSED_NAMES = frozenset(name.rpartition(".")[2] for name in _REFUSED)
 
 
-def refuse(func: Any, here: Callable[[], str]) -> None:
+def refuse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], here: Callable[[], str]) -> None:
     """Raise `Unsupported`, naming the user's line that `here` tells, for a call that would be captured wrongly."""
     name = getattr(func, "__name__", "")
     if name == "__get__" and func.__self__ is torch.Tensor.grad:
         raise Unsupported(f"the function reads .grad of a tensor, in {here()}; pass the gradient as an argument")
+    if func is torch.Tensor.requires_grad_ and args[0].requires_grad and (args[1:] or (True,), kwargs) == ((True,), {}):
+        return  # as it is already; transformers does so when gradient checkpointing is on
     if name in _REFUSED_NAMES:
         full = resolve_name(func) or f"{getattr(func, '__module__', '')}.{name}"
         if full in _REFUSED:

@@ -11,8 +11,10 @@ from .proxy import TensorProxy
 
 #: Draws random numbers: never merged, recomputed, reordered or removed.
 RANDOM = "random"
-#: Inside a region marked by `torch.utils.checkpoint`.
-CHECKPOINT = "checkpoint"
+#: Inside a region marked by `torch.utils.checkpoint`; the region's number follows, which is greater the further inside.
+CHECKPOINT = "checkpoint:"
+#: Inside such a region, and not to be run again: a selective policy says so.
+SAVED = "saved"
 #: PyTorch turns grad mode off in a part of it: it is differentiated whole, by PyTorch's autograd.
 GRAD_OFF_INSIDE = "grad_off_inside"
 #: Recorded by a pullback: it belongs to the backward, whatever it reads.

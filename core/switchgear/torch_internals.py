@@ -166,14 +166,53 @@ def _declared_batch_norm(input: Any, weight: Any, bias: Any, mean: Any, var: Any
     return aten._native_batch_norm_legit.default(input, weight, bias, mean, var, training, *rest)
 
 
-def checkpoint_regions(region: Callable[[], AbstractContextManager[None]]) -> AbstractContextManager[None]:
-    """Run what `torch.utils.checkpoint` marks, without reentrance, inside `region()` and otherwise as it is."""
+#: The `context_fn` of `torch.utils.checkpoint.checkpoint` that stands for none.
+NO_CONTEXT = torch.utils.checkpoint.noop_context_fn
 
-    def generator(original: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
-        with region():
+
+@contextlib.contextmanager
+def checkpoint_regions(
+    region: Callable[[Callable[[], Any]], AbstractContextManager[None]],
+    run_reentrant: Callable[[Callable[..., Any], tuple[Any, ...]], Any],
+) -> Iterator[None]:
+    """Run what `torch.utils.checkpoint` marks inside `region(context_fn)`, or with reentrance as `run_reentrant`."""
+
+    def generator(original: Any, fn: Any, preserve: Any, context_fn: Any, *rest: Any, **kwargs: Any) -> Iterator[None]:
+        with region(context_fn):
             yield
 
-    return redirected(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", generator)
+    def apply(original: Any, cls: Any, function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+        return run_reentrant(function, args)
+
+    module = torch.utils.checkpoint
+    with (
+        redirected(module, "_checkpoint_without_reentrant_generator", generator),
+        redirected(module.CheckpointFunction, "apply", apply),
+    ):
+        yield
+
+
+def selective_policy(context_fn: Callable[[], Any]) -> Callable[..., bool] | None:
+    """Whether a selective policy saves what an overload made: from the overload, its arguments and its result.
+
+    None where `context_fn` has no policy, and NotImplemented where it is no way to have one.
+    """
+    if context_fn is NO_CONTEXT:
+        return None
+    module: Any = torch.utils.checkpoint
+    forward, _ = context_fn()
+    if not isinstance(forward, module._CachingTorchDispatchMode):
+        return NotImplemented  # type: ignore[no-any-return]
+    policy, saving = forward.policy_fn, (True, module.CheckpointPolicy.MUST_SAVE, module.CheckpointPolicy.PREFER_SAVE)
+
+    def saves(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
+        if overload in module.SAC_IGNORED_OPS:
+            return False
+        context = module.SelectiveCheckpointContext(is_recompute=False)
+        context.op_output = result
+        return policy(context, overload, *args, **kwargs) in saving
+
+    return saves
 
 
 def compiling_flag(value: bool) -> AbstractContextManager[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import inspect
 import threading
 import weakref
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from switchgear import torch_internals as internals
 from switchgear.tracking import metadata_proxy
@@ -365,11 +366,12 @@ def test_outside_inference_mode() -> None:
 
 
 def test_checkpoint_regions() -> None:
-    """A region is entered, run once, and left; afterwards, and with reentrance, checkpoint is PyTorch's own."""
+    """A region is entered, run once, and left; a reentrant one is handed over; afterwards checkpoint is PyTorch's."""
     events: list[str] = []
 
     @contextlib.contextmanager
-    def region() -> Iterator[None]:
+    def region(context_fn: Any) -> Iterator[None]:
+        assert context_fn is internals.NO_CONTEXT
         events.append("in")
         yield
         events.append("out")
@@ -379,13 +381,52 @@ def test_checkpoint_regions() -> None:
         return x.sin()
 
     x = numbers(3, grad=True)
-    with internals.checkpoint_regions(region):
+
+    def reentrant(function: Callable[..., T], args: tuple[Any, ...]) -> T:
+        events.append("over")
+        return function(*args)
+
+    with internals.checkpoint_regions(region, reentrant):
         checkpoint(body, x, use_reentrant=False).sum().backward()
-    assert events == ["in", "run", "out"]
+        assert events == ["in", "run", "out"]
+        assert torch.equal(checkpoint(body, numbers(3), use_reentrant=True), numbers(3).sin())
+    assert events == ["in", "run", "out", "over", "run"]
+    del events[3:]
     assert x.grad is not None
     assert torch.equal(x.grad, numbers(3).cos())
     checkpoint(body, x, use_reentrant=False).sum().backward()
     assert events == ["in", "run", "out", "run", "run"]  # PyTorch's own recomputes
+    checkpoint(body, x, use_reentrant=True)
+    assert events[5:] == ["run"]
+    assert "apply" not in vars(torch.utils.checkpoint.CheckpointFunction)
+
+
+def test_selective_policy() -> None:
+    """The policy behind a `context_fn`, asked as PyTorch asks it."""
+    seen: list[Any] = []
+
+    def policy(context: Any, overload: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append((context.is_recompute, context.op_output, args, kwargs))
+        answers = {
+            aten.mm.default: CheckpointPolicy.MUST_SAVE,
+            aten.sin.default: CheckpointPolicy.PREFER_SAVE,
+            aten.cos.default: CheckpointPolicy.PREFER_RECOMPUTE,
+        }
+        return answers.get(overload, overload is aten.exp.default)
+
+    saves = internals.selective_policy(functools.partial(create_selective_checkpoint_contexts, policy))
+    assert saves is not None
+    x = numbers(3)
+    found = [saves(op, (x,), {"a": 1}, x) for op in (aten.mm.default, aten.sin.default, aten.cos.default)]
+    assert found == [True, True, False]
+    assert [saves(op, (x,), {}, x) for op in (aten.exp.default, aten.tanh.default)] == [True, False]
+    assert seen[0] == (False, x, (x,), {"a": 1})
+    asked = len(seen)
+    assert not saves(aten.detach.default, (x,), {}, x)
+    assert len(seen) == asked
+    assert internals.selective_policy(internals.NO_CONTEXT) is None
+    nothing: Any = contextlib.nullcontext
+    assert internals.selective_policy(lambda: (nothing(), nothing())) is NotImplemented
 
 
 @pytest.mark.parametrize("statistics", [True, False])

@@ -21,9 +21,9 @@ from switchgear.rules import Grads, Pull, apply_rule
 from switchgear.selection import Reasons, Selection
 from switchgear.symbol import (
     BACKWARD,
-    CHECKPOINT,
     GRAD_OFF_INSIDE,
     RECOMPUTED,
+    SAVED,
     BoundSymbol,
     Link,
     RuleOrigin,
@@ -164,7 +164,7 @@ class _Forward:
             for made in applied.forward:
                 self.linearise(made, origin)
         else:
-            self.body.extend(_linked(made, link) for made in applied.forward)
+            self.body.extend(_linked(made, link, *item.tags & {SAVED}) for made in applied.forward)
         for proxy, output in zip(item.outputs, applied.outputs, strict=True):
             if output != proxy:
                 self._env[proxy.name] = output
@@ -241,7 +241,7 @@ class _Forward:
         self.choices.append(Choice("gradient", item.symbol.name, owner, reason, declined))
 
 
-_INHERITED = frozenset({CHECKPOINT, RECOMPUTED})
+_INHERITED = frozenset({RECOMPUTED})
 
 
 def _requires_grad(values: tuple[TensorProxy, ...]) -> bool:

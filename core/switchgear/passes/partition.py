@@ -15,6 +15,7 @@ from switchgear.trace import Names, Trace, names_of
 
 from .dead_code import live
 from .differentiate import Joint
+from .recompute import recompute
 
 _CLONE = Symbol("aten.clone.default", torch.ops.aten.clone.default)
 
@@ -31,17 +32,23 @@ class Partitioned:
     saved: tuple[TensorProxy, ...]
 
 
-def partition(joint: Joint, overwritten: frozenset[str] = frozenset()) -> Partitioned:
+def partition(
+    joint: Joint, overwritten: frozenset[str] = frozenset(), known: frozenset[str] | None = None
+) -> Partitioned:
     """Split a joint trace: what the outputs need is forward, the rest is backward, and what crosses is saved.
 
     `overwritten` names the inputs that are written to after the forward has run; they, and what shares their storage,
-    are saved as copies.
+    are saved as copies. `known` are the names of what is saved, if that is decided already.
     """
     trace, outputs, grads = joint.trace, joint.trace.outputs[: joint.count], joint.trace.outputs[joint.count :]
     given = tuple(proxies(joint.grad_outputs))
     body = live(tuple(item for item in trace.bound_symbols if BACKWARD not in item.tags), proxies(outputs))
-    rest, crossing = _backward(trace, body, given, grads)
-    names, storage = Names(names_of(trace)), storages(body)
+    made = {proxy.name for item in body for proxy in item.outputs}
+    rest = tuple(item for item in trace.bound_symbols if made.isdisjoint(proxy.name for proxy in item.outputs))
+    names = Names(names_of(trace))
+    body, rest = recompute(body, live(rest, proxies(grads)), tuple(proxies(grads)), names, known)
+    rest, crossing = _backward(trace, body, rest, given, grads)
+    storage = storages(body)
     copies = {p.name: replace(p, name=names.fresh()) for p in crossing if storage.get(p.name, p.name) in overwritten}
     clones = (BoundSymbol(_CLONE, (p,), {}, copies[p.name]) for p in crossing if p.name in copies)
     forward = replace(
@@ -60,7 +67,7 @@ def backward_for(joint: Joint, saved: tuple[TensorProxy, ...]) -> Trace:
 
     What it needs beyond that is computed again. Raises `NotDifferentiable` if that cannot be.
     """
-    again = partition(joint)
+    again = partition(joint, known=frozenset(proxy.name for proxy in saved))
     known = {proxy.name for proxy in saved}.union(joint.trace.constants)
     missing = {proxy.name for proxy in again.saved} - known
     repeated: list[BoundSymbol] = []
@@ -81,12 +88,13 @@ def backward_for(joint: Joint, saved: tuple[TensorProxy, ...]) -> Trace:
 
 
 def _backward(
-    trace: Trace, forward: tuple[BoundSymbol, ...], given: tuple[TensorProxy, ...], grads: Grads
+    trace: Trace,
+    forward: tuple[BoundSymbol, ...],
+    body: tuple[BoundSymbol, ...],
+    given: tuple[TensorProxy, ...],
+    grads: Grads,
 ) -> tuple[tuple[BoundSymbol, ...], tuple[TensorProxy, ...]]:
-    """The bound symbols that only gradients need, and the values that they take from the forward."""
-    made = {proxy.name for item in forward for proxy in item.outputs}
-    rest = tuple(item for item in trace.bound_symbols if made.isdisjoint(proxy.name for proxy in item.outputs))
-    body = live(rest, proxies(grads))
+    """The bound symbols that only gradients need, views among them, and the values that they take from the forward."""
     body = (*_views_again(forward, body, grads), *body)
     own = {proxy.name for proxy in given}.union(trace.constants, (p.name for item in body for p in item.outputs))
     used = (*(proxy for item in body for proxy in item.inputs), *proxies(grads))

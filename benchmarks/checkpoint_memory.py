@@ -1,0 +1,126 @@
+"""What a checkpointed GPT-2 holds between forward and backward, and at its peak, beside eager's same checkpointing."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from torch.autograd.profiler import record_function
+from torch.profiler import ProfilerActivity, profile
+
+import switchgear as sg
+
+#: Switchgear may hold this many times what eager holds.
+LIMIT = 1.05
+LAYERS, WIDTH, BATCH, LENGTH, VOCABULARY = 8, 64, 4, 128, 200
+_FORWARD_DONE = "forward done"
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Bytes that a step allocates and still holds when its forward is done, and at most."""
+
+    name: str
+    saved: int
+    peak: int
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Eager without checkpointing, and then eager and Switchgear, each with the same checkpointing."""
+
+    held: list[Held]
+
+    @property
+    def ratio(self) -> float:
+        """The greatest ratio of what Switchgear saves to what eager saves."""
+        return max(mine.saved / theirs.saved for theirs, mine in self.pairs)
+
+    @property
+    def pairs(self) -> list[tuple[Held, Held]]:
+        """Eager and Switchgear with the same checkpointing."""
+        return list(zip(self.held[1::2], self.held[2::2], strict=True))
+
+    def __str__(self) -> str:
+        width = max(len(item.name) for item in self.held)
+        lines = [f"one step of a GPT-2 of {LAYERS} layers, width {WIDTH}, {BATCH} × {LENGTH} tokens, dropout on"]
+        lines.append(f"  {'':{width}}  {'saved bytes':>12}  {'peak bytes':>12}")
+        lines += [f"  {item.name:{width}}  {item.saved:12,}  {item.peak:12,}" for item in self.held]
+        peak = max(mine.peak / theirs.peak for theirs, mine in self.pairs)
+        lines.append(f"  peak: {peak:.3f} of eager's")
+        holds = "yes" if self.ratio <= LIMIT else "NO"
+        return "\n".join([*lines, f"  saved: {self.ratio:.3f} of eager's, at most {LIMIT:g} wanted: {holds}"])
+
+
+def gpt2() -> Any:
+    """A fresh GPT-2, dropout on."""
+    config = transformers.GPT2Config(
+        n_layer=LAYERS,
+        n_head=4,
+        n_embd=WIDTH,
+        vocab_size=VOCABULARY,
+        n_positions=LENGTH,
+        bos_token_id=0,
+        eos_token_id=0,
+        use_cache=False,
+    )
+    return transformers.GPT2LMHeadModel(config).train()
+
+
+def enable(model: Any, use_reentrant: bool) -> None:
+    """Turn checkpointing on."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # the method is to have another name
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": use_reentrant})
+
+
+def measure(name: str, forward: Callable[[], torch.Tensor]) -> Held:
+    """Run a forward and its backward; what PyTorch's allocator gave out since the start, by its own account.
+
+    That counts every storage once, whoever holds it: saved tensors, the states of generators, the loss.
+    """
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+        loss = forward()
+        with record_function(_FORWARD_DONE):
+            pass
+        loss.backward()
+    held = saved = peak = 0
+    found: Any = profiler.profiler
+    for event in sorted(found.kineto_results.events(), key=lambda event: event.start_ns()):
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            peak = max(peak, held)
+        elif event.name() == _FORWARD_DONE:
+            saved = held
+    return Held(name, saved, peak)
+
+
+def candidates(use_reentrant: bool | None) -> list[Held]:
+    """Eager and Switchgear, on the second step of each; without checkpointing for None."""
+    model = gpt2()
+    if use_reentrant is not None:
+        enable(model, use_reentrant)
+    twin = copy.deepcopy(model)
+    ids = torch.randint(0, VOCABULARY, (BATCH, LENGTH))
+    kind = {None: "", False: ", checkpointed", True: ", checkpointed, reentrant"}[use_reentrant]
+    found = []
+    for name, owner, called in (("eager", model, model), ("switchgear", twin, sg.jit(twin, executors=["torch"]))):
+        for _ in range(2):
+            owner.zero_grad(set_to_none=True)
+            held = measure(name + kind, lambda: called(input_ids=ids, labels=ids).loss)  # noqa: B023
+        found.append(held)
+    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+        if one.grad is None or other.grad is None or one.grad.shape != other.grad.shape:
+            raise RuntimeError("a parameter has no gradient")
+    return found
+
+
+def run(rounds: int) -> Result:
+    """Measure; the bytes are the same in every round, so one is enough."""
+    transformers.logging.set_verbosity_error()
+    return Result([candidates(None)[0], *candidates(False), *candidates(True)])
