@@ -266,6 +266,7 @@ def _environment(modules: _Modules, compiling: bool) -> Iterator[None]:
         redirected(torch.autograd.Function, "apply", _apply),
         internals.checkpoint_regions(_tagged_region),
         internals.seeding_refused(_refuse_seeding),
+        internals.functorch_operands(_below_transforms),
         internals.exact_batch_norm(),
         internals.compiling_flag(compiling),
     ):
@@ -298,6 +299,12 @@ def _tagged_region() -> contextlib.AbstractContextManager[None]:
     """What runs in a region of `torch.utils.checkpoint` is recorded with a tag."""
     recorder = active_recorder()
     return recorder.tagged(CHECKPOINT) if recorder is not None else contextlib.nullcontext()
+
+
+def _below_transforms(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that a transform of `torch.func` is about to wrap, as the trace knows it."""
+    recorder = active_recorder()
+    return recorder.below_transforms(tensor) if recorder is not None else tensor
 
 
 def _refuse_seeding(name: str) -> None:

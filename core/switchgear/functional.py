@@ -18,6 +18,7 @@ from .errors import InvalidInput
 from .jit import compiler_of, jit
 from .passes.dead_code import dead_code, live
 from .passes.differentiate import differentiate
+from .passes.inner_gradients import inner_gradients
 from .passes.pipeline import expected_grad
 from .recorder import active_recorder
 from .runtime.entry import tensor_of
@@ -25,7 +26,7 @@ from .runtime.epilogue import finish
 from .selection import Selection
 from .signature import Argument
 from .structure import flatten
-from .symbol import BoundSymbol, map_proxies
+from .symbol import INNER_GRADIENT, BoundSymbol, map_proxies
 from .trace import Trace
 from .tracking import metadata_proxy
 from .writes import SET_VALUE
@@ -123,7 +124,7 @@ def _linearised(
     wanted = [index for index, owner in enumerate(owners) if owner in positions and _is_inexact(leaves[index])]
     with torch.enable_grad():
         captured = capture(function, leaves, spec, differentiable=frozenset(wanted))
-    trace = dead_code(captured.trace)
+    trace = dead_code(inner_gradients(captured.trace, selection)[0])
     expected = tuple(None if proxy is None else expected_grad(proxy) for proxy in trace.outputs)
     higher = torch.is_grad_enabled() and any(_is_inexact(leaf) and leaf.requires_grad for leaf in leaves)
     joint = differentiate(trace, selection, expected, higher_order=higher)
@@ -179,7 +180,7 @@ def _evaluate(bound_symbols: Iterable[BoundSymbol], values: dict[str, Any]) -> N
     """Run bound symbols on tensors, under the recorder that is active; adds what they make to `values`."""
     for item in bound_symbols:
         args, kwargs = map_proxies(lambda proxy: values[proxy.name], (item.args, dict(item.kwargs)))
-        with torch.set_grad_enabled(item.grad_enabled or bool(item.links)):
+        with torch.set_grad_enabled(item.grad_enabled or (bool(item.links) and INNER_GRADIENT not in item.tags)):
             if item.symbol == SET_VALUE:
                 result = args[0].clone()
                 result.data.copy_(args[1])

@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 from . import torch_internals as internals
 from .composites import bind_outputs, is_closed, leaves_of, turns_grad_off
 from .errors import DataDependent, Unsupported
+from .gradients_inside import record_gradients
 from .naming import pack_dims, symbol_of
 from .nesting import map_tensors, tensors_in
 from .patches import replaced
@@ -212,16 +213,38 @@ class Recorder:
         if self._paused:
             return func(*args, **kwargs)
         refuse(func, self.here)
+        if internals.inside_functorch():
+            return self._on_transformed(func, args, kwargs)
         args, kwargs = map_tensors(self._adopted_wrapper, (args, kwargs))
+        if func is torch.autograd.grad:
+            return record_gradients(self, func, args, kwargs)
         symbol = symbol_of(func)
         if symbol is None:
-            return self._track_outputs(func(*args, **kwargs))
+            return self.track_outputs(func(*args, **kwargs))
         given = map_tensors(lambda tensor: self.tracker.proxy_of_fake(internals.unwrap(tensor)), (args, kwargs))
         frame = _Frame(func, [], torch.is_grad_enabled())
         result, output, written = self._run_in_frame(frame, func, args, kwargs)
         keep = not written and not torch.is_autocast_enabled()
         self._frames[-1].recorded.extend(self._close(symbol, given, frame, output, keep))
         return result
+
+    def _on_transformed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call inside a transform of `torch.func`: its leaves are recorded, no composite is kept."""
+        args, kwargs = map_tensors(self.below_transforms, (args, kwargs))
+        frame = _Frame(func, [], torch.is_grad_enabled())
+        self._frames.append(frame)
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self._frames.pop()
+            self._frames[-1].recorded.extend(frame.recorded)
+
+    def below_transforms(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The wrapper of a tensor from outside that a transform of `torch.func` reaches for."""
+        if internals.is_functorch_tensor(tensor):
+            return tensor
+        with internals.outside_functorch():
+            return self._adopted_wrapper(tensor)
 
     def _run_in_frame(
         self, frame: _Frame, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -237,7 +260,7 @@ class Recorder:
                     result = _reopened(func)(*args, **kwargs)
             else:
                 result = func(*args, **kwargs)
-            self._track_outputs(result)
+            self.track_outputs(result)
             written = False
             for tensor, fake in before:
                 self.tracker.reconcile(tensor)
@@ -252,7 +275,8 @@ class Recorder:
         finally:
             self._frames.pop()
 
-    def _track_outputs(self, result: Any) -> Any:
+    def track_outputs(self, result: Any) -> Any:
+        """Take note of the tensors that a call returned."""
         for tensor in tensors_in(result):
             if self._is_own(tensor):
                 self.tracker.reconcile(tensor)
@@ -406,7 +430,7 @@ class Recorder:
             frame = frame.f_back
         return None
 
-    def record(self, symbol: Symbol, args: tuple[Any, ...], output: TensorProxy) -> None:
+    def record(self, symbol: Symbol, args: tuple[Any, ...], output: Any) -> None:
         """Record a call that no mode saw."""
         self._frames[-1].recorded.append(BoundSymbol(symbol, args, {}, output, source=self._find_source()))
 

@@ -9,6 +9,7 @@ import torch
 
 from . import torch_internals as internals
 from .errors import Unsupported
+from .gradients_inside import NEW_LEAF, require_grad_anew
 from .proxy import TensorProxy
 from .symbol import Symbol
 from .writes import SET_VALUE
@@ -102,6 +103,17 @@ class Tracker:
             self.know(fake, metadata_proxy(name or self._recorder.names.fresh(), fake, requires_grad))
         return self.proxy_of_fake(fake)
 
+    def new_gradient(self, wrapper: torch.Tensor) -> TensorProxy:
+        """The proxy of a gradient that PyTorch computed unrecorded."""
+        if not internals.is_wrapper(wrapper):
+            raise Unsupported(f"a gradient that is no strided tensor, in {self._recorder.here()}")
+        fake = internals.unwrap(wrapper)
+        if self.knows(fake):
+            with self._recorder.paused(), internals.outside_autograd():
+                fake = fake.detach()
+            internals.rebind(wrapper, fake, aliases=False)
+        return self.new_proxy(fake, False)
+
     def track(self, wrapper: torch.Tensor) -> None:
         """Take note of a wrapper that has not been seen before."""
         fake = internals.unwrap(wrapper)
@@ -110,6 +122,8 @@ class Tracker:
             if proxy.requires_grad and not wrapper.requires_grad:
                 # `x.data` shares the fake of `x` and none of its history
                 fake = self._record_alias(wrapper, _DETACH, (proxy,), False)
+            elif require_grad_anew(wrapper, proxy):
+                fake = self._record_alias(wrapper, NEW_LEAF, (proxy,), False)
             self._compare(fake, wrapper)
         tracked = _Tracked(wrapper, fake, history_of(wrapper), not wrapper._is_view())
         self._tracked[id(wrapper)] = tracked
@@ -143,6 +157,9 @@ class Tracker:
         unseen = new is not old and (lost or same_history(history, tracked.history))
         if unseen and (wrapper.requires_grad or new.requires_grad):
             fake = self._record_alias(wrapper, SET_VALUE, (old, new), tracked.is_base)
+        elif new is old and wrapper.is_leaf and self._recorder.input_of(wrapper) is None:
+            symbol = NEW_LEAF if require_grad_anew(wrapper, new) else _DETACH
+            fake = self._record_alias(wrapper, symbol, (new,), False)
         self._compare(fake, wrapper)
         tracked.fake, tracked.history = fake, history
 

@@ -53,14 +53,14 @@ class Entry:
 
     def _compile(self, selection: Selection) -> None:
         trace = self.captured.trace
-        stages = prepare(trace, selection)
+        stages, choices = prepare(trace, selection)
         grad_outputs = tuple(None if proxy is None else expected_grad(proxy) for proxy in stages[-1].outputs)
         self.bridge: Bridge | None = None
         if not any(grad_outputs):
-            self.forward: Program = compile_forward(stages, selection)
+            self.forward: Program = compile_forward(stages, selection, choices)
             return
         overwritten = frozenset(trace.inputs[mutation.input].name for mutation in self.captured.mutations)
-        training = compile_training(stages, selection, grad_outputs, overwritten)
+        training = compile_training(stages, selection, grad_outputs, overwritten, choices)
         self.forward = training.forward
         self.bridge = Bridge(training, selection)
 
