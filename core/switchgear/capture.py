@@ -75,6 +75,8 @@ class Captured:
     identical: tuple[tuple[int, int | weakref.ref[torch.Tensor]], ...]
     grad_enabled: bool
     modules: tuple[torch.nn.Module, ...]
+    #: The function asks for gradients, so the trace depends on which inputs are leaves of autograd.
+    leaves_matter: bool = False
 
 
 class _Inputs:
@@ -133,8 +135,13 @@ def capture(
         trace = trace.with_provenance("capture", time.perf_counter() - start)
         identical, grad_enabled = tuple(_identical(leaves, recorder)), torch.is_grad_enabled()
         sources, entered = tuple(inputs.sources), tuple(modules.entered)
-        return Captured(trace, sources, returned, out_spec, mutations, identical, grad_enabled, entered)
+        return Captured(
+            trace, sources, returned, out_spec, mutations, identical, grad_enabled, entered, recorder.leaves_matter
+        )
 
+    outer = active_recorder()
+    if outer is not None and internals.inside_functorch():
+        raise Unsupported(f"a derivative of sg inside a torch.func transform, in {outer.here()}; use those of one kind")
     with CAPTURE_LOCK:
         try:
             return attempt(compiling=False)
@@ -267,6 +274,7 @@ def _environment(modules: _Modules, compiling: bool) -> Iterator[None]:
         internals.checkpoint_regions(_tagged_region),
         internals.seeding_refused(_refuse_seeding),
         internals.functorch_operands(_below_transforms),
+        internals.tracers_refused(_refuse_tracer),
         internals.exact_batch_norm(),
         internals.compiling_flag(compiling),
     ):
@@ -299,6 +307,10 @@ def _tagged_region() -> contextlib.AbstractContextManager[None]:
     """What runs in a region of `torch.utils.checkpoint` is recorded with a tag."""
     recorder = active_recorder()
     return recorder.tagged(CHECKPOINT) if recorder is not None else contextlib.nullcontext()
+
+
+def _refuse_tracer(name: str) -> None:
+    raise Unsupported(f"torch.func.{name} inside a jitted function, which is traced already; call it outside")
 
 
 def _below_transforms(tensor: torch.Tensor) -> torch.Tensor:

@@ -72,6 +72,7 @@ def _record_call(
 def _refuse_outside_history(recorder: Recorder, asked: Any) -> None:
     """Gradients of a tensor from outside might flow past the trace, through the history of another one."""
     outputs, inputs = asked
+    recorder.leaves_matter = True
     if not all(isinstance(value, torch.Tensor) for value in (*outputs, *inputs)):
         raise Unsupported(f"torch.autograd.grad for a graph edge, in {recorder.here()}; pass tensors")
     for tensor in inputs:

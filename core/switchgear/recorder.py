@@ -119,6 +119,8 @@ class Recorder:
         self.inputs: list[RecordedInput] = []
         #: Tensors from outside, by id, that the function reached without being handed their wrapper.
         self.reached_otherwise: set[int] = set()
+        #: Whether gradients are asked for inside, which might flow through the history of an input.
+        self.leaves_matter = False
         self._input_of: dict[int, RecordedInput] = {}
         self._paused = 0
         self._outer = _active.recorder
@@ -213,7 +215,8 @@ class Recorder:
         if self._paused:
             return func(*args, **kwargs)
         refuse(func, self.here)
-        if internals.inside_functorch():
+        # what `torch.func.vjp` returns reads the tensors of its transform after that has ended
+        if internals.inside_functorch() or any(map(internals.is_functorch_tensor, tensors_in((args, kwargs)))):
             return self._on_transformed(func, args, kwargs)
         args, kwargs = map_tensors(self._adopted_wrapper, (args, kwargs))
         if func is torch.autograd.grad:
@@ -400,7 +403,7 @@ class Recorder:
     def _leaf_symbol(self, func: Any) -> Symbol:
         called = self._frames[-1].fn and symbol_of(self._frames[-1].fn)
         for overload, symbol, name in _WRITTEN:
-            if func is overload and (not called or name not in called.name):
+            if func is overload and (not called or name not in called.name.split(".")):
                 return symbol
         return Symbol(str(func), func)
 
@@ -447,7 +450,7 @@ _WRITTEN = (
 )
 
 
-_DATA_MISSING = ("data is not allocated yet", "unallocated storage")
+_DATA_MISSING = ("data is not allocated yet", "unallocated storage", "Expected scalars to be on CPU, got meta")
 _NO_DATA = (
     "a trace holds no data. Compute it outside the jitted function and pass it in, or rewrite it with masks "
     "(torch.where)"

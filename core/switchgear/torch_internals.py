@@ -204,6 +204,20 @@ def functorch_operands(operand: Callable[[torch.Tensor], torch.Tensor]) -> Itera
         yield
 
 
+@contextlib.contextmanager
+def tracers_refused(refuse: Callable[[str], None]) -> Iterator[None]:
+    """`refuse(name)` is called when this thread calls a `torch.func` transform that is a tracer itself."""
+
+    def refused(name: str, original: Any, *args: Any) -> Any:
+        refuse(name)
+        return original(*args)
+
+    with contextlib.ExitStack() as stack:
+        for name, part in (("functionalize", "_wrap_all_tensors_to_functional"), ("linearize", "lazy_dynamo_disallow")):
+            stack.enter_context(redirected(eager_transforms, part, functools.partial(refused, name)))
+        yield
+
+
 def inside_functorch() -> bool:
     """Whether a `torch.func` transform is active."""
     return torch._C._functorch.peek_interpreter_stack() is not None

@@ -74,13 +74,13 @@ def _relations(captured: Captured) -> Callable[[Sequence[torch.Tensor]], Any] | 
     """What the trace depends on beside the metadata of its inputs, as far as it does: aliasing, leaves, offsets."""
     written = [mutation.input for mutation in captured.mutations]
     strided = any(item.symbol.name.startswith("aten.as_strided") for item in leaves_of(captured.trace.bound_symbols))
-    if not written and not strided:
+    if not written and not strided and not captured.leaves_matter:
         return None
 
     def relations(inputs: Sequence[torch.Tensor]) -> Any:
         storages = [internals.storage_key(tensor) for tensor in inputs]
         shared = [storages.count(storages[index]) for index in written]
-        leaves = [tensor.is_leaf for tensor in inputs if written]
+        leaves = [tensor.is_leaf for tensor in inputs if written or captured.leaves_matter]
         return shared, leaves, [tensor.storage_offset() for tensor in inputs if strided]
 
     return relations
