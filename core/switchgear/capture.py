@@ -277,6 +277,8 @@ def _environment(modules: _Modules, compiling: bool) -> Iterator[None]:
         internals.tracers_refused(_refuse_tracer),
         internals.exact_batch_norm(),
         internals.compiling_flag(compiling),
+        # a backward inside runs where the modes are
+        torch.autograd.set_multithreading_enabled(False),
     ):
         yield
 

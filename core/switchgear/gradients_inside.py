@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import torch_internals as internals
 from .errors import SwitchgearError, Unsupported
 from .nesting import map_tensors
 from .symbol import Symbol
@@ -37,17 +36,15 @@ NEW_LEAF = Symbol("switchgear.new_leaf", new_leaf)
 
 def record_gradients(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     """Handle a call of `torch.autograd.grad`, its tensors adopted; what the call returns."""
-    with torch.autograd.set_multithreading_enabled(False):
-        if kwargs["create_graph"] or kwargs["is_grads_batched"]:
-            _refuse_outside_history(recorder, args)
-            return recorder.track_outputs(func(*args, **kwargs))
-        return _record_call(recorder, func, *args, **kwargs)
+    _refuse_outside_history(recorder, *args)
+    if kwargs["create_graph"] or kwargs["is_grads_batched"]:
+        return recorder.track_outputs(func(*args, **kwargs))
+    return _record_call(recorder, func, *args, **kwargs)
 
 
 def _record_call(
     recorder: Recorder, func: Callable[..., Any], outputs: Any, inputs: Any, *, materialize_grads: bool, **options: Any
 ) -> Any:
-    _refuse_outside_history(recorder, (outputs, inputs))
     given = options.pop("grad_outputs")
     given = (given,) if isinstance(given, torch.Tensor) or given is None else tuple(given)
     given += (None,) * (len(outputs) - len(given) if given == (None,) else 0)
@@ -69,9 +66,8 @@ def _record_call(
     return recorder.track_outputs(found)
 
 
-def _refuse_outside_history(recorder: Recorder, asked: Any) -> None:
+def _refuse_outside_history(recorder: Recorder, outputs: Any, inputs: Any) -> None:
     """Gradients of a tensor from outside might flow past the trace, through the history of another one."""
-    outputs, inputs = asked
     recorder.leaves_matter = True
     if not all(isinstance(value, torch.Tensor) for value in (*outputs, *inputs)):
         raise Unsupported(f"torch.autograd.grad for a graph edge, in {recorder.here()}; pass tensors")
@@ -86,7 +82,6 @@ def _refuse_outside_history(recorder: Recorder, asked: Any) -> None:
                 )
 
 
-def require_grad_anew(wrapper: torch.Tensor, proxy: TensorProxy) -> bool:
-    """Whether a tensor made inside was told to require grad, where the trace says that it does not."""
-    changed = wrapper.requires_grad and not proxy.requires_grad
-    return changed and wrapper.is_leaf and not wrapper._is_view() and not internals.is_functorch_tensor(wrapper)
+def is_new_leaf(wrapper: torch.Tensor, proxy: TensorProxy) -> bool:
+    """Whether a tensor was told to require grad, where the trace says that it does not."""
+    return wrapper.requires_grad and not proxy.requires_grad and wrapper.is_leaf and not wrapper._is_view()

@@ -9,7 +9,7 @@ import torch
 
 from . import torch_internals as internals
 from .errors import Unsupported
-from .gradients_inside import NEW_LEAF, require_grad_anew
+from .gradients_inside import NEW_LEAF, is_new_leaf
 from .proxy import TensorProxy
 from .symbol import Symbol
 from .writes import SET_VALUE
@@ -122,7 +122,7 @@ class Tracker:
             if proxy.requires_grad and not wrapper.requires_grad:
                 # `x.data` shares the fake of `x` and none of its history
                 fake = self._record_alias(wrapper, _DETACH, (proxy,), False)
-            elif require_grad_anew(wrapper, proxy):
+            elif is_new_leaf(wrapper, proxy):
                 fake = self._record_alias(wrapper, NEW_LEAF, (proxy,), False)
             self._compare(fake, wrapper)
         tracked = _Tracked(wrapper, fake, history_of(wrapper), not wrapper._is_view())
@@ -158,8 +158,10 @@ class Tracker:
         if unseen and (wrapper.requires_grad or new.requires_grad):
             fake = self._record_alias(wrapper, SET_VALUE, (old, new), tracked.is_base)
         elif new is old and wrapper.is_leaf and self._recorder.input_of(wrapper) is None:
-            symbol = NEW_LEAF if require_grad_anew(wrapper, new) else _DETACH
-            fake = self._record_alias(wrapper, symbol, (new,), False)
+            if is_new_leaf(wrapper, new):
+                fake = self._record_alias(wrapper, NEW_LEAF, (new,), False)
+            elif not wrapper.requires_grad:
+                fake = self._record_alias(wrapper, _DETACH, (new,), False)
         self._compare(fake, wrapper)
         tracked.fake, tracked.history = fake, history
 
