@@ -84,4 +84,4 @@ def _refuse_outside_history(recorder: Recorder, outputs: Any, inputs: Any) -> No
 
 def is_new_leaf(wrapper: torch.Tensor, proxy: TensorProxy) -> bool:
     """Whether a tensor was told to require grad, where the trace says that it does not."""
-    return wrapper.requires_grad and not proxy.requires_grad and wrapper.is_leaf and not wrapper._is_view()
+    return wrapper.requires_grad and not proxy.requires_grad and wrapper.is_leaf
