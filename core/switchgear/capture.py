@@ -122,6 +122,10 @@ def capture(
     Raises `CaptureError` and its kinds for what a trace cannot hold, and the function's own exceptions as they are.
     """
 
+    outer = active_recorder()
+    if outer is not None and internals.inside_functorch():
+        raise Unsupported(f"a derivative of sg inside a torch.func transform, in {outer.here()}; use those of one kind")
+
     def attempt(compiling: bool) -> Captured:
         start = time.perf_counter()
         names, modules = Names(), _Modules(module)
@@ -133,15 +137,14 @@ def capture(
             with torch._C.DisableTorchFunction():
                 trace, returned, out_spec, mutations = _finish(recorder, result)
         trace = trace.with_provenance("capture", time.perf_counter() - start)
+        if outer is not None and recorder.leaves_matter:
+            outer.leaves_matter = True
         identical, grad_enabled = tuple(_identical(leaves, recorder)), torch.is_grad_enabled()
         sources, entered = tuple(inputs.sources), tuple(modules.entered)
         return Captured(
             trace, sources, returned, out_spec, mutations, identical, grad_enabled, entered, recorder.leaves_matter
         )
 
-    outer = active_recorder()
-    if outer is not None and internals.inside_functorch():
-        raise Unsupported(f"a derivative of sg inside a torch.func transform, in {outer.here()}; use those of one kind")
     with CAPTURE_LOCK:
         try:
             return attempt(compiling=False)

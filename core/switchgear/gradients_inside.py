@@ -80,8 +80,3 @@ def _refuse_outside_history(recorder: Recorder, outputs: Any, inputs: Any) -> No
                     f"({other.proxy.name}) was computed outside the jitted function: it may depend on the first; "
                     "compute it inside, or detach it"
                 )
-
-
-def is_new_leaf(wrapper: torch.Tensor, proxy: TensorProxy) -> bool:
-    """Whether a tensor was told to require grad, where the trace says that it does not."""
-    return wrapper.requires_grad and not proxy.requires_grad and wrapper.is_leaf

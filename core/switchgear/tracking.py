@@ -9,7 +9,7 @@ import torch
 
 from . import torch_internals as internals
 from .errors import Unsupported
-from .gradients_inside import NEW_LEAF, is_new_leaf
+from .gradients_inside import NEW_LEAF
 from .proxy import TensorProxy
 from .symbol import Symbol
 from .writes import SET_VALUE
@@ -122,7 +122,7 @@ class Tracker:
             if proxy.requires_grad and not wrapper.requires_grad:
                 # `x.data` shares the fake of `x` and none of its history
                 fake = self._record_alias(wrapper, _DETACH, (proxy,), False)
-            elif is_new_leaf(wrapper, proxy):
+            elif wrapper.requires_grad and not proxy.requires_grad and _is_leaf(wrapper):
                 fake = self._record_alias(wrapper, NEW_LEAF, (proxy,), False)
             self._compare(fake, wrapper)
         tracked = _Tracked(wrapper, fake, history_of(wrapper), not wrapper._is_view())
@@ -157,11 +157,8 @@ class Tracker:
         unseen = new is not old and (lost or same_history(history, tracked.history))
         if unseen and (wrapper.requires_grad or new.requires_grad):
             fake = self._record_alias(wrapper, SET_VALUE, (old, new), tracked.is_base)
-        elif new is old and wrapper.is_leaf and self._recorder.input_of(wrapper) is None:
-            if is_new_leaf(wrapper, new):
-                fake = self._record_alias(wrapper, NEW_LEAF, (new,), False)
-            elif not wrapper.requires_grad:
-                fake = self._record_alias(wrapper, _DETACH, (new,), False)
+        elif new is old and _is_leaf(wrapper) and self._recorder.input_of(wrapper) is None:
+            fake = self._record_alias(wrapper, NEW_LEAF if wrapper.requires_grad else _DETACH, (new,), False)
         self._compare(fake, wrapper)
         tracked.fake, tracked.history = fake, history
 
@@ -195,6 +192,12 @@ def history_of(tensor: torch.Tensor) -> object:
     except RuntimeError:
         # a view made under no_grad whose base was written to: autograd refuses to say, and saw nothing
         return _UNSEEN
+
+
+def _is_leaf(tensor: torch.Tensor) -> bool:
+    """Whether autograd knows of no past."""
+    history = history_of(tensor)
+    return history is None or (isinstance(history, tuple) and history[0] is None)
 
 
 def same_history(left: object, right: object) -> bool:
