@@ -929,3 +929,15 @@ def test_history_outside_is_not_passed_over(create_graph: bool) -> None:
         with pytest.raises(errors.Unsupported, match=r"t_1.*computed outside"):
             jitted(x, other)
     assert_same(jitted(x * 1, independent), product(x * 1, independent))
+
+
+def test_history_outside_is_not_passed_over_in_a_nested_derivative() -> None:
+    held = numbers(3, grad=True)
+
+    def nested(x: Tensor, z: Tensor) -> Any:
+        return sg.grad(lambda y: grad((y * z * held).sum(), held)[0].sum() + (y * y).sum())(x)
+
+    x, jitted = numbers(3).requires_grad_(), jit(nested)
+    assert_same(jitted(x, numbers(3).requires_grad_()).detach(), 2 * x.detach())
+    with pytest.raises(errors.Unsupported, match="computed outside"):
+        jitted(x, held * 2)
