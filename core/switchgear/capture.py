@@ -61,6 +61,8 @@ class Captured:
     identical: tuple[tuple[int, int | weakref.ref[torch.Tensor]], ...]
     grad_enabled: bool
     modules: tuple[torch.nn.Module, ...]
+    #: The function asks for gradients, so the trace depends on which inputs are leaves of autograd.
+    leaves_matter: bool = False
 
 
 class _Inputs:
@@ -129,6 +131,10 @@ def capture(
     Raises `CaptureError` and its kinds for what a trace cannot hold, and the function's own exceptions as they are.
     """
 
+    outer = active_recorder()
+    if outer is not None and internals.inside_functorch():
+        raise Unsupported(f"a derivative of sg inside a torch.func transform, in {outer.here()}; use those of one kind")
+
     def attempt(compiling: bool, homes: Mapping[int, Home]) -> Captured:
         start = time.perf_counter()
         names, modules = Names(), _Modules(module)
@@ -145,9 +151,11 @@ def capture(
         proxies = tuple(found.proxy for found in recorder.inputs)
         trace = Trace("computation", proxies, outputs.proxies, body, recorder.constants)
         trace = trace.with_provenance("capture", time.perf_counter() - start)
+        if outer is not None and recorder.leaves_matter:
+            outer.leaves_matter = True
         identical, grad_enabled = tuple(_identical(leaves, recorder)), torch.is_grad_enabled()
         sources, entered = tuple(inputs.sources), tuple(modules.entered)
-        return Captured(trace, sources, outputs, identical, grad_enabled, entered)
+        return Captured(trace, sources, outputs, identical, grad_enabled, entered, recorder.leaves_matter)
 
     compiling, homes = False, dict[int, Home]()
     with CAPTURE_LOCK:
@@ -261,8 +269,12 @@ def _environment(modules: _Modules, compiling: bool) -> Iterator[None]:
         redirected(torch.autograd.Function, "apply", _apply),
         internals.checkpoint_regions(region, run_reentrant),
         internals.seeding_refused(_refuse_seeding),
+        internals.functorch_operands(_below_transforms),
+        internals.tracers_refused(_refuse_tracer),
         internals.exact_batch_norm(),
         internals.compiling_flag(compiling),
+        # a backward inside runs where the modes are
+        torch.autograd.set_multithreading_enabled(False),
     ):
         yield
 
@@ -287,6 +299,16 @@ def _apply(original: Callable[..., Any], cls: Any, *args: Any, **kwargs: Any) ->
             "would be lost. Make it a torch.library.custom_op with register_autograd, or call it outside"
         )
     return original(cls, *args, **kwargs)
+
+
+def _refuse_tracer(name: str) -> None:
+    raise Unsupported(f"torch.func.{name} inside a jitted function, which is traced already; call it outside")
+
+
+def _below_transforms(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that a transform of `torch.func` is about to wrap, as the trace knows it."""
+    recorder = active_recorder()
+    return recorder.below_transforms(tensor) if recorder is not None else tensor
 
 
 def _refuse_seeding(name: str) -> None:

@@ -18,6 +18,7 @@ from .evaluation import evaluate
 from .jit import compiler_of, jit
 from .passes.dead_code import dead_code, live
 from .passes.differentiate import differentiate
+from .passes.inner_gradients import inner_gradients
 from .passes.pipeline import expected_grad
 from .recorder import active_recorder
 from .runtime.entry import tensor_of
@@ -121,7 +122,7 @@ def _linearised(
     wanted = [index for index, owner in enumerate(owners) if owner in positions and _is_inexact(leaves[index])]
     with torch.enable_grad():
         captured = capture(function, leaves, spec, differentiable=frozenset(wanted))
-    trace = dead_code(captured.trace)
+    trace = dead_code(inner_gradients(captured.trace, selection)[0])
     expected = tuple(None if proxy is None else expected_grad(proxy) for proxy in trace.outputs)
     inputs = [tensor_of(source, leaves) for source in captured.sources]
     higher = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)

@@ -164,11 +164,15 @@ class _Collector:
 
     def _nearest(self, lineage: list[str]) -> int:
         """Where above the end of a lineage the nearest base is that is a tensor to eager too; -1 if there is none."""
-        own = range(len(lineage) - 1)
+        detached = max((i for i, name in enumerate(lineage) if self._is_detached(name)), default=0)
+        own = range(detached, len(lineage) - 1)
         nearest = max((i for i in own if lineage[i] in self._visible), default=-1)
         # eager forbids to write to one of several views that an operator makes at once
         parts = (i for i in own if len(self._made_by(lineage[i + 1]).outputs) > 1)
         return min(nearest, next(parts, nearest)) if nearest >= 0 else next(parts, -1)
+
+    def _is_detached(self, name: str) -> bool:
+        return name in self._makers and self._made_by(name).symbol.fn is torch.ops.aten.detach.default
 
     def _value(self, name: str, views: list[torch.Tensor]) -> TensorProxy | None:
         """What the tensor first seen by that name stands for by now; None if that cannot be told."""

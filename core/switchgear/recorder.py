@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 from . import torch_internals as internals
 from .composites import bind_outputs, is_closed, leaves_of, turns_grad_off
 from .errors import DataDependent, Unsupported
+from .gradients_inside import record_gradients
 from .naming import pack_dims, symbol_of
 from .nesting import map_tensors, tensors_in
 from .patches import replaced
@@ -124,6 +125,8 @@ class Recorder:
         self.metadata_calls: list[BoundSymbol] = []
         #: Tensors from outside, by id, that the function reached without being handed their wrapper.
         self.reached_otherwise: set[int] = set()
+        #: Whether gradients are asked for inside, which might flow through the history of an input.
+        self.leaves_matter = False
         self._input_of: dict[int, RecordedInput] = {}
         self._paused = 0
         self._outer = _active.recorder
@@ -213,7 +216,8 @@ class Recorder:
             elif self._adopt is None or internals.is_fake(tensor):
                 raise Unsupported(f"a tensor from outside of what is being traced was used in {self.here()}")
             else:
-                return self._adopt(tensor)
+                with torch._C.DisableTorchFunction():
+                    return self._adopt(tensor)
         self.tracker.reconcile(tensor)
         return tensor
 
@@ -240,10 +244,15 @@ class Recorder:
         if self._paused:
             return func(*args, **kwargs)
         refuse(func, args, kwargs, self.here)
+        # what `torch.func.vjp` returns reads the tensors of its transform after that has ended
+        if internals.inside_functorch() or any(map(internals.is_functorch_tensor, tensors_in((args, kwargs)))):
+            return self._on_transformed(func, args, kwargs)
         args, kwargs = map_tensors(self._adopted_wrapper, (args, kwargs))
+        if func is torch.autograd.grad:
+            return record_gradients(self, func, args, kwargs)
         symbol = symbol_of(func)
         if symbol is None:
-            return self._track_outputs(func(*args, **kwargs))
+            return self.track_outputs(func(*args, **kwargs))
         given = map_tensors(lambda tensor: self.tracker.proxy_of_fake(internals.unwrap(tensor)), (args, kwargs))
         frame = _Frame(func, [], torch.is_grad_enabled())
         result, output, written = self._run_in_frame(frame, func, args, kwargs)
@@ -262,6 +271,24 @@ class Recorder:
                     BoundSymbol(symbol, args, given[1], None, grad_enabled=torch.is_grad_enabled())
                 )
 
+    def _on_transformed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call inside a transform of `torch.func`: its leaves are recorded, no composite is kept."""
+        args, kwargs = map_tensors(self.below_transforms, (args, kwargs))
+        frame = _Frame(func, [], torch.is_grad_enabled())
+        self._frames.append(frame)
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self._frames.pop()
+            self._frames[-1].recorded.extend(frame.recorded)
+
+    def below_transforms(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The wrapper of a tensor from outside that a transform of `torch.func` reaches for."""
+        if internals.is_functorch_tensor(tensor):
+            return tensor
+        with internals.outside_functorch():
+            return self._adopted_wrapper(tensor)
+
     def _run_in_frame(
         self, frame: _Frame, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, Any, bool]:
@@ -276,7 +303,7 @@ class Recorder:
                     result = _reopened(func)(*args, **kwargs)
             else:
                 result = func(*args, **kwargs)
-            self._track_outputs(result)
+            self.track_outputs(result)
             written = False
             for tensor, fake in before:
                 self.tracker.reconcile(tensor)
@@ -291,7 +318,8 @@ class Recorder:
         finally:
             self._frames.pop()
 
-    def _track_outputs(self, result: Any) -> Any:
+    def track_outputs(self, result: Any) -> Any:
+        """Take note of the tensors that a call returned."""
         for tensor in tensors_in(result):
             if self._is_own(tensor):
                 self.tracker.reconcile(tensor)
@@ -417,7 +445,7 @@ class Recorder:
     def _leaf_symbol(self, func: Any) -> Symbol:
         called = self._frames[-1].fn and symbol_of(self._frames[-1].fn)
         for overload, symbol, name in _WRITTEN:
-            if func is overload and (not called or name not in called.name):
+            if func is overload and (not called or name not in called.name.split(".")):
                 return symbol
         return Symbol(str(func), func)
 
@@ -447,7 +475,7 @@ class Recorder:
             frame = frame.f_back
         return None
 
-    def record(self, symbol: Symbol, args: tuple[Any, ...], output: TensorProxy, *tags: str) -> None:
+    def record(self, symbol: Symbol, args: tuple[Any, ...], output: Any, *tags: str) -> None:
         """Record a call that no mode saw."""
         made = BoundSymbol(symbol, args, {}, output, source=self._find_source(), tags=self._tags.union(tags))
         self._frames[-1].recorded.append(made)
@@ -471,7 +499,7 @@ _WRITTEN = (
 )
 
 
-_DATA_MISSING = ("data is not allocated yet", "unallocated storage")
+_DATA_MISSING = ("data is not allocated yet", "unallocated storage", "Expected scalars to be on CPU, got meta")
 _NO_DATA = (
     "a trace holds no data. Compute it outside the jitted function and pass it in, or rewrite it with masks "
     "(torch.where)"

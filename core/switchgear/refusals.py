@@ -8,20 +8,19 @@ from typing import Any
 import torch
 from torch.overrides import resolve_name
 
-from . import torch_internals as internals
 from .errors import Unsupported
 
 #: Torch-level functions that would be captured wrongly, and what to do instead.
 _REFUSED = {
-    "torch.autograd.grad": "differentiate outside the jitted function, or with sg.grad inside it",
-    "torch.autograd.backward": "call backward() on what the jitted function returns",
-    "torch.autograd.functional": "use sg.grad or sg.vjp",
-    "torch.Tensor.backward": "call backward() on what the jitted function returns",
+    "torch.autograd.backward": "use torch.autograd.grad inside, or call backward() on what the jitted function returns",
+    "torch.Tensor.backward": "use torch.autograd.grad inside, or call backward() on what the jitted function returns",
     "torch.Tensor.register_hook": "register the hook outside the jitted function, on its inputs or outputs",
     "torch.Tensor.register_post_accumulate_grad_hook": "register the hook outside the jitted function",
     "torch.Tensor.retain_grad": "call retain_grad() outside the jitted function",
     "torch.Tensor.detach_": "use detach()",
-    "torch.Tensor.requires_grad_": "set requires_grad outside the jitted function",
+    "torch._fused_adam_": "use it with fused=False",
+    "torch._fused_adamw_": "use it with fused=False",
+    "torch._fused_sgd_": "use it with fused=False",
     "torch.Tensor.numpy": "compute with torch, or move the NumPy part outside the jitted function",
     "torch.Tensor.set_": "assign a new tensor instead",
     "torch.Tensor.resize_": "make a new tensor instead",
@@ -42,5 +41,3 @@ def refuse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], here: Calla
         full = resolve_name(func) or f"{getattr(func, '__module__', '')}.{name}"
         if full in _REFUSED:
             raise Unsupported(f"{full} inside a jitted function, in {here()}; {_REFUSED[full]}")
-    if internals.inside_functorch():
-        raise Unsupported(f"a torch.func transform inside a jitted function, in {here()}; use sg.grad or sg.vjp")

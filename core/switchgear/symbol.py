@@ -21,6 +21,8 @@ GRAD_OFF_INSIDE = "grad_off_inside"
 BACKWARD = "backward"
 #: Added by the grad pass to run in the backward something that the forward already ran.
 RECOMPUTED = "recomputed"
+#: Computes a gradient that the function asked for: forward to whatever encloses it, and nothing flows back through it.
+INNER_GRADIENT = "inner_gradient"
 
 
 @dataclass(frozen=True, slots=True)

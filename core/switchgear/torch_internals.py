@@ -12,9 +12,11 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+import torch._functorch.vmap as functorch_vmap
 import torch.utils.checkpoint
 from torch._C._dynamo.guards import GlobalStateGuard as GlobalStateGuard
 from torch._C._dynamo.guards import TensorGuards as _TensorGuards
+from torch._functorch import eager_transforms, pyfunctorch
 from torch._subclasses import fake_tensor
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
@@ -223,6 +225,41 @@ def compiling_flag(value: bool) -> AbstractContextManager[None]:
 def tensor_guards(tensors: list[torch.Tensor]) -> Callable[..., bool]:
     """One C++ check that other tensors have the type, dispatch keys, dtype, device, sizes, strides of these."""
     return _TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+
+
+def outside_functorch() -> AbstractContextManager[Any]:
+    """Leave every `torch.func` transform for a while."""
+    return pyfunctorch.temporarily_clear_interpreter_stack()
+
+
+@contextlib.contextmanager
+def functorch_operands(operand: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    """The `torch.func` transforms of this thread wrap `operand(tensor)` in place of each tensor that they wrap."""
+
+    def wrap(original: Callable[..., Any], tensor: torch.Tensor, *rest: Any) -> Any:
+        return original(operand(tensor), *rest)
+
+    with contextlib.ExitStack() as stack:
+        for place, name in (
+            (eager_transforms, "_wrap_for_grad"),
+            (functorch_vmap, "_add_batch_dim"),
+        ):
+            stack.enter_context(redirected(place, name, wrap))
+        yield
+
+
+@contextlib.contextmanager
+def tracers_refused(refuse: Callable[[str], None]) -> Iterator[None]:
+    """`refuse(name)` is called when this thread calls a `torch.func` transform that is a tracer itself."""
+
+    def refused(name: str, original: Any, *args: Any) -> Any:
+        refuse(name)
+        return original(*args)
+
+    with contextlib.ExitStack() as stack:
+        for name, part in (("functionalize", "_wrap_all_tensors_to_functional"), ("linearize", "lazy_dynamo_disallow")):
+            stack.enter_context(redirected(eager_transforms, part, functools.partial(refused, name)))
+        yield
 
 
 def inside_functorch() -> bool:

@@ -9,6 +9,7 @@ import torch
 
 from . import torch_internals as internals
 from .errors import Unsupported
+from .gradients_inside import NEW_LEAF
 from .proxy import TensorProxy
 from .symbol import Symbol
 from .writes import SET_VALUE
@@ -112,6 +113,17 @@ class Tracker:
             self.know(fake, metadata_proxy(name or self._recorder.names.fresh(), fake, requires_grad))
         return self.proxy_of_fake(fake)
 
+    def new_gradient(self, wrapper: torch.Tensor) -> TensorProxy:
+        """The proxy of a gradient that PyTorch computed unrecorded."""
+        if not internals.is_wrapper(wrapper):
+            raise Unsupported(f"a gradient that is no strided tensor, in {self._recorder.here()}")
+        fake = internals.unwrap(wrapper)
+        if self.knows(fake):
+            with self._recorder.paused(), internals.outside_autograd():
+                fake = fake.detach()
+            internals.rebind(wrapper, fake, aliases=False)
+        return self.new_proxy(fake, False)
+
     def track(self, wrapper: torch.Tensor) -> None:
         """Take note of a wrapper that has not been seen before."""
         fake = internals.unwrap(wrapper)
@@ -120,6 +132,8 @@ class Tracker:
             if proxy.requires_grad and not wrapper.requires_grad:
                 # `x.data` shares the fake of `x` and none of its history
                 fake = self._record_alias(wrapper, _DETACH, (proxy,), False)
+            elif wrapper.requires_grad and not proxy.requires_grad and _is_leaf(wrapper):
+                fake = self._record_alias(wrapper, NEW_LEAF, (proxy,), False)
             self._compare(fake, wrapper)
         tracked = _Tracked(wrapper, fake, history_of(wrapper), not wrapper._is_view())
         self._tracked[id(wrapper)] = tracked
@@ -159,6 +173,8 @@ class Tracker:
                     "place where autograd does not see it; make a view instead"
                 )
             fake = self._record_alias(wrapper, SET_VALUE, (old, new), tracked.is_base)
+        elif new is old and _is_leaf(wrapper) and self._recorder.input_of(wrapper) is None:
+            fake = self._record_alias(wrapper, NEW_LEAF if wrapper.requires_grad else _DETACH, (new,), False)
         self._compare(fake, wrapper)
         tracked.fake, tracked.history = fake, history
         new = self.proxy_of_fake(fake)
@@ -197,6 +213,12 @@ def history_of(tensor: torch.Tensor) -> object:
     except RuntimeError:
         # a view made under no_grad whose base was written to: autograd refuses to say, and saw nothing
         return _UNSEEN
+
+
+def _is_leaf(tensor: torch.Tensor) -> bool:
+    """Whether autograd knows of no past."""
+    history = history_of(tensor)
+    return history is None or (isinstance(history, tuple) and history[0] is None)
 
 
 def same_history(left: object, right: object) -> bool:

@@ -1047,10 +1047,6 @@ def backward_inside(x: T) -> T:
     return x
 
 
-def autograd_grad_inside(x: T) -> T:
-    return torch.autograd.grad((x * x).sum(), x)[0]
-
-
 def autograd_backward_inside(x: T) -> T:
     torch.autograd.backward([(x * x).sum()])
     return x * 2
@@ -1060,12 +1056,12 @@ def reads_grad(x: T) -> T:
     return x if x.grad is None else x * x.grad
 
 
-def func_grad_inside(x: T) -> T:
-    return torch.func.grad(lambda value: (value * value).sum())(x)  # type: ignore[no-any-return]
+def functionalize_inside(x: T) -> T:
+    return torch.func.functionalize(torch.sin)(x)  # type: ignore[no-any-return]
 
 
-def vmap_inside(x: T) -> T:
-    return torch.func.vmap(torch.sin)(x)
+def linearize_inside(x: T) -> T:
+    return torch.func.linearize(torch.sin, x)[1](x)  # type: ignore[no-any-return]
 
 
 def detach_in_place(x: T) -> T:
@@ -1140,12 +1136,15 @@ REFUSED: list[tuple[Function, type[Exception], str]] = [
     (uses_function_apply, errors.Unsupported, r"Double.*backward would be lost.*custom_op"),
     (registers_hook, errors.Unsupported, r"register_hook.*outside"),
     (registers_post_hook, errors.Unsupported, r"register_post_accumulate_grad_hook.*outside"),
-    (backward_inside, errors.Unsupported, r"backward.*call backward\(\) on what the jitted function returns"),
-    (autograd_grad_inside, errors.Unsupported, r"torch\.autograd\.grad.*sg\.grad"),
+    (
+        backward_inside,
+        errors.Unsupported,
+        r"backward.*torch\.autograd\.grad inside.*call backward\(\) on what the jitted function returns",
+    ),
     (autograd_backward_inside, errors.Unsupported, r"torch\.autograd\.backward.*returns"),
     (reads_grad, errors.Unsupported, r"\.grad.*pass the gradient as an argument"),
-    (func_grad_inside, errors.Unsupported, r"torch\.func.*sg\.grad"),
-    (vmap_inside, errors.Unsupported, r"torch\.func"),
+    (functionalize_inside, errors.Unsupported, r"torch\.func\.functionalize.*outside"),
+    (linearize_inside, errors.Unsupported, r"torch\.func\.linearize.*outside"),
     (detach_in_place, errors.Unsupported, r"detach_ inside a jitted function.*use detach\(\)"),
     (requires_grad_inside, errors.Unsupported, r"requires_grad.*outside"),
     (seeds_inside, errors.Unsupported, r"seed.*outside"),
@@ -1177,7 +1176,7 @@ def test_refused_with_a_clear_error(function: Function, kind: type[Exception], m
     assert not x._backward_hooks
 
 
-PLACED = [registers_hook, autograd_grad_inside, item_inside, bool_inside, nonzero_inside, func_grad_inside, reads_grad]
+PLACED = [registers_hook, backward_inside, item_inside, bool_inside, nonzero_inside, reads_grad]
 
 
 @pytest.mark.parametrize("function", PLACED)

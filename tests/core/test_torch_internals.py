@@ -343,6 +343,61 @@ def test_functorch_is_seen() -> None:
     assert not internals.inside_functorch()
 
 
+def test_transforms_can_be_left_for_a_while() -> None:
+    def inner(x: T) -> T:
+        with internals.outside_functorch():
+            assert not internals.inside_functorch()
+            plain = numbers(3) * 2
+            assert not internals.is_functorch_tensor(plain)
+        assert internals.inside_functorch()
+        return x * plain
+
+    x = numbers(4, 3)
+    assert torch.equal(torch.func.vmap(inner)(x), x * (numbers(3) * 2))
+    found = torch.func.grad(lambda y: inner(y).sum())(numbers(3))
+    assert torch.equal(found, numbers(3) * 2)
+
+
+def test_what_transforms_wrap_can_be_replaced() -> None:
+    x, asked = numbers(2, 3), []
+    doubled = x * 2
+
+    def operand(tensor: T) -> T:
+        asked.append(tensor)
+        return doubled
+
+    def through(call: Callable[[], Any]) -> Any:
+        with internals.functorch_operands(operand):
+            return call()
+
+    assert torch.equal(through(lambda: torch.func.vmap(torch.sin)(x)), torch.sin(x * 2))
+    gradient = through(lambda: torch.func.grad(lambda y: y.square().sum())(x))
+    assert torch.equal(gradient, x * 4)
+    value, pull = through(lambda: torch.func.vjp(torch.sin, x))
+    assert torch.equal(value, torch.sin(x * 2))
+    assert torch.equal(pull(torch.ones_like(x))[0], torch.cos(x * 2))
+    assert all(tensor is x for tensor in asked)
+    assert len(asked) == 3
+    assert torch.equal(torch.func.vmap(torch.sin)(x), torch.sin(x))
+
+
+@pytest.mark.parametrize("name", ["functionalize", "linearize"])
+def test_transforms_that_trace_are_seen(name: str) -> None:
+    def refuse(found: str) -> None:
+        raise LookupError(found)
+
+    def call() -> Any:
+        x = numbers(3)
+        if name == "functionalize":
+            return torch.func.functionalize(torch.sin)(x)
+        return torch.func.linearize(torch.sin, x)
+
+    with internals.tracers_refused(refuse), pytest.raises(LookupError, match=name):
+        call()
+    if name == "functionalize":
+        call()
+
+
 @pytest.mark.parametrize("value", [True, False])
 def test_compiling_flag(value: bool) -> None:
     assert not torch.compiler.is_compiling()

@@ -22,6 +22,7 @@ from switchgear.selection import Reasons, Selection
 from switchgear.symbol import (
     BACKWARD,
     GRAD_OFF_INSIDE,
+    INNER_GRADIENT,
     RECOMPUTED,
     SAVED,
     BoundSymbol,
@@ -59,7 +60,7 @@ class Joint:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Linear:
+class Linear:
     """One differentiated bound symbol: `pull` gives its part of the backward and a gradient per tensor argument."""
 
     arguments: tuple[TensorProxy, ...]
@@ -77,14 +78,14 @@ def differentiate(trace: Trace, selection: Selection, grad_outputs: Grads, *, hi
     Raises `NotDifferentiable`, `RuleError`, and under `selection.strict` `StrictError`.
     """
     names = Names({*names_of(trace), *(proxy.name for proxy in proxies(grad_outputs))})
-    forward = _Forward(names, selection, higher_order, frozenset(proxy.name for proxy in proxies(trace.outputs)))
+    forward = Forward(names, selection, higher_order, frozenset(proxy.name for proxy in proxies(trace.outputs)))
     for bound_symbol in trace.bound_symbols:
         forward.linearise(bound_symbol, bound_symbol)
     outputs: Grads = map_proxies(forward.now, trace.outputs)
     cotangents = tuple(
         grad if out is not None and out.requires_grad else None for grad, out in zip(grad_outputs, outputs, strict=True)
     )
-    backward, grads = _sweep(forward.linears, outputs, cotangents, forward.recorder)
+    backward, grads = sweep(forward.linears, outputs, cotangents, forward.recorder)
     joint = Trace(
         "joint",
         inputs=(*trace.inputs, *proxies(cotangents)),
@@ -96,17 +97,19 @@ def differentiate(trace: Trace, selection: Selection, grad_outputs: Grads, *, hi
     return Joint(dead_code(joint), len(outputs), cotangents, tuple(forward.choices))
 
 
-class _Forward:
+class Forward:
     """Linearises bound symbols one by one."""
 
-    def __init__(self, names: Names, selection: Selection, higher_order: bool, ends: frozenset[str]) -> None:
+    def __init__(
+        self, names: Names, selection: Selection, higher_order: bool, ends: frozenset[str] = frozenset()
+    ) -> None:
         self.higher_order = higher_order
         self.ends = ends
         self.names = names
         self.selection = selection
         self.recorder = Recorder(names, self._adopt_constant, follow_autograd=False)
         self.body: list[BoundSymbol] = []
-        self.linears: list[_Linear] = []
+        self.linears: list[Linear] = []
         self.choices: list[Choice] = []
         self._env: dict[str, TensorProxy] = {}
 
@@ -129,7 +132,7 @@ class _Forward:
             self._choose(item, "constant", constant)
             # under no_grad eager calls a view a leaf that requires grad, and so do its users
             item = self._cut(item) if item.grad_enabled else item
-            self.body.append(_linked(item, Link(origin, RuleOrigin("constant", constant))))
+            self.body.append(linked(item, Link(origin, RuleOrigin("constant", constant))))
             return ()
         own = RULES.get(item.symbol)
         rule, declined = (own, ()) if own is not None else self.selection.grad_rule(item)
@@ -164,11 +167,11 @@ class _Forward:
             for made in applied.forward:
                 self.linearise(made, origin)
         else:
-            self.body.extend(_linked(made, link, *item.tags & {SAVED}) for made in applied.forward)
+            self.body.extend(linked(made, link, *item.tags & {SAVED}) for made in applied.forward)
         for proxy, output in zip(item.outputs, applied.outputs, strict=True):
             if output != proxy:
                 self._env[proxy.name] = output
-        self.linears.append(_Linear(item.inputs, applied.outputs, applied.pull, link))
+        self.linears.append(Linear(item.inputs, applied.outputs, applied.pull, link))
 
     def _derive(self, item: BoundSymbol, origin: BoundSymbol) -> None:
         # fail here, where the operator is, and not in the sweep
@@ -179,8 +182,8 @@ class _Forward:
             return instantiate(derive(item, grads, self.higher_order), item, grads, self.names)
 
         link = Link(origin, RuleOrigin("derived", item.symbol.name.removesuffix(".default")))
-        self.body.append(_linked(item, link))
-        self.linears.append(_Linear(item.inputs, item.outputs, pull, link))
+        self.body.append(linked(item, link))
+        self.linears.append(Linear(item.inputs, item.outputs, pull, link))
 
     def _decompose(self, item: BoundSymbol, origin: BoundSymbol, declined: Reasons) -> tuple[BoundSymbol, ...]:
         """Decompose, or keep an executor's forward whole and differentiate its decomposition beside it."""
@@ -195,13 +198,13 @@ class _Forward:
         reason = f"{owner} keeps the forward, the backward recomputes what it needs"
         self._choose(item, "decomposition", reason, declined)
         link = Link(origin, RuleOrigin("decomposition", item.symbol.name))
-        self.body.append(_linked(item, link))
+        self.body.append(linked(item, link))
         env: dict[str, TensorProxy] = {}
         for copy in [rebind(part, env, self.names) for part in item.subsymbols]:
             self.linearise(replace(copy, tags=copy.tags | {RECOMPUTED}), origin)
         # the sweep goes backwards: the gradients of the kept outputs go to their recomputed twins first
         copied = tuple(self.now(env[proxy.name]) for proxy in item.outputs)
-        self.linears.append(_Linear(copied, item.outputs, lambda grads: ((), grads), link))
+        self.linears.append(Linear(copied, item.outputs, lambda grads: ((), grads), link))
         return ()
 
     def _keeper(self, item: BoundSymbol) -> str | None:
@@ -248,10 +251,14 @@ def _requires_grad(values: tuple[TensorProxy, ...]) -> bool:
     return any(proxy.requires_grad for proxy in values)
 
 
-def _sweep(
-    linears: list[_Linear], outputs: Grads, cotangents: Grads, recorder: Recorder
+def sweep(
+    linears: list[Linear],
+    outputs: Grads,
+    cotangents: Grads,
+    recorder: Recorder,
+    wanted: frozenset[str] = frozenset(),
 ) -> tuple[list[BoundSymbol], dict[str, TensorProxy]]:
-    """The backward, and the gradients that arrive at the inputs, by the name of the input."""
+    """The backward, and the gradients that arrive at the inputs and at the intermediates `wanted`, by name."""
     backward: list[BoundSymbol] = []
     grads: dict[str, TensorProxy] = {}
     links: defaultdict[str, tuple[Link, ...]] = defaultdict(tuple)
@@ -267,27 +274,30 @@ def _sweep(
         if proxy is not None and cotangent is not None:
             accumulate(proxy.name, cotangent)
     for linear in reversed(linears):
-        incoming = tuple(grads.pop(proxy.name, None) for proxy in linear.outputs)
+        names = [proxy.name for proxy in linear.outputs]
+        incoming = tuple([grads.get(name) if name in wanted else grads.pop(name, None) for name in names])
         if not any(incoming):
             continue
         body, found = linear.pull(incoming)
-        backward.extend(_linked(item, linear.link, BACKWARD) for item in body)
+        backward.extend(linked(item, linear.link, BACKWARD) for item in body)
         for proxy, grad in zip(linear.arguments, found, strict=True):
             if grad is not None and proxy.requires_grad:
                 accumulate(proxy.name, grad, linear.link)
     return backward, grads
 
 
-def _linked(item: BoundSymbol, link: Link, *tags: str) -> BoundSymbol:
-    parts = tuple([_linked(part, link, *tags) for part in item.subsymbols])
+def linked(item: BoundSymbol, link: Link, *tags: str) -> BoundSymbol:
+    """A bound symbol and its parts, tied to the forward one that they come from."""
+    parts = tuple([linked(part, link, *tags) for part in item.subsymbols])
     source = item.source or link.forward.source
-    return replace(item, links=(link,), source=source, subsymbols=parts, tags=item.tags.union(tags))
+    links = item.links if INNER_GRADIENT in item.tags else (link,)
+    return replace(item, links=links or (link,), source=source, subsymbols=parts, tags=item.tags.union(tags))
 
 
 def _sum(left: TensorProxy, right: TensorProxy, recorder: Recorder, links: tuple[Link, ...]) -> list[BoundSymbol]:
     """`left + right`, as the autograd engine accumulates."""
     same = (left.shape, left.stride, left.dtype, left.device) == (right.shape, right.stride, right.dtype, right.device)
-    if not same or not _is_dense(left):
+    if not same or not is_dense(left):
         with recorder.recording(), torch._C.DisableTorchFunction(), torch.no_grad():
             recorder.tracker.proxy_of(recorder.tracker.wrapper_for(left) + recorder.tracker.wrapper_for(right))
         made = recorder.take()
@@ -298,7 +308,7 @@ def _sum(left: TensorProxy, right: TensorProxy, recorder: Recorder, links: tuple
     return [replace(item, links=links, tags=frozenset({BACKWARD})) for item in made]
 
 
-def _is_dense(proxy: TensorProxy) -> bool:
+def is_dense(proxy: TensorProxy) -> bool:
     """Whether the layout has neither holes nor repeats, so that a sum's layout is its terms'."""
     step = 1
     for size, stride in sorted(zip(proxy.shape, proxy.stride, strict=True), key=lambda pair: pair[1]):

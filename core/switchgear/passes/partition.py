@@ -10,7 +10,7 @@ from switchgear.aliasing import aliased_argument, storages
 from switchgear.errors import NotDifferentiable
 from switchgear.proxy import TensorProxy
 from switchgear.rules import Grads
-from switchgear.symbol import BACKWARD, BoundSymbol, Symbol, proxies
+from switchgear.symbol import BACKWARD, INNER_GRADIENT, BoundSymbol, Symbol, proxies
 from switchgear.trace import Names, Trace, names_of
 
 from .dead_code import live
@@ -56,7 +56,7 @@ def partition(
         name="forward",
         inputs=trace.inputs[: len(trace.inputs) - len(given)],
         outputs=(*outputs, *(copies.get(proxy.name, proxy) for proxy in crossing)),
-        bound_symbols=(*(_unlinked(item) for item in body), *clones),
+        bound_symbols=(*(unlinked(item) for item in body), *clones),
     )
     backward = replace(trace, name="backward", inputs=(*crossing, *given), outputs=grads, bound_symbols=rest)
     return Partitioned(forward, backward, crossing)
@@ -114,5 +114,7 @@ def _views_again(
     return tuple(reversed(again))
 
 
-def _unlinked(item: BoundSymbol) -> BoundSymbol:
-    return replace(item, links=(), subsymbols=tuple(_unlinked(part) for part in item.subsymbols))
+def unlinked(item: BoundSymbol) -> BoundSymbol:
+    """A line of the forward: only those that are gradients themselves keep their links."""
+    links = item.links if INNER_GRADIENT in item.tags else ()
+    return replace(item, links=links, subsymbols=tuple(unlinked(part) for part in item.subsymbols))

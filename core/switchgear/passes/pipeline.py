@@ -24,6 +24,7 @@ from .claim import claim
 from .dead_code import dead_code
 from .differentiate import Joint, differentiate
 from .free_last_used import free_last_used
+from .inner_gradients import inner_gradients
 from .partition import backward_for, partition
 
 
@@ -79,19 +80,23 @@ def _run_guarded(placement: PassPlacement, trace: Trace) -> Trace:
     return result
 
 
-def prepare(trace: Trace, selection: Selection) -> tuple[Trace, ...]:
-    """The stages before it is known whether gradients are wanted."""
+def prepare(trace: Trace, selection: Selection) -> tuple[tuple[Trace, ...], tuple[Choice, ...]]:
+    """The stages before it is known whether gradients are wanted, and the choices made there."""
     stages = _Stages([trace])
     if stages.checking:
         verify(trace)
+    start = time.perf_counter()
+    replaced, choices = inner_gradients(trace, selection)
+    if replaced is not trace:
+        stages.keep("inner_gradients", replaced, start)
     stages.run("dead_code", dead_code)
     stages.plugin_passes("before_grad", selection)
-    return tuple(stages.traces)
+    return tuple(stages.traces), choices
 
 
-def compile_forward(stages: tuple[Trace, ...], selection: Selection) -> Program:
+def compile_forward(stages: tuple[Trace, ...], selection: Selection, choices: tuple[Choice, ...] = ()) -> Program:
     """The program that runs a prepared trace without gradients."""
-    return _executable(_Stages([*stages]), selection, boxed=False)
+    return _executable(_Stages([*stages]), selection, boxed=False, choices=choices)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,7 +121,11 @@ class Training:
 
 
 def compile_training(
-    stages: tuple[Trace, ...], selection: Selection, grad_outputs: Grads, overwritten: frozenset[str]
+    stages: tuple[Trace, ...],
+    selection: Selection,
+    grad_outputs: Grads,
+    overwritten: frozenset[str],
+    choices: tuple[Choice, ...] = (),
 ) -> Training:
     """The forward and backward programs of a prepared trace, for the grad outputs that are expected."""
     forward, joint = _differentiated(stages, selection, grad_outputs)
@@ -125,7 +134,7 @@ def compile_training(
     parts = partition(joint, overwritten)
     forward.keep("partition", parts.forward, start)
     backward.keep("partition", parts.backward, start)
-    forward_program = _executable(forward, selection, boxed=False, choices=joint.choices)
+    forward_program = _executable(forward, selection, boxed=False, choices=(*choices, *joint.choices))
     known = {proxy.name for proxy in proxies((parts.forward.inputs, joint.trace.outputs[: joint.count]))} - overwritten
     inner = tuple(i for i, proxy in enumerate(parts.saved) if proxy.requires_grad and proxy.name not in known)
     backward_program = _executable(backward, selection, boxed=True)

@@ -56,14 +56,21 @@ class Entry:
 
     def _compile(self, selection: Selection, rejit: Jit) -> None:
         trace = self.captured.trace
-        stages = prepare(trace, selection)
-        grad_outputs = tuple(None if proxy is None else expected_grad(proxy) for proxy in stages[-1].outputs)
+        stages, choices = prepare(trace, selection)
+        outputs = self.captured.outputs
+        tracked = {mutation.output for mutation in outputs.mutations if mutation.tracked}
+        tracked.update(item.place for item in outputs.returned if item.kind == "output")
+        tracked.update(index for _, kind, index in outputs.roots if kind == "output")
+        grad_outputs = tuple(
+            expected_grad(proxy) if proxy is not None and index in tracked else None
+            for index, proxy in enumerate(stages[-1].outputs)
+        )
         self.bridge: Bridge | None = None
         if not any(grad_outputs):
-            self.forward: Program = compile_forward(stages, selection)
+            self.forward: Program = compile_forward(stages, selection, choices)
             return
-        overwritten = frozenset(trace.inputs[mutation.input].name for mutation in self.captured.outputs.mutations)
-        training = compile_training(stages, selection, grad_outputs, overwritten)
+        overwritten = frozenset(trace.inputs[mutation.input].name for mutation in outputs.mutations)
+        training = compile_training(stages, selection, grad_outputs, overwritten, choices)
         self.forward = training.forward
         self.bridge = Bridge(training, selection, rejit)
 

@@ -78,16 +78,16 @@ def _fetched(source: InputSource, number: int, scope: dict[str, Any]) -> str:
 
 def _relations(captured: Captured) -> Callable[[Sequence[torch.Tensor]], Any] | None:
     """What the trace depends on beside the metadata of its inputs, as far as it does: aliasing, leaves, offsets."""
-    outputs = captured.outputs
+    outputs, leaves_matter = captured.outputs, captured.leaves_matter or bool(captured.outputs.mutations)
     written = [mutation.input for mutation in outputs.mutations]
     bases = [index for index, source in enumerate(captured.sources) if isinstance(source, Base)]
     bound_symbols = (*leaves_of(captured.trace.bound_symbols), *outputs.views)
     strided = bool(bases) or any(item.symbol.name.startswith("aten.as_strided") for item in bound_symbols)
-    if not written and not strided:
+    if not leaves_matter and not strided:
         return None
 
     def relations(inputs: Sequence[torch.Tensor]) -> Any:
-        leaves = [tensor.is_leaf for tensor in inputs if written]
+        leaves = [tensor.is_leaf for tensor in inputs if leaves_matter]
         offsets = [tensor.storage_offset() for tensor in inputs if strided]
         homes = [[base_of(tensor) is inputs[base] for tensor in inputs] for base in bases]
         return [*overlaps(inputs, written)], leaves, offsets, homes
