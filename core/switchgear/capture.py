@@ -17,6 +17,7 @@ import torch
 
 from . import torch_internals as internals
 from .composites import splice_escaping
+from .custom_functions import recorded_functions
 from .errors import DataDependent, Unsupported
 from .nesting import tensors_in
 from .patches import redirected
@@ -263,7 +264,7 @@ def _environment(modules: _Modules, compiling: bool) -> Iterator[None]:
     with (
         internals.outside_inference_mode(),
         redirected(torch.nn.Module, "__call__", modules.call),
-        redirected(torch.autograd.Function, "apply", _apply),
+        recorded_functions(),
         internals.checkpoint_regions(_tagged_region),
         internals.seeding_refused(_refuse_seeding),
         internals.exact_batch_norm(),
@@ -282,16 +283,6 @@ def _grad_mode_kept() -> Iterator[None]:
             raise Unsupported("the function leaves grad mode changed; set it in a `with` block, or outside")
     finally:
         torch._C._set_grad_enabled(before)
-
-
-def _apply(original: Callable[..., Any], cls: Any, *args: Any, **kwargs: Any) -> Any:
-    """`torch.autograd.Function.apply` bypasses every mode: refuse it."""
-    if cls.__module__ != "torch._library.autograd":
-        raise Unsupported(
-            f"torch.autograd.Function {cls.__module__}.{cls.__qualname__} inside a jitted function: its backward "
-            "would be lost. Make it a torch.library.custom_op with register_autograd, or call it outside"
-        )
-    return original(cls, *args, **kwargs)
 
 
 def _tagged_region() -> contextlib.AbstractContextManager[None]:

@@ -146,6 +146,11 @@ class Recorder:
             self._dispatch_state = internals.dispatch_state()
             yield
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether calls pass unrecorded."""
+        return self._paused > 0
+
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Let what runs inside pass unrecorded."""
@@ -173,10 +178,10 @@ class Recorder:
     def input_of(self, tensor: torch.Tensor) -> RecordedInput | None:
         """The input that a tensor is itself, be it the tensor from outside or its wrapper."""
         if not self._is_own(tensor):
-            self._adopted_wrapper(tensor)
+            self.adopted(tensor)
         return self._input_of.get(id(tensor))
 
-    def _adopted_wrapper(self, tensor: torch.Tensor) -> torch.Tensor:
+    def adopted(self, tensor: torch.Tensor) -> torch.Tensor:
         """The wrapper, up to date, of a tensor in the arguments of a call; one from outside is adopted as an input."""
         if not self._is_own(tensor):
             known = self.known_input(tensor)
@@ -212,7 +217,7 @@ class Recorder:
         if self._paused:
             return func(*args, **kwargs)
         refuse(func, self.here)
-        args, kwargs = map_tensors(self._adopted_wrapper, (args, kwargs))
+        args, kwargs = map_tensors(self.adopted, (args, kwargs))
         symbol = symbol_of(func)
         if symbol is None:
             return self._track_outputs(func(*args, **kwargs))
@@ -222,6 +227,24 @@ class Recorder:
         keep = not written and not torch.is_autocast_enabled()
         self._frames[-1].recorded.extend(self._close(symbol, given, frame, output, keep))
         return result
+
+    @contextlib.contextmanager
+    def framed(self) -> Iterator[_Frame]:
+        """Keep what is recorded inside apart, for `close`."""
+        frame = _Frame(None, [], torch.is_grad_enabled())
+        self._frames.append(frame)
+        try:
+            yield frame
+        finally:
+            self._frames.pop()
+
+    def close(
+        self, symbol: Symbol, given: tuple[Any, Any], frame: _Frame, result: Any, keep: bool, tag: str
+    ) -> None:
+        """Record a frame as one composite with a tag, or its parts where it cannot be kept whole."""
+        made = self._close(symbol, given, frame, self._output_proxies(result), keep)
+        whole = len(made) == 1 and made[0].symbol == symbol
+        self._frames[-1].recorded.extend(replace(item, tags=item.tags | {tag}) if whole else item for item in made)
 
     def _run_in_frame(
         self, frame: _Frame, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -406,7 +429,7 @@ class Recorder:
             frame = frame.f_back
         return None
 
-    def record(self, symbol: Symbol, args: tuple[Any, ...], output: TensorProxy) -> None:
+    def record(self, symbol: Symbol, args: tuple[Any, ...], output: Any) -> None:
         """Record a call that no mode saw."""
         self._frames[-1].recorded.append(BoundSymbol(symbol, args, {}, output, source=self._find_source()))
 
