@@ -115,11 +115,12 @@ class _Forward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, function: Any, context: Context, *args: Any) -> Any:
         context.needs_input_grad = ctx.needs_input_grad[2:]
-        if _has_setup_context(function):
-            result = function.forward(*args)
-            function.setup_context(context, args, result)
-        else:
-            result = function.forward(context, *args)
+        with internals.function_modes_on():
+            if _has_setup_context(function):
+                result = function.forward(*args)
+                function.setup_context(context, args, result)
+            else:
+                result = function.forward(context, *args)
         for tensor in context.to_save:
             if tensor is not None and not isinstance(tensor, torch.Tensor):
                 kind = type(tensor).__name__
@@ -178,10 +179,10 @@ def _apply(original: Callable[..., Any], function: Any, *args: Any, **kwargs: An
     args = tuple([recorder.adopted(arg) if isinstance(arg, torch.Tensor) else arg for arg in args])
     given = tuple([_given(recorder, arg) for arg in args])
     context = Context()
-    with recorder.framed() as frame:
+    # what PyTorch itself does with the results is no call of the user's
+    with recorder.framed() as frame, torch._C.DisableTorchFunction():
         made = original(_Forward, function, context, *args, **kwargs)
-        with torch._C.DisableTorchFunction():
-            written = _finish(recorder, function, context, args, given, made)
+        written = _finish(recorder, function, context, args, given, made)
     symbol, keep = Symbol(name, _Applied(function, args)), not written and not torch.is_autocast_enabled()
     recorder.close(symbol, (given, {}), frame, made, keep, CUSTOM_FUNCTION)
     return made

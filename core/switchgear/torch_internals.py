@@ -141,6 +141,11 @@ def dispatch_from_top(state: tuple[Any, Any]) -> Iterator[None]:
         yield
 
 
+def function_modes_on() -> AbstractContextManager[None]:
+    """Function modes see what runs here again, inside `torch._C.DisableTorchFunction()`."""
+    return torch._C._EnableTorchFunction()  # type: ignore[no-any-return]
+
+
 @contextlib.contextmanager
 def exact_batch_norm() -> Iterator[None]:
     """`native_batch_norm` writes its running statistics without declaring it; use the overload that declares it."""
