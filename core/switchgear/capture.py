@@ -40,7 +40,8 @@ def compiling() -> Iterator[None]:
         enabled = gc.isenabled()
         gc.disable()
         try:
-            yield
+            with internals.saved_tensors_hooks_off():
+                yield
         finally:
             if enabled:
                 gc.enable()
@@ -267,6 +268,7 @@ def _environment(modules: _Modules, compiling: bool) -> Iterator[None]:
         recorded_functions(),
         internals.checkpoint_regions(_tagged_region),
         internals.seeding_refused(_refuse_seeding),
+        redirected(torch.autograd.graph.saved_tensors_hooks, "__enter__", _refuse_saved_tensors_hooks),
         internals.exact_batch_norm(),
         internals.compiling_flag(compiling),
     ):
@@ -289,6 +291,13 @@ def _tagged_region() -> contextlib.AbstractContextManager[None]:
     """What runs in a region of `torch.utils.checkpoint` is recorded with a tag."""
     recorder = active_recorder()
     return recorder.tagged(CHECKPOINT) if recorder is not None else contextlib.nullcontext()
+
+
+def _refuse_saved_tensors_hooks(original: Callable[..., Any], hooks: Any) -> None:
+    raise Unsupported(
+        f"{type(hooks).__module__}.{type(hooks).__name__} inside a jitted function: it would see what the capture "
+        "saves, once; set it around the call"
+    )
 
 
 def _refuse_seeding(name: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -154,8 +155,9 @@ class _Once(torch.autograd.Function):
         )
 
 
+#: By Function, the subclass of `_Forward` that runs it: named like it, for PyTorch's messages.
+_RUNNERS: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 _ONCE_CODE = once_differentiable(lambda ctx: None).__code__
-_INTERNAL = (_Forward, _Linked)
 
 
 def recorded_functions() -> contextlib.AbstractContextManager[None]:
@@ -167,21 +169,23 @@ def _apply(original: Callable[..., Any], function: Any, *args: Any, **kwargs: An
     recorder = active_recorder()
     if recorder is None or recorder.is_paused or internals.inside_functorch():
         return original(function, *args, **kwargs)
-    if function in _INTERNAL or function.__module__ == "torch._library.autograd":
+    if issubclass(function, (_Forward, _Linked)) or function.__module__ == "torch._library.autograd":
         return original(function, *args, **kwargs)
     name = _name(function)
     if name in _REFUSED:
         raise Unsupported(f"{_REFUSED[name]} inside a jitted function, in {recorder.here()}: {name} cannot be traced")
-    if _has_setup_context(function):
-        bound = inspect.signature(function.forward).bind(*args, **kwargs)
+    if kwargs or _has_setup_context(function):
+        own = () if _has_setup_context(function) else (None,)
+        bound = inspect.signature(function.forward).bind(*own, *args, **kwargs)
         bound.apply_defaults()
-        args, kwargs = bound.args, bound.kwargs
+        args, kwargs = bound.args[len(own) :], bound.kwargs
     args = tuple([recorder.adopted(arg) if isinstance(arg, torch.Tensor) else arg for arg in args])
     given = tuple([_given(recorder, arg) for arg in args])
     context = Context()
     # what PyTorch itself does with the results is no call of the user's
     with recorder.framed() as frame, torch._C.DisableTorchFunction():
-        made = original(_Forward, function, context, *args, **kwargs)
+        runner = _RUNNERS.get(function) or _RUNNERS.setdefault(function, type(function.__name__, (_Forward,), {}))
+        made = original(runner, function, context, *args, **kwargs)
         written = _finish(recorder, function, context, args, given, made)
     symbol, keep = Symbol(name, _Applied(function, args)), not written and not torch.is_autocast_enabled()
     recorder.close(symbol, (given, {}), frame, made, keep, CUSTOM_FUNCTION)
@@ -210,7 +214,8 @@ def _finish(
             return id(result) not in fixed and (result.is_floating_point() or result.is_complex())
         if id(result) in dirty:
             return result.requires_grad
-        return result.requires_grad and getattr(result.grad_fn, "_forward_cls", None) is _Forward
+        # PyTorch gives a view, or what it was told is constant, another node or none
+        return result.requires_grad and issubclass(getattr(result.grad_fn, "_forward_cls", object), _Forward)
 
     linked = [i for i, r in enumerate(results) if isinstance(r, torch.Tensor) and last[id(r)] == i and has_history(r)]
     if linked:
@@ -314,7 +319,8 @@ def linearise(item: BoundSymbol, recorder: Recorder, higher_order: bool) -> Appl
             found = _gradients(call, inputs, _backward(call, context, given))
             _refuse_writes(recorder, item, held, kept)
             if higher_order and getattr(_user_backward(call.function), "__code__", None) is _ONCE_CODE:
-                found = _differentiable_once(call, found, [grad for grad in given if grad is not None])
+                inside = [*(grad for grad in given if grad is not None), *map(tensor, inputs)]
+                found = _differentiable_once(call, found, inside)
             proxies = [None if grad is None else recorder.tracker.proxy_of(grad) for grad in found]
         return recorder.take(), (*proxies, *[None] * (len(item.inputs) - len(inputs)))
 
@@ -322,6 +328,7 @@ def linearise(item: BoundSymbol, recorder: Recorder, higher_order: bool) -> Appl
 
 
 def _differentiable_once(call: Call, found: list[Any], given: list[torch.Tensor]) -> list[Any]:
+    """The gradients, which cannot be differentiated. PyTorch takes them for constant where no grad output is not."""
     defined = [grad.detach() for grad in found if grad is not None]
     marked = iter(_Once.apply(_name(call.function), len(defined), *defined, *given))  # type: ignore[no-untyped-call]
     return [None if grad is None else next(marked) for grad in found]
@@ -405,7 +412,8 @@ def _traced(item: BoundSymbol, call: Call, recorder: Recorder) -> Iterator[None]
         except NotDifferentiable:
             raise
         except Exception as error:
-            what = str(error) if type(error) is RuleError else f"raised {type(error).__name__}: {error}"
+            hint = "; under torch.no_grad() it is not needed"
+            what = str(error) if type(error) is RuleError else f"raised {type(error).__name__}: {error}{hint}"
             raise RuleError(f"the backward of {_name(call.function)}, called at {item.source}, {what}") from error
 
 

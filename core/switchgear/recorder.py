@@ -28,7 +28,7 @@ from .naming import pack_dims, symbol_of
 from .nesting import map_tensors, tensors_in
 from .patches import replaced
 from .proxy import TensorProxy
-from .refusals import refuse
+from .refusals import GradFn, refuse
 from .symbol import GRAD_OFF_INSIDE, RANDOM, BoundSymbol, Source, Symbol, map_proxies, proxies
 from .trace import Names
 from .tracking import Tracker, history_of
@@ -220,7 +220,9 @@ class Recorder:
         args, kwargs = map_tensors(self.adopted, (args, kwargs))
         symbol = symbol_of(func)
         if symbol is None:
-            return self._track_outputs(func(*args, **kwargs))
+            result = self._track_outputs(func(*args, **kwargs))
+            reads_node = result is not None and getattr(func, "__self__", None) is torch.Tensor.grad_fn
+            return GradFn(result, self.here) if reads_node else result
         given = map_tensors(lambda tensor: self.tracker.proxy_of_fake(internals.unwrap(tensor)), (args, kwargs))
         frame = _Frame(func, [], torch.is_grad_enabled())
         result, output, written = self._run_in_frame(frame, func, args, kwargs)
