@@ -314,6 +314,9 @@ def linearise(item: BoundSymbol, recorder: Recorder, higher_order: bool) -> Appl
         with _traced(item, call, recorder):
             held = [results[k.position] if isinstance(k, _Result) else k for k in item.args[3]]
             kept = map_proxies(tensor, held)
+            if higher_order:
+                seen = {proxy.name for proxy in (*inputs, *results)}
+                kept = [_as_autograd_sees(value, proxy, seen) for value, proxy in zip(kept, held, strict=True)]
             given = [_grad_output(call, proxy, None if k is None else grads[k], tensor) for proxy, k in call.results]
             context = call.context([proxy.requires_grad for proxy in inputs], kept)
             found = _gradients(call, inputs, _backward(call, context, given))
@@ -325,6 +328,11 @@ def linearise(item: BoundSymbol, recorder: Recorder, higher_order: bool) -> Appl
         return recorder.take(), (*proxies, *[None] * (len(item.inputs) - len(inputs)))
 
     return Applied(forward, results, pull)
+
+
+def _as_autograd_sees(value: Any, proxy: Any, seen: set[str]) -> Any:
+    """What the forward computed on its way is constant for whoever differentiates the backward."""
+    return value.detach() if isinstance(proxy, TensorProxy) and proxy.name not in seen else value
 
 
 def _differentiable_once(call: Call, found: list[Any], given: list[torch.Tensor]) -> list[Any]:

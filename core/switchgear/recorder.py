@@ -240,9 +240,7 @@ class Recorder:
         finally:
             self._frames.pop()
 
-    def close(
-        self, symbol: Symbol, given: tuple[Any, Any], frame: _Frame, result: Any, keep: bool, tag: str
-    ) -> None:
+    def close(self, symbol: Symbol, given: tuple[Any, Any], frame: _Frame, result: Any, keep: bool, tag: str) -> None:
         """Record a frame as one composite with a tag, or its parts where it cannot be kept whole."""
         made = self._close(symbol, given, frame, self._output_proxies(result), keep)
         whole = len(made) == 1 and made[0].symbol == symbol

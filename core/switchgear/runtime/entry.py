@@ -56,7 +56,7 @@ class Entry:
         stages = prepare(trace, selection)
         grad_outputs = tuple(None if proxy is None else expected_grad(proxy) for proxy in stages[-1].outputs)
         self.bridge: Bridge | None = None
-        if not any(grad_outputs):
+        if torch.is_inference_mode_enabled() or not any(grad_outputs):
             self.forward: Program = compile_forward(stages, selection)
             return
         overwritten = frozenset(trace.inputs[mutation.input].name for mutation in self.captured.mutations)
