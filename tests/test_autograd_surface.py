@@ -1,4 +1,4 @@
-"""Autograd's surface: custom Functions, grad modes, hooks, partial and repeated backwards, saved tensors; as in eager."""
+"""Autograd's surface: custom Functions, grad modes, hooks, partial and repeated backwards, saved tensors."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch.autograd.function import once_differentiable
 
 import switchgear as sg
 from switchgear import errors
 from tests.core.against_eager import check, numbers
 
-# mypy: disable-error-code="no-untyped-call, no-any-return, override"
+# mypy: disable-error-code="no-untyped-call, no-any-return, override, untyped-decorator"
 
 T = torch.Tensor
 Function = torch.autograd.Function
@@ -318,6 +319,48 @@ class Twice(Function):
         return a * 10 + b * 100
 
 
+class Mixed(Function):
+    """Mixed precision, as libraries write it."""
+
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)
+    def forward(ctx: Any, x: T) -> T:
+        ctx.save_for_backward(x)
+        return x @ x.T
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type="cpu")
+    def backward(ctx: Any, grad: T) -> T:
+        (x,) = ctx.saved_tensors
+        return (grad + grad.T) @ x * 2
+
+
+class Plain(Function):
+    @staticmethod
+    def forward(ctx: Any, x: T) -> T:
+        ctx.save_for_backward(x)
+        return x @ x.T
+
+    @staticmethod
+    def backward(ctx: Any, grad: T) -> T:
+        (x,) = ctx.saved_tensors
+        return (grad.to(x.dtype) + grad.T.to(x.dtype)) @ x * 2
+
+
+def autocast(function: Any) -> Any:
+    def inside(x: T) -> T:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return function.apply(x @ x.T)
+
+    return inside
+
+
+def checkpointed(x: T) -> T:
+    return torch.utils.checkpoint.checkpoint(
+        lambda value: Scaled.apply(value, 2.0, value).sin(), x, use_reentrant=False
+    )
+
+
 A, B = numbers(2, 3, grad=True), numbers(3, grad=True)
 
 CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
@@ -369,6 +412,9 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "same result twice, first": (lambda x: Twice.apply(x)[0], (A,)),
     "same result twice, second": (lambda x: Twice.apply(x)[1] * 2, (A,)),
     "complex": (lambda x: Double.apply(torch.view_as_complex(x.view(3, 2))).abs(), (A,)),
+    "autocast with casts": (autocast(Mixed), (numbers(2, 3, grad=True, dtype=torch.float32),)),
+    "autocast": (autocast(Plain), (numbers(2, 3, grad=True, dtype=torch.float32),)),
+    "checkpoint": (checkpointed, (A,)),
     "0-dim": (lambda x: Scaled.apply(x.sum(), 2.0, x.mean()), (A,)),
     "no elements": (lambda x: Double.apply(x[:0]), (A,)),
     "float32": (lambda x: Broadcast.apply(x.float(), x[0]), (A,)),
@@ -412,7 +458,7 @@ class Block(torch.nn.Module):
 
 class ClosesOver(Function):
     @staticmethod
-    def forward(ctx: Any, x: T, module: torch.nn.Module) -> T:
+    def forward(ctx: Any, x: T, module: Any) -> T:
         ctx.module = module
         return module.weight * x
 
@@ -472,7 +518,7 @@ def test_a_write_to_what_the_forward_closes_over() -> None:
     for count in (1, 2, 3):
         x = A.detach().clone().requires_grad_()
         jitted(x).sum().backward()
-        assert COUNTER == count
+        assert COUNTER.item() == count
         assert x.grad is not None
         assert torch.equal(x.grad, torch.full_like(A, 2))
 
@@ -541,7 +587,7 @@ def test_an_executor_claims_a_function_by_its_class() -> None:
 
     table = sg.Table("mine")
     table.implementation(Scaled)(run)
-    executors = [sg.Executor("mine", table=table), "torch"]
+    executors: list[str | sg.Executor] = [sg.Executor("mine", table=table), "torch"]
     jitted = sg.jit(lambda x, w: Scaled.apply(x, 3.0, w, "sum"), executors=executors)
     assert torch.equal(jitted(A.detach(), B.detach()), Scaled.apply(A.detach(), 3.0, B.detach()))
     assert calls == [(3.0, "sum")]
@@ -563,6 +609,7 @@ def test_a_grad_rule_for_the_class_goes_first() -> None:
     jitted = sg.jit(lambda x: Double.apply(x), executors=["torch"], grad_rules=table)
     x = A.detach().clone().requires_grad_()
     jitted(x).sum().backward()
+    assert x.grad is not None
     assert torch.equal(x.grad, torch.full_like(x, 11))
 
 
@@ -662,6 +709,7 @@ def test_once_differentiable_is_not_differentiated_twice() -> None:
         our_second(function, A)
     x = A.detach().clone().requires_grad_()
     function(x).sum().backward()
+    assert x.grad is not None
     assert torch.equal(sg.grad(lambda value: function(value).sum(), executors=["torch"])(A.detach()), x.grad)
 
 
@@ -710,6 +758,12 @@ class WritesOutside(Double):
         return grad
 
 
+class ReturnsOutside(Double):
+    @staticmethod
+    def forward(ctx: Any, x: T) -> T:
+        return COUNTER
+
+
 class KeepsNoTensor(Double):
     @staticmethod
     def forward(ctx: Any, x: T) -> T:
@@ -732,6 +786,8 @@ REFUSED: list[tuple[Callable[..., Any], type[Exception], str]] = [
     (lambda x: Dirty.apply(x, x), RuntimeError, r"leaf Variable that requires grad"),
     (lambda x: Flat.apply(x * 2).mul_(3), RuntimeError, r"Output 0 of Flat is a view and is being modified"),
     (lambda x: Identity.apply(x * 2).mul_(3), RuntimeError, r"Output 0 of Identity is a view"),
+    (lambda x: ReturnsOutside.apply(x), errors.Unsupported, r"ReturnsOutside returns a tensor that it closes over"),
+    (lambda x: torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=True), errors.Unsupported, "reentrant"),
     (lambda x: Double.apply(x, x), TypeError, r"positional arguments"),
 ]
 
@@ -784,19 +840,19 @@ def test_forward_hooks_of_a_submodule_are_traced_and_guarded() -> None:
 
 
 def node_hook(x: T) -> T:
-    y = x * 2
+    y: Any = x * 2
     y.grad_fn.register_hook(lambda given, got: None)
     return y
 
 
 def node_prehook(x: T) -> T:
-    y = x * 2
+    y: Any = x * 2
     y.grad_fn.register_prehook(lambda got: (got[0] * 3,))
     return y
 
 
 def later_node_hook(x: T) -> T:
-    y = x * 2
+    y: Any = x * 2
     y.sin().grad_fn.next_functions[0][0].register_hook(lambda given, got: None)
     return y
 
@@ -1103,6 +1159,9 @@ def test_save_on_cpu_around_the_call() -> None:
     assert torch.equal(x.grad, z.grad)
 
 
+HOOKS = (lambda tensor: tensor * 2, lambda tensor: tensor)
+
+
 @pytest.mark.parametrize(
     "hooks", [torch.autograd.graph.save_on_cpu, lambda: torch.autograd.graph.saved_tensors_hooks(*HOOKS)]
 )
@@ -1113,9 +1172,6 @@ def test_saved_tensors_hooks_inside_are_refused(hooks: Any) -> None:
 
     with pytest.raises(errors.Unsupported, match="set it around the call"):
         jit(function)(A)
-
-
-HOOKS = (lambda tensor: tensor * 2, lambda tensor: tensor)
 
 
 def test_version_check_of_a_stale_backward() -> None:

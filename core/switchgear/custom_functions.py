@@ -17,7 +17,7 @@ import torch
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from . import torch_internals as internals
-from .errors import NotDifferentiable, RuleError, SwitchgearError, Unsupported
+from .errors import NotDifferentiable, RuleError, Unsupported
 from .nesting import map_tensors, tensors_in
 from .patches import redirected
 from .proxy import TensorProxy
@@ -37,9 +37,9 @@ class Context(FunctionCtx):
     """What stands in for `ctx`, in the forward and in the backward."""
 
     needs_input_grad: tuple[bool, ...] = ()
-    saved_tensors: tuple[torch.Tensor | None, ...] = ()
+    saved_tensors: tuple[Any, ...] = ()
     materialize_grads: bool = True
-    to_save: tuple[torch.Tensor | None, ...] = ()
+    to_save: tuple[Any, ...] = ()
     dirty_tensors: tuple[torch.Tensor, ...] = ()
     non_differentiable: tuple[torch.Tensor, ...] = ()
 
@@ -107,7 +107,7 @@ class _Applied:
 
     def __call__(self, *args: Any) -> Any:
         pairs = zip(args, self._values, strict=True)
-        return self._function.apply(*[arg if value is None else value for arg, value in pairs])  # type: ignore[no-untyped-call]
+        return self._function.apply(*[arg if value is None else value for arg, value in pairs])
 
 
 class _Forward(torch.autograd.Function):
@@ -122,10 +122,11 @@ class _Forward(torch.autograd.Function):
                 function.setup_context(context, args, result)
             else:
                 result = function.forward(context, *args)
-        for tensor in context.to_save:
-            if tensor is not None and not isinstance(tensor, torch.Tensor):
-                kind = type(tensor).__name__
-                raise TypeError(f"save_for_backward can only save variables, but argument is of type {kind}")
+        if any(not internals.is_wrapper(tensor) for tensor in tensors_in(result)):
+            raise Unsupported(f"{_name(function)} returns a tensor that it closes over; return a clone")
+        wrong = [type(saved).__name__ for saved in context.to_save if not isinstance(saved, torch.Tensor | None)]
+        if wrong:
+            raise TypeError(f"save_for_backward can only save variables, but argument is of type {wrong[0]}")
         ctx.mark_dirty(*context.dirty_tensors)
         ctx.mark_non_differentiable(*context.non_differentiable)
         return result

@@ -53,7 +53,8 @@ def symbols_of(target: Any) -> tuple[Symbol, ...]:
     """The symbols that a registration speaks of.
 
     `target` is a torch-level callable, an operator overload, an overload packet (all its overloads), a
-    `torch.library.custom_op`, a `torch.autograd.Function`, or a qualified name such as `"torch.nn.functional.gelu"` or `"aten.mm.default"`.
+    `torch.library.custom_op`, a subclass of `torch.autograd.Function`, or a qualified name such as
+    `"torch.nn.functional.gelu"` or `"aten.mm.default"`.
     """
     if isinstance(target, str):
         return (_by_name(target),)

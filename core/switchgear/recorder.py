@@ -431,7 +431,8 @@ class Recorder:
 
     def record(self, symbol: Symbol, args: tuple[Any, ...], output: Any) -> None:
         """Record a call that no mode saw."""
-        self._frames[-1].recorded.append(BoundSymbol(symbol, args, {}, output, source=self._find_source()))
+        item = BoundSymbol(symbol, args, {}, output, source=self._find_source(), tags=self._tags)
+        self._frames[-1].recorded.append(item)
 
     def here(self) -> str:
         """The user's line, for messages."""
