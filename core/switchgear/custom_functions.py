@@ -188,8 +188,9 @@ def _apply(original: Callable[..., Any], function: Any, *args: Any, **kwargs: An
         runner = _RUNNERS.get(function) or _RUNNERS.setdefault(function, type(function.__name__, (_Forward,), {}))
         made = original(runner, function, context, *args, **kwargs)
         written = _finish(recorder, function, context, args, given, made)
+        output = recorder.outputs(made)
     symbol, keep = Symbol(name, _Applied(function, args)), not written and not torch.is_autocast_enabled()
-    recorder.close(symbol, (given, {}), frame, made, keep, CUSTOM_FUNCTION)
+    recorder.close(symbol, (given, {}), frame, output, keep, CUSTOM_FUNCTION)
     return made
 
 
@@ -238,6 +239,9 @@ def _finish(
         saved, materialize = len(context.to_save), context.materialize_grads
         call = Call(function, len(args), tensors, places, saved, tuple(attributes), plain, materialize)
         _record(recorder, call, [given[i] for i in tensors], [results[i] for i in linked], kept, dirty)
+    for result in results:
+        if isinstance(result, torch.Tensor) and _value(recorder, result).requires_grad > result.requires_grad:
+            recorder.tracker.track(result)  # made under enable_grad, and PyTorch detached it in place
     written = False
     for arg, before in zip(args, given, strict=True):
         if isinstance(arg, torch.Tensor) and recorder.tracker.proxy_of(arg) != before:

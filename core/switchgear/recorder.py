@@ -240,9 +240,13 @@ class Recorder:
         finally:
             self._frames.pop()
 
-    def close(self, symbol: Symbol, given: tuple[Any, Any], frame: _Frame, result: Any, keep: bool, tag: str) -> None:
+    def outputs(self, result: Any) -> Any:
+        """The nested output of the composite whose frame is open, or NotImplemented where it can be none."""
+        return self._output_proxies(self._track_outputs(result))
+
+    def close(self, symbol: Symbol, given: tuple[Any, Any], frame: _Frame, output: Any, keep: bool, tag: str) -> None:
         """Record a frame as one composite with a tag, or its parts where it cannot be kept whole."""
-        made = self._close(symbol, given, frame, self._output_proxies(result), keep)
+        made = self._close(symbol, given, frame, output, keep)
         whole = len(made) == 1 and made[0].symbol == symbol
         self._frames[-1].recorded.extend(replace(item, tags=item.tags | {tag}) if whole else item for item in made)
 

@@ -24,6 +24,7 @@ from switchgear.selection import Reasons, Selection
 from switchgear.symbol import (
     BACKWARD,
     CHECKPOINT,
+    CUSTOM_FUNCTION,
     GRAD_OFF_INSIDE,
     RECOMPUTED,
     BoundSymbol,
@@ -217,7 +218,7 @@ class _Forward:
         implementation, _ = claimant(item, self.selection)
         if implementation is None or implementation.fn is item.symbol.fn:
             return None
-        if self.selection.strict:
+        if self.selection.strict and CUSTOM_FUNCTION not in item.tags:
             raise StrictError(
                 f"{implementation.owner} claims {item.symbol.name}, called at {item.source}, and nobody brings a grad "
                 "rule for it; register one, or drop strict=True to have its backward derived"
