@@ -17,6 +17,7 @@ import torch
 from . import torch_internals as internals
 from .checkpointing import region, run_reentrant
 from .composites import splice_escaping
+from .custom_functions import recorded_functions
 from .errors import DataDependent, Unsupported
 from .nesting import tensors_in
 from .outputs import Mutation, Outputs, outputs_of
@@ -40,7 +41,8 @@ def compiling() -> Iterator[None]:
         enabled = gc.isenabled()
         gc.disable()
         try:
-            yield
+            with internals.saved_tensors_hooks_off():
+                yield
         finally:
             if enabled:
                 gc.enable()
@@ -266,11 +268,12 @@ def _environment(modules: _Modules, compiling: bool) -> Iterator[None]:
     with (
         internals.outside_inference_mode(),
         redirected(torch.nn.Module, "__call__", modules.call),
-        redirected(torch.autograd.Function, "apply", _apply),
+        recorded_functions(),
         internals.checkpoint_regions(region, run_reentrant),
         internals.seeding_refused(_refuse_seeding),
         internals.functorch_operands(_below_transforms),
         internals.tracers_refused(_refuse_tracer),
+        redirected(torch.autograd.graph.saved_tensors_hooks, "__enter__", _refuse_saved_tensors_hooks),
         internals.exact_batch_norm(),
         internals.compiling_flag(compiling),
         # a backward inside runs where the modes are
@@ -291,16 +294,6 @@ def _grad_mode_kept() -> Iterator[None]:
         torch._C._set_grad_enabled(before)
 
 
-def _apply(original: Callable[..., Any], cls: Any, *args: Any, **kwargs: Any) -> Any:
-    """`torch.autograd.Function.apply` bypasses every mode: refuse it."""
-    if cls.__module__ != "torch._library.autograd":
-        raise Unsupported(
-            f"torch.autograd.Function {cls.__module__}.{cls.__qualname__} inside a jitted function: its backward "
-            "would be lost. Make it a torch.library.custom_op with register_autograd, or call it outside"
-        )
-    return original(cls, *args, **kwargs)
-
-
 def _refuse_tracer(name: str) -> None:
     raise Unsupported(f"torch.func.{name} inside a jitted function, which is traced already; call it outside")
 
@@ -309,6 +302,13 @@ def _below_transforms(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor that a transform of `torch.func` is about to wrap, as the trace knows it."""
     recorder = active_recorder()
     return recorder.below_transforms(tensor) if recorder is not None else tensor
+
+
+def _refuse_saved_tensors_hooks(original: Callable[..., Any], hooks: Any) -> None:
+    raise Unsupported(
+        f"{type(hooks).__module__}.{type(hooks).__name__} inside a jitted function: it would see what the capture "
+        "saves, once; set it around the call"
+    )
 
 
 def _refuse_seeding(name: str) -> None:

@@ -53,10 +53,13 @@ def symbols_of(target: Any) -> tuple[Symbol, ...]:
     """The symbols that a registration speaks of.
 
     `target` is a torch-level callable, an operator overload, an overload packet (all its overloads), a
-    `torch.library.custom_op`, or a qualified name such as `"torch.nn.functional.gelu"` or `"aten.mm.default"`.
+    `torch.library.custom_op`, a subclass of `torch.autograd.Function`, or a qualified name such as
+    `"torch.nn.functional.gelu"` or `"aten.mm.default"`.
     """
     if isinstance(target, str):
         return (_by_name(target),)
+    if isinstance(target, type) and issubclass(target, torch.autograd.Function):
+        return (Symbol(f"{target.__module__}.{target.__qualname__}", target.apply),)
     if isinstance(target, CustomOpDef):
         target = target._opoverload
     if isinstance(target, torch._ops.OpOverloadPacket):

@@ -127,7 +127,10 @@ def _render(trace: Trace, link: bool, decompositions: bool, boxed: bool = False)
 
 
 def _describe(value: Any) -> str:
-    text = f"tensor {list(value.shape)} {value.dtype}" if isinstance(value, torch.Tensor) else repr(value)
+    try:
+        text = f"tensor {list(value.shape)} {value.dtype}" if isinstance(value, torch.Tensor) else repr(value)
+    except Exception:  # an object of the user's
+        text = f"a {type(value).__qualname__}"
     return f"constant {text}".splitlines()[0]
 
 

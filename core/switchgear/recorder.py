@@ -29,7 +29,7 @@ from .naming import pack_dims, symbol_of
 from .nesting import map_tensors, tensors_in
 from .patches import replaced
 from .proxy import TensorProxy
-from .refusals import refuse
+from .refusals import GradFn, refuse
 from .symbol import CHECKPOINT, GRAD_OFF_INSIDE, RANDOM, SAVED, BoundSymbol, Source, Symbol, map_proxies, proxies
 from .trace import Names
 from .tracking import Tracker, history_of
@@ -157,6 +157,11 @@ class Recorder:
             self._dispatch_state = internals.dispatch_state()
             yield
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether calls pass unrecorded."""
+        return self._paused > 0
+
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Let what runs inside pass unrecorded."""
@@ -203,10 +208,10 @@ class Recorder:
     def input_of(self, tensor: torch.Tensor) -> RecordedInput | None:
         """The input that a tensor is itself, be it the tensor from outside or its wrapper."""
         if not self._is_own(tensor):
-            self._adopted_wrapper(tensor)
+            self.adopted(tensor)
         return self._input_of.get(id(tensor))
 
-    def _adopted_wrapper(self, tensor: torch.Tensor) -> torch.Tensor:
+    def adopted(self, tensor: torch.Tensor) -> torch.Tensor:
         """The wrapper, up to date, of a tensor in the arguments of a call; one from outside is adopted as an input."""
         if not self._is_own(tensor):
             known = self.known_input(tensor)
@@ -247,12 +252,14 @@ class Recorder:
         # what `torch.func.vjp` returns reads the tensors of its transform after that has ended
         if internals.inside_functorch() or any(map(internals.is_functorch_tensor, tensors_in((args, kwargs)))):
             return self._on_transformed(func, args, kwargs)
-        args, kwargs = map_tensors(self._adopted_wrapper, (args, kwargs))
+        args, kwargs = map_tensors(self.adopted, (args, kwargs))
         if func is torch.autograd.grad:
             return record_gradients(self, func, args, kwargs)
         symbol = symbol_of(func)
         if symbol is None:
-            return self.track_outputs(func(*args, **kwargs))
+            result = self.track_outputs(func(*args, **kwargs))
+            reads_node = result is not None and getattr(func, "__self__", None) is torch.Tensor.grad_fn
+            return GradFn(result, self.here) if reads_node else result
         given = map_tensors(lambda tensor: self.tracker.proxy_of_fake(internals.unwrap(tensor)), (args, kwargs))
         frame = _Frame(func, [], torch.is_grad_enabled())
         result, output, written = self._run_in_frame(frame, func, args, kwargs)
@@ -287,7 +294,27 @@ class Recorder:
         if internals.is_functorch_tensor(tensor):
             return tensor
         with internals.outside_functorch():
-            return self._adopted_wrapper(tensor)
+            return self.adopted(tensor)
+
+    @contextlib.contextmanager
+    def framed(self) -> Iterator[_Frame]:
+        """Keep what is recorded inside apart, for `close`."""
+        frame = _Frame(None, [], torch.is_grad_enabled())
+        self._frames.append(frame)
+        try:
+            yield frame
+        finally:
+            self._frames.pop()
+
+    def outputs(self, result: Any) -> Any:
+        """The nested output of the composite whose frame is open, or NotImplemented where it can be none."""
+        return self._output_proxies(self.track_outputs(result))
+
+    def close(self, symbol: Symbol, given: tuple[Any, Any], frame: _Frame, output: Any, keep: bool, tag: str) -> None:
+        """Record a frame as one composite with a tag, or its parts where it cannot be kept whole."""
+        made = self._close(symbol, given, frame, output, keep)
+        whole = len(made) == 1 and made[0].symbol == symbol
+        self._frames[-1].recorded.extend(replace(item, tags=item.tags | {tag}) if whole else item for item in made)
 
     def _run_in_frame(
         self, frame: _Frame, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -482,7 +509,7 @@ class Recorder:
 
     def recorded(self, symbol: Symbol, args: tuple[Any, ...], output: TensorProxy, *tags: str) -> torch.Tensor:
         """Record a call of a symbol of our own; the wrapper that stands for its output."""
-        given = map_tensors(self._adopted_wrapper, args)
+        given = map_tensors(self.adopted, args)
         self.record(symbol, map_tensors(self.tracker.proxy_of, given), output, *tags)
         return self.tracker.wrapper_for(output)
 

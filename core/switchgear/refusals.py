@@ -30,6 +30,22 @@ _REFUSED = {
 _REFUSED_NAMES = frozenset(name.rpartition(".")[2] for name in _REFUSED)
 
 
+class GradFn:
+    """An autograd node as the function under capture sees it: hooks on it would be lost."""
+
+    def __init__(self, node: Any, here: Callable[[], str]) -> None:
+        self._node = node
+        self._here = here
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("register_hook", "register_prehook", "next_functions"):
+            raise Unsupported(
+                f"grad_fn.{name}, or a backward hook on a module, inside a jitted function, in {self._here()}; "
+                "register the hook outside, on the inputs or outputs of the jitted function"
+            )
+        return getattr(self._node, name)
+
+
 def refuse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], here: Callable[[], str]) -> None:
     """Raise `Unsupported`, naming the user's line that `here` tells, for a call that would be captured wrongly."""
     name = getattr(func, "__name__", "")

@@ -17,6 +17,8 @@ CHECKPOINT = "checkpoint:"
 SAVED = "saved"
 #: PyTorch turns grad mode off in a part of it: it is differentiated whole, by PyTorch's autograd.
 GRAD_OFF_INSIDE = "grad_off_inside"
+#: A call of a `torch.autograd.Function`: user code, run once, when it is captured.
+CUSTOM_FUNCTION = "custom_function"
 #: Recorded by a pullback: it belongs to the backward, whatever it reads.
 BACKWARD = "backward"
 #: Added by the grad pass to run in the backward something that the forward already ran.

@@ -149,6 +149,26 @@ def dispatch_from_top(state: tuple[Any, Any]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def saved_tensors_hooks_off() -> Iterator[None]:
+    """Set aside the hooks for saved tensors that are active: what is traced saves nothing real."""
+    autograd: Any = torch._C._autograd
+    stack: list[Any] = []
+    while (top := autograd._top_saved_tensors_default_hooks(True)) is not None:
+        stack.append(top)
+        autograd._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for hooks in reversed(stack):
+            autograd._push_saved_tensors_default_hooks(*hooks)
+
+
+def function_modes_on() -> AbstractContextManager[None]:
+    """Function modes see what runs here again, inside `torch._C.DisableTorchFunction()`."""
+    return torch._C._EnableTorchFunction()
+
+
+@contextlib.contextmanager
 def exact_batch_norm() -> Iterator[None]:
     """`native_batch_norm` writes its running statistics without declaring it; use the overload that declares it."""
     library = torch.library.Library("aten", "IMPL")

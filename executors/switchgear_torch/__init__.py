@@ -9,6 +9,7 @@ import torch
 
 import switchgear as sg
 
+_TRACED = "it is user code, run when it was captured; its leaves are run instead"
 _NEEDS_DECOMPOSITION = "its path in PyTorch can depend on requires_grad; its leaves are run instead"
 
 
@@ -34,6 +35,8 @@ class TorchExecutor(sg.Executor):
         """
         if not bound_symbol.is_leaf and any(proxy.requires_grad for proxy in bound_symbol.inputs):
             return sg.Declined(_NEEDS_DECOMPOSITION)
+        if "custom_function" in bound_symbol.tags:
+            return sg.Declined(_TRACED)
         fn = bound_symbol.symbol.fn
         if bound_symbol.grad_enabled and any(proxy.requires_grad for proxy in bound_symbol.inputs):
             fn = _AS_UNDER_AUTOGRAD.get(bound_symbol.symbol.name, fn)

@@ -1017,20 +1017,6 @@ def test_grad_mode_that_the_function_leaves_changed_is_eagers_too() -> None:
 # --- refused ---
 
 
-class Double(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: T) -> T:
-        return x * 2
-
-    @staticmethod
-    def backward(ctx: Any, *grads: T) -> T:
-        return grads[0] * 2
-
-
-def uses_function_apply(x: T) -> T:
-    return Double.apply(x)  # type: ignore[no-any-return,no-untyped-call]
-
-
 def registers_hook(x: T) -> T:
     y = x * 2
     y.register_hook(lambda gradient: gradient * 3)
@@ -1133,7 +1119,6 @@ def sets_data_of_input(x: T) -> T:
 
 
 REFUSED: list[tuple[Function, type[Exception], str]] = [
-    (uses_function_apply, errors.Unsupported, r"Double.*backward would be lost.*custom_op"),
     (registers_hook, errors.Unsupported, r"register_hook.*outside"),
     (registers_post_hook, errors.Unsupported, r"register_post_accumulate_grad_hook.*outside"),
     (

@@ -606,6 +606,50 @@ def test_clear_saved_tensors() -> None:
     internals.clear_saved_tensors(object())
 
 
+def test_function_modes_on() -> None:
+    seen: list[str] = []
+    x = numbers(2)
+
+    class Sees(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func.__name__)
+            return func(*args, **(kwargs or {}))
+
+    with Sees(), torch._C.DisableTorchFunction():
+        torch.sin(x)
+        with internals.function_modes_on():
+            torch.cos(x)
+        torch.exp(x)
+    assert seen == ["cos"]
+
+
+def test_saved_tensors_hooks_off() -> None:
+    packed: list[str] = []
+
+    def hooks(name: str) -> Any:
+        def pack(tensor: T) -> T:
+            packed.append(name)
+            return tensor
+
+        return torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+
+    def save() -> list[str]:
+        packed.clear()
+        numbers(2, grad=True).sin()
+        return list(packed)
+
+    with internals.saved_tensors_hooks_off():
+        assert save() == []
+    with hooks("outer"), hooks("inner"):
+        with internals.saved_tensors_hooks_off():
+            assert save() == []
+        assert save() == ["inner"]
+        with internals.saved_tensors_hooks_off(), hooks("own"):
+            assert save() == ["own"]
+    with hooks("outer"):
+        assert save() == ["outer"]
+
+
 def _saved(ctx: Any) -> bool:
     try:
         return len(ctx.saved_tensors) == 1

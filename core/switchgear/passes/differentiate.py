@@ -11,16 +11,19 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from switchgear import custom_functions
 from switchgear import torch_internals as internals
 from switchgear.choice import Choice
+from switchgear.custom_functions import HISTORY, as_identities, origin_of, recorded_functions
 from switchgear.errors import StrictError
 from switchgear.proxy import TensorProxy
 from switchgear.recorder import Recorder
 from switchgear.registry import GradRule
-from switchgear.rules import Grads, Pull, apply_rule
+from switchgear.rules import Applied, Grads, Pull, apply_rule
 from switchgear.selection import Reasons, Selection
 from switchgear.symbol import (
     BACKWARD,
+    CUSTOM_FUNCTION,
     GRAD_OFF_INSIDE,
     INNER_GRADIENT,
     RECOMPUTED,
@@ -77,6 +80,11 @@ def differentiate(trace: Trace, selection: Selection, grad_outputs: Grads, *, hi
 
     Raises `NotDifferentiable`, `RuleError`, and under `selection.strict` `StrictError`.
     """
+    with recorded_functions():
+        return _differentiate(trace, selection, grad_outputs, higher_order)
+
+
+def _differentiate(trace: Trace, selection: Selection, grad_outputs: Grads, higher_order: bool) -> Joint:
     names = Names({*names_of(trace), *(proxy.name for proxy in proxies(grad_outputs))})
     forward = Forward(names, selection, higher_order, frozenset(proxy.name for proxy in proxies(trace.outputs)))
     for bound_symbol in trace.bound_symbols:
@@ -132,7 +140,13 @@ class Forward:
             self._choose(item, "constant", constant)
             # under no_grad eager calls a view a leaf that requires grad, and so do its users
             item = self._cut(item) if item.grad_enabled else item
-            self.body.append(linked(item, Link(origin, RuleOrigin("constant", constant))))
+            parts = as_identities(item) if item.symbol == HISTORY else (item,)
+            self.body.extend(linked(part, Link(origin, RuleOrigin("constant", constant))) for part in parts)
+            return ()
+        if item.symbol == HISTORY:
+            rule_origin = origin_of(item)
+            self._choose(item, rule_origin.owner, f"{rule_origin.form} rule")
+            self._append(custom_functions.linearise(item, self.recorder, self.higher_order), rule_origin, item, origin)
             return ()
         own = RULES.get(item.symbol)
         rule, declined = (own, ()) if own is not None else self.selection.grad_rule(item)
@@ -160,8 +174,10 @@ class Forward:
         return reason if skipped else ""
 
     def _apply(self, rule: GradRule, item: BoundSymbol, origin: BoundSymbol) -> None:
-        applied = apply_rule(rule, item, self.recorder)
-        link = Link(origin, RuleOrigin(rule.owner, rule.form))
+        self._append(apply_rule(rule, item, self.recorder), RuleOrigin(rule.owner, rule.form), item, origin)
+
+    def _append(self, applied: Applied, rule_origin: RuleOrigin, item: BoundSymbol, origin: BoundSymbol) -> None:
+        link = Link(origin, rule_origin)
         inside = {proxy.name for made in applied.forward for proxy in made.outputs}
         if self.ends & inside - {proxy.name for proxy in applied.outputs}:
             for made in applied.forward:
@@ -212,7 +228,7 @@ class Forward:
         implementation, _ = claimant(item, self.selection)
         if implementation is None or implementation.fn is item.symbol.fn:
             return None
-        if self.selection.strict:
+        if self.selection.strict and CUSTOM_FUNCTION not in item.tags:
             raise StrictError(
                 f"{implementation.owner} claims {item.symbol.name}, called at {item.source}, and nobody brings a grad "
                 "rule for it; register one, or drop strict=True to have its backward derived"

@@ -66,7 +66,7 @@ class Entry:
             for index, proxy in enumerate(stages[-1].outputs)
         )
         self.bridge: Bridge | None = None
-        if not any(grad_outputs):
+        if torch.is_inference_mode_enabled() or not any(grad_outputs):
             self.forward: Program = compile_forward(stages, selection, choices)
             return
         overwritten = frozenset(trace.inputs[mutation.input].name for mutation in outputs.mutations)
