@@ -22,6 +22,7 @@ from .nesting import tensors_in
 from .patches import redirected
 from .proxy import TensorProxy
 from .recorder import RecordedInput, Recorder, active_recorder
+from .seeding import refuse_own_generators, seeding_recorded
 from .signature import Argument, Closure, InputSource, ModuleState, Returned, check_returned, check_tensor, state_of
 from .structure import Structure, flatten
 from .symbol import CHECKPOINT
@@ -203,6 +204,7 @@ def _finish(recorder: Recorder, result: Any) -> tuple[Trace, tuple[Returned, ...
     _refuse_aliases(recorder, leaves, [recorder.inputs[mutation.input] for mutation in mutations])
     proxies = tuple(found.proxy for found in recorder.inputs)
     body = splice_escaping(recorder.take(), outputs.values())
+    refuse_own_generators(body)
     trace = Trace("computation", proxies, tuple(outputs.values()), body, recorder.constants)
     return trace, parts, spec, tuple(mutations)
 
@@ -265,7 +267,7 @@ def _environment(modules: _Modules, compiling: bool) -> Iterator[None]:
         redirected(torch.nn.Module, "__call__", modules.call),
         redirected(torch.autograd.Function, "apply", _apply),
         internals.checkpoint_regions(_tagged_region),
-        internals.seeding_refused(_refuse_seeding),
+        seeding_recorded(),
         internals.exact_batch_norm(),
         internals.compiling_flag(compiling),
     ):
@@ -298,13 +300,6 @@ def _tagged_region() -> contextlib.AbstractContextManager[None]:
     """What runs in a region of `torch.utils.checkpoint` is recorded with a tag."""
     recorder = active_recorder()
     return recorder.tagged(CHECKPOINT) if recorder is not None else contextlib.nullcontext()
-
-
-def _refuse_seeding(name: str) -> None:
-    raise Unsupported(
-        f"torch.{name} inside a jitted function: it would seed when the function is captured, and never again; "
-        "call it outside"
-    )
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from .passes.pipeline import expected_grad
 from .recorder import active_recorder
 from .runtime.entry import tensor_of
 from .runtime.epilogue import finish
+from .seeding import callable_of
 from .selection import Selection
 from .signature import Argument
 from .structure import flatten
@@ -160,7 +161,7 @@ def _pull(
     joint = differentiate(trace, selection, grad_outputs, higher_order=higher)
     env = {**values, **joint.trace.constants}
     env.update((proxy.name, given[index]) for index, proxy in enumerate(joint.grad_outputs) if proxy is not None)
-    _evaluate([item for item in joint.trace.bound_symbols if item.outputs[0].name not in values], env)
+    _evaluate([item for item in joint.trace.bound_symbols if any(p.name not in values for p in item.outputs)], env)
     found: dict[int, torch.Tensor] = {}
     for number, (source, grad) in enumerate(zip(captured.sources, joint.trace.outputs[joint.count :], strict=True)):
         if isinstance(source, Argument) and trace.inputs[number].requires_grad:
@@ -184,7 +185,7 @@ def _evaluate(bound_symbols: Iterable[BoundSymbol], values: dict[str, Any]) -> N
                 result = args[0].clone()
                 result.data.copy_(args[1])
             else:
-                result = item.symbol.fn(*args, **kwargs)
+                result = callable_of(item.symbol)(*args, **kwargs)
         bind_outputs(item.output, result, values)
 
 

@@ -31,7 +31,7 @@ from .proxy import TensorProxy
 from .refusals import refuse
 from .symbol import GRAD_OFF_INSIDE, RANDOM, BoundSymbol, Source, Symbol, map_proxies, proxies
 from .trace import Names
-from .tracking import Tracker, history_of
+from .tracking import Tracker, history_of, metadata_proxy
 from .writes import DRAW_BERNOULLI, SET_VALUE, WRITE_STRIDED
 
 _aten = torch.ops.aten
@@ -409,6 +409,15 @@ class Recorder:
     def record(self, symbol: Symbol, args: tuple[Any, ...], output: TensorProxy) -> None:
         """Record a call that no mode saw."""
         self._frames[-1].recorded.append(BoundSymbol(symbol, args, {}, output, source=self._find_source()))
+
+    def step(self, symbol: Symbol, args: tuple[Any, ...], like: torch.Tensor | None = None) -> torch.Tensor | None:
+        """Record a call that no mode sees, and that keeps its place among the draws; returns a tensor `like` one."""
+        with torch._C.DisableTorchFunction():
+            given = map_tensors(lambda tensor: self.tracker.proxy_of(self._adopted_wrapper(tensor)), args)
+            output = None if like is None else metadata_proxy(self.names.fresh(), like, False)
+            source, tags = self._find_source(), self._tags | {RANDOM}
+            self._frames[-1].recorded.append(BoundSymbol(symbol, given, {}, output, source=source, tags=tags))
+            return None if output is None else self.tracker.wrapper_for(output)
 
     def here(self) -> str:
         """The user's line, for messages."""

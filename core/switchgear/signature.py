@@ -16,7 +16,7 @@ from .structure import Structure, flatten
 _PYTHON = (int, float, complex, str, bytes, types.NoneType, types.EllipsisType, enum.Enum, type, range)
 _TORCH = (torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format)
 #: Python values that a trace is specialised on.
-_VALUES = (*_PYTHON, *_TORCH, types.FunctionType, types.BuiltinFunctionType)
+_VALUES = (*_PYTHON, *_TORCH, types.FunctionType, types.BuiltinFunctionType, torch.Generator)
 _PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
 

@@ -6,7 +6,9 @@ Tested against each supported torch by `tests/core/test_torch_internals.py`.
 from __future__ import annotations
 
 import contextlib
-import functools
+import ctypes
+import gc
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -202,18 +204,38 @@ def is_functorch_tensor(tensor: torch.Tensor) -> bool:
 
 
 @contextlib.contextmanager
-def seeding_refused(refuse: Callable[[str], None]) -> Iterator[None]:
-    """`refuse(name)` is called when this thread seeds or restores a random generator by PyTorch's functions."""
+def generator_method(name: str, target: Callable[..., Any]) -> Iterator[None]:
+    """Calls from this thread of a method of any `torch.Generator` are calls of `target`, as `redirected` makes them.
 
-    def guarded(name: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        refuse(name)
+    Python offers no way to replace a method of a class written in C; what its class's `__dict__` stands for does.
+    """
+    kind = torch._C.Generator
+    (methods,) = (found for found in gc.get_referents(kind.__dict__) if isinstance(found, dict))
+    original, thread = methods[name], threading.get_ident()
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == thread:
+            return target(original, *args, **kwargs)
         return original(*args, **kwargs)
 
-    with contextlib.ExitStack() as stack:
-        for place in (torch, torch.random):
-            for name in ("manual_seed", "seed", "set_rng_state"):
-                stack.enter_context(redirected(place, name, functools.partial(guarded, name)))
+    def put(method: Callable[..., Any]) -> None:
+        methods[name] = method
+        ctypes.pythonapi.PyType_Modified(ctypes.py_object(kind))
+
+    put(call)
+    try:
         yield
+    finally:
+        put(original)
+
+
+def random_state(device: torch.device) -> torch.Tensor:
+    """A tensor like the state of a random stream of a device; no stream is asked for its own."""
+    with real_dispatch():
+        return _GET_STATE(torch.Generator(device))
+
+
+_GET_STATE: Callable[[torch.Generator], torch.Tensor] = torch.Generator.get_state
 
 
 def global_module_hooks() -> tuple[Any, ...]:

@@ -76,8 +76,8 @@ def _backward(
     trace: Trace, forward: tuple[BoundSymbol, ...], given: tuple[TensorProxy, ...], grads: Grads
 ) -> tuple[tuple[BoundSymbol, ...], tuple[TensorProxy, ...]]:
     """The bound symbols that only gradients need, and the values that they take from the forward."""
-    made = {proxy.name for item in forward for proxy in item.outputs}
-    rest = tuple(item for item in trace.bound_symbols if made.isdisjoint(proxy.name for proxy in item.outputs))
+    ran = frozenset(forward)
+    rest = tuple(item for item in trace.bound_symbols if item not in ran)
     body = live(rest, proxies(grads))
     body = (*_views_again(forward, body, grads), *body)
     own = {proxy.name for proxy in given}.union(trace.constants, (p.name for item in body for p in item.outputs))
