@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from . import torch_internals as internals
 from .capture import Captured, capture
 from .composites import bind_outputs
 from .errors import InvalidInput
@@ -180,7 +181,8 @@ def _evaluate(bound_symbols: Iterable[BoundSymbol], values: dict[str, Any]) -> N
     """Run bound symbols on tensors, under the recorder that is active; adds what they make to `values`."""
     for item in bound_symbols:
         args, kwargs = map_proxies(lambda proxy: values[proxy.name], (item.args, dict(item.kwargs)))
-        with torch.set_grad_enabled(item.grad_enabled or bool(item.links)):
+        # the casts of autocast are among them
+        with torch.set_grad_enabled(item.grad_enabled or bool(item.links)), internals.autocast_off():
             if item.symbol == SET_VALUE:
                 result = args[0].clone()
                 result.data.copy_(args[1])

@@ -22,6 +22,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from . import torch_internals as internals
+from .autocasts import Casts
 from .composites import bind_outputs, is_closed, leaves_of, turns_grad_off
 from .errors import DataDependent, Unsupported
 from .naming import pack_dims, symbol_of
@@ -120,6 +121,7 @@ class Recorder:
         self.reached_otherwise: set[int] = set()
         self._input_of: dict[int, RecordedInput] = {}
         self._paused = 0
+        self._casts = Casts()
         self._outer = _active.recorder
         self.fake_mode: internals.FakeMode = self._outer.fake_mode if self._outer else internals.new_fake_mode()
         self._function_mode = _FunctionMode(self)
@@ -219,7 +221,12 @@ class Recorder:
         given = map_tensors(lambda tensor: self.tracker.proxy_of_fake(internals.unwrap(tensor)), (args, kwargs))
         frame = _Frame(func, [], torch.is_grad_enabled())
         result, output, written = self._run_in_frame(frame, func, args, kwargs)
-        keep = not written and not torch.is_autocast_enabled()
+        keep = not written
+        if internals.autocast_active():
+            apart = self._casts.apart(given, frame.recorded)
+            keep = keep and apart is not None
+            casts, given, frame.recorded = apart or ([], given, frame.recorded)
+            self._frames[-1].recorded.extend(casts)
         self._frames[-1].recorded.extend(self._close(symbol, given, frame, output, keep))
         return result
 

@@ -178,6 +178,10 @@ def compiling_flag(value: bool) -> AbstractContextManager[None]:
     return replaced(torch.compiler, "_is_compiling_flag", value)
 
 
+autocast_off: Callable[[], AbstractContextManager[None]] = torch._C._DisableAutocast
+autocast_active: Callable[[], bool] = torch._C._is_any_autocast_enabled
+
+
 def tensor_guards(tensors: list[torch.Tensor]) -> Callable[..., bool]:
     """One C++ check that other tensors have the type, dispatch keys, dtype, device, sizes, strides of these."""
     return _TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check

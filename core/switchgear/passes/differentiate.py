@@ -75,6 +75,11 @@ def differentiate(trace: Trace, selection: Selection, grad_outputs: Grads, *, hi
 
     Raises `NotDifferentiable`, `RuleError`, and under `selection.strict` `StrictError`.
     """
+    with internals.autocast_off():
+        return _differentiated(trace, selection, grad_outputs, higher_order)
+
+
+def _differentiated(trace: Trace, selection: Selection, grad_outputs: Grads, higher_order: bool) -> Joint:
     names = Names({*names_of(trace), *(proxy.name for proxy in proxies(grad_outputs))})
     forward = _Forward(names, selection, higher_order)
     for bound_symbol in trace.bound_symbols:
