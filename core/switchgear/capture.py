@@ -264,6 +264,7 @@ def _environment(modules: _Modules, compiling: bool) -> Iterator[None]:
         raise Unsupported("a __torch_dispatch__ mode is active; call the jitted function once outside of it first")
     with (
         internals.outside_inference_mode(),
+        internals.autocast_cache_cleared(),
         redirected(torch.nn.Module, "__call__", modules.call),
         redirected(torch.autograd.Function, "apply", _apply),
         internals.checkpoint_regions(_tagged_region),

@@ -182,6 +182,27 @@ autocast_off: Callable[[], AbstractContextManager[None]] = torch._C._DisableAuto
 autocast_active: Callable[[], bool] = torch._C._is_any_autocast_enabled
 
 
+@contextlib.contextmanager
+def autocast_cache_cleared() -> Iterator[None]:
+    """Leave no cast in autocast's cache, which is the process's and else lives as long as the outermost region."""
+    torch.autocast_increment_nesting()
+    inside = torch.autocast_decrement_nesting() > 0
+    try:
+        yield
+    finally:
+        if inside:
+            torch.clear_autocast_cache()
+
+
+def autocast_key() -> tuple[Any, ...]:
+    """What autocast does here, hashable; empty where it does nothing."""
+    if not autocast_active():
+        return ()
+    devices = torch._C._autocast_supported_devices()
+    dtypes = [(name, torch.get_autocast_dtype(name)) for name in devices if torch.is_autocast_enabled(name)]
+    return (torch.is_autocast_cache_enabled(), *dtypes)
+
+
 def tensor_guards(tensors: list[torch.Tensor]) -> Callable[..., bool]:
     """One C++ check that other tensors have the type, dispatch keys, dtype, device, sizes, strides of these."""
     return _TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from switchgear import torch_internals as internals
 from switchgear.errors import NotDifferentiable
 from switchgear.nesting import tensors_in
 from switchgear.proxy import TensorProxy
@@ -40,7 +41,7 @@ def derive(bound_symbol: BoundSymbol, grad_outputs: Grads, higher_order: bool = 
     """
     differentiable = tuple([proxy.requires_grad for proxy in bound_symbol.outputs])
     given = _frozen((bound_symbol.args, bound_symbol.kwargs, differentiable, grad_outputs))
-    modes = higher_order, torch.are_deterministic_algorithms_enabled(), torch.get_default_dtype()
+    modes = higher_order, internals.autocast_key(), torch.are_deterministic_algorithms_enabled(), torch.get_default_dtype()
     key = bound_symbol.symbol.fn, given, modes
     try:
         template = _CACHE.get(key)
@@ -122,7 +123,7 @@ def _run(bound_symbol: BoundSymbol, call: Callable[..., Any], grad_outputs: Grad
         arguments = [tracker.wrapper_for(holders[f"a{i}"], autograd=True) for i in range(len(bound_symbol.inputs))]
         given = iter(arguments)
         args, kwargs = map_proxies(lambda _: next(given), (bound_symbol.args, dict(bound_symbol.kwargs)))
-        with torch.enable_grad():
+        with torch.enable_grad(), internals.autocast_off():
             made = list(tensors_in(call(*args, **kwargs)))
         results = {tracker.proxy_of(tensor).name: holders[f"o{i}"] for i, tensor in enumerate(made)}
         defined = [i for i, tensor in enumerate(made) if tensor.requires_grad and f"g{i}" in holders]

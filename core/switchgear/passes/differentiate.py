@@ -75,15 +75,11 @@ def differentiate(trace: Trace, selection: Selection, grad_outputs: Grads, *, hi
 
     Raises `NotDifferentiable`, `RuleError`, and under `selection.strict` `StrictError`.
     """
-    with internals.autocast_off():
-        return _differentiated(trace, selection, grad_outputs, higher_order)
-
-
-def _differentiated(trace: Trace, selection: Selection, grad_outputs: Grads, higher_order: bool) -> Joint:
     names = Names({*names_of(trace), *(proxy.name for proxy in proxies(grad_outputs))})
     forward = _Forward(names, selection, higher_order)
-    for bound_symbol in trace.bound_symbols:
-        forward.linearise(bound_symbol, bound_symbol)
+    with internals.autocast_off():
+        for bound_symbol in trace.bound_symbols:
+            forward.linearise(bound_symbol, bound_symbol)
     outputs: Grads = map_proxies(forward.now, trace.outputs)
     cotangents = tuple(
         grad if out is not None and out.requires_grad else None for grad, out in zip(grad_outputs, outputs, strict=True)
@@ -249,7 +245,10 @@ def _requires_grad(values: tuple[TensorProxy, ...]) -> bool:
 def _sweep(
     linears: list[_Linear], outputs: Grads, cotangents: Grads, recorder: Recorder
 ) -> tuple[list[BoundSymbol], dict[str, TensorProxy]]:
-    """The backward, and the gradients that arrive at the inputs, by the name of the input."""
+    """The backward, and the gradients that arrive at the inputs, by the name of the input.
+
+    It is the one that autograd would run in the autocast region that this is called in, if any.
+    """
     backward: list[BoundSymbol] = []
     grads: dict[str, TensorProxy] = {}
     links: defaultdict[str, tuple[Link, ...]] = defaultdict(tuple)
@@ -272,8 +271,18 @@ def _sweep(
         backward.extend(_linked(item, linear.link, BACKWARD) for item in body)
         for proxy, grad in zip(linear.arguments, found, strict=True):
             if grad is not None and proxy.requires_grad:
+                if grad.dtype != proxy.dtype:
+                    backward.extend(_linked(item, linear.link, BACKWARD) for item in _cast(grad, proxy, recorder))
+                    grad = backward[-1].outputs[0]
                 accumulate(proxy.name, grad, linear.link)
     return backward, grads
+
+
+def _cast(grad: TensorProxy, proxy: TensorProxy, recorder: Recorder) -> tuple[BoundSymbol, ...]:
+    """`grad` in the dtype of what it is the gradient of, as the autograd engine hands it on under autocast."""
+    with recorder.recording(), torch._C.DisableTorchFunction(), torch.no_grad():
+        recorder.tracker.proxy_of(recorder.tracker.wrapper_for(grad).to(proxy.dtype))
+    return recorder.take()
 
 
 def _linked(item: BoundSymbol, link: Link, *tags: str) -> BoundSymbol:

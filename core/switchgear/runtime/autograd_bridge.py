@@ -28,7 +28,7 @@ class Bridge:
         self.plain = tuple(i for i, proxy in enumerate(outputs) if proxy is None or not proxy.requires_grad)
         expected = [None if proxy is None else (proxy.stride, proxy.dtype) for proxy in training.joint.grad_outputs]
         wanted = tuple(proxy.requires_grad for proxy in training.prepared.inputs)
-        self._backwards: dict[Any, Program] = {(*expected, wanted): training.backward}
+        self._backwards: dict[Any, Program] = {(*expected, wanted, ()): training.backward}
         self.last_backward: Program = training.backward
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -40,7 +40,8 @@ class Bridge:
     def backward_for(self, grads: tuple[torch.Tensor | None, ...], wanted: tuple[bool, ...]) -> Program:
         """The backward that takes these grad outputs, and gives the gradients of the inputs that are wanted."""
         pattern = [None if grad is None else (grad.stride(), grad.dtype) for grad in grads]
-        program = self._backwards.get((*pattern, wanted))
+        key = (*pattern, wanted, internals.autocast_key())
+        program = self._backwards.get(key)
         if program is None:
             pairs = zip(self.training.joint.grad_outputs, grads, strict=True)
             proxies = tuple(
@@ -49,7 +50,7 @@ class Bridge:
             )
             with compiling(), torch.no_grad():
                 program = compile_backward(self.training, self.selection, proxies, wanted)
-            self._backwards[*pattern, wanted] = program
+            self._backwards[key] = program
         self.last_backward = program
         return program
 

@@ -34,23 +34,15 @@ class Entry:
     ) -> None:
         with compiling():
             captured = self.captured = capture(function, leaves, spec, module)
-            with torch.no_grad():
+            with torch.no_grad(), internals.autocast_off():
                 self._compile(selection)
         tensors = [tensor_of(source, leaves) for source in captured.sources]
         self.prologue = make_prologue(captured, leaves, spec, tensors)
         self._hides_autograd = captured.grad_enabled and any(proxy.requires_grad for proxy in captured.trace.inputs)
-        self._autocast = internals.autocast_active()
         self._returns_first = not captured.mutations and captured.spec.is_leaf and captured.returned[0].kind == "output"
 
     def run(self, inputs: Sequence[torch.Tensor]) -> Any:
         """What the function returns for these inputs, as `prologue` gives them."""
-        if not self._autocast:
-            return self._run(inputs)
-        # the casts are part of the trace
-        with internals.autocast_off():
-            return self._run(inputs)
-
-    def _run(self, inputs: Sequence[torch.Tensor]) -> Any:
         if self.bridge is not None:
             outputs = self.bridge(inputs)
         elif self._hides_autograd:

@@ -22,7 +22,7 @@ def modes_key() -> tuple[Any, ...]:
         torch.get_float32_matmul_precision(),
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
-        *[torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) for device in ("cpu", "cuda")],
+        internals.autocast_key(),
     )
 
 
