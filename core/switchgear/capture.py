@@ -22,7 +22,7 @@ from .nesting import tensors_in
 from .patches import redirected
 from .proxy import TensorProxy
 from .recorder import RecordedInput, Recorder, active_recorder
-from .seeding import refuse_own_generators, seeding_recorded
+from .seeding import seeding_recorded
 from .signature import Argument, Closure, InputSource, ModuleState, Returned, check_returned, check_tensor, state_of
 from .structure import Structure, flatten
 from .symbol import CHECKPOINT
@@ -130,6 +130,7 @@ def capture(
             with _grad_mode_kept():
                 result = _run(function, leaves, spec, recorder, inputs)
             with torch._C.DisableTorchFunction():
+                recorder.refuse_own_generators()
                 trace, returned, out_spec, mutations = _finish(recorder, result)
         trace = trace.with_provenance("capture", time.perf_counter() - start)
         identical, grad_enabled = tuple(_identical(leaves, recorder)), torch.is_grad_enabled()
@@ -204,7 +205,6 @@ def _finish(recorder: Recorder, result: Any) -> tuple[Trace, tuple[Returned, ...
     _refuse_aliases(recorder, leaves, [recorder.inputs[mutation.input] for mutation in mutations])
     proxies = tuple(found.proxy for found in recorder.inputs)
     body = splice_escaping(recorder.take(), outputs.values())
-    refuse_own_generators(body)
     trace = Trace("computation", proxies, tuple(outputs.values()), body, recorder.constants)
     return trace, parts, spec, tuple(mutations)
 

@@ -122,6 +122,7 @@ class Recorder:
         self._input_of: dict[int, RecordedInput] = {}
         self._paused = 0
         self._casts = Casts()
+        self._generators: list[tuple[weakref.ref[torch.Generator], str]] = []
         self._outer = _active.recorder
         self.fake_mode: internals.FakeMode = self._outer.fake_mode if self._outer else internals.new_fake_mode()
         self._function_mode = _FunctionMode(self)
@@ -219,6 +220,8 @@ class Recorder:
         if symbol is None:
             return self._track_outputs(func(*args, **kwargs))
         given = map_tensors(lambda tensor: self.tracker.proxy_of_fake(internals.unwrap(tensor)), (args, kwargs))
+        if isinstance(kwargs.get("generator"), torch.Generator):
+            given[1]["generator"] = self.stand_in(kwargs["generator"])
         frame = _Frame(func, [], torch.is_grad_enabled())
         result, output, written = self._run_in_frame(frame, func, args, kwargs)
         keep = not written
@@ -309,7 +312,8 @@ class Recorder:
             if func is _aten.bernoulli.p and self._leaf_symbol(func) == DRAW_BERNOULLI:
                 result = torch.empty_like(args[0])
             else:
-                result = func(*args, **kwargs)
+                # nothing is drawn on fakes, and some of PyTorch's decompositions for them take no generator
+                result = func(*args, **(kwargs | {"generator": None} if "generator" in kwargs else kwargs))
         except internals.DATA_DEPENDENT as error:
             raise DataDependent(f"{error} needs the data of a tensor, in {self.here()}: {_NO_DATA}") from error
         except internals.NO_FAKE as error:
@@ -417,10 +421,25 @@ class Recorder:
         """Record a call that no mode saw."""
         self._frames[-1].recorded.append(BoundSymbol(symbol, args, {}, output, source=self._find_source()))
 
+    def stand_in(self, generator: torch.Generator) -> torch.Generator:
+        """The generator as a trace holds it: another object, so that it shows whether anybody else holds this one."""
+        self._generators.append((weakref.ref(generator), self.here()))
+        return internals.same_generator(generator)
+
+    def refuse_own_generators(self) -> None:
+        """Refuse a generator that is gone after the call: the call made it, and the next would have made another."""
+        for reference, where in self._generators:
+            if reference() is None:
+                raise Unsupported(
+                    f"a torch.Generator is made inside the jitted function, and used in {where}: each call would have "
+                    "to make it anew; make it outside, and pass it or close over it"
+                )
+
     def step(self, symbol: Symbol, args: tuple[Any, ...], like: torch.Tensor | None = None) -> torch.Tensor | None:
         """Record a call that no mode sees, and that keeps its place among the draws; returns a tensor `like` one."""
         with torch._C.DisableTorchFunction():
-            given = map_tensors(lambda tensor: self.tracker.proxy_of(self._adopted_wrapper(tensor)), args)
+            given = tuple([self.stand_in(arg) if isinstance(arg, torch.Generator) else arg for arg in args])
+            given = map_tensors(lambda tensor: self.tracker.proxy_of(self._adopted_wrapper(tensor)), given)
             output = None if like is None else metadata_proxy(self.names.fresh(), like, False)
             source, tags = self._find_source(), self._tags | {RANDOM}
             self._frames[-1].recorded.append(BoundSymbol(symbol, given, {}, output, source=source, tags=tags))

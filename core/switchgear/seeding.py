@@ -6,7 +6,7 @@ import contextlib
 import functools
 import operator
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from . import torch_internals as internals
 from .errors import Unsupported
 from .patches import redirected
 from .recorder import active_recorder
-from .symbol import BoundSymbol, Symbol, with_parts
+from .symbol import Symbol
 
 #: What a trace holds as it is, by where it is called: functions of modules of PyTorch, and methods of a generator.
 _RECORDED: dict[str, tuple[str, ...]] = {
@@ -84,35 +84,3 @@ def callable_of(symbol: Symbol) -> Callable[..., Any]:
         return symbol.fn
     found: Callable[..., Any] = operator.attrgetter(symbol.name.removeprefix("torch."))(torch)
     return found
-
-
-def refuse_own_generators(bound_symbols: Iterable[BoundSymbol]) -> None:
-    """Refuse a generator that nobody but the trace holds: the call made it, and the next would have made another."""
-    held: list[tuple[torch.Generator, BoundSymbol]] = []
-    seen: set[int] = set()
-
-    def look(container: Any, item: BoundSymbol) -> None:
-        if id(container) in seen:
-            return
-        seen.add(id(container))
-        for value in container.values() if isinstance(container, dict) else container:
-            if isinstance(value, torch.Generator):
-                held.append((value, item))
-            elif isinstance(value, (tuple, list, dict)):
-                look(value, item)
-
-    for item in with_parts(bound_symbols):
-        look(item.args, item)
-        look(item.kwargs, item)
-    nobody = object()
-    for generator, item in held:
-        ours = 2 * sum(other is generator for other, _ in held)
-        if _references(generator) - _references(nobody) <= ours:
-            raise Unsupported(
-                f"a torch.Generator is made inside the jitted function, and used at {item.source}: each call would "
-                "have to make it anew; make it outside, and pass it or close over it"
-            )
-
-
-def _references(value: object) -> int:
-    return sys.getrefcount(value)

@@ -120,7 +120,7 @@ class Returned:
 
 def check_returned(leaf: Any) -> None:
     """Refuse a return value that a later call could not make again."""
-    if _is_value(leaf):
+    if _is_value(leaf) and not isinstance(leaf, torch.Generator):
         return
     hint = "return a list" if isinstance(leaf, types.GeneratorType) else "register its class with torch.utils._pytree"
     raise InvalidInput(

@@ -254,6 +254,21 @@ def generator_method(name: str, target: Callable[..., Any]) -> Iterator[None]:
         put(original)
 
 
+def same_generator(generator: torch.Generator) -> torch.Generator:
+    """The generator as another object, for the same stream: the one that a dispatch mode is handed."""
+    with real_dispatch(), _KeepGenerator() as mode:
+        torch.rand(0, generator=generator)
+    return mode.kept
+
+
+class _KeepGenerator(TorchDispatchMode):
+    kept: torch.Generator
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.kept = kwargs["generator"]
+        return torch.empty(0)
+
+
 def random_state(device: torch.device) -> torch.Tensor:
     """A tensor like the state of a random stream of a device; no stream is asked for its own."""
     with real_dispatch():

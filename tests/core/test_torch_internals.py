@@ -475,6 +475,20 @@ def test_generator_method() -> None:
     assert len(seen) == 3
 
 
+def test_same_generator_draws_from_the_same_stream() -> None:
+    generator = torch.Generator().manual_seed(3)
+    reference = weakref.ref(generator)
+    before = generator.get_state()
+    other = internals.same_generator(generator)
+    assert other is not generator
+    assert torch.equal(other.get_state(), before)
+    torch.rand(3, generator=other)
+    assert torch.equal(other.get_state(), generator.get_state())
+    del generator
+    assert reference() is None
+    torch.rand(3, generator=other)
+
+
 def test_random_state_is_no_streams() -> None:
     before = torch.get_rng_state()
     like = internals.random_state(torch.device("cpu"))
