@@ -58,6 +58,8 @@ class _Frame:
     fn: Callable[..., Any] | None
     recorded: list[BoundSymbol]
     grad_enabled: bool = False
+    #: What the leaf that draws is recorded with, where the call itself is made without it.
+    generator: torch.Generator | None = None
 
 
 class _FunctionMode(TorchFunctionMode):
@@ -220,9 +222,11 @@ class Recorder:
         if symbol is None:
             return self._track_outputs(func(*args, **kwargs))
         given = map_tensors(lambda tensor: self.tracker.proxy_of_fake(internals.unwrap(tensor)), (args, kwargs))
-        if isinstance(kwargs.get("generator"), torch.Generator):
-            given[1]["generator"] = self.stand_in(kwargs["generator"])
         frame = _Frame(func, [], torch.is_grad_enabled())
+        if isinstance(kwargs.get("generator"), torch.Generator):
+            given[1]["generator"] = generator = self.stand_in(kwargs["generator"])
+            if func.__name__ in _NO_GENERATOR_ON_META:
+                frame.generator, kwargs = generator, kwargs | {"generator": None}
         result, output, written = self._run_in_frame(frame, func, args, kwargs)
         keep = not written
         if internals.autocast_active():
@@ -355,8 +359,10 @@ class Recorder:
         return result
 
     def _record_leaf(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        given: tuple[Any, Any] = map_tensors(self.tracker.proxy_of_fake, (args, kwargs))
         frame = self._frames[-1]
+        if frame.generator is not None and torch.Tag.nondeterministic_seeded in func.tags:
+            kwargs = kwargs | {"generator": frame.generator}
+        given: tuple[Any, Any] = map_tensors(self.tracker.proxy_of_fake, (args, kwargs))
         # a custom operator's autograd is a Function, which turns grad mode off while the operator itself runs
         grad_enabled = torch.is_grad_enabled() or (frame.fn is func and frame.grad_enabled)
         flags: Iterator[bool] = iter(())
@@ -401,6 +407,7 @@ class Recorder:
         flags = iter(mask)
         with self.paused(), internals.dispatch_from_top(self._dispatch_state):
             leaves = map_tensors(lambda fake: fake.detach().requires_grad_(next(flags)[0]), (args, kwargs))
+            leaves[1].pop("generator", None)
             result = func(*leaves[0], **leaves[1])
         _DIFFERENTIABLE[key] = answer = tuple(tensor.requires_grad for tensor in tensors_in(result))
         return answer
@@ -465,6 +472,8 @@ _NO_DATA = (
 )
 #: Which outputs of an overload are differentiable: facts about PyTorch, found once per process.
 _DIFFERENTIABLE: dict[Any, tuple[bool, ...]] = {}
+#: Their shapes are found by decompositions of PyTorch's that refuse a generator.
+_NO_GENERATOR_ON_META = frozenset({"exponential_", "cauchy_", "geometric_", "log_normal_"})
 _REOPENED = frozenset({"torch.nn.functional", "torch.functional"})
 
 

@@ -123,6 +123,7 @@ def _run(bound_symbol: BoundSymbol, call: Callable[..., Any], grad_outputs: Grad
         arguments = [tracker.wrapper_for(holders[f"a{i}"], autograd=True) for i in range(len(bound_symbol.inputs))]
         given = iter(arguments)
         args, kwargs = map_proxies(lambda _: next(given), (bound_symbol.args, dict(bound_symbol.kwargs)))
+        kwargs.pop("generator", None)
         with torch.enable_grad(), internals.autocast_off():
             made = list(tensors_in(call(*args, **kwargs)))
         results = {tracker.proxy_of(tensor).name: holders[f"o{i}"] for i, tensor in enumerate(made)}
