@@ -127,7 +127,7 @@ def capture(
         inputs = _Inputs(names, modules, differentiable)
         recorder = Recorder(names, inputs.outside, modules.path)
         with _environment(modules, compiling), _unchanged(module, recorder), recorder.recording():
-            with _grad_mode_kept():
+            with _modes_kept():
                 result = _run(function, leaves, spec, recorder, inputs)
             with torch._C.DisableTorchFunction():
                 recorder.refuse_own_generators()
@@ -275,16 +275,29 @@ def _environment(modules: _Modules, compiling: bool) -> Iterator[None]:
         yield
 
 
+#: Global modes that a function may change for a while: what they are called, how to ask, and how to set them.
+_MODES: tuple[tuple[str, Callable[[], Any], Callable[[Any], object]], ...] = (
+    ("grad mode", torch.is_grad_enabled, torch._C._set_grad_enabled),
+    ("the default dtype", torch.get_default_dtype, torch.set_default_dtype),
+    ("the float32 matmul precision", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    ("deterministic mode", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+)
+
+
 @contextlib.contextmanager
-def _grad_mode_kept() -> Iterator[None]:
-    """Refuse a function that leaves grad mode other than it found it."""
-    before = torch.is_grad_enabled()
+def _modes_kept() -> Iterator[None]:
+    """Refuse a function that leaves a global mode other than it found it."""
+    before = [ask() for _, ask, _ in _MODES]
+    changed: list[str] = []
     try:
         yield
-        if torch.is_grad_enabled() is not before:
-            raise Unsupported("the function leaves grad mode changed; set it in a `with` block, or outside")
+        changed = [name for (name, ask, _), value in zip(_MODES, before, strict=True) if ask() != value]
     finally:
-        torch._C._set_grad_enabled(before)
+        for (_, ask, put), value in zip(_MODES, before, strict=True):
+            if ask() != value:
+                put(value)
+    if changed:
+        raise Unsupported(f"the function leaves {changed[0]} changed; change it back at its end, or change it outside")
 
 
 def _apply(original: Callable[..., Any], cls: Any, *args: Any, **kwargs: Any) -> Any:
