@@ -185,13 +185,18 @@ autocast_active: Callable[[], bool] = torch._C._is_any_autocast_enabled
 @contextlib.contextmanager
 def autocast_cache_cleared() -> Iterator[None]:
     """Leave no cast in autocast's cache, which is the process's and else lives as long as the outermost region."""
-    torch.autocast_increment_nesting()
-    inside = torch.autocast_decrement_nesting() > 0
+    nested = autocast_nested()
     try:
         yield
     finally:
-        if inside:
+        if nested:
             torch.clear_autocast_cache()
+
+
+def autocast_nested() -> bool:
+    """Whether a region of autocast is around, maybe a disabled one: casts are remembered until the outermost ends."""
+    torch.autocast_increment_nesting()
+    return bool(torch.autocast_decrement_nesting())
 
 
 def autocast_key() -> tuple[Any, ...]:

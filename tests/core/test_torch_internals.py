@@ -513,6 +513,7 @@ def test_autocast_cache_cleared() -> None:
 def test_autocast() -> None:
     x = torch.ones(2, 2)
     assert not internals.autocast_active()
+    assert not internals.autocast_nested()
     assert internals.autocast_key() == ()
     with torch.autocast("cpu", torch.bfloat16):
         keys = {internals.autocast_key()}
@@ -524,6 +525,7 @@ def test_autocast() -> None:
         assert (x @ x).dtype == torch.bfloat16
         with torch.autocast("cpu", enabled=False):
             assert not internals.autocast_active()
+            assert internals.autocast_nested()
     for dtype, cache in ((torch.float16, True), (torch.bfloat16, False)):
         with torch.autocast("cpu", dtype, cache_enabled=cache):
             keys.add(internals.autocast_key())
