@@ -256,7 +256,9 @@ def test_parameter_is_cast_once_in_a_region() -> None:
 
 def fakes_alive() -> int:
     gc.collect()
-    return sum(1 for item in gc.get_objects() if type(item) is not type and isinstance(item, torch._subclasses.FakeTensor))
+    return sum(
+        1 for item in gc.get_objects() if type(item) is not type and isinstance(item, torch._subclasses.FakeTensor)
+    )
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -321,9 +323,7 @@ def test_executor_gets_what_autocast_would_compute_on(gradient: bool, around: Co
             return functional.linear(y.float(), w)
 
     executor = Counts("torch.nn.functional.linear")
-    expected, found = (
-        observe(called, around, gradient, False) for called in (stack, jit(stack, (executor, "torch")))
-    )
+    expected, found = (observe(called, around, gradient, False) for called in (stack, jit(stack, (executor, "torch"))))
     assert not list(differences(expected, found, "claimed"))
     low, full = torch.bfloat16, torch.float32
     assert executor.seen[:3] == [(low, low, low), (low, low), (full, full)]

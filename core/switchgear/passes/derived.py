@@ -41,7 +41,12 @@ def derive(bound_symbol: BoundSymbol, grad_outputs: Grads, higher_order: bool = 
     """
     differentiable = tuple([proxy.requires_grad for proxy in bound_symbol.outputs])
     given = _frozen((bound_symbol.args, bound_symbol.kwargs, differentiable, grad_outputs))
-    modes = higher_order, internals.autocast_key(), torch.are_deterministic_algorithms_enabled(), torch.get_default_dtype()
+    modes = (
+        higher_order,
+        internals.autocast_key(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_default_dtype(),
+    )
     key = bound_symbol.symbol.fn, given, modes
     try:
         template = _CACHE.get(key)
