@@ -19,7 +19,7 @@ def _casts(leaf: BoundSymbol) -> bool:
 
 
 class Casts:
-    """The casts seen so far in a capture; `apart` takes them out of a call, so that the rest of it is the call whole."""
+    """The casts seen so far in a capture; `apart` takes them out of a call, so that the rest is the call whole."""
 
     def __init__(self) -> None:
         self._source: dict[str, str] = {}

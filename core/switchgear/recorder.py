@@ -189,7 +189,8 @@ class Recorder:
                 self.reached_otherwise.add(id(tensor))
                 tensor = known
             elif self._adopt is None or internals.is_fake(tensor):
-                raise Unsupported(f"a tensor from outside of what is being traced was used in {self.here()}")
+                what = "a tensor from outside of what is being traced, or a tensor subclass made inside,"
+                raise Unsupported(f"{what} was used in {self.here()}")
             else:
                 return self.adopt(tensor, self._adopt)
         self.tracker.reconcile(tensor)
@@ -408,7 +409,10 @@ class Recorder:
         with self.paused(), internals.dispatch_from_top(self._dispatch_state):
             leaves = map_tensors(lambda fake: fake.detach().requires_grad_(next(flags)[0]), (args, kwargs))
             leaves[1].pop("generator", None)
-            result = func(*leaves[0], **leaves[1])
+            try:
+                result = func(*leaves[0], **leaves[1])
+            except RuntimeError:  # no formula of its own for complex numbers: `slice_scatter`
+                result = [tensor.detach().requires_grad_(is_inexact(tensor)) for tensor in tensors_in(made)]
         _DIFFERENTIABLE[key] = answer = tuple(tensor.requires_grad for tensor in tensors_in(result))
         return answer
 
@@ -475,6 +479,11 @@ _DIFFERENTIABLE: dict[Any, tuple[bool, ...]] = {}
 #: Their shapes are found by decompositions of PyTorch's that refuse a generator.
 _NO_GENERATOR_ON_META = frozenset({"exponential_", "cauchy_", "geometric_", "log_normal_"})
 _REOPENED = frozenset({"torch.nn.functional", "torch.functional"})
+
+
+def is_inexact(tensor: torch.Tensor) -> bool:
+    """Whether a tensor can require grad."""
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 @functools.cache

@@ -28,6 +28,15 @@ _REFUSED = {
     "torch.Tensor.data_ptr": "move the call outside the jitted function",
     "torch.Tensor.share_memory_": "move the call outside the jitted function",
 }
+#: Functions by name, and the kind of tensor that they make, which no trace holds.
+_STRANGE = {
+    **dict.fromkeys(("to_sparse", "sparse_coo_tensor", "sparse_csr_tensor", "sparse_csc_tensor"), "sparse"),
+    **dict.fromkeys(("to_sparse_csr", "to_sparse_csc", "to_sparse_bsr", "to_sparse_bsc"), "sparse"),
+    **dict.fromkeys(("sparse_bsr_tensor", "sparse_bsc_tensor", "sparse_compressed_tensor", "to_sparse_coo"), "sparse"),
+    **dict.fromkeys(("quantize_per_tensor", "quantize_per_channel", "quantize_per_tensor_dynamic"), "quantised"),
+    "to_mkldnn": "mkldnn",
+    "as_subclass": "tensor subclass",
+}
 _REFUSED_NAMES = frozenset(name.rpartition(".")[2] for name in _REFUSED)
 
 
@@ -36,6 +45,11 @@ def refuse(func: Any, here: Callable[[], str]) -> None:
     name = getattr(func, "__name__", "")
     if name == "__get__" and func.__self__ is torch.Tensor.grad:
         raise Unsupported(f"the function reads .grad of a tensor, in {here()}; pass the gradient as an argument")
+    if name in _STRANGE:
+        raise Unsupported(
+            f"{name} inside a jitted function, in {here()}: it makes a {_STRANGE[name]} tensor; call it, and what uses "
+            "its result, outside the jitted function"
+        )
     if name in _REFUSED_NAMES:
         full = resolve_name(func) or f"{getattr(func, '__module__', '')}.{name}"
         if full in _REFUSED:

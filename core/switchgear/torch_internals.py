@@ -261,9 +261,11 @@ def generator_method(name: str, target: Callable[..., Any]) -> Iterator[None]:
 
 def same_generator(generator: torch.Generator) -> torch.Generator:
     """The generator as another object, for the same stream: the one that a dispatch mode is handed."""
-    with real_dispatch(), _KeepGenerator() as mode:
+    mode = _KeepGenerator()  # type: ignore[no-untyped-call]
+    with real_dispatch(), mode:
         torch.rand(0, generator=generator)
-    return mode.kept
+    kept: torch.Generator = mode.kept
+    return kept
 
 
 class _KeepGenerator(TorchDispatchMode):

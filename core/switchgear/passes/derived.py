@@ -105,12 +105,30 @@ def _spellings(overload: Any) -> Iterator[Callable[..., Any]]:
         yield _rrelu_with_noise
         return
     yield overload
+    if overload in _WRITTEN_VIEWS:
+        view = _WRITTEN_VIEWS[overload]
+        yield lambda self, source, *args, **kwargs: _written(self.clone(), source, view, *args, **kwargs)
     if isinstance(overload, torch._ops.OpOverload):
         namespace, _, name = overload._schema.name.partition("::")
         packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_functional") + "_", None)
         twin: Any = getattr(packet, _TWIN_OVERLOADS.get(str(overload), overload._overloadname), None)
         if twin is not None:
             yield lambda self, *args, **kwargs: twin(self.clone(), *args, **kwargs)
+
+
+#: The views behind overloads whose formulas refuse complex numbers.
+_WRITTEN_VIEWS: dict[Any, Callable[..., torch.Tensor]] = {
+    torch.ops.aten.slice_scatter.default: torch.ops.aten.slice.Tensor,
+    torch.ops.aten.select_scatter.default: torch.ops.aten.select.int,
+    torch.ops.aten.diagonal_scatter.default: torch.ops.aten.diagonal.default,
+}
+
+
+def _written(
+    base: torch.Tensor, source: torch.Tensor, view: Callable[..., torch.Tensor], *args: Any, **kwargs: Any
+) -> torch.Tensor:
+    view(base, *args, **kwargs).copy_(source)
+    return base
 
 
 def _rrelu_with_noise(self: torch.Tensor, noise: torch.Tensor, *args: Any, **kwargs: Any) -> Any:

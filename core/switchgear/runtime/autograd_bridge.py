@@ -26,7 +26,7 @@ class Bridge:
         self.count = training.joint.count
         outputs = training.joint.trace.outputs[: self.count]
         self.plain = tuple(i for i, proxy in enumerate(outputs) if proxy is None or not proxy.requires_grad)
-        expected = [None if proxy is None else (proxy.stride, proxy.dtype) for proxy in training.joint.grad_outputs]
+        expected = [None if p is None else (p.stride, p.dtype, False, False) for p in training.joint.grad_outputs]
         wanted = tuple(proxy.requires_grad for proxy in training.prepared.inputs)
         self._backwards: dict[Any, Program] = {(*expected, wanted, ()): training.backward}
         self.last_backward: Program = training.backward
@@ -39,14 +39,16 @@ class Bridge:
 
     def backward_for(self, grads: tuple[torch.Tensor | None, ...], wanted: tuple[bool, ...]) -> Program:
         """The backward that takes these grad outputs, and gives the gradients of the inputs that are wanted."""
-        pattern = [None if grad is None else (grad.stride(), grad.dtype) for grad in grads]
+        pattern = [None if g is None else (g.stride(), g.dtype, g.is_conj(), g.is_neg()) for g in grads]
         key = (*pattern, wanted, internals.autocast_key())
         program = self._backwards.get(key)
         if program is None:
             pairs = zip(self.training.joint.grad_outputs, grads, strict=True)
             proxies = tuple(
-                None if proxy is None or grad is None else replace(proxy, stride=grad.stride(), dtype=grad.dtype)
-                for proxy, grad in pairs
+                None
+                if proxy is None or g is None
+                else replace(proxy, stride=g.stride(), dtype=g.dtype, is_conj=g.is_conj(), is_neg=g.is_neg())
+                for proxy, g in pairs
             )
             with compiling(), torch.no_grad():
                 program = compile_backward(self.training, self.selection, proxies, wanted)
