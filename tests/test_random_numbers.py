@@ -497,9 +497,9 @@ OWN = {
     "torch.Generator.initial_seed": lambda x: x * GLOBAL.initial_seed(),
     "torch.Generator.seed": lambda x: x * GLOBAL.seed(),
     "torch.Generator.clone_state": lambda x: x * torch.rand(4, generator=GLOBAL.clone_state()),
-    "torch.cuda.manual_seed": lambda x: torch.cuda.manual_seed(1),  # type: ignore[func-returns-value]
-    "torch.cuda.manual_seed_all": lambda x: torch.cuda.manual_seed_all(1),  # type: ignore[func-returns-value]
-    "torch.cuda.seed": lambda x: torch.cuda.seed(),  # type: ignore[func-returns-value]
+    "torch.cuda.manual_seed": lambda x: torch.cuda.manual_seed(1),
+    "torch.cuda.manual_seed_all": lambda x: torch.cuda.manual_seed_all(1),
+    "torch.cuda.seed": lambda x: torch.cuda.seed(),
 }
 
 

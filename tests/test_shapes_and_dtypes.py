@@ -308,11 +308,7 @@ def test_refused_when_closed_over(name: str) -> None:
 
 
 MADE_INSIDE: dict[str, tuple[Function, str]] = {
-    "sparse_coo": (lambda x: (x * 2).to_sparse(), "sparse"),
-    "sparse_coo of indices": (lambda x: torch.sparse_coo_tensor(torch.tensor([[0, 1]]), x[0, :2], (3,)), "sparse"),
     "sparse_csr": (lambda x: x.to_sparse_csr(), "sparse"),
-    "sparse within": (lambda x: torch.sparse.mm((x * 2).to_sparse(), x), "sparse"),
-    "sparse and back": (lambda x: x.to_sparse().to_dense(), "sparse"),
     "mkldnn": (lambda x: x.float().to_mkldnn(), "mkldnn"),
     "quantised": (lambda x: torch.quantize_per_tensor(x.float(), 0.1, 0, torch.qint8), "quanti"),
     "nested": (lambda x: torch.nested.nested_tensor([x, x]), "nested"),
@@ -331,3 +327,24 @@ def test_refused_when_made_inside(name: str, gradient: bool) -> None:
     with pytest.raises(errors.Unsupported, match=message):
         jit(function)(made(3, 3).requires_grad_(gradient))
     assert torch.equal(jit(lambda x: x * 2)(made(3)), made(3) * 2)  # and nothing is left behind
+
+
+SPARSE: dict[str, Function] = {
+    "sparse_coo": lambda x: (x * 2).to_sparse(),
+    "sparse_coo of indices": lambda x: torch.sparse_coo_tensor(torch.tensor([[0, 1]]), x[0, :2], (3,)),
+    "sparse within": lambda x: torch.sparse.mm((x * 2).to_sparse(), x),
+    "sparse and back": lambda x: x.to_sparse().to_dense(),
+}
+
+
+@PROTOTYPES
+@pytest.mark.parametrize("function", SPARSE.values(), ids=SPARSE)
+def test_sparse_coo_made_inside_is_eagers_or_has_a_typed_error(function: Function) -> None:
+    for gradient in (False, True):
+        try:
+            found = jit(function)(made(3, 3).requires_grad_(gradient))
+            if gradient:
+                found.to_dense().sum().backward()
+        except (errors.Unsupported, errors.NotDifferentiable):
+            continue
+        assert torch.equal(found.to_dense(), function(made(3, 3)).to_dense())

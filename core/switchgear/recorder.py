@@ -124,7 +124,7 @@ class Recorder:
         self._input_of: dict[int, RecordedInput] = {}
         self._paused = 0
         self._casts = Casts()
-        self._generators: list[tuple[weakref.ref[torch.Generator], str]] = []
+        self._generators: dict[int, tuple[torch.Generator, str]] = {}
         self._outer = _active.recorder
         self.fake_mode: internals.FakeMode = self._outer.fake_mode if self._outer else internals.new_fake_mode()
         self._function_mode = _FunctionMode(self)
@@ -434,13 +434,15 @@ class Recorder:
 
     def stand_in(self, generator: torch.Generator) -> torch.Generator:
         """The generator as a trace holds it: another object, so that it shows whether anybody else holds this one."""
-        self._generators.append((weakref.ref(generator), self.here()))
+        self._generators.setdefault(id(generator), (generator, self.here()))
         return internals.same_generator(generator)
 
     def refuse_own_generators(self) -> None:
-        """Refuse a generator that is gone after the call: the call made it, and the next would have made another."""
-        for reference, where in self._generators:
-            if reference() is None:
+        """Refuse a generator that nobody else holds after the call: it made it, and the next would make another."""
+        # the first is held as they are, and by nobody else
+        references = [(sys.getrefcount(held), where) for held, where in ((object(), ""), *self._generators.values())]
+        for count, where in references[1:]:
+            if count <= references[0][0]:
                 raise Unsupported(
                     f"a torch.Generator is made inside the jitted function, and used in {where}: each call would have "
                     "to make it anew; make it outside, and pass it or close over it"

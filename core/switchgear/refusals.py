@@ -30,9 +30,9 @@ _REFUSED = {
 }
 #: Functions by name, and the kind of tensor that they make, which no trace holds.
 _STRANGE = {
-    **dict.fromkeys(("to_sparse", "sparse_coo_tensor", "sparse_csr_tensor", "sparse_csc_tensor"), "sparse"),
+    **dict.fromkeys(("sparse_csr_tensor", "sparse_csc_tensor"), "sparse"),
     **dict.fromkeys(("to_sparse_csr", "to_sparse_csc", "to_sparse_bsr", "to_sparse_bsc"), "sparse"),
-    **dict.fromkeys(("sparse_bsr_tensor", "sparse_bsc_tensor", "sparse_compressed_tensor", "to_sparse_coo"), "sparse"),
+    **dict.fromkeys(("sparse_bsr_tensor", "sparse_bsc_tensor", "sparse_compressed_tensor"), "sparse"),
     **dict.fromkeys(("quantize_per_tensor", "quantize_per_channel", "quantize_per_tensor_dynamic"), "quantised"),
     "to_mkldnn": "mkldnn",
     "as_subclass": "tensor subclass",
