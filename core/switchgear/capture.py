@@ -24,6 +24,7 @@ from .outputs import Mutation, Outputs, outputs_of
 from .patches import redirected
 from .proxy import TensorProxy
 from .recorder import Recorder, active_recorder
+from .seeding import seeding_recorded
 from .shared_memory import Home, base_of, home_of, memory_of, overlaps
 from .signature import Argument, Base, Closure, InputSource, ModuleState, check_tensor, state_of
 from .structure import Structure, flatten
@@ -144,9 +145,10 @@ def capture(
         recorder = Recorder(names, inputs.outside, modules.path)
         inputs.recorder = weakref.proxy(recorder)
         with _environment(modules, compiling), _unchanged(module, recorder), recorder.recording():
-            with _grad_mode_kept():
+            with _modes_kept():
                 result = _run(function, leaves, spec, recorder, inputs)
             with torch._C.DisableTorchFunction():
+                recorder.refuse_own_generators()
                 outputs = outputs_of(recorder, result, views=differentiable is None)
                 _find_shared(recorder, inputs, outputs.mutations)
                 body = splice_escaping(recorder.take(), outputs.proxies)
@@ -267,10 +269,11 @@ def _environment(modules: _Modules, compiling: bool) -> Iterator[None]:
         raise Unsupported("a __torch_dispatch__ mode is active; call the jitted function once outside of it first")
     with (
         internals.outside_inference_mode(),
+        internals.autocast_cache_cleared(),
         redirected(torch.nn.Module, "__call__", modules.call),
         recorded_functions(),
         internals.checkpoint_regions(region, run_reentrant),
-        internals.seeding_refused(_refuse_seeding),
+        seeding_recorded(),
         internals.functorch_operands(_below_transforms),
         internals.tracers_refused(_refuse_tracer),
         redirected(torch.autograd.graph.saved_tensors_hooks, "__enter__", _refuse_saved_tensors_hooks),
@@ -282,16 +285,29 @@ def _environment(modules: _Modules, compiling: bool) -> Iterator[None]:
         yield
 
 
+#: Global modes that a function may change for a while: what they are called, how to ask, and how to set them.
+_MODES: tuple[tuple[str, Callable[[], Any], Callable[[Any], object]], ...] = (
+    ("grad mode", torch.is_grad_enabled, torch._C._set_grad_enabled),
+    ("the default dtype", torch.get_default_dtype, torch.set_default_dtype),
+    ("the float32 matmul precision", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    ("deterministic mode", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+)
+
+
 @contextlib.contextmanager
-def _grad_mode_kept() -> Iterator[None]:
-    """Refuse a function that leaves grad mode other than it found it."""
-    before = torch.is_grad_enabled()
+def _modes_kept() -> Iterator[None]:
+    """Refuse a function that leaves a global mode other than it found it."""
+    before = [ask() for _, ask, _ in _MODES]
+    changed: list[str] = []
     try:
         yield
-        if torch.is_grad_enabled() is not before:
-            raise Unsupported("the function leaves grad mode changed; set it in a `with` block, or outside")
+        changed = [name for (name, ask, _), value in zip(_MODES, before, strict=True) if ask() != value]
     finally:
-        torch._C._set_grad_enabled(before)
+        for (_, ask, put), value in zip(_MODES, before, strict=True):
+            if ask() != value:
+                put(value)
+    if changed:
+        raise Unsupported(f"the function leaves {changed[0]} changed; change it back at its end, or change it outside")
 
 
 def _refuse_tracer(name: str) -> None:
@@ -308,13 +324,6 @@ def _refuse_saved_tensors_hooks(original: Callable[..., Any], hooks: Any) -> Non
     raise Unsupported(
         f"{type(hooks).__module__}.{type(hooks).__name__} inside a jitted function: it would see what the capture "
         "saves, once; set it around the call"
-    )
-
-
-def _refuse_seeding(name: str) -> None:
-    raise Unsupported(
-        f"torch.{name} inside a jitted function: it would seed when the function is captured, and never again; "
-        "call it outside"
     )
 
 

@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
+from . import torch_internals as internals
 from .composites import bind_outputs
+from .seeding import callable_of
 from .symbol import BACKWARD, BoundSymbol, map_proxies
 from .writes import SET_VALUE
 
@@ -19,10 +21,11 @@ def evaluate(bound_symbols: Iterable[BoundSymbol], values: dict[str, Any]) -> No
     """
     for item in bound_symbols:
         args, kwargs = map_proxies(lambda proxy: values[proxy.name], (item.args, dict(item.kwargs)))
-        with torch.set_grad_enabled(item.grad_enabled or BACKWARD in item.tags):
+        # the casts of autocast are among them
+        with torch.set_grad_enabled(item.grad_enabled or BACKWARD in item.tags), internals.autocast_off():
             if item.symbol == SET_VALUE:
                 result = args[0].clone()
                 result.data.copy_(args[1])
             else:
-                result = item.symbol.fn(*args, **kwargs)
+                result = callable_of(item.symbol)(*args, **kwargs)
         bind_outputs(item.output, result, values)

@@ -159,7 +159,7 @@ def _pull(
     joint = differentiate(trace, selection, grad_outputs, higher_order=higher)
     env = {**values, **joint.trace.constants}
     env.update((proxy.name, given[index]) for index, proxy in enumerate(joint.grad_outputs) if proxy is not None)
-    evaluate([item for item in joint.trace.bound_symbols if item.outputs[0].name not in values], env)
+    evaluate([item for item in joint.trace.bound_symbols if any(p.name not in values for p in item.outputs)], env)
     found: dict[int, torch.Tensor] = {}
     for number, (source, grad) in enumerate(zip(captured.sources, joint.trace.outputs[joint.count :], strict=True)):
         if isinstance(source, Argument) and trace.inputs[number].requires_grad:

@@ -22,6 +22,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from . import torch_internals as internals
+from .autocasts import Casts
 from .composites import bind_outputs, is_closed, leaves_of, turns_grad_off
 from .errors import DataDependent, Unsupported
 from .gradients_inside import record_gradients
@@ -32,7 +33,7 @@ from .proxy import TensorProxy
 from .refusals import GradFn, refuse
 from .symbol import CHECKPOINT, GRAD_OFF_INSIDE, RANDOM, SAVED, BoundSymbol, Source, Symbol, map_proxies, proxies
 from .trace import Names
-from .tracking import Tracker, history_of
+from .tracking import Tracker, history_of, metadata_proxy
 from .writes import DRAW_BERNOULLI, SET_VALUE, WRITE_STRIDED
 
 _aten = torch.ops.aten
@@ -62,6 +63,8 @@ class _Frame:
     fn: Callable[..., Any] | None
     recorded: list[BoundSymbol]
     grad_enabled: bool = False
+    #: What the leaf that draws is recorded with, where the call itself is made without it.
+    generator: torch.Generator | None = None
 
 
 class _FunctionMode(TorchFunctionMode):
@@ -129,6 +132,8 @@ class Recorder:
         self.leaves_matter = False
         self._input_of: dict[int, RecordedInput] = {}
         self._paused = 0
+        self._casts = Casts()
+        self._generators: dict[int, tuple[torch.Generator, str]] = {}
         self._outer = _active.recorder
         self.fake_mode: internals.FakeMode = self._outer.fake_mode if self._outer else internals.new_fake_mode()
         self._function_mode = _FunctionMode(self)
@@ -219,7 +224,8 @@ class Recorder:
                 self.reached_otherwise.add(id(tensor))
                 tensor = known
             elif self._adopt is None or internals.is_fake(tensor):
-                raise Unsupported(f"a tensor from outside of what is being traced was used in {self.here()}")
+                what = "a tensor from outside of what is being traced, or a tensor subclass made inside,"
+                raise Unsupported(f"{what} was used in {self.here()}")
             else:
                 with torch._C.DisableTorchFunction():
                     return self._adopt(tensor)
@@ -262,10 +268,19 @@ class Recorder:
             return GradFn(result, self.here) if reads_node else result
         given = map_tensors(lambda tensor: self.tracker.proxy_of_fake(internals.unwrap(tensor)), (args, kwargs))
         frame = _Frame(func, [], torch.is_grad_enabled())
+        if isinstance(kwargs.get("generator"), torch.Generator):
+            given[1]["generator"] = generator = self.stand_in(kwargs["generator"])
+            if func.__name__ in _NO_GENERATOR_ON_META:
+                frame.generator, kwargs = generator, kwargs | {"generator": None}
         result, output, written = self._run_in_frame(frame, func, args, kwargs)
         if written:
             self._note_metadata(symbol, (args, kwargs), given)
-        keep = not written and not torch.is_autocast_enabled()
+        keep = not written
+        if internals.autocast_active():
+            apart = self._casts.apart(given, frame.recorded)
+            keep = keep and apart is not None
+            casts, given, frame.recorded = apart or ([], given, frame.recorded)
+            self._frames[-1].recorded.extend(casts)
         self._frames[-1].recorded.extend(self._close(symbol, given, frame, output, keep))
         return result
 
@@ -396,7 +411,8 @@ class Recorder:
             if func is _aten.bernoulli.p and self._leaf_symbol(func) == DRAW_BERNOULLI:
                 result = torch.empty_like(args[0])
             else:
-                result = func(*args, **kwargs)
+                # nothing is drawn on fakes, and some of PyTorch's decompositions for them take no generator
+                result = func(*args, **(kwargs | {"generator": None} if "generator" in kwargs else kwargs))
         except internals.DATA_DEPENDENT as error:
             raise DataDependent(f"{error} needs the data of a tensor, in {self.here()}: {_NO_DATA}") from error
         except internals.NO_FAKE as error:
@@ -438,8 +454,10 @@ class Recorder:
         return result
 
     def _record_leaf(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        given: tuple[Any, Any] = map_tensors(self.tracker.proxy_of_fake, (args, kwargs))
         frame = self._frames[-1]
+        if frame.generator is not None and torch.Tag.nondeterministic_seeded in func.tags:
+            kwargs = kwargs | {"generator": frame.generator}
+        given: tuple[Any, Any] = map_tensors(self.tracker.proxy_of_fake, (args, kwargs))
         # a custom operator's autograd is a Function, which turns grad mode off while the operator itself runs
         grad_enabled = torch.is_grad_enabled() or (frame.fn is func and frame.grad_enabled)
         flags: Iterator[bool] = iter(())
@@ -486,7 +504,11 @@ class Recorder:
         flags = iter(mask)
         with self.paused(), internals.dispatch_from_top(self._dispatch_state):
             leaves = map_tensors(lambda fake: fake.detach().requires_grad_(next(flags)[0]), (args, kwargs))
-            result = func(*leaves[0], **leaves[1])
+            leaves[1].pop("generator", None)
+            try:
+                result = func(*leaves[0], **leaves[1])
+            except RuntimeError:  # no formula of its own for complex numbers: `slice_scatter`
+                result = [tensor.detach().requires_grad_(is_inexact(tensor)) for tensor in tensors_in(made)]
         _DIFFERENTIABLE[key] = answer = tuple(tensor.requires_grad for tensor in tensors_in(result))
         return answer
 
@@ -513,6 +535,32 @@ class Recorder:
         self.record(symbol, map_tensors(self.tracker.proxy_of, given), output, *tags)
         return self.tracker.wrapper_for(output)
 
+    def stand_in(self, generator: torch.Generator) -> torch.Generator:
+        """The generator as a trace holds it: another object, so that it shows whether anybody else holds this one."""
+        self._generators.setdefault(id(generator), (generator, self.here()))
+        return internals.same_generator(generator)
+
+    def refuse_own_generators(self) -> None:
+        """Refuse a generator that nobody else holds after the call: it made it, and the next would make another."""
+        # the first is held as they are, and by nobody else
+        references = [(sys.getrefcount(held), where) for held, where in ((object(), ""), *self._generators.values())]
+        for count, where in references[1:]:
+            if count <= references[0][0]:
+                raise Unsupported(
+                    f"a torch.Generator is made inside the jitted function, and used in {where}: each call would have "
+                    "to make it anew; make it outside, and pass it or close over it"
+                )
+
+    def step(self, symbol: Symbol, args: tuple[Any, ...], like: torch.Tensor | None = None) -> torch.Tensor | None:
+        """Record a call that no mode sees, and that keeps its place among the draws; returns a tensor `like` one."""
+        with torch._C.DisableTorchFunction():
+            given = tuple([self.stand_in(arg) if isinstance(arg, torch.Generator) else arg for arg in args])
+            given = map_tensors(lambda tensor: self.tracker.proxy_of(self.adopted(tensor)), given)
+            output = None if like is None else metadata_proxy(self.names.fresh(), like, False)
+            source, tags = self._find_source(), self._tags | {RANDOM}
+            self._frames[-1].recorded.append(BoundSymbol(symbol, given, {}, output, source=source, tags=tags))
+            return None if output is None else self.tracker.wrapper_for(output)
+
     def here(self) -> str:
         """The user's line, for messages."""
         source = self._find_source()
@@ -533,7 +581,14 @@ _NO_DATA = (
 )
 #: Which outputs of an overload are differentiable: facts about PyTorch, found once per process.
 _DIFFERENTIABLE: dict[Any, tuple[bool, ...]] = {}
+#: Their shapes are found by decompositions of PyTorch's that refuse a generator.
+_NO_GENERATOR_ON_META = frozenset({"exponential_", "cauchy_", "geometric_", "log_normal_"})
 _REOPENED = frozenset({"torch.nn.functional", "torch.functional"})
+
+
+def is_inexact(tensor: torch.Tensor) -> bool:
+    """Whether a tensor can require grad."""
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 @functools.cache

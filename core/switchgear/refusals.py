@@ -27,6 +27,15 @@ _REFUSED = {
     "torch.Tensor.data_ptr": "move the call outside the jitted function",
     "torch.Tensor.share_memory_": "move the call outside the jitted function",
 }
+#: Functions by name, and the kind of tensor that they make, which no trace holds.
+_STRANGE = {
+    **dict.fromkeys(("sparse_csr_tensor", "sparse_csc_tensor"), "sparse"),
+    **dict.fromkeys(("to_sparse_csr", "to_sparse_csc", "to_sparse_bsr", "to_sparse_bsc"), "sparse"),
+    **dict.fromkeys(("sparse_bsr_tensor", "sparse_bsc_tensor", "sparse_compressed_tensor"), "sparse"),
+    **dict.fromkeys(("quantize_per_tensor", "quantize_per_channel", "quantize_per_tensor_dynamic"), "quantised"),
+    "to_mkldnn": "mkldnn",
+    "as_subclass": "tensor subclass",
+}
 _REFUSED_NAMES = frozenset(name.rpartition(".")[2] for name in _REFUSED)
 
 
@@ -53,6 +62,11 @@ def refuse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], here: Calla
         raise Unsupported(f"the function reads .grad of a tensor, in {here()}; pass the gradient as an argument")
     if func is torch.Tensor.requires_grad_ and args[0].requires_grad and (args[1:] or (True,), kwargs) == ((True,), {}):
         return  # as it is already; transformers does so when gradient checkpointing is on
+    if name in _STRANGE:
+        raise Unsupported(
+            f"{name} inside a jitted function, in {here()}: it makes a {_STRANGE[name]} tensor; call it, and what uses "
+            "its result, outside the jitted function"
+        )
     if name in _REFUSED_NAMES:
         full = resolve_name(func) or f"{getattr(func, '__module__', '')}.{name}"
         if full in _REFUSED:

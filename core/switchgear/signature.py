@@ -17,7 +17,7 @@ from .structure import Structure, flatten
 _PYTHON = (int, float, complex, str, bytes, types.NoneType, types.EllipsisType, enum.Enum, type, range)
 _TORCH = (torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format)
 #: Python values that a trace is specialised on.
-_VALUES = (*_PYTHON, *_TORCH, types.FunctionType, types.BuiltinFunctionType)
+_VALUES = (*_PYTHON, *_TORCH, types.FunctionType, types.BuiltinFunctionType, torch.Generator)
 _PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
 
@@ -123,7 +123,7 @@ def check_devices(leaves: list[Any]) -> None:
 
 def check_returned(leaf: Any) -> None:
     """Refuse a return value that a later call could not make again."""
-    if _is_value(leaf):
+    if _is_value(leaf) and not isinstance(leaf, torch.Generator):
         return
     hint = "return a list" if isinstance(leaf, types.GeneratorType) else "register its class with torch.utils._pytree"
     raise InvalidInput(

@@ -6,7 +6,10 @@ Tested against each supported torch by `tests/core/test_torch_internals.py`.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
+import gc
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -242,6 +245,36 @@ def compiling_flag(value: bool) -> AbstractContextManager[None]:
     return replaced(torch.compiler, "_is_compiling_flag", value)
 
 
+autocast_off: Callable[[], AbstractContextManager[None]] = torch._C._DisableAutocast
+autocast_active: Callable[[], bool] = torch._C._is_any_autocast_enabled
+
+
+@contextlib.contextmanager
+def autocast_cache_cleared() -> Iterator[None]:
+    """Leave no cast in autocast's cache, which is the process's and else lives as long as the outermost region."""
+    nested = autocast_nested()
+    try:
+        yield
+    finally:
+        if nested:
+            torch.clear_autocast_cache()
+
+
+def autocast_nested() -> bool:
+    """Whether a region of autocast is around, maybe a disabled one: casts are remembered until the outermost ends."""
+    torch.autocast_increment_nesting()
+    return bool(torch.autocast_decrement_nesting())
+
+
+def autocast_key() -> tuple[Any, ...]:
+    """What autocast does here, hashable; empty where it does nothing."""
+    if not autocast_active():
+        return ()
+    devices = torch._C._autocast_supported_devices()
+    dtypes = [(name, torch.get_autocast_dtype(name)) for name in devices if torch.is_autocast_enabled(name)]
+    return (torch.is_autocast_cache_enabled(), *dtypes)
+
+
 def tensor_guards(tensors: list[torch.Tensor]) -> Callable[..., bool]:
     """One C++ check that other tensors have the type, dispatch keys, dtype, device, sizes, strides of these."""
     return _TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
@@ -303,18 +336,55 @@ def is_functorch_tensor(tensor: torch.Tensor) -> bool:
 
 
 @contextlib.contextmanager
-def seeding_refused(refuse: Callable[[str], None]) -> Iterator[None]:
-    """`refuse(name)` is called when this thread seeds or restores a random generator by PyTorch's functions."""
+def generator_method(name: str, target: Callable[..., Any]) -> Iterator[None]:
+    """Calls from this thread of a method of any `torch.Generator` are calls of `target`, as `redirected` makes them.
 
-    def guarded(name: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        refuse(name)
+    Python offers no way to replace a method of a class written in C; what its class's `__dict__` stands for does.
+    """
+    kind = torch._C.Generator
+    (methods,) = (found for found in gc.get_referents(kind.__dict__) if isinstance(found, dict))
+    original, thread = methods[name], threading.get_ident()
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == thread:
+            return target(original, *args, **kwargs)
         return original(*args, **kwargs)
 
-    with contextlib.ExitStack() as stack:
-        for place in (torch, torch.random):
-            for name in ("manual_seed", "seed", "set_rng_state"):
-                stack.enter_context(redirected(place, name, functools.partial(guarded, name)))
+    def put(method: Callable[..., Any]) -> None:
+        methods[name] = method
+        ctypes.pythonapi.PyType_Modified(ctypes.py_object(kind))
+
+    put(call)
+    try:
         yield
+    finally:
+        put(original)
+
+
+def same_generator(generator: torch.Generator) -> torch.Generator:
+    """The generator as another object, for the same stream: the one that a dispatch mode is handed."""
+    mode = _KeepGenerator()  # type: ignore[no-untyped-call]
+    with real_dispatch(), mode:
+        torch.rand(0, generator=generator)
+    kept: torch.Generator = mode.kept
+    return kept
+
+
+class _KeepGenerator(TorchDispatchMode):
+    kept: torch.Generator
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.kept = kwargs["generator"]
+        return torch.empty(0)
+
+
+def random_state(device: torch.device) -> torch.Tensor:
+    """A tensor like the state of a random stream of a device; no stream is asked for its own."""
+    with real_dispatch():
+        return _GET_STATE(torch.Generator(device))
+
+
+_GET_STATE: Callable[[torch.Generator], torch.Tensor] = torch.Generator.get_state
 
 
 def global_module_hooks() -> tuple[Any, ...]:

@@ -6,6 +6,7 @@ import ast
 import contextlib
 import functools
 import inspect
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -557,19 +558,87 @@ def test_global_state_guard() -> None:
 # --- random streams, saved tensors ---
 
 
-def test_seeding_refused() -> None:
-    seen: list[str] = []
-    manual_seed = torch.manual_seed
-    with internals.seeding_refused(seen.append):
-        torch.manual_seed(0)
-        torch.random.set_rng_state(torch.random.get_rng_state())
-        worker = threading.Thread(target=torch.manual_seed, args=(1,))
+def test_generator_method() -> None:
+    seen: list[int] = []
+
+    def target(original: Callable[..., Any], generator: torch.Generator, seed: int) -> Any:
+        seen.append(seed)
+        return original(generator, seed + 1)
+
+    def seed(number: int) -> None:
+        torch.Generator().manual_seed(number)
+
+    for number in range(100):  # so that the interpreter has specialised the call
+        seed(number)
+    generator = torch.Generator()
+    with internals.generator_method("manual_seed", target):
+        seed(1)
+        torch.manual_seed(2)
+        assert generator.manual_seed(3).initial_seed() == 4
+        worker = threading.Thread(target=seed, args=(5,))
         worker.start()
         worker.join()
-    assert seen == ["manual_seed", "set_rng_state"]
-    assert torch.manual_seed is manual_seed
-    torch.manual_seed(2)
-    assert len(seen) == 2
+    assert seen == [1, 2, 3]
+    seed(6)
+    assert generator.manual_seed(7).initial_seed() == 7
+    assert len(seen) == 3
+
+
+def test_same_generator_draws_from_the_same_stream() -> None:
+    generator = torch.Generator().manual_seed(3)
+    before = generator.get_state()
+    other = internals.same_generator(generator)
+    assert other is not generator
+    assert torch.equal(other.get_state(), before)
+    torch.rand(3, generator=other)
+    assert torch.equal(other.get_state(), generator.get_state())
+    references = sys.getrefcount(generator)
+    del other
+    assert sys.getrefcount(generator) == references
+
+
+def test_random_state_is_no_streams() -> None:
+    before = torch.get_rng_state()
+    like = internals.random_state(torch.device("cpu"))
+    assert (like.shape, like.dtype, like.device) == (before.shape, before.dtype, before.device)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_autocast_cache_cleared() -> None:
+    weight, x = torch.ones(2, 2, requires_grad=True), torch.ones(2, 2)
+
+    def cast() -> int:
+        return id((x @ weight).grad_fn.next_functions[1][0])  # type: ignore[union-attr]
+
+    with torch.autocast("cpu", torch.bfloat16):
+        first = (x @ weight).grad_fn.next_functions[1][0]  # type: ignore[union-attr]
+        assert cast() == id(first)
+        with internals.autocast_cache_cleared():
+            pass
+        assert cast() != id(first)
+
+
+def test_autocast() -> None:
+    x = torch.ones(2, 2)
+    assert not internals.autocast_active()
+    assert not internals.autocast_nested()
+    assert internals.autocast_key() == ()
+    with torch.autocast("cpu", torch.bfloat16):
+        keys = {internals.autocast_key()}
+        with internals.autocast_off():
+            assert not internals.autocast_active()
+            assert internals.autocast_key() == ()
+            assert (x @ x).dtype == torch.float32
+        assert internals.autocast_active()
+        assert (x @ x).dtype == torch.bfloat16
+        with torch.autocast("cpu", enabled=False):
+            assert not internals.autocast_active()
+            assert internals.autocast_nested()
+    for dtype, cache in ((torch.float16, True), (torch.bfloat16, False)):
+        with torch.autocast("cpu", dtype, cache_enabled=cache):
+            keys.add(internals.autocast_key())
+    assert len(keys) == 3
+    assert hash(tuple(keys))
 
 
 def test_global_module_hooks() -> None:

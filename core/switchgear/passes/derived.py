@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from switchgear import torch_internals as internals
 from switchgear.errors import NotDifferentiable
 from switchgear.nesting import tensors_in
 from switchgear.proxy import TensorProxy
@@ -40,7 +41,12 @@ def derive(bound_symbol: BoundSymbol, grad_outputs: Grads, higher_order: bool = 
     """
     differentiable = tuple([proxy.requires_grad for proxy in bound_symbol.outputs])
     given = _frozen((bound_symbol.args, bound_symbol.kwargs, differentiable, grad_outputs))
-    modes = higher_order, torch.are_deterministic_algorithms_enabled(), torch.get_default_dtype()
+    modes = (
+        higher_order,
+        internals.autocast_key(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_default_dtype(),
+    )
     key = bound_symbol.symbol.fn, given, modes
     try:
         template = _CACHE.get(key)
@@ -99,12 +105,30 @@ def _spellings(overload: Any) -> Iterator[Callable[..., Any]]:
         yield _rrelu_with_noise
         return
     yield overload
+    if overload in _WRITTEN_VIEWS:
+        view = _WRITTEN_VIEWS[overload]
+        yield lambda self, source, *args, **kwargs: _written(self.clone(), source, view, *args, **kwargs)
     if isinstance(overload, torch._ops.OpOverload):
         namespace, _, name = overload._schema.name.partition("::")
         packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_functional") + "_", None)
         twin: Any = getattr(packet, _TWIN_OVERLOADS.get(str(overload), overload._overloadname), None)
         if twin is not None:
             yield lambda self, *args, **kwargs: twin(self.clone(), *args, **kwargs)
+
+
+#: The views behind overloads whose formulas refuse complex numbers.
+_WRITTEN_VIEWS: dict[Any, Callable[..., torch.Tensor]] = {
+    torch.ops.aten.slice_scatter.default: torch.ops.aten.slice.Tensor,
+    torch.ops.aten.select_scatter.default: torch.ops.aten.select.int,
+    torch.ops.aten.diagonal_scatter.default: torch.ops.aten.diagonal.default,
+}
+
+
+def _written(
+    base: torch.Tensor, source: torch.Tensor, view: Callable[..., torch.Tensor], *args: Any, **kwargs: Any
+) -> torch.Tensor:
+    view(base, *args, **kwargs).copy_(source)
+    return base
 
 
 def _rrelu_with_noise(self: torch.Tensor, noise: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -122,7 +146,8 @@ def _run(bound_symbol: BoundSymbol, call: Callable[..., Any], grad_outputs: Grad
         arguments = [tracker.wrapper_for(holders[f"a{i}"], autograd=True) for i in range(len(bound_symbol.inputs))]
         given = iter(arguments)
         args, kwargs = map_proxies(lambda _: next(given), (bound_symbol.args, dict(bound_symbol.kwargs)))
-        with torch.enable_grad():
+        kwargs.pop("generator", None)
+        with torch.enable_grad(), internals.autocast_off():
             made = list(tensors_in(call(*args, **kwargs)))
         results = {tracker.proxy_of(tensor).name: holders[f"o{i}"] for i, tensor in enumerate(made)}
         defined = [i for i, tensor in enumerate(made) if tensor.requires_grad and f"g{i}" in holders]

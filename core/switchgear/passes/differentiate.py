@@ -87,8 +87,9 @@ def differentiate(trace: Trace, selection: Selection, grad_outputs: Grads, *, hi
 def _differentiate(trace: Trace, selection: Selection, grad_outputs: Grads, higher_order: bool) -> Joint:
     names = Names({*names_of(trace), *(proxy.name for proxy in proxies(grad_outputs))})
     forward = Forward(names, selection, higher_order, frozenset(proxy.name for proxy in proxies(trace.outputs)))
-    for bound_symbol in trace.bound_symbols:
-        forward.linearise(bound_symbol, bound_symbol)
+    with internals.autocast_off():
+        for bound_symbol in trace.bound_symbols:
+            forward.linearise(bound_symbol, bound_symbol)
     outputs: Grads = map_proxies(forward.now, trace.outputs)
     cotangents = tuple(
         grad if out is not None and out.requires_grad else None for grad, out in zip(grad_outputs, outputs, strict=True)
@@ -274,7 +275,10 @@ def sweep(
     recorder: Recorder,
     wanted: frozenset[str] = frozenset(),
 ) -> tuple[list[BoundSymbol], dict[str, TensorProxy]]:
-    """The backward, and the gradients that arrive at the inputs and at the intermediates `wanted`, by name."""
+    """The backward, and the gradients that arrive at the inputs and at the intermediates `wanted`, by name.
+
+    It is the one that autograd would run in the autocast region that this is called in, if any.
+    """
     backward: list[BoundSymbol] = []
     grads: dict[str, TensorProxy] = {}
     links: defaultdict[str, tuple[Link, ...]] = defaultdict(tuple)
@@ -298,8 +302,18 @@ def sweep(
         backward.extend(linked(item, linear.link, BACKWARD) for item in body)
         for proxy, grad in zip(linear.arguments, found, strict=True):
             if grad is not None and proxy.requires_grad:
+                if grad.dtype != proxy.dtype:
+                    backward.extend(linked(item, linear.link, BACKWARD) for item in _cast(grad, proxy, recorder))
+                    grad = backward[-1].outputs[0]
                 accumulate(proxy.name, grad, linear.link)
     return backward, grads
+
+
+def _cast(grad: TensorProxy, proxy: TensorProxy, recorder: Recorder) -> tuple[BoundSymbol, ...]:
+    """`grad` in the dtype of what it is the gradient of, as the autograd engine hands it on under autocast."""
+    with recorder.recording(), torch._C.DisableTorchFunction(), torch.no_grad():
+        recorder.tracker.proxy_of(recorder.tracker.wrapper_for(grad).to(proxy.dtype))
+    return recorder.take()
 
 
 def linked(item: BoundSymbol, link: Link, *tags: str) -> BoundSymbol:

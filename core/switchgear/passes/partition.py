@@ -43,8 +43,8 @@ def partition(
     trace, outputs, grads = joint.trace, joint.trace.outputs[: joint.count], joint.trace.outputs[joint.count :]
     given = tuple(proxies(joint.grad_outputs))
     body = live(tuple(item for item in trace.bound_symbols if BACKWARD not in item.tags), proxies(outputs))
-    made = {proxy.name for item in body for proxy in item.outputs}
-    rest = tuple(item for item in trace.bound_symbols if made.isdisjoint(proxy.name for proxy in item.outputs))
+    ran = frozenset(body)
+    rest = tuple(item for item in trace.bound_symbols if item not in ran)
     names = Names(names_of(trace))
     body, rest = recompute(body, live(rest, proxies(grads)), tuple(proxies(grads)), names, known)
     rest, crossing = _backward(trace, body, rest, given, grads)

@@ -39,10 +39,10 @@ class Bridge:
         given = {proxy.name for proxy in training.prepared.inputs}
         ends = (*outputs, *training.saved)
         self.made = tuple(i for i, proxy in enumerate(ends) if proxy is not None and proxy.name not in given)
-        expected = [None if proxy is None else (proxy.stride, proxy.dtype) for proxy in training.joint.grad_outputs]
+        expected = [None if p is None else (p.stride, p.dtype, False, False) for p in training.joint.grad_outputs]
         wanted = tuple(proxy.requires_grad for proxy in training.prepared.inputs)
         nothing = (None,) * len(self.inner)
-        self._backwards: dict[Any, Program] = {(*expected, *nothing, wanted): training.backward}
+        self._backwards: dict[Any, Program] = {(*expected, *nothing, wanted, ()): training.backward}
         self._differentiable: dict[Any, Callable[..., Any]] = {}
         self.last_backward: Program = training.backward
 
@@ -84,6 +84,8 @@ class Bridge:
                 name=f"g_{proxy.name}",
                 stride=grad.stride(),
                 dtype=grad.dtype,
+                is_conj=grad.is_conj(),
+                is_neg=grad.is_neg(),
                 requires_grad=False,
                 storage_offset=0,
             )
@@ -92,7 +94,8 @@ class Bridge:
 
 
 def _pattern(grads: tuple[torch.Tensor | None, ...], wanted: tuple[bool, ...]) -> Any:
-    return (*[None if grad is None else (grad.stride(), grad.dtype) for grad in grads], wanted)
+    pattern = [None if g is None else (g.stride(), g.dtype, g.is_conj(), g.is_neg()) for g in grads]
+    return (*pattern, wanted, internals.autocast_key())
 
 
 def _evaluated(trace: Trace) -> Callable[..., Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from switchgear import torch_internals as internals
 from switchgear.capture import capture, compiling
 from switchgear.errors import InvalidInput
 from switchgear.passes.pipeline import Program, compile_forward, compile_training, expected_grad, prepare
@@ -34,7 +35,7 @@ class Entry:
     ) -> None:
         with compiling():
             captured = self.captured = capture(function, leaves, spec, module)
-            with torch.no_grad():
+            with torch.no_grad(), internals.autocast_off():
                 self._compile(selection, rejit)
         tensors = [tensor_of(source, leaves) for source in captured.sources]
         self.prologue = make_prologue(captured, leaves, spec, tensors)

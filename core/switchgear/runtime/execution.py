@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from traceback import walk_tb
 from typing import Any
 
+from switchgear import torch_internals as internals
 from switchgear.errors import ExecutorFailed
 from switchgear.passes.pipeline import Program
 
@@ -15,6 +16,10 @@ def run_program(program: Program, arguments: Sequence[Any]) -> Any:
 
     An exception of PyTorch's own operators passes as it is, one of a plugin's implementation as `ExecutorFailed`.
     """
+    if internals.autocast_active():
+        # the casts are part of the trace
+        with internals.autocast_off():
+            return run_program(program, arguments)
     try:
         return program.function(arguments) if program.boxed else program.function(*arguments)
     except Exception as error:

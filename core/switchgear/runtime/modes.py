@@ -22,7 +22,8 @@ def modes_key() -> tuple[Any, ...]:
         torch.get_float32_matmul_precision(),
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
-        *[torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) for device in ("cpu", "cuda")],
+        internals.autocast_key(),
+        internals.autocast_nested(),
     )
 
 
@@ -40,10 +41,13 @@ def modes_guard() -> Callable[[], bool]:
     check, key = internals.GlobalStateGuard().check, modes_key()
     stack_depth, depth = torch._C._len_torch_function_stack, torch._C._len_torch_function_stack()
     is_inference, inference = torch.is_inference_mode_enabled, torch.is_inference_mode_enabled()
+    is_nested, nested = internals.autocast_nested, internals.autocast_nested()
     get_precision, precision = torch.get_float32_matmul_precision, torch.get_float32_matmul_precision()
 
     def same() -> bool:
         if stack_depth() != depth or is_inference() is not inference or get_precision() != precision:
+            return False
+        if is_nested() is not nested:
             return False
         # the C++ guard sees no default device, and looks at what changes no result too, such as the number of threads
         return (not depth and check()) or modes_key() == key

@@ -1,0 +1,567 @@
+"""The global modes, around a call and inside it: autocast, grad and inference mode, default dtype and device."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor as T
+from torch import nn
+from torch.nn import functional
+
+import switchgear as sg
+from switchgear import errors
+from switchgear import torch_internals as internals
+from tests.core.against_eager import check, numbers
+from tests.databases.comparison import differences
+
+Function = Callable[..., Any]
+Context = Callable[[], AbstractContextManager[Any]]
+
+
+def jit(function: Function, executors: Any = ("torch",)) -> Function:
+    jitted: Function = sg.jit(function, executors=list(executors))
+    return jitted
+
+
+def autocast(dtype: torch.dtype = torch.bfloat16, **options: Any) -> Context:
+    return lambda: torch.autocast("cpu", dtype, **options)
+
+
+# --- autocast ---
+
+
+def arguments(gradient: bool) -> list[T]:
+    """A batch, a square weight and a bias in float32."""
+    made = [numbers(4, 8, dtype=torch.float32), numbers(8, 8, dtype=torch.float32), numbers(8, dtype=torch.float32)]
+    return [made[0], made[1].requires_grad_(gradient), made[2].requires_grad_(gradient)]
+
+
+def linear(x: T, w: T, b: T) -> T:
+    return functional.linear(x, w, b)
+
+
+def twice(x: T, w: T, b: T) -> T:
+    return functional.softmax(functional.linear(functional.linear(x, w, b).relu(), w, b), -1)
+
+
+def regions(x: T, w: T, b: T) -> T:
+    y = x @ w
+    with torch.autocast("cpu", enabled=False):
+        z = y.float() @ w
+    with torch.autocast("cpu", torch.float16):
+        u = x @ w
+    return z + y + u
+
+
+def inside(x: T, w: T, b: T) -> T:
+    with torch.autocast("cpu", torch.bfloat16):
+        y = functional.layer_norm(functional.linear(x, w, b), (8,), b, b)
+        z = functional.linear(y, w)
+    with torch.autocast("cpu", torch.bfloat16):
+        z = z + functional.linear(x, w)
+    return z + functional.linear(x, w)
+
+
+def half_inside(x: T, w: T, b: T) -> T:
+    with torch.autocast("cpu", torch.float16):
+        return functional.linear(x, w, b) @ w
+
+
+def nested(x: T, w: T, b: T) -> T:
+    with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", torch.float16):
+            y = x @ w
+        with torch.autocast("cpu", enabled=False), torch.autocast("cpu", torch.bfloat16):
+            return y @ w
+
+
+def disabled(x: T, w: T, b: T) -> T:
+    with torch.autocast("cpu", enabled=False):
+        return functional.linear(functional.linear(x, w), w, b)
+
+
+def attention(x: T, w: T, b: T) -> T:
+    q = x[:, None]
+    packed = torch.cat([w, w, w])
+    given: Any = (q, q, q, 8, 2, packed, None, None, None, False, 0.0, w, b)
+    return functional.multi_head_attention_forward(*given)[0]
+
+
+def scaled_attention(x: T, w: T, b: T) -> T:
+    q = (x @ w).reshape(1, 2, 4, 4)
+    return functional.scaled_dot_product_attention(q, q.float(), q)
+
+
+def cross_entropy(x: T, w: T, b: T) -> T:
+    return functional.cross_entropy(x @ w + b, torch.tensor([0, 1, 2, 3]))
+
+
+def distances(x: T, w: T, b: T) -> T:
+    def distance(one: T, other: T) -> T:
+        return functional.mse_loss(one @ other.t(), other @ other.t(), reduction="none").mean(-1)
+
+    return functional.triplet_margin_with_distance_loss(x + b, x * 2, x - b, distance_function=distance)
+
+
+def convolution(x: T, w: T, b: T) -> T:
+    return functional.group_norm(functional.conv1d(x[:, None], w[:, None, :3], b), 2, b, b)
+
+
+def batch_norm(x: T, w: T, b: T) -> T:
+    return functional.batch_norm(x @ w, None, None, b, b, training=True)
+
+
+def widest(x: T, w: T, b: T) -> T:
+    return torch.cat([x @ w, x]) + torch.stack([x @ w, x]).sum(0).repeat(2, 1)
+
+
+def cache_off(x: T, w: T, b: T) -> T:
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        return (x @ w) @ w
+
+
+def cast_once(x: T, w: T, b: T) -> T:
+    with torch.autocast("cpu", torch.bfloat16):
+        return ((x @ w) @ w) @ w
+
+
+def written_in_the_region(x: T, w: T, b: T) -> T:
+    with torch.autocast("cpu", torch.bfloat16):
+        y = x @ w  # casts the weight, and autocast remembers
+        with torch.no_grad():
+            b.mul_(2)
+        return functional.linear(y, w, b * 1)
+
+
+def frozen(x: T, w: T, b: T) -> T:
+    with torch.no_grad():
+        y = x @ w
+    return y @ w
+
+
+AUTOCAST = [
+    linear,
+    twice,
+    regions,
+    inside,
+    half_inside,
+    nested,
+    disabled,
+    attention,
+    scaled_attention,
+    cross_entropy,
+    distances,
+    convolution,
+    batch_norm,
+    widest,
+    cache_off,
+    cast_once,
+    written_in_the_region,
+    frozen,
+]
+
+AROUND: dict[str, Context] = {
+    "outside": nullcontext,
+    "bfloat16": autocast(),
+    "half": autocast(torch.float16),
+    "no cache": autocast(cache_enabled=False),
+    "disabled": autocast(enabled=False),
+}
+
+
+def observe(called: Function, around: Context, gradient: bool, backward_inside: bool) -> dict[str, Any]:
+    inputs = arguments(gradient)
+    with around():
+        try:
+            output = called(*inputs)
+        except RuntimeError as error:  # the cache hands a parameter out in the dtype that it was first cast to
+            return {"error": str(error)}
+        if backward_inside:
+            output.float().square().sum().backward()
+    if gradient and not backward_inside:
+        output.float().square().sum().backward()
+    return {"output": output.detach(), "inputs": inputs, "gradients": [leaf.grad for leaf in inputs]}
+
+
+@pytest.mark.parametrize("mode", ["inference", "training", "backward inside"])
+@pytest.mark.parametrize("around", AROUND.values(), ids=AROUND)
+@pytest.mark.parametrize("function", AUTOCAST, ids=lambda function: function.__name__)
+def test_autocast(function: Function, around: Context, mode: str) -> None:
+    given = around, mode != "inference", mode == "backward inside"
+    expected = observe(function, *given)
+    jitted = jit(function)
+    for call in ("first", "cached"):
+        faults = list(differences(expected, observe(jitted, *given), f"{call} call"))
+        assert not faults, "\n".join(faults)
+
+
+@pytest.mark.parametrize("function", AUTOCAST, ids=lambda function: function.__name__)
+def test_one_jitted_function_in_every_region(function: Function) -> None:
+    jitted = jit(function)
+    for name in ("outside", "bfloat16", "half", "outside", "no cache", "bfloat16", "disabled"):
+        for backward_inside in (False, True):
+            expected = observe(function, AROUND[name], True, backward_inside)
+            faults = list(differences(expected, observe(jitted, AROUND[name], True, backward_inside), name))
+            assert not faults, "\n".join(faults)
+
+
+def test_backward_in_another_region_than_the_forward() -> None:
+    observed = []
+    for called in (twice, jit(twice)):
+        found: list[Any] = []
+        for forward in AROUND.values():
+            for backward in AROUND.values():
+                inputs = arguments(True)
+                with forward():
+                    loss = called(*inputs).float().square().sum()
+                with backward():
+                    loss.backward()
+                found.append([leaf.grad for leaf in inputs])
+        observed.append(found)
+    assert not list(differences(observed[0], observed[1], "gradients"))
+
+
+def test_module_under_autocast() -> None:
+    class Casting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stack = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 2))
+
+        def forward(self, x: T) -> Any:
+            with torch.autocast("cpu", torch.bfloat16):
+                return self.stack(x)
+
+    check(Casting(), numbers(4, 8, grad=True, dtype=torch.float32))
+    with torch.autocast("cpu", torch.bfloat16):
+        check(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.2), numbers(3, 4, 8, grad=True, dtype=torch.float32))
+
+
+def test_parameter_is_cast_once_in_a_region() -> None:
+    jitted = jit(cast_once)
+    jitted(*arguments(True))
+    text = str(sg.last_traces(jitted)[-1])
+    assert text.count("_to_copy.default(t_1") == 1
+    jitted = jit(cache_off)
+    jitted(*arguments(True))
+    assert str(sg.last_traces(jitted)[-1]).count("_to_copy.default(t_1") == 2
+    jitted = jit(inside)  # one cast a region
+    jitted(*arguments(True))
+    assert str(sg.last_traces(jitted)[-1]).count("_to_copy.default(t_1") == 2
+
+
+def fakes_alive() -> int:
+    gc.collect()
+    return sum(issubclass(type(item), torch._subclasses.FakeTensor) for item in gc.get_objects())
+
+
+def test_no_capture_stays_in_the_cast_cache() -> None:
+    def fails(x: T, w: T, b: T) -> T:
+        raise ZeroDivisionError(str((x @ w).shape))
+
+    def refused(x: T, w: T, b: T) -> None:
+        (x @ w).backward()
+
+    inputs = arguments(True)
+    before = fakes_alive()
+    with torch.autocast("cpu", torch.bfloat16):
+        jit(cast_once)(*inputs)
+        with pytest.raises(ZeroDivisionError):
+            jit(fails)(*inputs)
+        with pytest.raises(errors.Unsupported):
+            jit(refused)(*inputs)
+        # BUG: what is in the cache lives until the outermost region ends
+        assert fakes_alive() == before
+
+
+def test_called_twice_in_one_region() -> None:
+    observed = []
+    for called in (twice, jit(twice)):
+        inputs = arguments(True)
+        with torch.autocast("cpu", torch.bfloat16):
+            outputs = [called(*inputs), called(*inputs), linear(*inputs)]
+        for output in outputs:
+            output.float().square().sum().backward()
+        observed.append([*(output.detach() for output in outputs), *(leaf.grad for leaf in inputs)])
+    assert not list(differences(observed[0], observed[1], "two calls"))
+
+
+class Counts(sg.Executor):
+    """Runs a composite by PyTorch's own function, and notes the dtypes that it is given."""
+
+    def __init__(self, symbol: str) -> None:
+        super().__init__("counts")
+        self.symbol = symbol
+        self.seen: list[tuple[torch.dtype, ...]] = []
+
+    def claim(self, bound_symbol: sg.BoundSymbol, entry: object) -> sg.Implementation | sg.Declined:
+        if bound_symbol.symbol.name != self.symbol:
+            return sg.Declined("not mine")
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            assert not internals.autocast_active()
+            self.seen.append(tuple(arg.dtype for arg in args if isinstance(arg, T)))
+            return bound_symbol.symbol.fn(*args, **kwargs)
+
+        return sg.Implementation(self.name, run)
+
+
+@pytest.mark.parametrize("around", [nullcontext, autocast()], ids=["inside", "around"])
+@pytest.mark.parametrize("gradient", [False, True])
+def test_executor_gets_what_autocast_would_compute_on(gradient: bool, around: Context) -> None:
+    def stack(x: T, w: T, b: T) -> T:
+        with torch.autocast("cpu", torch.bfloat16):
+            y = functional.linear(functional.linear(x, w, b), w, bias=b)
+        with torch.autocast("cpu", enabled=False):
+            return functional.linear(y.float(), w)
+
+    executor = Counts("torch.nn.functional.linear")
+    expected, found = (observe(called, around, gradient, False) for called in (stack, jit(stack, (executor, "torch"))))
+    assert not list(differences(expected, found, "claimed"))
+    low, full = torch.bfloat16, torch.float32
+    assert executor.seen[:3] == [(low, low, low), (low, low), (full, full)]
+
+
+def test_composite_that_casts_within_is_not_kept_under_autocast() -> None:
+    executor = Counts("torch.nn.functional.triplet_margin_with_distance_loss")
+    inputs = arguments(False)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = jit(distances, (executor, "torch"))(*inputs)
+        assert torch.equal(found, distances(*inputs))
+    assert executor.seen == []
+    jit(distances, (executor, "torch"))(*inputs)
+    assert executor.seen
+
+
+def test_nested_gradient_under_autocast() -> None:
+    def loss(w: T, x: T) -> T:
+        with torch.autocast("cpu", enabled=False):
+            y = x @ w
+        return ((y @ w).float() ** 2).sum()
+
+    x, w, _ = arguments(True)
+    for around in AROUND.values():
+        for context in (nullcontext, torch.no_grad):
+            with around():
+                (expected,) = torch.autograd.grad(loss(w, x), w)
+                with context():
+                    found = sg.grad(loss)(w, x)
+            assert torch.equal(found, expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_cuda_autocast(dtype: torch.dtype) -> None:
+    for function in (linear, twice, attention, cross_entropy, batch_norm, widest):
+        observed = []
+        for called in (function, jit(function)):
+            inputs = [leaf.detach().cuda().requires_grad_(leaf.requires_grad) for leaf in arguments(True)]
+            with torch.device("cuda"), torch.autocast("cuda", dtype):
+                outputs = [called(*inputs) for _ in range(2)]
+            for output in outputs:
+                output.float().square().sum().backward()
+            observed.append([*(output.detach() for output in outputs), *(leaf.grad for leaf in inputs)])
+        assert not list(differences(observed[0], observed[1], function.__name__))
+
+
+# --- a changed mode never meets an entry that was compiled in another ---
+
+
+@contextmanager
+def changed(ask: Callable[[], Any], put: Callable[[Any], Any], value: Any) -> Iterator[None]:
+    before = ask()
+    put(value)
+    try:
+        yield
+    finally:
+        put(before)
+
+
+def put_deterministic(value: tuple[bool, bool]) -> None:
+    torch.use_deterministic_algorithms(value[0], warn_only=value[1])
+
+
+def ask_deterministic() -> tuple[bool, bool]:
+    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+GUARDED: dict[str, tuple[Context, Callable[[], Any]]] = {
+    "grad mode": (torch.no_grad, torch.is_grad_enabled),
+    "set_grad_enabled": (lambda: torch.set_grad_enabled(False), torch.is_grad_enabled),
+    "inference mode": (torch.inference_mode, torch.is_grad_enabled),
+    "default dtype": (
+        lambda: changed(torch.get_default_dtype, torch.set_default_dtype, torch.float64),
+        torch.get_default_dtype,
+    ),
+    "default device": (lambda: changed(lambda: None, torch.set_default_device, "meta"), torch.get_default_device),
+    "device context": (lambda: torch.device("meta"), torch.get_default_device),
+    "matmul precision": (
+        lambda: changed(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "medium"),
+        torch.get_float32_matmul_precision,
+    ),
+    "deterministic": (
+        lambda: changed(ask_deterministic, put_deterministic, (True, False)),
+        ask_deterministic,
+    ),
+    "deterministic, warn only": (
+        lambda: changed(ask_deterministic, put_deterministic, (True, True)),
+        ask_deterministic,
+    ),
+    "autocast": (autocast(), internals.autocast_key),
+    "autocast to half": (autocast(torch.float16), internals.autocast_key),
+    "autocast, disabled": (autocast(enabled=False), internals.autocast_nested),
+    "autocast without its cache": (autocast(cache_enabled=False), internals.autocast_key),
+}
+
+
+@pytest.mark.parametrize("first", GUARDED)
+@pytest.mark.parametrize("second", GUARDED)
+def test_changed_mode_never_meets_a_wrong_entry(first: str, second: str) -> None:
+    """What a function asks for when it is captured is what it would have asked for at every call."""
+    (one, ask), (other, ask_other) = GUARDED[first], GUARDED[second]
+
+    def asks(x: T) -> tuple[T, str]:
+        return x * 2, repr((ask(), ask_other()))
+
+    jitted = jit(asks)
+    x = torch.ones(2, requires_grad=True)
+    for context in (nullcontext, one, other, nullcontext, other, one):
+        with context():
+            (found, answer), (expected, right) = jitted(x), asks(x)
+        assert answer == right
+        assert (found.requires_grad, found.is_inference()) == (expected.requires_grad, expected.is_inference())
+
+
+# --- the modes inside ---
+
+
+def grads_off(x: T) -> tuple[T, ...]:
+    with torch.no_grad():
+        y = x * 2
+        with torch.enable_grad():
+            z = x * 3
+    with torch.set_grad_enabled(False):
+        u = z * x
+    return y, z, u, x * 4
+
+
+def grads_off_by_call(x: T) -> T:
+    before = torch.is_grad_enabled()
+    torch.set_grad_enabled(False)
+    y = x * 2
+    torch.set_grad_enabled(before)
+    return y * x
+
+
+@torch.no_grad()
+def decorated(x: T) -> T:
+    return x * 2
+
+
+def double_dtype(x: T) -> T:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    y = x * torch.ones(3) + torch.tensor(0.1)
+    torch.set_default_dtype(before)
+    return y * torch.tensor([0.1, 0.2, 0.3])
+
+
+def on_a_device(x: T) -> T:
+    with torch.device("cpu"):
+        return x * torch.ones(3)
+
+
+def deterministic(x: T) -> T:
+    before = ask_deterministic()
+    put_deterministic((True, False))
+    y = torch.zeros(3, dtype=x.dtype).index_add(0, torch.tensor([0, 0, 2]), x)
+    put_deterministic(before)
+    return y
+
+
+INSIDE = [grads_off, grads_off_by_call, decorated, double_dtype, on_a_device, deterministic]
+
+
+@pytest.mark.parametrize("function", INSIDE, ids=lambda function: function.__name__)
+def test_mode_changed_inside(function: Function) -> None:
+    for context in (nullcontext, torch.no_grad):
+        with context():
+            check(function, numbers(3, grad=True))
+            check(function, numbers(3))
+
+
+LEFT: dict[str, Callable[[], Any]] = {
+    "grad mode": lambda: torch.set_grad_enabled(False),
+    "the default dtype": lambda: torch.set_default_dtype(torch.float64),
+    "the float32 matmul precision": lambda: torch.set_float32_matmul_precision("medium"),
+    "deterministic mode": lambda: torch.use_deterministic_algorithms(True),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_mode_left_changed_is_refused_and_put_back(name: str) -> None:
+    def leaves(x: T) -> T:
+        LEFT[name]()
+        return x * 2
+
+    def modes() -> tuple[Any, ...]:
+        return (
+            torch.is_grad_enabled(),
+            torch.get_default_dtype(),
+            torch.get_float32_matmul_precision(),
+            ask_deterministic(),
+        )
+
+    before = modes()
+    with pytest.raises(errors.Unsupported, match=f"leaves {name} changed"):
+        jit(leaves)(numbers(3))
+    assert modes() == before
+
+
+# --- inference mode ---
+
+
+def test_inference_mode_around() -> None:
+    jitted = jit(lambda x: (x * 2, x.reshape(3, 1)))
+    x = torch.ones(3, requires_grad=True)
+    for context in (torch.inference_mode, nullcontext, torch.inference_mode):
+        with context():
+            found, expected = jitted(x), (x * 2, x.reshape(3, 1))
+        assert [made.is_inference() for made in found] == [made.is_inference() for made in expected]
+        assert [made.requires_grad for made in found] == [made.requires_grad for made in expected]
+        assert torch.equal(found[0], expected[0])
+
+
+def test_inference_tensor_as_argument() -> None:
+    with torch.inference_mode():
+        inference = numbers(3) * 1
+    jitted = jit(lambda x, w: x * w)
+    w = numbers(3, grad=True)
+    for x in (numbers(3), inference, numbers(3)):
+        assert torch.equal(jitted(x, numbers(3)), x * numbers(3))
+    with pytest.raises(RuntimeError, match=r"[Ii]nference"):
+        (inference * w).sum().backward()
+    with pytest.raises((RuntimeError, errors.Unsupported), match=r"[Ii]nference"):
+        jitted(inference, w).sum().backward()
+
+
+def test_inference_mode_inside() -> None:
+    def infers(x: T) -> T:
+        with torch.inference_mode():
+            return x * 2
+
+    def uses(x: T) -> T:
+        return x * infers(x)
+
+    x = numbers(3, grad=True)
+    found, expected = jit(infers)(x), infers(x)
+    assert torch.equal(found, expected)
+    assert found.requires_grad == expected.requires_grad
+    with pytest.raises(RuntimeError, match=r"[Ii]nference"):
+        uses(x)
+    with pytest.raises((RuntimeError, errors.Unsupported), match=r"[Ii]nference"):
+        jit(uses)(x).sum().backward()
