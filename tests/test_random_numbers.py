@@ -539,25 +539,6 @@ def test_generator_made_inside_is_refused(function: Function, untouched: torch.G
         jit(function)(numbers(4))
 
 
-def test_generator_made_by_the_first_call_and_kept() -> None:
-    def noisy() -> Function:
-        kept: list[torch.Generator] = []
-
-        def draws(x: T) -> T:
-            if not kept:
-                kept.append(five())
-            return x * torch.rand(4, generator=kept[0])
-
-        return draws
-
-    with pytest.raises(errors.Unsupported, match="outside"):
-        jit(lambda x: x * torch.rand(4, generator=torch.Generator()))(numbers(4))
-    eager = noisy()
-    jitted = jit(noisy())
-    for _ in range(3):
-        assert jitted(numbers(4)).shape == eager(numbers(4)).shape
-
-
 def test_seeding_by_another_thread_while_capturing() -> None:
     inside, go_on = threading.Event(), threading.Event()
 
