@@ -13,13 +13,14 @@ from typing import Any
 
 import torch
 
-from benchmarks import checkpoint_memory, compile_latency, dispatch
+from benchmarks import checkpoint_memory, compile_latency, dispatch, whole_step
 
 #: Each benchmark's module, and how many rounds make its medians steady.
 BENCHMARKS = {
     "checkpoint_memory": (checkpoint_memory, 1),
     "compile_latency": (compile_latency, 5),
     "dispatch": (dispatch, 15),
+    "whole_step": (whole_step, 15),
 }
 
 
