@@ -25,7 +25,7 @@ from .patches import redirected
 from .proxy import TensorProxy
 from .recorder import Recorder, active_recorder
 from .seeding import seeding_recorded
-from .shared_memory import Home, base_of, home_of, memory_of, overlaps
+from .shared_memory import Home, base_of, home_of, memory_of, overlaps, overlaps_itself
 from .signature import Argument, Base, Closure, InputSource, ModuleState, check_tensor, state_of
 from .structure import Structure, flatten
 from .trace import Names, Trace
@@ -172,6 +172,10 @@ def capture(
                 compiling = True
             except _SharedMemory as found:
                 homes.update(found.homes)
+            except RuntimeError as error:
+                if not internals.is_functionalization_error(error):
+                    raise
+                raise Unsupported(f"a write through a view that PyTorch cannot make functional: {error}") from error
 
 
 def _identical(leaves: list[Any], recorder: Recorder) -> Iterator[tuple[int, int | weakref.ref[torch.Tensor]]]:
@@ -214,6 +218,13 @@ def _find_shared(recorder: Recorder, inputs: _Inputs, mutations: tuple[Mutation,
     """Raise `_SharedMemory` where the function writes to what overlaps another input."""
     own = [index for index, found in enumerate(recorder.inputs) if not found.is_view]
     tensors = [recorder.inputs[index].tensor for index in own]
+    for mutation in mutations:
+        found = recorder.inputs[mutation.input]
+        if overlaps_itself(found.tensor):
+            raise Unsupported(
+                f"the function writes to {found.proxy.name}, several elements of which are in one place (as after "
+                "expand); pass a clone"
+            )
     keys = [internals.storage_key(tensor) for tensor in tensors]
     shared = {keys[index] for index, _ in overlaps(tensors, [own.index(mutation.input) for mutation in mutations])}
     if shared and inputs.differentiable is not None:

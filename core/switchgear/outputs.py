@@ -151,7 +151,7 @@ class _Collector:
             return self._view_of_input(leaf, self._inputs[key])
         lineage, lineages = self._lineage(leaf), list(map(self._lineage, self._sharing[key]))
         common = [names[0] for names in zip(*lineages, strict=False) if len(set(names)) == 1]
-        nearest = self._nearest(common)
+        nearest = self._nearest(common, self._sharing[key])
         if nearest < 0 and len(lineages) == 1:
             return Returned("output", self._output(self.tracker.proxy_of(leaf)))
         common = common[: nearest + 1] if nearest >= 0 else common
@@ -163,11 +163,14 @@ class _Collector:
             )
         return self._replayed(lineage, common[-1], "output", self._output(value))
 
-    def _nearest(self, lineage: list[str]) -> int:
+    def _nearest(self, lineage: list[str], views: list[torch.Tensor]) -> int:
         """Where above the end of a lineage the nearest base is that is a tensor to eager too; -1 if there is none."""
         detached = max((i for i, name in enumerate(lineage) if self._is_detached(name)), default=0)
         own = range(detached, len(lineage) - 1)
-        nearest = max((i for i in own if lineage[i] in self._visible), default=-1)
+        # one of them may itself have been of another shape before
+        ends = {self._lineage(view)[-1] for view in views}
+        before = {name for name in lineage if any(self.tracker.first_seen_as(name) is view for view in views)} - ends
+        nearest = max((i for i in own if lineage[i] in self._visible - before), default=-1)
         # eager forbids to write to one of several views that an operator makes at once
         parts = (i for i in own if len(self._made_by(lineage[i + 1]).outputs) > 1)
         return min(nearest, next(parts, nearest)) if nearest >= 0 else next(parts, -1)

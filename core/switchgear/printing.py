@@ -43,7 +43,8 @@ class _Scope:
     def callable(self, name: str, fn: Callable[..., Any]) -> str:
         """The expression that gives `fn`: its path where it has one, else the name of a constant."""
         if isinstance(fn, torch._ops.OpOverload):
-            return f"torch.ops.{fn}"
+            packet, _, overload = str(fn).rpartition(".")
+            return f"getattr(torch.ops.{packet}, {overload!r})" if keyword.iskeyword(overload) else f"torch.ops.{fn}"
         for path in (name, f"{getattr(fn, '__module__', None)}.{getattr(fn, '__qualname__', None)}"):
             if _evaluates_to(path, fn):
                 self.modules.add(path.split(".")[0])
@@ -145,7 +146,9 @@ def _call(bound_symbol: BoundSymbol, scope: _Scope) -> str:
     symbol, implementation = bound_symbol.symbol, bound_symbol.implementation
     function = scope.callable(symbol.name, implementation.fn if implementation else symbol.fn)
     arguments = [scope.expression(value) for value in bound_symbol.args]
-    arguments += [f"{name}={scope.expression(value)}" for name, value in bound_symbol.kwargs.items()]
+    for name, value in bound_symbol.kwargs.items():
+        expression = scope.expression(value)
+        arguments.append(f"**{{{name!r}: {expression}}}" if keyword.iskeyword(name) else f"{name}={expression}")
     call = f"{function}({', '.join(arguments)})"
     return f"{_target(bound_symbol.output)} = {call}" if bound_symbol.outputs else call
 

@@ -81,6 +81,16 @@ def overlaps(tensors: Sequence[torch.Tensor], written: Sequence[int]) -> Iterato
                     yield index, other
 
 
+def overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Whether several elements may be in one place."""
+    reach = 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride <= reach and tensor.numel():
+            return True
+        reach += (size - 1) * stride
+    return False
+
+
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:
     start = int(tensor.storage_offset()) * tensor.itemsize
     reach: int = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

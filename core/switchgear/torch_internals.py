@@ -116,6 +116,11 @@ def rebind(wrapper: torch.Tensor, fake: torch.Tensor, *, aliases: bool) -> None:
         torch._functionalize_commit_update(wrapper)
 
 
+def is_functionalization_error(error: RuntimeError) -> bool:
+    """Whether PyTorch says that it cannot turn a write into a functional call."""
+    return any(text in str(error) for text in ("functionaliz", "frozen storage"))
+
+
 def view_again(view: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
     """Of another base what `view` is of its own, by the same calls."""
     return view._view_func_unsafe(base)  # type: ignore[no-any-return]

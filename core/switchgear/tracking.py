@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +14,7 @@ from .errors import Unsupported
 from .gradients_inside import NEW_LEAF
 from .proxy import TensorProxy
 from .symbol import Symbol
-from .writes import SET_VALUE
+from .writes import RESTRIDE, SET_VALUE, restride
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -142,9 +144,21 @@ class Tracker:
             self._bases.setdefault(internals.storage_key(wrapper), []).append(tracked)
 
     def _record_alias(self, wrapper: torch.Tensor, symbol: Symbol, args: tuple[Any, ...], commit: bool) -> torch.Tensor:
+        return self._record_made(wrapper, symbol, args, commit, torch.Tensor.detach, wrapper.requires_grad)
+
+    def _record_made(
+        self,
+        wrapper: torch.Tensor,
+        symbol: Symbol,
+        args: tuple[Any, ...],
+        commit: bool,
+        make: Callable[[torch.Tensor], torch.Tensor],
+        requires_grad: bool,
+    ) -> torch.Tensor:
+        """Record a call that gives a wrapper another fake to stand for; with `commit` its aliases follow."""
         with self._recorder.paused(), internals.outside_autograd():
-            fake = internals.unwrap(wrapper).detach()
-        output = self.new_proxy(fake, wrapper.requires_grad)
+            fake = make(internals.unwrap(wrapper))
+        output = self.new_proxy(fake, requires_grad)
         self._recorder.record(symbol, args, output)
         internals.rebind(wrapper, fake, aliases=commit)
         return fake
@@ -162,6 +176,12 @@ class Tracker:
         if fake is tracked.fake and wrapper.requires_grad == self.proxy_of_fake(fake).requires_grad:
             return
         new, old = self.proxy_of_fake(fake), self.proxy_of_fake(tracked.fake)
+        written = internals.storage_key(fake) != internals.storage_key(tracked.fake)
+        if written and new.shape == old.shape and new.stride != old.stride:
+            # a write keeps strides, the functional operator in its place need not
+            make, args = functools.partial(restride, stride=old.stride), (new, old.stride)
+            fake = self._record_made(wrapper, RESTRIDE, args, tracked.is_base, make, new.requires_grad)
+            new = self.proxy_of_fake(fake)
         history = history_of(wrapper)
         # a view that is written to gets a new history, also where autograd did not see the write
         lost = wrapper.requires_grad and not new.requires_grad

@@ -56,6 +56,16 @@ def _draw_bernoulli_rule(value: torch.Tensor, p: float, *, generator: torch.Gene
     return draw_bernoulli(value, p, generator=generator), torch.zeros_like
 
 
+def restride(value: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
+    """`value` with other strides: those of what it was written to."""
+    result = torch.empty_strided(value.shape, tuple(stride), dtype=value.dtype, device=value.device)
+    return result.copy_(value)
+
+
+def _restride_rule(value: torch.Tensor, stride: Sequence[int]) -> tuple[torch.Tensor, Callable[..., Any]]:
+    return restride(value, stride), lambda grad: grad
+
+
 def identity(value: torch.Tensor) -> torch.Tensor:
     """The value under another name: what a rule returns that it did not make."""
     return value
@@ -67,6 +77,7 @@ def _identity_rule(value: torch.Tensor) -> _Pulled:
 
 IDENTITY = Symbol("switchgear.identity", identity)
 DRAW_BERNOULLI = Symbol("switchgear.draw_bernoulli", draw_bernoulli)
+RESTRIDE = Symbol("switchgear.restride", restride)
 SET_VALUE = Symbol("switchgear.set_value", set_value)
 WRITE_STRIDED = Symbol("switchgear.write_strided", write_strided)
 
@@ -74,6 +85,7 @@ _RULES: dict[Symbol, Callable[..., Any]] = {
     SET_VALUE: _set_value_rule,
     WRITE_STRIDED: _write_strided_rule,
     IDENTITY: _identity_rule,
+    RESTRIDE: _restride_rule,
     DRAW_BERNOULLI: _draw_bernoulli_rule,
 }
 #: The grad rules of these symbols, by symbol.

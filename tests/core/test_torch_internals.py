@@ -151,6 +151,15 @@ def test_wrap_and_unwrap(mode: Any) -> None:
     assert internals.unwrap(wrapper) is fake
 
 
+def test_functionalization_says_what_it_cannot_do(mode: Any) -> None:
+    with mode, internals.functionalization():
+        wrapper = internals.wrap(fake_of(mode, numbers(6)))
+        with pytest.raises(RuntimeError) as raised:
+            internals.unwrap(wrapper.unfold(0, 3, 1).add_(1))
+    assert internals.is_functionalization_error(raised.value)
+    assert not internals.is_functionalization_error(RuntimeError("something else"))
+
+
 def test_view_again_makes_the_same_view_of_another_base() -> None:
     base, other = numbers(3, 4), numbers(3, 4) * 2
     for view in (base[1:].t(), base.view(-1)[2:5], base.as_strided((2, 2), (4, 1), 1)):
