@@ -20,7 +20,7 @@ from .recorder import Recorder
 from .signature import check_returned
 from .structure import Structure, flatten
 from .symbol import BoundSymbol, Symbol, map_proxies
-from .tracking import history_of, same_history
+from .tracking import history_of, is_spoiled, same_history
 
 _AS_STRIDED = Symbol("aten.as_strided.default", torch.ops.aten.as_strided.default)
 
@@ -99,9 +99,12 @@ class _Collector:
             self.tracker.reconcile(tensor)
             self._sharing.setdefault(internals.storage_key(tensor), []).append(tensor)
         self._inputs: dict[int, int] = {}
+        self._parts: dict[str, int] = {}
         for index, found in enumerate(recorder.inputs):
             self.tracker.reconcile(found.wrapper)
-            if not found.is_view:
+            if found.is_view:
+                self._parts[self.tracker.first_name(self.tracker.proxy_of(found.wrapper).name)] = index
+            else:
                 self._inputs[internals.storage_key(found.wrapper)] = index
         self._reshaped = {call.inputs[0].name for call in recorder.metadata_calls}
 
@@ -144,6 +147,11 @@ class _Collector:
         itself = self.recorder.input_of(leaf)
         if itself is not None:
             return Returned("input", self.recorder.inputs.index(itself))
+        if is_spoiled(leaf):
+            raise Unsupported(
+                "the function returns a view, made under no_grad or with others at once, whose base was written to "
+                "since; autograd lets nobody use such a tensor. Return a clone, made before the write"
+            )
         if not self._apart:
             return Returned("output", self._output(self.tracker.proxy_of(leaf)))
         key = internals.storage_key(leaf)
@@ -200,13 +208,21 @@ class _Collector:
         return viewed_argument(self._made_by(name)) if name in self._makers else None
 
     def _lineage(self, tensor: torch.Tensor) -> list[str]:
-        names = [self.tracker.first_name(self.tracker.proxy_of(tensor).name)]
+        names = [self._first_name(self.tracker.proxy_of(tensor).name)]
         while (viewed := self._viewed(names[-1])) is not None:
-            names.append(self.tracker.first_name(viewed.name))
+            names.append(self._first_name(viewed.name))
         return names[::-1]
+
+    def _first_name(self, name: str) -> str:
+        """The name that a tensor goes by; what an `autograd.Function` gives is another tensor than what it made."""
+        history = name in self._makers and self._made_by(name).symbol == HISTORY
+        return name if history else self.tracker.first_name(name)
 
     def _view_of_input(self, leaf: torch.Tensor, index: int) -> Returned:
         found, lineage = self.recorder.inputs[index], self._lineage(leaf)
+        for part in reversed(lineage):
+            if part in self._parts and self.recorder.inputs[self._parts[part]].proxy.name not in self._reshaped:
+                return self._replayed(lineage, part, "input", self._parts[part])
         if found.proxy.name in lineage and found.proxy.name not in self._reshaped:
             return self._replayed(lineage, found.proxy.name, "input", index)
         home, now = self.tracker.proxy_of(found.wrapper), self.tracker.proxy_of(leaf)

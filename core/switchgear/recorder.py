@@ -229,7 +229,8 @@ class Recorder:
             else:
                 with torch._C.DisableTorchFunction():
                     return self._adopt(tensor)
-        self.tracker.reconcile(tensor)
+        with torch._C.DisableTorchFunction():
+            self.tracker.reconcile(tensor)
         return tensor
 
     def known_input(self, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -273,7 +274,7 @@ class Recorder:
             if func.__name__ in _NO_GENERATOR_ON_META:
                 frame.generator, kwargs = generator, kwargs | {"generator": None}
         result, output, written = self._run_in_frame(frame, func, args, kwargs)
-        if written:
+        if written or symbol.name.rpartition(".")[2] in _METADATA_ONLY:
             self._note_metadata(symbol, (args, kwargs), given)
         keep = not written
         if internals.autocast_active():
@@ -287,7 +288,8 @@ class Recorder:
     def _note_metadata(self, symbol: Symbol, called: tuple[Any, Any], given: tuple[Any, Any]) -> None:
         for tensor, before in zip(tensors_in(called), proxies(given), strict=True):
             found, now = self._input_of.get(id(tensor)), self.tracker.proxy_of_fake(self.tracker.last_fake(tensor))
-            if found is not None and (now.shape, now.stride) != (before.shape, before.stride):
+            named = symbol.name.rpartition(".")[2] in _METADATA_ONLY
+            if found is not None and (named or (now.shape, now.stride) != (before.shape, before.stride)):
                 args = (found.proxy, *given[0][1:])
                 self.metadata_calls.append(
                     BoundSymbol(symbol, args, given[1], None, grad_enabled=torch.is_grad_enabled())
@@ -567,6 +569,8 @@ class Recorder:
         return f"{source.file}:{source.line}" if source else "the jitted function"
 
 
+#: In-place calls that change no data; also where there is nothing to change they count as writes to autograd.
+_METADATA_ONLY = frozenset({"t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_"})
 #: Overloads that are something else where functionalization made them of an in-place call.
 _WRITTEN = (
     (_aten.as_strided_scatter.default, WRITE_STRIDED, "as_strided_scatter"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from . import torch_internals as internals
 from .errors import Unsupported
 from .gradients_inside import NEW_LEAF
 from .proxy import TensorProxy
+from .shared_memory import overlaps_itself
 from .symbol import Symbol
 from .writes import RESTRIDE, SET_VALUE, restride
 
@@ -41,6 +43,7 @@ class Tracker:
         self._fakes: dict[str, torch.Tensor] = {}
         self._tracked: dict[int, _Tracked] = {}
         self._bases: dict[int, list[_Tracked]] = {}
+        self._expanded: set[int] = set()
         self._first_names: dict[str, str] = {}
         self._first_seen: dict[str, torch.Tensor] = {}
 
@@ -140,6 +143,8 @@ class Tracker:
         tracked = _Tracked(wrapper, fake, history_of(wrapper), not wrapper._is_view())
         self._tracked[id(wrapper)] = tracked
         self._first_seen.setdefault(self.proxy_of_fake(fake).name, wrapper)
+        if 0 in fake.stride() and overlaps_itself(fake):
+            self._expanded.add(internals.storage_key(wrapper))
         if tracked.is_base:
             self._bases.setdefault(internals.storage_key(wrapper), []).append(tracked)
 
@@ -169,7 +174,10 @@ class Tracker:
         if tracked is None:
             self.track(wrapper)
             return
-        fake = internals.unwrap(wrapper)
+        # made anew of its base, a view is what it was to autograd, whatever the grad mode is by now
+        differentiable = tracked.history is not None and not torch.is_grad_enabled() and not _is_leaf(wrapper)
+        with torch.enable_grad() if differentiable else contextlib.nullcontext():
+            fake = internals.unwrap(wrapper)
         if not self._recorder.follow_autograd:
             tracked.fake = fake
             return
@@ -205,6 +213,11 @@ class Tracker:
 
     def reconcile_bases(self, written: torch.Tensor) -> None:
         """After a write, set the value of every other autograd base that shares the storage."""
+        if written._is_view() and internals.storage_key(written) in self._expanded:
+            raise Unsupported(
+                f"a write through a view of memory that is also seen expanded, in {self._recorder.here()}: PyTorch "
+                "cannot make it functional; expand a clone, or write before"
+            )
         for tracked in tuple(self._bases.get(internals.storage_key(written), ())):
             self.reconcile(tracked.wrapper)
 
@@ -233,6 +246,11 @@ def history_of(tensor: torch.Tensor) -> object:
     except RuntimeError:
         # a view made under no_grad whose base was written to: autograd refuses to say, and saw nothing
         return _UNSEEN
+
+
+def is_spoiled(tensor: torch.Tensor) -> bool:
+    """Whether autograd refuses to speak of a tensor, a view whose base was written to."""
+    return history_of(tensor) is _UNSEEN
 
 
 def _is_leaf(tensor: torch.Tensor) -> bool:

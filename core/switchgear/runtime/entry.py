@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ from .autograd_bridge import Bridge, Jit
 from .epilogue import finish
 from .execution import run_program
 from .prologue import make_prologue
+
+_AS_IT_IS = contextlib.nullcontext()
 
 
 class Entry:
@@ -48,11 +51,11 @@ class Entry:
         """What the function returns for these inputs, as `prologue` gives them."""
         if self.bridge is not None:
             outputs = self.bridge(inputs)
-        elif self._hides_autograd:
-            with torch.no_grad():
-                outputs = run_program(self.forward, inputs)
         else:
-            outputs = run_program(self.forward, inputs)
+            with torch.no_grad() if self._hides_autograd else _AS_IT_IS:
+                outputs = run_program(self.forward, inputs)
+            if any(output is not None and output._is_view() for output in outputs):
+                return finish(self.captured.outputs, [o if o is None else o.detach() for o in outputs], inputs)
         return outputs[0] if self._returns_first else finish(self.captured.outputs, outputs, inputs)
 
     def _compile(self, selection: Selection, rejit: Jit) -> None:
