@@ -16,7 +16,7 @@ from .composites import leaves_of
 from .custom_functions import HISTORY
 from .errors import Unsupported
 from .proxy import TensorProxy
-from .recorder import Recorder
+from .recorder import RecordedInput, Recorder
 from .signature import check_returned
 from .structure import Structure, flatten
 from .symbol import BoundSymbol, Symbol, map_proxies
@@ -122,6 +122,7 @@ class _Collector:
             first, final = found.proxy, self.tracker.proxy_of(found.wrapper)
             if first.name in self._reshaped:
                 self.roots[first.name] = ("input", index)
+            self._refuse_other_memory(found)
             if found.is_view:
                 continue
             kind = final.shape, final.dtype, final.device
@@ -135,6 +136,18 @@ class _Collector:
             if root.name != first.name:
                 tracked = not same_history(history_of(found.wrapper), found.history)
                 yield Mutation(index, self._output(final), tracked)
+
+    def _refuse_other_memory(self, found: RecordedInput) -> None:
+        wrapper = found.wrapper
+        if internals.storage_replaced(wrapper) or internals.storage_key(wrapper) != found.storage:
+            raise Unsupported(
+                f"the function gives {found.proxy.name} other memory (set_(), or an assignment to .data); write the "
+                "values into it with copy_() under torch.no_grad(), or call it outside the jitted function"
+            )
+        if internals.storage_resized(wrapper):
+            raise Unsupported(
+                f"the function resizes the storage of {found.proxy.name}; do so outside the jitted function"
+            )
 
     def returned(self, leaf: Any) -> Returned:
         """Where a leaf of the return value is to be found after a call."""

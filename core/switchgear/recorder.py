@@ -39,6 +39,8 @@ from .writes import DRAW_BERNOULLI, SET_VALUE, WRITE_STRIDED
 _aten = torch.ops.aten
 _NOISE = frozenset({torch.ops.prim.device.default, _aten.is_same_size.default, _aten._has_same_storage_numel.default})
 _WRITES_UNDECLARED = frozenset({_aten.cudnn_batch_norm.default, _aten.miopen_batch_norm.default})
+#: Namespaces of operators that may return nothing: their assertions and marks are of no value to a trace.
+_SILENT = frozenset({"aten", "prim", "prims", "profiler"})
 _OWN_FILES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
 
@@ -46,7 +48,7 @@ _OWN_FILES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 class RecordedInput:
     """A tensor from outside, the wrapper that stands for it, and the proxy and history that it came with.
 
-    `is_view`: the wrapper is a view of another input's, and the proxy is not used.
+    `is_view`: the wrapper is a view of another input's, and the proxy is not used. `storage` is the key of its storage.
     """
 
     tensor: torch.Tensor
@@ -54,6 +56,7 @@ class RecordedInput:
     proxy: TensorProxy
     history: Any
     is_view: bool
+    storage: int
 
 
 @dataclass(slots=True)
@@ -242,7 +245,8 @@ class Recorder:
         with torch._C.DisableTorchFunction():
             wrapper = self.tracker.wrapper_for(proxy, leaf=tensor.is_leaf, autograd=True) if view is None else view
             self.tracker.reconcile(wrapper)
-            found = RecordedInput(tensor, wrapper, proxy, history_of(wrapper), view is not None)
+            storage = internals.storage_key(wrapper)
+            found = RecordedInput(tensor, wrapper, proxy, history_of(wrapper), view is not None, storage)
         self.inputs.append(found)
         self._input_of[id(tensor)] = found
         self._input_of.setdefault(id(wrapper), found)
@@ -403,6 +407,11 @@ class Recorder:
             return func(*args, **kwargs)
         if func is _aten.lift_fresh.default or func is _aten.lift_fresh_copy.default:
             return self._lift(func, args[0])
+        if not func._schema.returns and func.namespace not in _SILENT:
+            raise Unsupported(
+                f"{func} returns nothing, in {self.here()}: what it does is no value of a trace, and would be done on "
+                "the first call alone; call it outside the jitted function"
+            )
         if func._schema.is_mutable or func in _WRITES_UNDECLARED:
             raise Unsupported(f"{func} writes to its arguments and has no functional form, in {self.here()}")
         if func is _aten._local_scalar_dense.default and (value := self._known_value(args[0])) is not None:
