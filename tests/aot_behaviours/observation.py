@@ -250,8 +250,16 @@ def _note_gradients(seen: Observation, named: dict[str, Tensor]) -> None:
         seen.note(f"gradient of {name}: is there", leaf.grad is not None)
         if leaf.grad is not None:
             seen.note(f"gradient of {name}: layout", leaf.grad.layout)
-            for fact, value in _facts(leaf.grad.to_dense()).items():
+            grad = leaf.grad.to_dense()
+            for fact, value in (_facts(grad) | {"strides": _steps(grad)}).items():
                 seen.note(f"gradient of {name}: {fact}", value)
+
+
+def _steps(tensor: Tensor) -> tuple[int | None, ...]:
+    """The strides of the dimensions that have more than one element: any other leads nowhere, and PyTorch's own
+    formulas set it as it happens.
+    """
+    return tuple(None if size == 1 else step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _error_of(function: Callable[..., Any], *args: Any) -> str:

@@ -70,8 +70,9 @@ class Entry:
         if torch.is_inference_mode_enabled() or not any(grad_outputs):
             self.forward: Program = compile_forward(stages, selection, choices)
             return
-        overwritten = frozenset(trace.inputs[mutation.input].name for mutation in outputs.mutations)
-        training = compile_training(stages, selection, grad_outputs, overwritten, choices)
+        ends = [(mutation, stages[-1].outputs[mutation.output]) for mutation in outputs.mutations]
+        mutated = {proxy.name: mutation.input for mutation, proxy in ends if proxy is not None}
+        training = compile_training(stages, selection, grad_outputs, mutated, choices)
         self.forward = training.forward
         self.bridge = Bridge(training, selection, rejit)
 
