@@ -52,7 +52,7 @@ class Outputs:
 
     In this order: `metadata` holds in-place calls that change sizes or strides of inputs; `mutations` say what is
     copied into inputs; `views` are made from inputs and outputs, outside of autograd's node, so that they are views
-    of these as eager's are. `roots` names what these start from: "input" or "output", and the index there.
+    of these as eager's are. `switched_on` are the inputs that require grad from the call on. `roots` names what these start from: "input" or "output", and the index there.
     """
 
     proxies: tuple[TensorProxy, ...]
@@ -62,6 +62,7 @@ class Outputs:
     mutations: tuple[Mutation, ...]
     roots: tuple[tuple[str, str, int], ...]
     views: tuple[BoundSymbol, ...]
+    switched_on: tuple[int, ...] = ()
 
 
 def outputs_of(recorder: Recorder, result: Any, *, views: bool) -> Outputs:
@@ -76,7 +77,8 @@ def outputs_of(recorder: Recorder, result: Any, *, views: bool) -> Outputs:
     roots = tuple((name, *place) for name, place in collector.roots.items())
     calls = tuple(collector.views[position] for position in sorted(collector.views))
     proxies = tuple(collector.proxies.values())
-    return Outputs(proxies, returned, spec, tuple(recorder.metadata_calls), mutations, roots, calls)
+    metadata, switched_on = tuple(recorder.metadata_calls), tuple(recorder.switched_on)
+    return Outputs(proxies, returned, spec, metadata, mutations, roots, calls, switched_on)
 
 
 class _Collector:

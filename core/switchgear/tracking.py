@@ -97,6 +97,10 @@ class Tracker:
         self._proxies[id(fake)] = (fake, proxy)
         self._fakes.setdefault(proxy.name, fake)
 
+    def know_again(self, fake: torch.Tensor, proxy: TensorProxy) -> None:
+        """Let a fake be what another proxy of its name stands for."""
+        self._proxies[id(fake)] = (fake, proxy)
+
     def proxy_of_fake(self, fake: torch.Tensor) -> TensorProxy:
         """The proxy that stands for a fake."""
         known = self._proxies.get(id(fake))
@@ -179,6 +183,8 @@ class Tracker:
             if detached:
                 self._refuse_views(wrapper)
             fake = self._record_alias(wrapper, _DETACH if detached else NEW_LEAF, (new,), False)
+        elif new is old and wrapper.requires_grad and self._recorder.switch_on(wrapper):
+            old = self.proxy_of_fake(fake)
         self._compare(fake, wrapper)
         tracked.fake, tracked.history = fake, history
         new = self.proxy_of_fake(fake)

@@ -46,6 +46,8 @@ class Entry:
 
     def run(self, inputs: Sequence[torch.Tensor]) -> Any:
         """What the function returns for these inputs, as `prologue` gives them."""
+        for index in self.captured.outputs.switched_on:
+            inputs[index].requires_grad_()
         if self.bridge is not None:
             outputs = self.bridge(inputs)
         elif self._hides_autograd:
