@@ -65,8 +65,8 @@ def taken_out(
     def home(proxy: TensorProxy) -> str:
         return homes.get(proxy.name, proxy.name)
 
-    visible = {proxy.name: proxy for proxy in visible}
-    outside = {home(proxy) for proxy in visible.values()}
+    named = {proxy.name: proxy for proxy in visible}
+    outside = {home(proxy) for proxy in named.values()}
     written: set[str] = set()
     kept: list[BoundSymbol] = []
     writes: list[tuple[TensorProxy, TensorProxy]] = []
@@ -80,8 +80,8 @@ def taken_out(
             if any(home(other) == home(tensor) and other.name != tensor.name for other in read):
                 _refuse(item.source, "one of several tensors of the same memory that it keeps")
             written.add(home(tensor))
-            if tensor.name in visible:
-                writes.append((visible[tensor.name], value))
+            if tensor.name in named:
+                writes.append((named[tensor.name], value))
             elif home(tensor) in outside:
                 _refuse(item.source, "a view of an argument, of a result or of a gradient")
     return kept, writes

@@ -15,6 +15,7 @@ from .aliasing import viewed_argument
 from .composites import leaves_of
 from .custom_functions import HISTORY
 from .errors import Unsupported
+from .gradients_inside import NEW_LEAF
 from .proxy import TensorProxy
 from .recorder import RecordedInput, Recorder
 from .signature import check_returned
@@ -52,7 +53,8 @@ class Outputs:
 
     In this order: `metadata` holds in-place calls that change sizes or strides of inputs; `mutations` say what is
     copied into inputs; `views` are made from inputs and outputs, outside of autograd's node, so that they are views
-    of these as eager's are. `switched_on` are the inputs that require grad from the call on. `roots` names what these start from: "input" or "output", and the index there.
+    of these as eager's are. `roots` names what these start from: "input" or "output", and the index there.
+    `switched_on` are the inputs that require grad from the call on.
     """
 
     proxies: tuple[TensorProxy, ...]
@@ -219,6 +221,11 @@ class _Collector:
 
     def _view_of_input(self, leaf: torch.Tensor, index: int) -> Returned:
         found, lineage = self.recorder.inputs[index], self._lineage(leaf)
+        if lineage[0] in self._makers and self._made_by(lineage[0]).symbol == NEW_LEAF:
+            raise Unsupported(
+                f"the function returns a tensor in the memory of {found.proxy.name} that was told inside to require "
+                "grad (requires_grad_()); call it on what is returned, outside"
+            )
         if found.proxy.name in lineage and found.proxy.name not in self._reshaped:
             return self._replayed(lineage, found.proxy.name, "input", index)
         home, now = self.tracker.proxy_of(found.wrapper), self.tracker.proxy_of(leaf)

@@ -22,6 +22,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from . import torch_internals as internals
+from .aliasing import viewed_argument
 from .autocasts import Casts
 from .composites import bind_outputs, is_closed, leaves_of, turns_grad_off
 from .errors import DataDependent, Unsupported
@@ -295,7 +296,7 @@ class Recorder:
                 frame.generator, kwargs = generator, kwargs | {"generator": None}
         result, output, written = self._run_in_frame(frame, func, args, kwargs)
         if written:
-            self._note_metadata(symbol, (args, kwargs), given)
+            self._note_metadata(symbol, (args, kwargs), given, frame.recorded)
         keep = not written
         if internals.autocast_active():
             apart = self._casts.apart(given, frame.recorded)
@@ -305,10 +306,17 @@ class Recorder:
         self._frames[-1].recorded.extend(self._close(symbol, given, frame, output, keep))
         return result
 
-    def _note_metadata(self, symbol: Symbol, called: tuple[Any, Any], given: tuple[Any, Any]) -> None:
+    def _note_metadata(
+        self, symbol: Symbol, called: tuple[Any, Any], given: tuple[Any, Any], made: list[BoundSymbol]
+    ) -> None:
+        """Take note of an in-place call that made an input a view of what it was."""
         for tensor, before in zip(tensors_in(called), proxies(given), strict=True):
             found, now = self._input_of.get(id(tensor)), self.tracker.proxy_of_fake(self.tracker.last_fake(tensor))
-            if found is not None and (now.shape, now.stride) != (before.shape, before.stride):
+            if found is None or now is before:
+                continue
+            # also one that changes nothing, as `t_()` of a vector: the tensor has a new version
+            viewed = any(now in leaf.outputs and viewed_argument(leaf) == before for leaf in leaves_of(made))
+            if viewed or (now.shape, now.stride) != (before.shape, before.stride):
                 args = (found.proxy, *given[0][1:])
                 self.metadata_calls.append(
                     BoundSymbol(symbol, args, given[1], None, grad_enabled=torch.is_grad_enabled())

@@ -130,12 +130,12 @@ def metadata_mutated(wrapper: torch.Tensor) -> bool:
 
 def storage_replaced(wrapper: torch.Tensor) -> bool:
     """Whether the wrapper's storage was another before: `set_`."""
-    return bool(torch._functionalize_was_storage_changed(wrapper))  # type: ignore[attr-defined]
+    return bool(torch._functionalize_was_storage_changed(wrapper))
 
 
 def storage_resized(wrapper: torch.Tensor) -> bool:
     """Whether the wrapper's storage was resized."""
-    return bool(torch._functionalize_was_inductor_storage_resized(wrapper))  # type: ignore[attr-defined]
+    return bool(torch._functionalize_was_inductor_storage_resized(wrapper))
 
 
 def make_non_leaf(wrapper: torch.Tensor) -> None:

@@ -170,7 +170,7 @@ class Tracker:
         # a view that is written to gets a new history, also where autograd did not see the write
         lost = wrapper.requires_grad and not new.requires_grad
         unseen = new is not old and (lost or same_history(history, tracked.history))
-        detached = False
+        begun = False
         if unseen and (wrapper.requires_grad or new.requires_grad):
             if new.shape != old.shape:
                 raise Unsupported(
@@ -179,16 +179,16 @@ class Tracker:
                 )
             fake = self._record_alias(wrapper, SET_VALUE, (old, new), tracked.is_base)
         elif new is old and _is_leaf(wrapper) and self._recorder.input_of(wrapper) is None:
-            detached = not wrapper.requires_grad
-            if detached:
+            begun = True
+            if not wrapper.requires_grad:
                 self._refuse_views(wrapper)
-            fake = self._record_alias(wrapper, _DETACH if detached else NEW_LEAF, (new,), False)
+            fake = self._record_alias(wrapper, NEW_LEAF if wrapper.requires_grad else _DETACH, (new,), False)
         elif new is old and wrapper.requires_grad and self._recorder.switch_on(wrapper):
             old = self.proxy_of_fake(fake)
         self._compare(fake, wrapper)
         tracked.fake, tracked.history = fake, history
         new = self.proxy_of_fake(fake)
-        if (new.shape, new.stride, new.dtype) == (old.shape, old.stride, old.dtype) and not detached:
+        if (new.shape, new.stride, new.dtype) == (old.shape, old.stride, old.dtype) and not begun:
             self._first_names.setdefault(new.name, self.first_name(old.name))
         else:
             self._first_seen.setdefault(new.name, wrapper)
@@ -198,7 +198,8 @@ class Tracker:
         others = (tracked.wrapper for tracked in self._tracked.values() if tracked.wrapper is not wrapper)
         if any(internals.storage_key(other) == key for other in others):
             raise Unsupported(
-                f"detach_() inside a jitted function, in {self._recorder.here()}, of a tensor that has views; use detach()"
+                f"detach_() inside a jitted function, in {self._recorder.here()}, of a tensor that has views; "
+                "use detach()"
             )
 
     def reconcile_bases(self, written: torch.Tensor) -> None:

@@ -28,7 +28,6 @@ from .free_last_used import free_last_used
 from .inner_gradients import inner_gradients
 from .partition import backward_for, partition
 
-
 #: A tensor that a backward writes to: the index of an "input", of an "output" of the forward, or of a "grad" output.
 Target: TypeAlias = tuple[str, int]
 
@@ -206,9 +205,7 @@ def _differentiated(
 ) -> tuple[_Stages, Joint]:
     stages = _Stages([*prepared])
     start = time.perf_counter()
-    joint = differentiate(
-        prepared[-1], selection, grad_outputs, higher_order=higher_order, writes=not higher_order
-    )
+    joint = differentiate(prepared[-1], selection, grad_outputs, higher_order=higher_order, writes=not higher_order)
     stages.keep("differentiate", joint.trace, start)
     return stages, replace(joint, trace=stages.plugin_passes("after_grad", selection))
 
