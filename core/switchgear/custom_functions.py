@@ -17,6 +17,7 @@ import torch
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from . import torch_internals as internals
+from .backward_writes import Watch
 from .errors import NotDifferentiable, RuleError, Unsupported
 from .nesting import map_tensors, tensors_in
 from .patches import redirected
@@ -312,10 +313,14 @@ def linearise(item: BoundSymbol, recorder: Recorder, higher_order: bool) -> Appl
     inputs, results = item.args[1], item.outputs
     forward = (item,) if higher_order else as_identities(item)
 
-    def tensor(proxy: TensorProxy) -> torch.Tensor:
-        return recorder.tracker.wrapper_for(proxy)
-
     def pull(grads: Grads) -> tuple[tuple[BoundSymbol, ...], Grads]:
+        made: dict[str, torch.Tensor] = {}
+
+        def tensor(proxy: TensorProxy) -> torch.Tensor:
+            if proxy.name not in made:
+                made[proxy.name] = recorder.tracker.wrapper_for(proxy)
+            return made[proxy.name]
+
         with _traced(item, call, recorder):
             held = [results[k.position] if isinstance(k, _Result) else k for k in item.args[3]]
             kept = map_proxies(tensor, held)
@@ -324,13 +329,16 @@ def linearise(item: BoundSymbol, recorder: Recorder, higher_order: bool) -> Appl
                 kept = [_as_autograd_sees(value, proxy, seen) for value, proxy in zip(kept, held, strict=True)]
             given = [_grad_output(call, proxy, None if k is None else grads[k], tensor) for proxy, k in call.results]
             context = call.context([proxy.requires_grad for proxy in inputs], kept)
+            known = [proxy for proxy in (*held, *grads) if isinstance(proxy, TensorProxy)]
+            watch = Watch(recorder.tracker, [(proxy, made[proxy.name]) for proxy in known])
             found = _gradients(call, inputs, _backward(call, context, given))
-            _refuse_writes(recorder, item, held, kept)
+            _refuse_writes(recorder)
             if higher_order and getattr(_user_backward(call.function), "__code__", None) is _ONCE_CODE:
                 inside = [*(grad for grad in given if grad is not None), *map(tensor, inputs)]
                 found = _differentiable_once(call, found, inside)
             proxies = [None if grad is None else recorder.tracker.proxy_of(grad) for grad in found]
-        return recorder.take(), (*proxies, *[None] * (len(item.inputs) - len(inputs)))
+            writes = watch.writes(item.source)
+        return (*recorder.take(), *writes), (*proxies, *[None] * (len(item.inputs) - len(inputs)))
 
     return Applied(forward, results, pull)
 
@@ -401,12 +409,7 @@ def _fitting(grad: torch.Tensor, proxy: TensorProxy, position: int) -> torch.Ten
     return grad.to(proxy.device, proxy.dtype)
 
 
-def _refuse_writes(recorder: Recorder, item: BoundSymbol, held: list[Any], kept: list[Any]) -> None:
-    """A backward may overwrite what its forward computed on the way; what others can see it may not."""
-    seen = {proxy.name for proxy in (*item.args[1], *item.outputs)}
-    for proxy, value in zip(held, kept, strict=True):
-        if isinstance(proxy, TensorProxy) and proxy.name in seen and recorder.tracker.proxy_of(value) != proxy:
-            raise RuleError("writes in place to a saved argument or result; write to a clone")
+def _refuse_writes(recorder: Recorder) -> None:
     for found in recorder.inputs:
         if recorder.tracker.proxy_of(found.wrapper) != found.proxy:
             raise RuleError("writes in place to a tensor that it closes over; return a new one instead")

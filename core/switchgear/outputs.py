@@ -15,8 +15,9 @@ from .aliasing import viewed_argument
 from .composites import leaves_of
 from .custom_functions import HISTORY
 from .errors import Unsupported
+from .gradients_inside import NEW_LEAF
 from .proxy import TensorProxy
-from .recorder import Recorder
+from .recorder import RecordedInput, Recorder
 from .signature import check_returned
 from .structure import Structure, flatten
 from .symbol import BoundSymbol, Symbol, map_proxies
@@ -53,6 +54,7 @@ class Outputs:
     In this order: `metadata` holds in-place calls that change sizes or strides of inputs; `mutations` say what is
     copied into inputs; `views` are made from inputs and outputs, outside of autograd's node, so that they are views
     of these as eager's are. `roots` names what these start from: "input" or "output", and the index there.
+    `switched_on` are the inputs that require grad from the call on.
     """
 
     proxies: tuple[TensorProxy, ...]
@@ -62,6 +64,7 @@ class Outputs:
     mutations: tuple[Mutation, ...]
     roots: tuple[tuple[str, str, int], ...]
     views: tuple[BoundSymbol, ...]
+    switched_on: tuple[int, ...] = ()
 
 
 def outputs_of(recorder: Recorder, result: Any, *, views: bool) -> Outputs:
@@ -76,7 +79,8 @@ def outputs_of(recorder: Recorder, result: Any, *, views: bool) -> Outputs:
     roots = tuple((name, *place) for name, place in collector.roots.items())
     calls = tuple(collector.views[position] for position in sorted(collector.views))
     proxies = tuple(collector.proxies.values())
-    return Outputs(proxies, returned, spec, tuple(recorder.metadata_calls), mutations, roots, calls)
+    metadata, switched_on = tuple(recorder.metadata_calls), tuple(recorder.switched_on)
+    return Outputs(proxies, returned, spec, metadata, mutations, roots, calls, switched_on)
 
 
 class _Collector:
@@ -125,6 +129,7 @@ class _Collector:
             first, final = found.proxy, self.tracker.proxy_of(found.wrapper)
             if first.name in self._reshaped:
                 self.roots[first.name] = ("input", index)
+            self._refuse_other_memory(found)
             if found.is_view:
                 continue
             kind = final.shape, final.dtype, final.device
@@ -138,6 +143,18 @@ class _Collector:
             if root.name != first.name:
                 tracked = not same_history(history_of(found.wrapper), found.history)
                 yield Mutation(index, self._output(final), tracked)
+
+    def _refuse_other_memory(self, found: RecordedInput) -> None:
+        wrapper = found.wrapper
+        if internals.storage_replaced(wrapper) or internals.storage_key(wrapper) != found.storage:
+            raise Unsupported(
+                f"the function gives {found.proxy.name} other memory (set_(), or an assignment to .data); write the "
+                "values into it with copy_() under torch.no_grad(), or call it outside the jitted function"
+            )
+        if internals.storage_resized(wrapper):
+            raise Unsupported(
+                f"the function resizes the storage of {found.proxy.name}; do so outside the jitted function"
+            )
 
     def returned(self, leaf: Any) -> Returned:
         """Where a leaf of the return value is to be found after a call."""
@@ -220,6 +237,11 @@ class _Collector:
 
     def _view_of_input(self, leaf: torch.Tensor, index: int) -> Returned:
         found, lineage = self.recorder.inputs[index], self._lineage(leaf)
+        if lineage[0] in self._makers and self._made_by(lineage[0]).symbol == NEW_LEAF:
+            raise Unsupported(
+                f"the function returns a tensor in the memory of {found.proxy.name} that was told inside to require "
+                "grad (requires_grad_()); call it on what is returned, outside"
+            )
         for part in reversed(lineage):
             if part in self._parts and self.recorder.inputs[self._parts[part]].proxy.name not in self._reshaped:
                 return self._replayed(lineage, part, "input", self._parts[part])

@@ -22,6 +22,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from . import torch_internals as internals
+from .aliasing import viewed_argument
 from .autocasts import Casts
 from .composites import bind_outputs, is_closed, leaves_of, turns_grad_off
 from .errors import DataDependent, Unsupported
@@ -39,6 +40,8 @@ from .writes import DRAW_BERNOULLI, SET_VALUE, WRITE_STRIDED
 _aten = torch.ops.aten
 _NOISE = frozenset({torch.ops.prim.device.default, _aten.is_same_size.default, _aten._has_same_storage_numel.default})
 _WRITES_UNDECLARED = frozenset({_aten.cudnn_batch_norm.default, _aten.miopen_batch_norm.default})
+#: Namespaces of operators that may return nothing: their assertions and marks are of no value to a trace.
+_SILENT = frozenset({"aten", "prim", "prims", "profiler"})
 _OWN_FILES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
 
@@ -46,7 +49,7 @@ _OWN_FILES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 class RecordedInput:
     """A tensor from outside, the wrapper that stands for it, and the proxy and history that it came with.
 
-    `is_view`: the wrapper is a view of another input's, and the proxy is not used.
+    `is_view`: the wrapper is a view of another input's, and the proxy is not used. `storage` is the key of its storage.
     """
 
     tensor: torch.Tensor
@@ -54,6 +57,7 @@ class RecordedInput:
     proxy: TensorProxy
     history: Any
     is_view: bool
+    storage: int
 
 
 @dataclass(slots=True)
@@ -126,6 +130,8 @@ class Recorder:
         self.inputs: list[RecordedInput] = []
         #: Calls that changed sizes or strides of an input in place.
         self.metadata_calls: list[BoundSymbol] = []
+        #: The positions of the inputs that `requires_grad_()` was called on, before anything read them.
+        self.switched_on: list[int] = []
         #: Tensors from outside, by id, that the function reached without being handed their wrapper.
         self.reached_otherwise: set[int] = set()
         #: Whether gradients are asked for inside, which might flow through the history of an input.
@@ -243,11 +249,27 @@ class Recorder:
         with torch._C.DisableTorchFunction():
             wrapper = self.tracker.wrapper_for(proxy, leaf=tensor.is_leaf, autograd=True) if view is None else view
             self.tracker.reconcile(wrapper)
-            found = RecordedInput(tensor, wrapper, proxy, history_of(wrapper), view is not None)
+            storage = internals.storage_key(wrapper)
+            found = RecordedInput(tensor, wrapper, proxy, history_of(wrapper), view is not None, storage)
         self.inputs.append(found)
         self._input_of[id(tensor)] = found
         self._input_of.setdefault(id(wrapper), found)
         return wrapper
+
+    def switch_on(self, wrapper: torch.Tensor) -> bool:
+        """Let an input require grad from the start, if nothing has read it yet; returns whether that is so."""
+        found = self._input_of.get(id(wrapper))
+        if found is None or found.is_view or found.proxy.requires_grad or self._outer is not None:
+            return False
+        if any(found.proxy in item.inputs for frame in self._frames for item in frame.recorded):
+            return False
+        proxy = replace(found.proxy, requires_grad=True)
+        self.tracker.know_again(internals.unwrap(wrapper), proxy)
+        new = replace(found, proxy=proxy, history=history_of(wrapper))
+        index = self.inputs.index(found)
+        self.inputs[index] = self._input_of[id(wrapper)] = self._input_of[id(found.tensor)] = new
+        self.switched_on.append(index)
+        return True
 
     # -- torch-level calls ---------------------------------------------------------------------------------------------
 
@@ -275,7 +297,7 @@ class Recorder:
                 frame.generator, kwargs = generator, kwargs | {"generator": None}
         result, output, written = self._run_in_frame(frame, func, args, kwargs)
         if written or symbol.name.rpartition(".")[2] in _METADATA_ONLY:
-            self._note_metadata(symbol, (args, kwargs), given)
+            self._note_metadata(symbol, (args, kwargs), given, frame.recorded)
         keep = not written
         if internals.autocast_active():
             apart = self._casts.apart(given, frame.recorded)
@@ -285,11 +307,18 @@ class Recorder:
         self._frames[-1].recorded.extend(self._close(symbol, given, frame, output, keep))
         return result
 
-    def _note_metadata(self, symbol: Symbol, called: tuple[Any, Any], given: tuple[Any, Any]) -> None:
+    def _note_metadata(
+        self, symbol: Symbol, called: tuple[Any, Any], given: tuple[Any, Any], made: list[BoundSymbol]
+    ) -> None:
+        """Take note of an in-place call that made an input a view of what it was."""
         for tensor, before in zip(tensors_in(called), proxies(given), strict=True):
             found, now = self._input_of.get(id(tensor)), self.tracker.proxy_of_fake(self.tracker.last_fake(tensor))
+            if found is None:
+                continue
+            # also one that changes nothing, as `t_()` of a vector: the tensor has a new version
             named = symbol.name.rpartition(".")[2] in _METADATA_ONLY
-            if found is not None and (named or (now.shape, now.stride) != (before.shape, before.stride)):
+            viewed = any(now in leaf.outputs and viewed_argument(leaf) == before for leaf in leaves_of(made))
+            if named or viewed or (now.shape, now.stride) != (before.shape, before.stride):
                 args = (found.proxy, *given[0][1:])
                 self.metadata_calls.append(
                     BoundSymbol(symbol, args, given[1], None, grad_enabled=torch.is_grad_enabled())
@@ -405,6 +434,11 @@ class Recorder:
             return func(*args, **kwargs)
         if func is _aten.lift_fresh.default or func is _aten.lift_fresh_copy.default:
             return self._lift(func, args[0])
+        if not func._schema.returns and func.namespace not in _SILENT:
+            raise Unsupported(
+                f"{func} returns nothing, in {self.here()}: what it does is no value of a trace, and would be done on "
+                "the first call alone; call it outside the jitted function"
+            )
         if func._schema.is_mutable or func in _WRITES_UNDECLARED:
             raise Unsupported(f"{func} writes to its arguments and has no functional form, in {self.here()}")
         if func is _aten._local_scalar_dense.default and (value := self._known_value(args[0])) is not None:

@@ -17,7 +17,6 @@ _REFUSED = {
     "torch.Tensor.register_hook": "register the hook outside the jitted function, on its inputs or outputs",
     "torch.Tensor.register_post_accumulate_grad_hook": "register the hook outside the jitted function",
     "torch.Tensor.retain_grad": "call retain_grad() outside the jitted function",
-    "torch.Tensor.detach_": "use detach()",
     "torch._fused_adam_": "use it with fused=False",
     "torch._fused_adamw_": "use it with fused=False",
     "torch._fused_sgd_": "use it with fused=False",

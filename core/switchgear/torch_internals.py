@@ -28,6 +28,8 @@ from .patches import redirected, replaced
 from .proxy import TensorProxy
 
 FakeMode = fake_tensor.FakeTensorMode
+#: What functionalization says of a write to memory that `set_` has taken from a tensor.
+FROZEN_STORAGE = "cannot mutate tensors with frozen storage"
 DATA_DEPENDENT = (fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException)
 NO_FAKE = fake_tensor.UnsupportedOperatorException
 OpOverload = torch._ops.OpOverload
@@ -129,6 +131,16 @@ def view_again(view: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
 def metadata_mutated(wrapper: torch.Tensor) -> bool:
     """Whether an in-place call changed the wrapper's sizes or strides."""
     return bool(torch._functionalize_has_metadata_mutation(wrapper))
+
+
+def storage_replaced(wrapper: torch.Tensor) -> bool:
+    """Whether the wrapper's storage was another before: `set_`."""
+    return bool(torch._functionalize_was_storage_changed(wrapper))
+
+
+def storage_resized(wrapper: torch.Tensor) -> bool:
+    """Whether the wrapper's storage was resized."""
+    return bool(torch._functionalize_was_inductor_storage_resized(wrapper))
 
 
 def make_non_leaf(wrapper: torch.Tensor) -> None:

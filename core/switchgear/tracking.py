@@ -102,6 +102,10 @@ class Tracker:
         self._proxies[id(fake)] = (fake, proxy)
         self._fakes.setdefault(proxy.name, fake)
 
+    def know_again(self, fake: torch.Tensor, proxy: TensorProxy) -> None:
+        """Let a fake be what another proxy of its name stands for."""
+        self._proxies[id(fake)] = (fake, proxy)
+
     def proxy_of_fake(self, fake: torch.Tensor) -> TensorProxy:
         """The proxy that stands for a fake."""
         known = self._proxies.get(id(fake))
@@ -194,6 +198,7 @@ class Tracker:
         # a view that is written to gets a new history, also where autograd did not see the write
         lost = wrapper.requires_grad and not new.requires_grad
         unseen = new is not old and (lost or same_history(history, tracked.history))
+        begun = False
         if unseen and (wrapper.requires_grad or new.requires_grad):
             if new.shape != old.shape:
                 raise Unsupported(
@@ -202,14 +207,28 @@ class Tracker:
                 )
             fake = self._record_alias(wrapper, SET_VALUE, (old, new), tracked.is_base)
         elif new is old and _is_leaf(wrapper) and self._recorder.input_of(wrapper) is None:
+            begun = True
+            if not wrapper.requires_grad:
+                self._refuse_views(wrapper)
             fake = self._record_alias(wrapper, NEW_LEAF if wrapper.requires_grad else _DETACH, (new,), False)
+        elif new is old and wrapper.requires_grad and self._recorder.switch_on(wrapper):
+            old = self.proxy_of_fake(fake)
         self._compare(fake, wrapper)
         tracked.fake, tracked.history = fake, history
         new = self.proxy_of_fake(fake)
-        if (new.shape, new.stride, new.dtype) == (old.shape, old.stride, old.dtype):
+        if (new.shape, new.stride, new.dtype) == (old.shape, old.stride, old.dtype) and not begun:
             self._first_names.setdefault(new.name, self.first_name(old.name))
         else:
             self._first_seen.setdefault(new.name, wrapper)
+
+    def _refuse_views(self, wrapper: torch.Tensor) -> None:
+        key = internals.storage_key(wrapper)
+        others = (tracked.wrapper for tracked in self._tracked.values() if tracked.wrapper is not wrapper)
+        if any(internals.storage_key(other) == key for other in others):
+            raise Unsupported(
+                f"detach_() inside a jitted function, in {self._recorder.here()}, of a tensor that has views; "
+                "use detach()"
+            )
 
     def reconcile_bases(self, written: torch.Tensor) -> None:
         """After a write, set the value of every other autograd base that shares the storage."""

@@ -1052,8 +1052,9 @@ def linearize_inside(x: T) -> T:
 
 def detach_in_place(x: T) -> T:
     y = x * 2
+    view = y[:1]
     y.detach_()
-    return y * x
+    return y * view
 
 
 def requires_grad_inside(x: T) -> T:

@@ -733,3 +733,16 @@ def _saved(ctx: Any) -> bool:
         return len(ctx.saved_tensors) == 1
     except RuntimeError:
         return False
+
+
+def test_storage_replaced() -> None:
+    with internals.new_fake_mode():
+        fakes = torch.empty(3), torch.empty(3)
+    with internals.functionalization():
+        one, other = map(internals.wrap, fakes)
+        assert not internals.storage_replaced(one)
+        assert not internals.storage_resized(one)
+        with torch.no_grad():
+            one.set_(other)  # type: ignore[call-overload]  # the stubs know storages only
+        assert internals.storage_replaced(one)
+        assert not internals.storage_replaced(other)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from switchgear import torch_internals as internals
+from switchgear.backward_writes import Watch
 from switchgear.errors import NotDifferentiable
 from switchgear.nesting import tensors_in
 from switchgear.proxy import TensorProxy
@@ -150,9 +151,13 @@ def _run(bound_symbol: BoundSymbol, call: Callable[..., Any], grad_outputs: Grad
         with torch.enable_grad(), internals.autocast_off():
             made = list(tensors_in(call(*args, **kwargs)))
         results = {tracker.proxy_of(tensor).name: holders[f"o{i}"] for i, tensor in enumerate(made)}
+        handed = [(holders[f"o{i}"], tensor) for i, tensor in enumerate(made)]
         defined = [i for i, tensor in enumerate(made) if tensor.requires_grad and f"g{i}" in holders]
         cotangents = [tracker.wrapper_for(replace(holders[f"g{i}"], requires_grad=False)) for i in defined]
+        handed += [(holders[f"g{i}"], cotangent) for i, cotangent in zip(defined, cotangents, strict=True)]
         wanted = [i for i, argument in enumerate(arguments) if argument.requires_grad]
+        handed += [(holders[f"a{i}"], argument) for i, argument in enumerate(arguments)]
+        watch = Watch(tracker, handed)
         grads: dict[int, TensorProxy] = {}
         if defined:
             outputs, inputs = [made[i] for i in defined], [arguments[i] for i in wanted]
@@ -161,10 +166,16 @@ def _run(bound_symbol: BoundSymbol, call: Callable[..., Any], grad_outputs: Grad
                     outputs, inputs, cotangents, create_graph=higher_order, allow_unused=True
                 )
                 grads = {i: tracker.proxy_of(grad) for i, grad in zip(wanted, found, strict=True) if grad is not None}
-    return _template(recorder.take(), results, tuple(grads.get(i) for i in range(len(arguments))))
+        writes = watch.writes(None)
+    return _template(recorder.take(), results, tuple(grads.get(i) for i in range(len(arguments))), writes)
 
 
-def _template(recorded: tuple[BoundSymbol, ...], results: dict[str, TensorProxy], grads: Grads) -> Template:
+def _template(
+    recorded: tuple[BoundSymbol, ...],
+    results: dict[str, TensorProxy],
+    grads: Grads,
+    writes: tuple[BoundSymbol, ...] = (),
+) -> Template:
     """The recorded program with the call's results as placeholders, and without the call itself.
 
     PyTorch saves results through `aten.detach`: that one is an alias of the result.
@@ -180,7 +191,8 @@ def _template(recorded: tuple[BoundSymbol, ...], results: dict[str, TensorProxy]
         else:
             body.append(replace(renamed(item, names, lambda made: made), source=None, grad_enabled=False))
     final = map_proxies(lambda grad: names.get(grad.name, grad), grads)
-    return Template(live(tuple(body), proxies(final)), final)
+    writes = tuple(renamed(item, names) for item in writes)
+    return Template((*live(tuple(body), proxies((final, [item.args for item in writes]))), *writes), final)
 
 
 def instantiate(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
+from switchgear.backward_writes import refuse_visible
 from switchgear.choice import Choice
 from switchgear.errors import RuleError, SwitchgearError
 from switchgear.hookspecs import PassPlacement
@@ -27,15 +28,22 @@ from .free_last_used import free_last_used
 from .inner_gradients import inner_gradients
 from .partition import backward_for, partition
 
+#: A tensor that a backward writes to: the index of an "input", of an "output" of the forward, or of a "grad" output.
+Target: TypeAlias = tuple[str, int]
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Program:
-    """A trace made executable: every stage it went through, the last one's function, and the choices."""
+    """A trace made executable: every stage it went through, the last one's function, and the choices.
+
+    Of a backward, `targets` says where the values that come after the gradients are to be copied.
+    """
 
     stages: tuple[Trace, ...]
     function: Callable[..., Any]
     choices: tuple[Choice, ...]
     boxed: bool = False
+    targets: tuple[Target, ...] = ()
 
     def line(self, number: int) -> BoundSymbol | None:
         """The bound symbol that line `number` of the function's file is, if it is one."""
@@ -104,7 +112,7 @@ class Training:
     """The programs of a differentiated trace, and what is needed to make backwards for other grad outputs.
 
     `inner` are the positions of those saved values through which a gradient of the backward itself may flow, and
-    which are neither inputs nor outputs.
+    which are neither inputs nor outputs. `mutated` is as for `compile_training`.
     """
 
     forward: Program
@@ -113,6 +121,7 @@ class Training:
     inner: tuple[int, ...]
     prepared: Trace
     joint: Joint
+    mutated: Mapping[str, int]
 
     @property
     def ends(self) -> tuple[TensorProxy | None, ...]:
@@ -124,10 +133,14 @@ def compile_training(
     stages: tuple[Trace, ...],
     selection: Selection,
     grad_outputs: Grads,
-    overwritten: frozenset[str],
+    mutated: Mapping[str, int],
     choices: tuple[Choice, ...] = (),
 ) -> Training:
-    """The forward and backward programs of a prepared trace, for the grad outputs that are expected."""
+    """The forward and backward programs of a prepared trace, for the grad outputs that are expected.
+
+    `mutated` names the outputs that are copied into inputs after the forward has run, with the index of the input.
+    """
+    overwritten = frozenset(stages[-1].inputs[index].name for index in mutated.values())
     forward, joint = _differentiated(stages, selection, grad_outputs)
     backward = _Stages([*forward.traces])
     start = time.perf_counter()
@@ -137,8 +150,20 @@ def compile_training(
     forward_program = _executable(forward, selection, boxed=False, choices=(*choices, *joint.choices))
     known = {proxy.name for proxy in proxies((parts.forward.inputs, joint.trace.outputs[: joint.count]))} - overwritten
     inner = tuple(i for i, proxy in enumerate(parts.saved) if proxy.requires_grad and proxy.name not in known)
-    backward_program = _executable(backward, selection, boxed=True)
-    return Training(forward_program, backward_program, parts.saved, inner, stages[-1], joint)
+    backward_program = _executable(backward, selection, boxed=True, targets=_targets(joint, mutated))
+    return Training(forward_program, backward_program, parts.saved, inner, stages[-1], joint, mutated)
+
+
+def _targets(joint: Joint, mutated: Mapping[str, int]) -> tuple[Target, ...]:
+    """Where the tensors are that the backward writes to."""
+    trace, overwritten = joint.trace, mutated.values()
+    places: dict[str, Target] = {p.name: ("grad", i) for i, p in enumerate(joint.grad_outputs) if p is not None}
+    places |= {p.name: ("output", i) for i, p in enumerate(trace.outputs[: joint.count]) if p is not None}
+    places |= {p.name: ("input", i) for i, p in enumerate(trace.inputs) if p.name not in places}
+    places |= {name: ("input", i) for name, i in mutated.items()}
+    gone = [p for i, p in enumerate(trace.inputs) if i in overwritten and p.name not in mutated]
+    refuse_visible([p for p in joint.written if p in gone], "the function has overwritten since")
+    return tuple([places[proxy.name] for proxy in joint.written])
 
 
 def compile_backward(
@@ -148,27 +173,31 @@ def compile_backward(
 
     `grad_outputs` has one for each of the training's `ends`.
     """
-    return _executable(_other_backward(training, selection, grad_outputs, wanted, False), selection, boxed=True)
+    stages, joint = _other_backward(training, selection, grad_outputs, wanted, False)
+    if wanted != tuple(proxy.requires_grad for proxy in training.prepared.inputs):
+        refuse_visible(joint.written, "autograd may not do where only some of the gradients are asked for")
+    return _executable(stages, selection, boxed=True, targets=_targets(joint, training.mutated))
 
 
 def differentiable_backward(
     training: Training, selection: Selection, grad_outputs: Grads, wanted: tuple[bool, ...]
 ) -> Trace:
     """Like `compile_backward`, as a trace that can be differentiated in its turn."""
-    return _other_backward(training, selection, grad_outputs, wanted, True).traces[-1]
+    return _other_backward(training, selection, grad_outputs, wanted, True)[0].traces[-1]
 
 
 def _other_backward(
     training: Training, selection: Selection, grad_outputs: Grads, wanted: tuple[bool, ...], higher_order: bool
-) -> _Stages:
+) -> tuple[_Stages, Joint]:
     prepared = replace(training.prepared, outputs=training.ends)
     stages, joint = _differentiated((prepared,), selection, grad_outputs, higher_order)
     outputs = joint.trace.outputs
-    grads = tuple(grad if want else None for grad, want in zip(outputs[joint.count :], wanted, strict=True))
-    joint = replace(joint, trace=dead_code(replace(joint.trace, outputs=(*outputs[: joint.count], *grads))))
+    forward, found = outputs[: joint.count], outputs[joint.count :]
+    grads = tuple(grad if want else None for grad, want in zip(found, wanted, strict=False))
+    joint = replace(joint, trace=dead_code(replace(joint.trace, outputs=(*forward, *grads, *found[len(wanted) :]))))
     start = time.perf_counter()
     stages.keep("partition", backward_for(joint, training.saved), start)
-    return stages
+    return stages, joint
 
 
 def _differentiated(
@@ -176,19 +205,26 @@ def _differentiated(
 ) -> tuple[_Stages, Joint]:
     stages = _Stages([*prepared])
     start = time.perf_counter()
-    joint = differentiate(prepared[-1], selection, grad_outputs, higher_order=higher_order)
+    joint = differentiate(prepared[-1], selection, grad_outputs, higher_order=higher_order, writes=not higher_order)
     stages.keep("differentiate", joint.trace, start)
     return stages, replace(joint, trace=stages.plugin_passes("after_grad", selection))
 
 
-def _executable(stages: _Stages, selection: Selection, *, boxed: bool, choices: tuple[Choice, ...] = ()) -> Program:
+def _executable(
+    stages: _Stages,
+    selection: Selection,
+    *,
+    boxed: bool,
+    choices: tuple[Choice, ...] = (),
+    targets: tuple[Target, ...] = (),
+) -> Program:
     trace = stages.plugin_passes("before_claim", selection)
     start = time.perf_counter()
     trace, made = claim(trace, selection)
     stages.keep("claim", trace, start)
     stages.run("dead_code", dead_code)
     trace = stages.run("free_last_used", free_last_used)
-    return Program(tuple(stages.traces), compile_trace(trace, boxed=boxed), (*choices, *made), boxed)
+    return Program(tuple(stages.traces), compile_trace(trace, boxed=boxed), (*choices, *made), boxed, targets)
 
 
 def expected_grad(proxy: TensorProxy) -> TensorProxy | None:

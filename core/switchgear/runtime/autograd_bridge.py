@@ -114,15 +114,20 @@ class _Node(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, bridge: Bridge, *inputs: torch.Tensor) -> Any:
         results = list(run_program(bridge.training.forward, inputs))
+        own = {internals.storage_key(tensor) for tensor in inputs}
         for index in bridge.made:
-            # autograd forbids to write to what comes out of a node as a view
-            if results[index]._is_view():
+            # autograd forbids to write to what comes out of a node as a view; of an input it is one in eager too
+            if results[index]._is_view() and internals.storage_key(results[index]) not in own:
                 results[index] = results[index].detach()
         outputs = results[: bridge.count]
         ctx.bridge = bridge
         ctx.save_for_backward(*results[bridge.count :])
         ctx.mark_non_differentiable(*[outputs[i] for i in bridge.plain if outputs[i] is not None])
         ctx.set_materialize_grads(False)
+        held = {"input": inputs, "output": outputs}
+        # not saved, for it may change before the backward writes to it; without its history, which may lead to this node
+        places = [place for place in bridge.training.backward.targets if place[0] in held]
+        ctx.written = {(kind, index): held[kind][index].detach() for kind, index in places}
         return (*outputs, *[results[index] for index in bridge.inner])
 
     @staticmethod
@@ -134,4 +139,9 @@ class _Node(torch.autograd.Function):
         internals.clear_saved_tensors(ctx)
         if torch.is_grad_enabled():
             return (None, *ctx.bridge.differentiable_for(grads, wanted)(*arguments))
-        return (None, *run_program(ctx.bridge.backward_for(grads, wanted), arguments))
+        program = ctx.bridge.backward_for(grads, wanted)
+        found = run_program(program, arguments)
+        for (kind, index), value in zip(program.targets, found[len(wanted) :], strict=True):
+            target = grads[index] if kind == "grad" else ctx.written[kind, index]
+            target.copy_(value)
+        return (None, *found[: len(wanted)])

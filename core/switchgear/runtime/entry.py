@@ -49,6 +49,8 @@ class Entry:
 
     def run(self, inputs: Sequence[torch.Tensor]) -> Any:
         """What the function returns for these inputs, as `prologue` gives them."""
+        for index in self.captured.outputs.switched_on:
+            inputs[index].requires_grad_()
         if self.bridge is not None:
             outputs = self.bridge(inputs)
         else:
@@ -73,8 +75,9 @@ class Entry:
         if torch.is_inference_mode_enabled() or not any(grad_outputs):
             self.forward: Program = compile_forward(stages, selection, choices)
             return
-        overwritten = frozenset(trace.inputs[mutation.input].name for mutation in outputs.mutations)
-        training = compile_training(stages, selection, grad_outputs, overwritten, choices)
+        ends = [(mutation, stages[-1].outputs[mutation.output]) for mutation in outputs.mutations]
+        mutated = {proxy.name: mutation.input for mutation, proxy in ends if proxy is not None}
+        training = compile_training(stages, selection, grad_outputs, mutated, choices)
         self.forward = training.forward
         self.bridge = Bridge(training, selection, rejit)
 

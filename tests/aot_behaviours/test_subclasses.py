@@ -1,0 +1,78 @@
+"""Tensor subclasses as arguments: refused by name, also where PyTorch's compiler takes some of these cases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing._internal.two_tensor import TwoTensor
+
+import switchgear as sg
+from tests.aot_behaviours.observation import values
+
+
+def transposed(x: Tensor) -> Tensor:
+    x.transpose_(1, 0)
+    return x.mul(2).transpose(1, 0)
+
+
+def written_and_transposed(x: Tensor, y: Tensor) -> Tensor:
+    x.mul_(2)
+    y.t_()
+    return x.mul(y)
+
+
+def written(x: Tensor) -> Tensor:
+    x.mul_(2)
+    return x + 1
+
+
+def both_written(x: Tensor, y: Tensor) -> Tensor:
+    x.mul_(3)
+    y.mul_(2)
+    return x.clone().view(-1) + y.clone().view(-1)
+
+
+def viewed(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    return x.view(x.shape), y.view(y.shape)
+
+
+def one_written(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    x.mul_(2)
+    return y + 1, x + 1
+
+
+def written_and_unsqueezed(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    x.add_(1)
+    y.unsqueeze_(0)
+    return x + y, x.view(-1)
+
+
+CASES: list[tuple[Callable[..., Any], Callable[[Tensor], tuple[Tensor, ...]]]] = [
+    (transposed, lambda base: (base,)),
+    (written_and_transposed, lambda base: (base[0], base[0])),
+    (written, lambda base: (base[:, 0],)),
+    (both_written, lambda base: (base[0:2], base[2:4])),
+    (viewed, lambda base: (base.view(-1), base[0])),
+    (one_written, lambda base: (base.view(-1), base.view(-1))),
+    (written_and_unsqueezed, lambda base: (base.view(-1), base.view(-1))),
+]
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["no grad", "grad"])
+@pytest.mark.parametrize(("function", "take"), CASES, ids=[function.__name__ for function, _ in CASES])
+def test_subclass_is_refused_by_name(
+    function: Callable[..., Any], take: Callable[[Tensor], tuple[Tensor, ...]], grad: bool
+) -> None:
+    """Written to, transposed, aliased, or only viewed: the error names the subclass, and nothing is changed."""
+    base = TwoTensor(values(4, 4), values(4, 4)).requires_grad_(grad) + 1
+    args = take(base)
+    before = [(argument.shape, argument.stride()) for argument in args]
+    with pytest.raises(sg.errors.Unsupported, match=r"TwoTensor.*subclass"):
+        sg.jit(function, executors=["torch"])(*args)
+    assert isinstance(base, TwoTensor)
+    assert torch.equal(base.a, values(4, 4) + 1)
+    assert [(argument.shape, argument.stride()) for argument in args] == before
