@@ -13,6 +13,7 @@ import torch
 
 from switchgear import custom_functions
 from switchgear import torch_internals as internals
+from switchgear.checkpointing import regions_of
 from switchgear.choice import Choice
 from switchgear.custom_functions import HISTORY, as_identities, origin_of, recorded_functions
 from switchgear.errors import StrictError
@@ -43,7 +44,7 @@ from switchgear.writes import RULES
 
 from .claim import claimant
 from .dead_code import dead_code
-from .derived import derive, instantiate, rebind
+from .derived import derive, instantiate, read_from_forward, rebind
 
 _ADD = Symbol("aten.add.Tensor", torch.ops.aten.add.Tensor)
 
@@ -53,13 +54,15 @@ class Joint:
     """Forward and backward in one trace, and the choices made on the way.
 
     The trace's inputs are the forward's and then the defined grad outputs; its outputs the forward's `count`, and
-    then a gradient or None per forward input.
+    then a gradient or None per forward input. `kept` is what other grad outputs, or those of a second derivative, would
+    read besides: eager saves it too.
     """
 
     trace: Trace
     count: int
     grad_outputs: Grads
     choices: tuple[Choice, ...]
+    kept: tuple[TensorProxy, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,7 +106,7 @@ def _differentiate(trace: Trace, selection: Selection, grad_outputs: Grads, high
         constants={**trace.constants, **forward.recorder.constants},
         provenance=trace.provenance,
     )
-    return Joint(dead_code(joint), len(outputs), cotangents, tuple(forward.choices))
+    return Joint(dead_code(joint), len(outputs), cotangents, tuple(forward.choices), tuple(forward.kept))
 
 
 class Forward:
@@ -120,6 +123,7 @@ class Forward:
         self.body: list[BoundSymbol] = []
         self.linears: list[Linear] = []
         self.choices: list[Choice] = []
+        self.kept: list[TensorProxy] = []
         self._env: dict[str, TensorProxy] = {}
 
     def now(self, proxy: TensorProxy) -> TensorProxy:
@@ -193,7 +197,9 @@ class Forward:
     def _derive(self, item: BoundSymbol, origin: BoundSymbol) -> None:
         # fail here, where the operator is, and not in the sweep
         expected = (replace(proxy, requires_grad=False) if proxy.requires_grad else None for proxy in item.outputs)
-        derive(item, tuple(expected), self.higher_order)
+        template = derive(item, tuple(expected), self.higher_order)
+        if sum(proxy.requires_grad for proxy in item.outputs) > 1 and not regions_of(item):
+            self.kept.extend(read_from_forward(template, item))
 
         def pull(grads: Grads) -> tuple[tuple[BoundSymbol, ...], Grads]:
             return instantiate(derive(item, grads, self.higher_order), item, grads, self.names)

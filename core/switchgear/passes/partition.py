@@ -48,6 +48,9 @@ def partition(
     names = Names(names_of(trace))
     body, rest = recompute(body, live(rest, proxies(grads)), tuple(proxies(grads)), names, known)
     rest, crossing = _backward(trace, body, rest, given, grads)
+    made = {proxy.name for proxy in trace.inputs}.union(proxy.name for item in body for proxy in item.outputs)
+    kept = {proxy.name: proxy for proxy in joint.kept if proxy.name in made}
+    crossing = tuple({proxy.name: proxy for proxy in (*kept.values(), *crossing)}.values())
     storage = storages(body)
     copies = {p.name: replace(p, name=names.fresh()) for p in crossing if storage.get(p.name, p.name) in overwritten}
     clones = (BoundSymbol(_CLONE, (p,), {}, copies[p.name]) for p in crossing if p.name in copies)
