@@ -44,11 +44,14 @@ SIZE = 300
 # `Refusal.modes` is a part of the mode's name: what `refused.py` says of "gradient" holds of both.
 MODES = ("gradient", "gradient of gradient")
 
+_ZEROS = "PyTorch's formula, where it is differentiated in its turn, looks for zeros in the data, to refuse them"
 #: Beyond what `refused.py` says: samples that its command does not come to, and second gradients.
 REFUSED_HERE: dict[str, Refusal] = {
     "__getitem__": Refusal(
         DataDependent, "indexed by a mask: the shape of the result depends on the data", partly=True
     ),
+    "index_reduce.prod": Refusal(DataDependent, _ZEROS, MODES[1]),
+    "scatter_reduce.prod": Refusal(DataDependent, _ZEROS, MODES[1]),
 }
 REFUSED = REFUSED_OPERATORS | REFUSED_HERE
 

@@ -186,8 +186,25 @@ def instantiate(
     return body, map_proxies(lambda grad: env.get(grad.name, grad), template.grads)
 
 
-def read_from_forward(template: Template, bound_symbol: BoundSymbol) -> tuple[TensorProxy, ...]:
-    """The arguments and outputs of a call that its template reads."""
+#: Overloads whose formula reads other values where it is to be differentiated in its turn.
+_READ_MORE = frozenset(
+    {
+        torch.ops.aten._linalg_det.default,
+        torch.ops.aten._linalg_slogdet.default,
+        torch.ops.aten._linalg_solve_ex.default,
+    }
+)
+
+
+def further_reads(template: Template, bound_symbol: BoundSymbol, grad_outputs: Grads) -> tuple[TensorProxy, ...]:
+    """The arguments and outputs of a call that another backward of it may read.
+
+    That is one for other grad outputs than come, or one that is differentiated. `template` is for all `grad_outputs`.
+    """
+    if bound_symbol.symbol.fn in _READ_MORE:
+        template = derive(bound_symbol, grad_outputs, higher_order=True)
+    elif sum(grad is not None for grad in grad_outputs) < 2:
+        return ()
     own = _placeholders(bound_symbol, ())
     read = (*(proxy for item in template.bound_symbols for proxy in item.inputs), *proxies(template.grads))
     return tuple([own[name] for name in dict.fromkeys(proxy.name for proxy in read) if name in own])

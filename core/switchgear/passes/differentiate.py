@@ -44,7 +44,7 @@ from switchgear.writes import RULES
 
 from .claim import claimant
 from .dead_code import dead_code
-from .derived import derive, instantiate, read_from_forward, rebind
+from .derived import derive, further_reads, instantiate, rebind
 
 _ADD = Symbol("aten.add.Tensor", torch.ops.aten.add.Tensor)
 
@@ -197,9 +197,9 @@ class Forward:
     def _derive(self, item: BoundSymbol, origin: BoundSymbol) -> None:
         # fail here, where the operator is, and not in the sweep
         expected = (replace(proxy, requires_grad=False) if proxy.requires_grad else None for proxy in item.outputs)
-        template = derive(item, tuple(expected), self.higher_order)
-        if sum(proxy.requires_grad for proxy in item.outputs) > 1 and not regions_of(item):
-            self.kept.extend(read_from_forward(template, item))
+        template = derive(item, grads := tuple(expected), self.higher_order)
+        if not regions_of(item):
+            self.kept.extend(further_reads(template, item, grads))
 
         def pull(grads: Grads) -> tuple[tuple[BoundSymbol, ...], Grads]:
             return instantiate(derive(item, grads, self.higher_order), item, grads, self.names)
