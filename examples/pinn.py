@@ -52,8 +52,8 @@ def inside(net: nn.Module) -> Loss:
 
 
 WAYS: dict[str, Callable[[nn.Module], Loss]] = {"eager": eager, "around": around, "inside": inside}
-#: To autograd a jitted function is one node, and gives the terms of a gradient as one sum; eager adds them to those from
-#: elsewhere one by one, in another order, so that the last bits differ.
+#: To autograd a jitted function is one node, which gives the terms of a gradient as one sum. Eager adds each to what
+#: comes from elsewhere, in another order, so the last bits differ.
 SUMMED_OTHERWISE = frozenset({"around"})
 #: How far an entry may then be off, beside the largest one of its tensor.
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}

@@ -26,8 +26,9 @@ def evaluate(bound_symbols: Iterable[BoundSymbol], values: dict[str, Any]) -> No
             if item.symbol == SET_VALUE:
                 result = args[0].clone()
                 result.data.copy_(args[1])
-            elif any(proxy.dtype.is_complex for proxy in item.outputs):
-                result = WRITTEN_VIEWS.get(item.symbol.fn, callable_of(item.symbol))(*args, **kwargs)
             else:
-                result = callable_of(item.symbol)(*args, **kwargs)
+                function = callable_of(item.symbol)
+                if any(proxy.dtype.is_complex for proxy in item.outputs):
+                    function = WRITTEN_VIEWS.get(function, function)
+                result = function(*args, **kwargs)
         bind_outputs(item.output, result, values)

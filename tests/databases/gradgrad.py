@@ -277,7 +277,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--filter", default="", metavar="REGEX", help="only operators whose name matches")
     parser.add_argument(
-        "--fraction", type=_fraction, default=(0, 1), metavar="K/N", help="only part K, from 0, of N; CI runs 0/32"
+        "--fraction", type=_fraction, default=(0, 1), metavar="K/N", help="only part K, from 0, of N; CI runs 0/48"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every verdict there")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="worker processes (default: 2)")

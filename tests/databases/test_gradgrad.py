@@ -16,7 +16,7 @@ from tests.databases.report import applies, unexpected
 from tests.databases.verdict import Jit, Outcome, Target, Verdict, jit_torch
 
 CASES = [
-    pytest.param(name, mode, marks=[pytest.mark.slow] if part(name, 32) else []) for name in names() for mode in MODES
+    pytest.param(name, mode, marks=[pytest.mark.slow] if part(name, 48) else []) for name in names() for mode in MODES
 ]
 
 _BELOW = "computes in less than double precision"
