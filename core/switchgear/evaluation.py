@@ -11,7 +11,7 @@ from . import torch_internals as internals
 from .composites import bind_outputs
 from .seeding import callable_of
 from .symbol import BACKWARD, BoundSymbol, map_proxies
-from .writes import SET_VALUE
+from .writes import SET_VALUE, WRITTEN_VIEWS
 
 
 def evaluate(bound_symbols: Iterable[BoundSymbol], values: dict[str, Any]) -> None:
@@ -27,5 +27,8 @@ def evaluate(bound_symbols: Iterable[BoundSymbol], values: dict[str, Any]) -> No
                 result = args[0].clone()
                 result.data.copy_(args[1])
             else:
-                result = callable_of(item.symbol)(*args, **kwargs)
+                function = callable_of(item.symbol)
+                if any(proxy.dtype.is_complex for proxy in item.outputs):
+                    function = WRITTEN_VIEWS.get(function, function)
+                result = function(*args, **kwargs)
         bind_outputs(item.output, result, values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -74,6 +75,21 @@ def identity(value: torch.Tensor) -> torch.Tensor:
 def _identity_rule(value: torch.Tensor) -> _Pulled:
     return value, lambda grad: grad
 
+
+def _written(
+    view: Callable[..., torch.Tensor], base: torch.Tensor, source: torch.Tensor, *args: Any, **kwargs: Any
+) -> torch.Tensor:
+    base = base.clone()
+    view(base, *args, **kwargs).copy_(source)
+    return base
+
+
+#: Overloads whose formulas refuse complex numbers, each as the write through a view that it stands for.
+WRITTEN_VIEWS: dict[Any, Callable[..., torch.Tensor]] = {
+    torch.ops.aten.slice_scatter.default: functools.partial(_written, torch.ops.aten.slice.Tensor),
+    torch.ops.aten.select_scatter.default: functools.partial(_written, torch.ops.aten.select.int),
+    torch.ops.aten.diagonal_scatter.default: functools.partial(_written, torch.ops.aten.diagonal.default),
+}
 
 IDENTITY = Symbol("switchgear.identity", identity)
 DRAW_BERNOULLI = Symbol("switchgear.draw_bernoulli", draw_bernoulli)

@@ -36,9 +36,6 @@ REFUSED_OPERATORS: dict[str, Refusal] = {
     "corrcoef": Refusal(DataDependent, _CHECKS),
     "cov": Refusal(DataDependent, _CHECKS),
     "equal": Refusal(DataDependent, _READS),
-    "index_fill": Refusal(
-        DataDependent, "the gradient of a tensor value sums over the unique indices", "gradient", partly=True
-    ),
     "index_put": Refusal(DataDependent, "the gradient of values put by mask is masked", "gradient", partly=True),
     "istft": Refusal(DataDependent, _CHECKS),
     "item": Refusal(DataDependent, _READS),
@@ -84,6 +81,9 @@ INEXACT_OPERATORS: dict[str, Exactness] = {
     "empty_like": _UNINITIALISED,
     "empty_permuted": _UNINITIALISED,
     "empty_strided": _UNINITIALISED,
+    "index_fill": Tolerance(
+        1e-12, 1e-12, "PyTorch sums the gradient of a tensor value over the unique indices, a trace over a mask"
+    ),
     "masked.prod": Tolerance(1e-12, 1e-12, _PRODUCT),
     "max.reduction_no_dim": _SPREAD,
     "min.reduction_no_dim": _SPREAD,

@@ -18,6 +18,7 @@ from switchgear.recorder import Recorder
 from switchgear.rules import Grads
 from switchgear.symbol import BoundSymbol, map_proxies, proxies, renamed
 from switchgear.trace import Names
+from switchgear.writes import WRITTEN_VIEWS
 
 from .dead_code import live
 
@@ -105,10 +106,12 @@ def _spellings(overload: Any) -> Iterator[Callable[..., Any]]:
     if overload is torch.ops.aten.rrelu_with_noise_functional.default:
         yield _rrelu_with_noise
         return
+    if overload is torch.ops.aten.index_fill.int_Tensor:
+        yield _index_fill
+        return
     yield overload
-    if overload in _WRITTEN_VIEWS:
-        view = _WRITTEN_VIEWS[overload]
-        yield lambda self, source, *args, **kwargs: _written(self.clone(), source, view, *args, **kwargs)
+    if overload in WRITTEN_VIEWS:
+        yield WRITTEN_VIEWS[overload]
     if isinstance(overload, torch._ops.OpOverload):
         namespace, _, name = overload._schema.name.partition("::")
         packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_functional") + "_", None)
@@ -117,25 +120,16 @@ def _spellings(overload: Any) -> Iterator[Callable[..., Any]]:
             yield lambda self, *args, **kwargs: twin(self.clone(), *args, **kwargs)
 
 
-#: The views behind overloads whose formulas refuse complex numbers.
-_WRITTEN_VIEWS: dict[Any, Callable[..., torch.Tensor]] = {
-    torch.ops.aten.slice_scatter.default: torch.ops.aten.slice.Tensor,
-    torch.ops.aten.select_scatter.default: torch.ops.aten.select.int,
-    torch.ops.aten.diagonal_scatter.default: torch.ops.aten.diagonal.default,
-}
-
-
-def _written(
-    base: torch.Tensor, source: torch.Tensor, view: Callable[..., torch.Tensor], *args: Any, **kwargs: Any
-) -> torch.Tensor:
-    view(base, *args, **kwargs).copy_(source)
-    return base
-
-
 def _rrelu_with_noise(self: torch.Tensor, noise: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     """The formula of the functional overload reads the noise as it was before it was drawn."""
     drawn = noise.clone()
     return torch.ops.aten.rrelu_with_noise.default(self, drawn, *args, **kwargs), drawn
+
+
+def _index_fill(self: torch.Tensor, dim: int, index: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """PyTorch's formula sums the gradient of the value over the unique indices, and how many there are is data."""
+    filled = torch.zeros_like(self, dtype=torch.bool).index_fill(dim, index, True)
+    return torch.where(filled, value, self)
 
 
 def _run(bound_symbol: BoundSymbol, call: Callable[..., Any], grad_outputs: Grads, higher_order: bool) -> Template:
@@ -202,6 +196,30 @@ def instantiate(
     env = _placeholders(bound_symbol, grad_outputs)
     body = tuple([rebind(item, env, names) for item in template.bound_symbols])
     return body, map_proxies(lambda grad: env.get(grad.name, grad), template.grads)
+
+
+#: Overloads whose formula reads other values where it is to be differentiated in its turn.
+_READ_MORE = frozenset(
+    {
+        torch.ops.aten._linalg_det.default,
+        torch.ops.aten._linalg_slogdet.default,
+        torch.ops.aten._linalg_solve_ex.default,
+    }
+)
+
+
+def further_reads(template: Template, bound_symbol: BoundSymbol, grad_outputs: Grads) -> tuple[TensorProxy, ...]:
+    """The arguments and outputs of a call that another backward of it may read.
+
+    That is one for other grad outputs than come, or one that is differentiated. `template` is for all `grad_outputs`.
+    """
+    if bound_symbol.symbol.fn in _READ_MORE:
+        template = derive(bound_symbol, grad_outputs, higher_order=True)
+    elif sum(grad is not None for grad in grad_outputs) < 2:
+        return ()
+    own = _placeholders(bound_symbol, ())
+    read = (*(proxy for item in template.bound_symbols for proxy in item.inputs), *proxies(template.grads))
+    return tuple([own[name] for name in dict.fromkeys(proxy.name for proxy in read) if name in own])
 
 
 def rebind(bound_symbol: BoundSymbol, env: dict[str, TensorProxy], names: Names) -> BoundSymbol:

@@ -14,6 +14,7 @@ import torch
 from switchgear import custom_functions
 from switchgear import torch_internals as internals
 from switchgear.backward_writes import refuse_visible, taken_out
+from switchgear.checkpointing import regions_of
 from switchgear.choice import Choice
 from switchgear.custom_functions import HISTORY, as_identities, origin_of, recorded_functions
 from switchgear.errors import StrictError
@@ -44,7 +45,7 @@ from switchgear.writes import RULES
 
 from .claim import claimant
 from .dead_code import dead_code
-from .derived import derive, instantiate, rebind
+from .derived import derive, further_reads, instantiate, rebind
 
 _ADD = Symbol("aten.add.Tensor", torch.ops.aten.add.Tensor)
 
@@ -55,6 +56,7 @@ class Joint:
 
     The trace's inputs are the forward's and then the defined grad outputs; its outputs the forward's `count`, then a
     gradient or None per forward input, and then the new values of what the backward writes to in place: `written`.
+    `kept` is what other grad outputs, or those of a second derivative, would read besides: eager saves it too.
     """
 
     trace: Trace
@@ -62,6 +64,7 @@ class Joint:
     grad_outputs: Grads
     choices: tuple[Choice, ...]
     written: tuple[TensorProxy, ...] = ()
+    kept: tuple[TensorProxy, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,7 +116,7 @@ def _differentiate(trace: Trace, selection: Selection, grad_outputs: Grads, high
         provenance=trace.provenance,
     )
     written = tuple(tensor for tensor, _ in writes)
-    return Joint(dead_code(joint), len(outputs), cotangents, tuple(forward.choices), written)
+    return Joint(dead_code(joint), len(outputs), cotangents, tuple(forward.choices), written, tuple(forward.kept))
 
 
 class Forward:
@@ -130,6 +133,7 @@ class Forward:
         self.body: list[BoundSymbol] = []
         self.linears: list[Linear] = []
         self.choices: list[Choice] = []
+        self.kept: list[TensorProxy] = []
         self._env: dict[str, TensorProxy] = {}
 
     def now(self, proxy: TensorProxy) -> TensorProxy:
@@ -203,7 +207,9 @@ class Forward:
     def _derive(self, item: BoundSymbol, origin: BoundSymbol) -> None:
         # fail here, where the operator is, and not in the sweep
         expected = (replace(proxy, requires_grad=False) if proxy.requires_grad else None for proxy in item.outputs)
-        derive(item, tuple(expected), self.higher_order)
+        template = derive(item, grads := tuple(expected), self.higher_order)
+        if not regions_of(item):
+            self.kept.extend(further_reads(template, item, grads))
 
         def pull(grads: Grads) -> tuple[tuple[BoundSymbol, ...], Grads]:
             return instantiate(derive(item, grads, self.higher_order), item, grads, self.names)

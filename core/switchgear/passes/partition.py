@@ -47,7 +47,9 @@ def partition(
     rest = tuple(item for item in trace.bound_symbols if item not in ran)
     names = Names(names_of(trace))
     body, rest = recompute(body, live(rest, proxies(grads)), tuple(proxies(grads)), names, known)
-    rest, crossing = _backward(trace, body, rest, given, grads)
+    made = {proxy.name for proxy in trace.inputs}.union(proxy.name for item in body for proxy in item.outputs)
+    kept = tuple([proxy for proxy in joint.kept if proxy.name in made])
+    rest, crossing = _backward(trace, body, rest, given, grads, kept)
     storage = storages(body)
     copies = {p.name: replace(p, name=names.fresh()) for p in crossing if storage.get(p.name, p.name) in overwritten}
     clones = (BoundSymbol(_CLONE, (p,), {}, copies[p.name]) for p in crossing if p.name in copies)
@@ -67,7 +69,7 @@ def backward_for(joint: Joint, saved: tuple[TensorProxy, ...]) -> Trace:
 
     What it needs beyond that is computed again. Raises `NotDifferentiable` if that cannot be.
     """
-    again = partition(joint, known=frozenset(proxy.name for proxy in saved))
+    again = partition(replace(joint, kept=()), known=frozenset(proxy.name for proxy in saved))
     known = {proxy.name for proxy in saved}.union(joint.trace.constants)
     missing = {proxy.name for proxy in again.saved} - known
     repeated: list[BoundSymbol] = []
@@ -93,12 +95,14 @@ def _backward(
     body: tuple[BoundSymbol, ...],
     given: tuple[TensorProxy, ...],
     grads: Grads,
+    kept: tuple[TensorProxy, ...],
 ) -> tuple[tuple[BoundSymbol, ...], tuple[TensorProxy, ...]]:
-    """The bound symbols that only gradients need, views among them, and the values that they take from the forward."""
-    body = (*_views_again(forward, body, grads), *body)
+    """The bound symbols that only gradients need, views among them, and the values to take from the forward."""
+    body = (*_views_again(forward, body, (*grads, *kept)), *body)
     own = {proxy.name for proxy in given}.union(trace.constants, (p.name for item in body for p in item.outputs))
-    used = (*(proxy for item in body for proxy in item.inputs), *proxies(grads))
-    return body, tuple({proxy.name: proxy for proxy in used if proxy.name not in own}.values())
+    used = (*(proxy for item in body for proxy in item.inputs), *proxies(grads), *kept)
+    crossing = tuple({proxy.name: proxy for proxy in used if proxy.name not in own}.values())
+    return (live(body, proxies(grads)) if kept else body), crossing
 
 
 def _views_again(

@@ -1,0 +1,155 @@
+"""MAML: meta-learn the start of a small regressor by differentiating through its inner update.
+
+Each task is a sine of some amplitude and phase. The inner step adapts the parameters to a task by one step of gradient
+descent; the outer loss is the adapted parameters', so its gradient holds second derivatives. Trains three copies of one
+start and prints the outer losses side by side: in eager PyTorch; with the task's loss jitted and
+`torch.autograd.grad(..., create_graph=True)` around it; with `sg.grad` for the inner step inside `sg.value_and_grad`
+for the outer one. Ends with status 1 if a loss or a trained parameter is not eager's: to the bit nested, up to rounding
+around.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import switchgear as sg
+
+Parameters = list[Tensor]
+Task = tuple[Tensor, Tensor, Tensor, Tensor]
+#: From parameters and tasks to the outer loss and its gradients.
+Outer = Callable[[Parameters, list[Task]], tuple[Tensor, Sequence[Tensor]]]
+WIDTH, TASKS, SHOTS = 16, 4, 10
+INNER_RATE, OUTER_RATE = 0.05, 0.02
+
+
+def start() -> Parameters:
+    """The parameters of a regressor with two hidden layers."""
+    sizes = (1, WIDTH, WIDTH, 1)
+    layers = [(torch.randn(out, into) / into**0.5, torch.zeros(out)) for into, out in itertools.pairwise(sizes)]
+    return [tensor for layer in layers for tensor in layer]
+
+
+def tasks() -> list[Task]:
+    """Some sines, each with points to adapt to and points to be judged by."""
+    found = []
+    for amplitude, phase in torch.rand(TASKS, 2).tolist():
+        x, other = 6 * torch.rand(2, SHOTS, 1) - 3
+        found.append((x, amplitude * torch.sin(x + phase), other, amplitude * torch.sin(other + phase)))
+    return found
+
+
+def loss(parameters: Parameters, x: Tensor, y: Tensor) -> Tensor:
+    """The regressor's error on some points."""
+    w1, b1, w2, b2, w3, b3 = parameters
+    hidden = torch.tanh(F.linear(torch.tanh(F.linear(x, w1, b1)), w2, b2))
+    return F.mse_loss(F.linear(hidden, w3, b3), y)
+
+
+def descend(parameters: Parameters, gradients: Sequence[Tensor]) -> Parameters:
+    """One step of gradient descent, out of place: what comes out is a function of what goes in."""
+    return [parameter - INNER_RATE * gradient for parameter, gradient in zip(parameters, gradients, strict=True)]
+
+
+def by_autograd(task_loss: Callable[[Parameters, Tensor, Tensor], Tensor]) -> Outer:
+    """Both derivatives by PyTorch's autograd, the inner one differentiable."""
+
+    def outer(parameters: Parameters, tasks: list[Task]) -> tuple[Tensor, Sequence[Tensor]]:
+        parameters = [parameter.detach().requires_grad_() for parameter in parameters]
+        losses = []
+        for x, y, other_x, other_y in tasks:
+            gradients = torch.autograd.grad(task_loss(parameters, x, y), parameters, create_graph=True)
+            losses.append(task_loss(descend(parameters, gradients), other_x, other_y))
+        value = torch.stack(losses).mean()
+        return value.detach(), torch.autograd.grad(value, parameters)
+
+    return outer
+
+
+def eager() -> Outer:
+    """The reference."""
+    return by_autograd(loss)
+
+
+def around() -> Outer:
+    """The loss of a task is jitted, and is differentiated from outside."""
+    return by_autograd(sg.jit(loss, executors=["torch"]))
+
+
+def nested() -> Outer:
+    """One trace holds the inner steps of all tasks, the outer loss and its gradients."""
+    inner = sg.grad(loss, executors=["torch"])
+
+    def outer_loss(parameters: Parameters, tasks: list[Task]) -> Tensor:
+        losses = [loss(descend(parameters, inner(parameters, x, y)), *other) for x, y, *other in tasks]
+        return torch.stack(losses).mean()
+
+    outer: Outer = sg.value_and_grad(outer_loss, executors=["torch"])
+    return outer
+
+
+WAYS: dict[str, Callable[[], Outer]] = {"eager": eager, "around": around, "nested": nested}
+#: To autograd a jitted function is one node, which gives the terms of a gradient as one sum. Eager adds each to what
+#: comes from elsewhere, in another order, so the last bits differ.
+SUMMED_OTHERWISE = frozenset({"around"})
+#: How far an entry may then be off, beside the largest one of its tensor.
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
+
+
+def train(way: Callable[[], Outer], parameters: Parameters, steps: int) -> tuple[list[Tensor], list[Tensor]]:
+    """Move the start by gradient descent on the outer loss; the loss of every step, and the start that was found."""
+    parameters = [parameter.clone() for parameter in parameters]
+    outer = way()
+    torch.manual_seed(0)
+    losses = []
+    for _ in range(steps):
+        value, gradients = outer(parameters, tasks())
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.sub_(gradient, alpha=OUTER_RATE)
+        losses.append(value)
+    return losses, parameters
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train in every way; 0 when everything is as equal to eager as it should be."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=20, help="outer steps (default: %(default)s)")
+    steps = parser.parse_args(arguments).steps
+    torch.manual_seed(0)
+    parameters = start()
+    return report({name: train(way, parameters, steps) for name, way in WAYS.items()})
+
+
+def report(trained: dict[str, tuple[list[Tensor], list[Tensor]]]) -> int:
+    """Print the losses side by side, and how each compares with the first; 0 if all are as equal as they should be."""
+    print(f"{'step':>4}" + "".join(f"{name:>14}" for name in trained))
+    for step, row in enumerate(zip(*(losses for losses, _ in trained.values()), strict=True)):
+        print(f"{step:>4}" + "".join(f"{loss:14.8f}" for loss in row))
+    (losses, parameters), *others = trained.values()
+    expected = [*losses, *parameters]
+    equal = True
+    for name, (found, moved) in zip(list(trained)[1:], others, strict=True):
+        pairs = list(zip([*found, *moved], expected, strict=True))
+        if all(torch.equal(one, other) for one, other in pairs):
+            verdict = "bit-equal to eager's"
+        elif name in SUMMED_OTHERWISE and all(map(is_close, *zip(*pairs, strict=True))):
+            verdict = f"equal to eager's to {TOLERANCE[expected[0].dtype]:.0e}"
+        else:
+            verdict, equal = "DIFFERENT from eager's", False
+        print(f"{name}: losses and trained parameters {verdict}")
+    return 0 if equal else 1
+
+
+def is_close(one: Tensor, other: Tensor) -> bool:
+    """Whether no entry is further off than rounding explains, beside the largest."""
+    return bool((one - other).abs().max() <= TOLERANCE[other.dtype] * other.abs().max())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""A physics-informed network: it solves u'' = -π² sin(πx), u(0) = u(1) = 0, by the second derivative of the network.
+
+Trains three copies of one network and prints their losses side by side: in eager PyTorch; with the network jitted and
+`torch.autograd.grad(..., create_graph=True)` around it; with the whole loss jitted, both derivatives inside. Ends with
+status 1 if a loss or a trained parameter is not eager's: to the bit inside, up to rounding around.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import sys
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+import switchgear as sg
+
+Loss = Callable[[Tensor], Tensor]
+
+
+def network() -> nn.Module:
+    """u(x), smooth enough to be differentiated twice."""
+    return nn.Sequential(nn.Linear(1, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 1))
+
+
+def physics(net: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """How far the network is from solving the equation at the points `x`, and from its values at the ends."""
+    u = net(x)
+    (du,) = torch.autograd.grad(u.sum(), x, create_graph=True)
+    (ddu,) = torch.autograd.grad(du.sum(), x, create_graph=True)
+    residual = ddu + torch.pi**2 * torch.sin(torch.pi * x)
+    return residual.square().mean() + 10 * net(torch.tensor([[0.0], [1.0]])).square().mean()
+
+
+def eager(net: nn.Module) -> Loss:
+    """The reference."""
+    return lambda x: physics(net, x)
+
+
+def around(net: nn.Module) -> Loss:
+    """The network is jitted, and is differentiated from outside."""
+    jitted = sg.jit(net, executors=["torch"])
+    return lambda x: physics(jitted, x)
+
+
+def inside(net: nn.Module) -> Loss:
+    """One trace holds the network and its two derivatives; its backward is the third."""
+    loss: Loss = sg.jit(lambda x: physics(net, x), executors=["torch"])
+    return loss
+
+
+WAYS: dict[str, Callable[[nn.Module], Loss]] = {"eager": eager, "around": around, "inside": inside}
+#: To autograd a jitted function is one node, which gives the terms of a gradient as one sum. Eager adds each to what
+#: comes from elsewhere, in another order, so the last bits differ.
+SUMMED_OTHERWISE = frozenset({"around"})
+#: How far an entry may then be off, beside the largest one of its tensor.
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
+
+
+def train(way: Callable[[nn.Module], Loss], net: nn.Module, steps: int) -> tuple[list[Tensor], list[Tensor]]:
+    """Train a copy of the network on random points; the loss of every step, and the trained parameters."""
+    net = copy.deepcopy(net)
+    loss_at = way(net)
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+    generator = torch.Generator().manual_seed(0)
+    losses = []
+    for _ in range(steps):
+        loss = loss_at(torch.rand(64, 1, generator=generator).requires_grad_())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return losses, [parameter.detach() for parameter in net.parameters()]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train in every way; 0 when everything is as equal to eager as it should be."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=20, help="training steps (default: %(default)s)")
+    steps = parser.parse_args(arguments).steps
+    torch.manual_seed(0)
+    net = network()
+    return report({name: train(way, net, steps) for name, way in WAYS.items()})
+
+
+def report(trained: dict[str, tuple[list[Tensor], list[Tensor]]]) -> int:
+    """Print the losses side by side, and how each compares with the first; 0 if all are as equal as they should be."""
+    print(f"{'step':>4}" + "".join(f"{name:>14}" for name in trained))
+    for step, row in enumerate(zip(*(losses for losses, _ in trained.values()), strict=True)):
+        print(f"{step:>4}" + "".join(f"{loss:14.8f}" for loss in row))
+    (losses, parameters), *others = trained.values()
+    expected = [*losses, *parameters]
+    equal = True
+    for name, (found, moved) in zip(list(trained)[1:], others, strict=True):
+        pairs = list(zip([*found, *moved], expected, strict=True))
+        if all(torch.equal(one, other) for one, other in pairs):
+            verdict = "bit-equal to eager's"
+        elif name in SUMMED_OTHERWISE and all(map(is_close, *zip(*pairs, strict=True))):
+            verdict = f"equal to eager's to {TOLERANCE[expected[0].dtype]:.0e}"
+        else:
+            verdict, equal = "DIFFERENT from eager's", False
+        print(f"{name}: losses and trained parameters {verdict}")
+    return 0 if equal else 1
+
+
+def is_close(one: Tensor, other: Tensor) -> bool:
+    """Whether no entry is further off than rounding explains, beside the largest."""
+    return bool((one - other).abs().max() <= TOLERANCE[other.dtype] * other.abs().max())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

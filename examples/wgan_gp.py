@@ -1,0 +1,134 @@
+"""WGAN-GP: training steps of a critic, whose loss holds the norm of its own gradient (the gradient penalty).
+
+Trains three copies of one critic against a fixed generator and prints their losses side by side: in eager PyTorch; with
+the critic jitted and `torch.autograd.grad(..., create_graph=True)` around it; with the whole loss jitted, `sg.grad` and
+the random interpolation inside. Ends with status 1 if a loss or a trained parameter is not eager's: to the bit inside,
+up to rounding around.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import sys
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import switchgear as sg
+
+Critic = Callable[[Tensor], Tensor]
+Slope = Callable[[Critic, Tensor], Tensor]
+Loss = Callable[[Tensor, Tensor], Tensor]
+PENALTY = 10.0
+
+
+def networks() -> tuple[nn.Module, nn.Module]:
+    """A critic of points of the plane, and a generator of them."""
+    critic = nn.Sequential(nn.Linear(2, 32), nn.LeakyReLU(0.2), nn.Linear(32, 32), nn.SiLU(), nn.Linear(32, 1))
+    return critic, nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 2)).requires_grad_(False)
+
+
+def critic_loss(critic: Critic, slope_of: Slope, real: Tensor, fake: Tensor) -> Tensor:
+    """The Wasserstein loss, and a penalty where the critic's slope between real and fake is not one."""
+    between = torch.lerp(real, fake, torch.rand(real.shape[0], 1))
+    penalty: Tensor = (torch.linalg.vector_norm(slope_of(critic, between), dim=1) - 1).square().mean()
+    return critic(fake).mean() - critic(real).mean() + PENALTY * penalty
+
+
+def by_autograd(critic: Critic, points: Tensor) -> Tensor:
+    """The critic's slope at each point, a function of the critic's parameters like its value."""
+    points = points.detach().requires_grad_()
+    (slope,) = torch.autograd.grad(critic(points).sum(), points, create_graph=True)
+    return slope
+
+
+def by_sg_grad(critic: Critic, points: Tensor) -> Tensor:
+    """The same, where it is to be a part of a trace."""
+    slope: Tensor = sg.grad(lambda points: critic(points).sum())(points)
+    return slope
+
+
+def eager(critic: nn.Module) -> Loss:
+    """The reference."""
+    return lambda real, fake: critic_loss(critic, by_autograd, real, fake)
+
+
+def around(critic: nn.Module) -> Loss:
+    """The critic is jitted, and is differentiated from outside."""
+    jitted = sg.jit(critic, executors=["torch"])
+    return lambda real, fake: critic_loss(jitted, by_autograd, real, fake)
+
+
+def inside(critic: nn.Module) -> Loss:
+    """One trace holds three calls of the critic and the gradient of one of them."""
+    loss: Loss = sg.jit(lambda real, fake: critic_loss(critic, by_sg_grad, real, fake), executors=["torch"])
+    return loss
+
+
+WAYS: dict[str, Callable[[nn.Module], Loss]] = {"eager": eager, "around": around, "inside": inside}
+#: To autograd a jitted function is one node, which gives the terms of a gradient as one sum. Eager adds each to what
+#: comes from elsewhere, in another order, so the last bits differ.
+SUMMED_OTHERWISE = frozenset({"around"})
+#: How far an entry may then be off, beside the largest one of its tensor.
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
+
+
+def train(
+    way: Callable[[nn.Module], Loss], networks: tuple[nn.Module, nn.Module], steps: int
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Train a copy of the critic; the loss of every step, and the trained parameters."""
+    critic, generator = copy.deepcopy(networks)
+    loss_of = way(critic)
+    optimizer = torch.optim.Adam(critic.parameters(), lr=1e-3, betas=(0.0, 0.9))
+    torch.manual_seed(0)
+    losses = []
+    for _ in range(steps):
+        real = F.normalize(torch.randn(64, 2)) + 0.05 * torch.randn(64, 2)  # points near a circle
+        loss = loss_of(real, generator(torch.randn(64, 4)))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return losses, [parameter.detach() for parameter in critic.parameters()]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train in every way; 0 when everything is as equal to eager as it should be."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=20, help="training steps (default: %(default)s)")
+    steps = parser.parse_args(arguments).steps
+    torch.manual_seed(0)
+    start = networks()
+    return report({name: train(way, start, steps) for name, way in WAYS.items()})
+
+
+def report(trained: dict[str, tuple[list[Tensor], list[Tensor]]]) -> int:
+    """Print the losses side by side, and how each compares with the first; 0 if all are as equal as they should be."""
+    print(f"{'step':>4}" + "".join(f"{name:>14}" for name in trained))
+    for step, row in enumerate(zip(*(losses for losses, _ in trained.values()), strict=True)):
+        print(f"{step:>4}" + "".join(f"{loss:14.8f}" for loss in row))
+    (losses, parameters), *others = trained.values()
+    expected = [*losses, *parameters]
+    equal = True
+    for name, (found, moved) in zip(list(trained)[1:], others, strict=True):
+        pairs = list(zip([*found, *moved], expected, strict=True))
+        if all(torch.equal(one, other) for one, other in pairs):
+            verdict = "bit-equal to eager's"
+        elif name in SUMMED_OTHERWISE and all(map(is_close, *zip(*pairs, strict=True))):
+            verdict = f"equal to eager's to {TOLERANCE[expected[0].dtype]:.0e}"
+        else:
+            verdict, equal = "DIFFERENT from eager's", False
+        print(f"{name}: losses and trained parameters {verdict}")
+    return 0 if equal else 1
+
+
+def is_close(one: Tensor, other: Tensor) -> bool:
+    """Whether no entry is further off than rounding explains, beside the largest."""
+    return bool((one - other).abs().max() <= TOLERANCE[other.dtype] * other.abs().max())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""Second gradients around a jitted function: what the first backward did not read is there for the second."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import switchgear as sg
+
+T = torch.float64
+#: Far from singular, and without symmetry.
+MATRIX = torch.sin(torch.arange(1, 17, dtype=T)).reshape(4, 4) + 3 * torch.eye(4, dtype=T)
+
+
+def index_filled(x: Tensor) -> Tensor:
+    """By a tensor that has a gradient; one place twice."""
+    return x.sin().index_fill(1, torch.tensor([2, 0, 2]), x[0, 1].cos())
+
+
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "svdvals": torch.linalg.svdvals,
+    "eigvalsh": lambda x: torch.linalg.eigvalsh(x + x.mT),
+    "nuclear norm": lambda x: torch.linalg.matrix_norm(x, "nuc"),
+    "det": torch.linalg.det,
+    "slogdet": lambda x: torch.linalg.slogdet(x).logabsdet,
+    "solve": lambda x: torch.linalg.solve(x, x[0].cos()),
+    "solve with a view": lambda x: torch.linalg.solve(x.mT, x[0].cos()),
+    "one of two results": lambda x: torch.var_mean(x.sin(), dim=0)[1],
+    "trace": lambda x: torch.trace(x.sin()),
+    "index_fill": index_filled,
+    "complex write to a slice": lambda x: torch.view_as_real(torch.fft.rfft(x.sin())),
+}
+
+
+def gradients(function: Callable[[Tensor], Tensor], start: Tensor) -> Iterator[Tensor]:
+    x = start.clone().requires_grad_()
+    value = function(x).square().sum()
+    (first,) = torch.autograd.grad(value, x, create_graph=True)
+    yield first.detach()
+    (second,) = torch.autograd.grad(first.square().sum(), x)
+    yield second
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_second_gradient_is_eagers(name: str) -> None:
+    expected = list(gradients(FUNCTIONS[name], MATRIX))
+    jitted = sg.jit(FUNCTIONS[name], executors=["torch"])
+    for _ in range(2):  # the second time from the cache
+        for found, eager in zip(gradients(jitted, MATRIX), expected, strict=True):
+            # one node gives eager's terms of a gradient as their sum, so they are added in another order
+            torch.testing.assert_close(found, eager, rtol=1e-12, atol=1e-12)
+
+
+def saved_of(jitted: Any) -> list[tuple[int, ...]]:
+    return [proxy.shape for proxy in jitted._switchgear.last.bridge.training.saved]
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes"),
+    [
+        # eager saves both factors and the values; the first backward reads the factors alone
+        (torch.linalg.svdvals, [(4,), (4, 4), (4, 4)]),
+        # the matrix and its decomposition
+        (lambda x: torch.linalg.solve(x, torch.ones(4, dtype=T)), [(4,), (4,), (4, 4), (4, 4)]),
+        # one gradient, and no other formula for the second: nothing more than the backward reads
+        (lambda x: torch.nn.functional.layer_norm(x, (4,)), [(4, 1), (4, 1), (4, 4)]),
+        (lambda x: torch.stack(x.unbind()[:2]), []),
+    ],
+)
+def test_no_more_is_saved_than_in_eager(function: Any, shapes: list[tuple[int, ...]]) -> None:
+    jitted = sg.jit(function, executors=["torch"])
+    x = MATRIX.clone().requires_grad_()
+    eager: list[int] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        eager.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        function(x)
+    jitted(x).sum().backward()
+    assert sorted(saved_of(jitted)) == shapes
+    assert sum(map(math.prod, shapes)) <= sum(eager)
