@@ -483,13 +483,17 @@ ORDERS: dict[str, Callable[[Tensor, Callable[[Tensor], Any]], Any]] = {
     "data between": lambda x, reshape: (reshape(x), x.mul_(2), x.unsqueeze_(0)),
     "under no_grad": lambda x, reshape: torch.no_grad()(lambda: (reshape(x), x.mul_(2)))(),
 }
+# PyTorch's functionalization cannot view flat what was transposed in place since, and raises an error of its own
+CHANGES = [
+    (name, order)
+    for name in RESHAPES
+    for order in ORDERS
+    if order != "data through an old view" or name.startswith(("unsqueeze_", "squeeze_"))
+]
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("name", RESHAPES)
+@pytest.mark.parametrize(("name", "order"), CHANGES)
 def test_metadata_of_an_input(name: str, order: str) -> None:
-    if order == "data through an old view" and name not in ("unsqueeze_", "squeeze_", "squeeze_ of one dimension"):
-        pytest.skip("PyTorch's functionalization cannot view what was transposed in place, and raises a ValueError")
     refusable = "metadata of what requires grad under no_grad: a typed error" if order == "under no_grad" else ""
 
     def function(x: Tensor) -> Tensor:

@@ -82,7 +82,10 @@ def backward_for(joint: Joint, saved: tuple[TensorProxy, ...]) -> Trace:
             "grad outputs are defined than expected, or because the derivative of a grad rule is taken; give a "
             "gradient for every output, or use sg.grad"
         )
-    body = (*reversed(repeated), *again.backward.bound_symbols)
+    made = {proxy.name for item in repeated for proxy in item.outputs}
+    # a view that the backward reads stands there already
+    rest = (item for item in again.backward.bound_symbols if made.isdisjoint(p.name for p in item.outputs))
+    body = (*reversed(repeated), *rest)
     inputs = (*saved, *proxies(joint.grad_outputs))
     return replace(again.backward, inputs=inputs, bound_symbols=body)
 
