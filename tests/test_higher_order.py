@@ -340,6 +340,16 @@ def test_registered_rules(form: str, way: str) -> None:
         assert any("jit" in rule for rule in shown)
 
 
+def test_rule_that_saves_a_view_of_an_input_and_another_grad_output_than_expected() -> None:
+    """First order, by an expanded grad output, for which a backward of its own is made from what was saved."""
+    table = sg.Table("mine")
+    composite_form(table)
+    leaves = [numbers(3, 4, grad=True), numbers(5, 4, grad=True)]
+    expected = torch.autograd.grad(F.linear(*leaves).sum(), leaves)
+    found = torch.autograd.grad(jit(F.linear, grad_rules=table)(*leaves).sum(), leaves)
+    assert not list(differences(expected, found, "gradients"))
+
+
 @pytest.mark.parametrize("form", ["pullback", "transform", "augmented"])
 def test_rule_and_not_pytorchs_formula_is_differentiated_again(form: str) -> None:
     """A rule that says three times the derivative: so says the second order of a `create_graph` backward."""

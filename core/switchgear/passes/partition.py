@@ -47,7 +47,7 @@ def partition(
     rest = tuple(item for item in trace.bound_symbols if item not in ran)
     names = Names(names_of(trace))
     body, rest = recompute(body, live(rest, proxies(grads)), tuple(proxies(grads)), names, known)
-    rest, crossing = _backward(trace, body, rest, given, grads)
+    rest, crossing = _backward(trace, body, rest, given, grads, known or frozenset())
     storage = storages(body)
     copies = {p.name: replace(p, name=names.fresh()) for p in crossing if storage.get(p.name, p.name) in overwritten}
     clones = (BoundSymbol(_CLONE, (p,), {}, copies[p.name]) for p in crossing if p.name in copies)
@@ -96,21 +96,26 @@ def _backward(
     body: tuple[BoundSymbol, ...],
     given: tuple[TensorProxy, ...],
     grads: Grads,
+    known: frozenset[str],
 ) -> tuple[tuple[BoundSymbol, ...], tuple[TensorProxy, ...]]:
     """The bound symbols that only gradients need, views among them, and the values that they take from the forward."""
-    body = (*_views_again(forward, body, grads), *body)
+    body = (*_views_again(forward, body, grads, known), *body)
     own = {proxy.name for proxy in given}.union(trace.constants, (p.name for item in body for p in item.outputs))
     used = (*(proxy for item in body for proxy in item.inputs), *proxies(grads))
     return body, tuple({proxy.name: proxy for proxy in used if proxy.name not in own}.values())
 
 
 def _views_again(
-    forward: tuple[BoundSymbol, ...], body: tuple[BoundSymbol, ...], grads: Grads
+    forward: tuple[BoundSymbol, ...], body: tuple[BoundSymbol, ...], grads: Grads, known: frozenset[str]
 ) -> tuple[BoundSymbol, ...]:
-    """The forward's views that the backward reads, to be made there again: of each storage one tensor is saved."""
+    """The forward's views that the backward reads, to be made there again: of each storage one tensor is saved.
+
+    Those that are saved themselves, `known`, are not.
+    """
     read = {proxy.name for item in body for proxy in item.inputs}.union(proxy.name for proxy in proxies(grads))
     again: list[BoundSymbol] = []
     for item in reversed(forward):
+        read -= known
         if item.is_leaf and aliased_argument(item) is not None and not read.isdisjoint(p.name for p in item.outputs):
             read.update(proxy.name for proxy in item.inputs)
             again.append(item)
