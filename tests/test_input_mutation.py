@@ -101,7 +101,9 @@ def test_write_that_autograd_does_not_see(name: str, seen: str) -> None:
     assert succeeds(check(function, make(leaves), make(results)))
 
 
-@pytest.mark.parametrize("take", [lambda base: base[1], lambda base: base.t()[1:], lambda base: base.expand(2, 3, 3)[0]])
+@pytest.mark.parametrize(
+    "take", [lambda base: base[1], lambda base: base.t()[1:], lambda base: base.expand(2, 3, 3)[0]]
+)
 def test_write_to_an_input_that_is_a_view(take: Callable[[Tensor], Tensor]) -> None:
     """The base outside sees the values, and its history passes through the call."""
 
@@ -395,9 +397,7 @@ def untouched_but_its_clone(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("through", ["tensor", "view", "base"])
-@pytest.mark.parametrize(
-    "function", [scaled, scaled_behind, scaled_under_no_grad, untouched, untouched_but_its_clone]
-)
+@pytest.mark.parametrize("function", [scaled, scaled_behind, scaled_under_no_grad, untouched, untouched_but_its_clone])
 def test_stale_backward(function: Function, through: str) -> None:
     """What was saved of the input before the call, itself or through an alias, and after it: same error, or none."""
 
