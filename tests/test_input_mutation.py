@@ -257,7 +257,7 @@ def test_buffers_assigned_anew_are_eagers_or_refused() -> None:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, position: Tensor) -> Tensor:
-    """One step of decoding: keys and values are written at a position that is data, and attention reads all up to it."""
+    """One step of decoding: written at a position that is data, and attention reads all up to it."""
     keys.index_copy_(2, position, k)
     values.index_copy_(2, position, v)
     mask = torch.arange(keys.shape[2])[None] <= position
