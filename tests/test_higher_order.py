@@ -387,7 +387,7 @@ class Cube(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
-        return grad * 5 * x * x  # not the true derivative, so that it shows whose is used
+        return grad * 5 * x * x  # not the true derivative, so that it shows whose is used  # type: ignore[no-any-return]
 
 
 class SavesResult(torch.autograd.Function):
