@@ -387,7 +387,7 @@ class Cube(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
-        return grad * 5 * x * x  # not the true derivative, so that it shows whose is used  # type: ignore[no-any-return]
+        return grad * 5 * x * x  # type: ignore[no-any-return]  # not the true derivative, so that it shows whose is used
 
 
 class SavesResult(torch.autograd.Function):
