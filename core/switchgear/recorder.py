@@ -385,6 +385,11 @@ class Recorder:
                     self.tracker.reconcile_bases(tensor)
             return result, self._output_proxies(result), written
         except RuntimeError as error:
+            if _NO_INVERSE in str(error):
+                raise Unsupported(
+                    f"{func.__name__} writes to a view of a kind that cannot be traced back to its base, in "
+                    f"{self.here()}; write to the base, or pass a clone of one"
+                ) from error
             if not any(text in str(error) for text in _DATA_MISSING):
                 raise
             raise DataDependent(f"{func.__name__} needs the data of a tensor, in {self.here()}: {_NO_DATA}") from error
@@ -453,6 +458,10 @@ class Recorder:
             raise DataDependent(f"{error} needs the data of a tensor, in {self.here()}: {_NO_DATA}") from error
         except internals.NO_FAKE as error:
             raise Unsupported(f"{func} cannot run on fake tensors, in {self.here()}: {error}") from error
+        except ValueError as error:
+            if func is not _aten.view.default:
+                raise
+            raise RuntimeError(str(error)) from error  # as in eager
         self._record_leaf(func, args, kwargs, result)
         return result
 
@@ -613,6 +622,7 @@ _WRITTEN = (
 
 
 _DATA_MISSING = ("data is not allocated yet", "unallocated storage", "Expected scalars to be on CPU, got meta")
+_NO_INVERSE = "as_strided() is non-compositional"
 _NO_DATA = (
     "a trace holds no data. Compute it outside the jitted function and pass it in, or rewrite it with masks "
     "(torch.where)"

@@ -49,7 +49,7 @@ def partition(
     body, rest = recompute(body, live(rest, proxies(grads)), tuple(proxies(grads)), names, known)
     made = {proxy.name for proxy in trace.inputs}.union(proxy.name for item in body for proxy in item.outputs)
     kept = tuple([proxy for proxy in joint.kept if proxy.name in made])
-    rest, crossing = _backward(trace, body, rest, given, grads, kept)
+    rest, crossing = _backward(trace, body, rest, given, grads, kept, known or frozenset())
     storage = storages(body)
     copies = {p.name: replace(p, name=names.fresh()) for p in crossing if storage.get(p.name, p.name) in overwritten}
     clones = (BoundSymbol(_CLONE, (p,), {}, copies[p.name]) for p in crossing if p.name in copies)
@@ -84,7 +84,10 @@ def backward_for(joint: Joint, saved: tuple[TensorProxy, ...]) -> Trace:
             "grad outputs are defined than expected, or because the derivative of a grad rule is taken; give a "
             "gradient for every output, or use sg.grad"
         )
-    body = (*reversed(repeated), *again.backward.bound_symbols)
+    made = {proxy.name for item in repeated for proxy in item.outputs}
+    # a view that the backward reads stands there already
+    rest = (item for item in again.backward.bound_symbols if made.isdisjoint(p.name for p in item.outputs))
+    body = (*reversed(repeated), *rest)
     inputs = (*saved, *proxies(joint.grad_outputs))
     return replace(again.backward, inputs=inputs, bound_symbols=body)
 
@@ -96,9 +99,10 @@ def _backward(
     given: tuple[TensorProxy, ...],
     grads: Grads,
     kept: tuple[TensorProxy, ...],
+    known: frozenset[str],
 ) -> tuple[tuple[BoundSymbol, ...], tuple[TensorProxy, ...]]:
     """The bound symbols that only gradients need, views among them, and the values to take from the forward."""
-    body = (*_views_again(forward, body, (*grads, *kept)), *body)
+    body = (*_views_again(forward, body, (*grads, *kept), known), *body)
     own = {proxy.name for proxy in given}.union(trace.constants, (p.name for item in body for p in item.outputs))
     used = (*(proxy for item in body for proxy in item.inputs), *proxies(grads), *kept)
     crossing = tuple({proxy.name: proxy for proxy in used if proxy.name not in own}.values())
@@ -106,12 +110,16 @@ def _backward(
 
 
 def _views_again(
-    forward: tuple[BoundSymbol, ...], body: tuple[BoundSymbol, ...], grads: Grads
+    forward: tuple[BoundSymbol, ...], body: tuple[BoundSymbol, ...], grads: Grads, known: frozenset[str]
 ) -> tuple[BoundSymbol, ...]:
-    """The forward's views that the backward reads, to be made there again: of each storage one tensor is saved."""
+    """The forward's views that the backward reads, to be made there again: of each storage one tensor is saved.
+
+    Those that are saved themselves, `known`, are not.
+    """
     read = {proxy.name for item in body for proxy in item.inputs}.union(proxy.name for proxy in proxies(grads))
     again: list[BoundSymbol] = []
     for item in reversed(forward):
+        read -= known
         if item.is_leaf and aliased_argument(item) is not None and not read.isdisjoint(p.name for p in item.outputs):
             read.update(proxy.name for proxy in item.inputs)
             again.append(item)
