@@ -173,10 +173,10 @@ def capture(
             except _SharedMemory as found:
                 homes.update(found.homes)
             except RuntimeError as error:
-                if internals.FROZEN_STORAGE not in str(error):
+                if not any(text in str(error) for text in internals.NO_STORAGE):
                     raise
-                what = "the function writes to a tensor whose memory set_() has replaced"
-                raise Unsupported(f"{what}; call set_() outside the jitted function") from error
+                what = "the function resizes a storage, or writes to a tensor whose memory set_() has replaced"
+                raise Unsupported(f"{what}; do so outside the jitted function") from error
 
 
 def _identical(leaves: list[Any], recorder: Recorder) -> Iterator[tuple[int, int | weakref.ref[torch.Tensor]]]:
@@ -282,7 +282,6 @@ def _environment(modules: _Modules, compiling: bool) -> Iterator[None]:
         internals.functorch_operands(_below_transforms),
         internals.tracers_refused(_refuse_tracer),
         redirected(torch.autograd.graph.saved_tensors_hooks, "__enter__", _refuse_saved_tensors_hooks),
-        redirected(torch.UntypedStorage, "resize_", _refuse_resizing),
         internals.exact_batch_norm(),
         internals.compiling_flag(compiling),
         # a backward inside runs where the modes are
@@ -331,10 +330,6 @@ def _refuse_saved_tensors_hooks(original: Callable[..., Any], hooks: Any) -> Non
         f"{type(hooks).__module__}.{type(hooks).__name__} inside a jitted function: it would see what the capture "
         "saves, once; set it around the call"
     )
-
-
-def _refuse_resizing(original: Callable[..., Any], storage: Any, size: int) -> None:
-    raise Unsupported("untyped_storage().resize_() inside a jitted function: a trace holds no storage; call it outside")
 
 
 @contextlib.contextmanager

@@ -28,8 +28,8 @@ from .patches import redirected, replaced
 from .proxy import TensorProxy
 
 FakeMode = fake_tensor.FakeTensorMode
-#: What functionalization says of a write to memory that `set_` has taken from a tensor.
-FROZEN_STORAGE = "cannot mutate tensors with frozen storage"
+#: What PyTorch says of a write to memory that `set_` has taken from a tensor, and of resizing a wrapper's storage.
+NO_STORAGE = ("cannot mutate tensors with frozen storage", "resize_() on an invalid python storage")
 DATA_DEPENDENT = (fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException)
 NO_FAKE = fake_tensor.UnsupportedOperatorException
 OpOverload = torch._ops.OpOverload

@@ -125,7 +125,7 @@ class _Node(torch.autograd.Function):
         ctx.mark_non_differentiable(*[outputs[i] for i in bridge.plain if outputs[i] is not None])
         ctx.set_materialize_grads(False)
         held = {"input": inputs, "output": outputs}
-        # not saved, for it may change before the backward writes to it; without its history, which may lead to this node
+        # not saved, for it may change before the backward writes to it; the history may lead to this node
         places = [place for place in bridge.training.backward.targets if place[0] in held]
         ctx.written = {(kind, index): held[kind][index].detach() for kind, index in places}
         return (*outputs, *[results[index] for index in bridge.inner])
