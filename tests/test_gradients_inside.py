@@ -877,7 +877,7 @@ def leaf_returned(x: Tensor, w: Tensor) -> Any:
 
 
 def input_told_to_require_grad(x: Tensor, w: Tensor) -> Any:
-    return x.requires_grad_() * 2
+    return x * 3 + x.requires_grad_() * 2
 
 
 def input_told_not_to(x: Tensor, w: Tensor) -> Any:

@@ -288,7 +288,6 @@ def _environment(modules: _Modules, compiling: bool) -> Iterator[None]:
         internals.functorch_operands(_below_transforms),
         internals.tracers_refused(_refuse_tracer),
         redirected(torch.autograd.graph.saved_tensors_hooks, "__enter__", _refuse_saved_tensors_hooks),
-        redirected(torch.UntypedStorage, "resize_", _refuse_resizing),
         internals.exact_batch_norm(),
         internals.compiling_flag(compiling),
         # a backward inside runs where the modes are
@@ -337,10 +336,6 @@ def _refuse_saved_tensors_hooks(original: Callable[..., Any], hooks: Any) -> Non
         f"{type(hooks).__module__}.{type(hooks).__name__} inside a jitted function: it would see what the capture "
         "saves, once; set it around the call"
     )
-
-
-def _refuse_resizing(original: Callable[..., Any], storage: Any, size: int) -> None:
-    raise Unsupported("untyped_storage().resize_() inside a jitted function: a trace holds no storage; call it outside")
 
 
 @contextlib.contextmanager

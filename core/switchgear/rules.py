@@ -104,8 +104,7 @@ class _Application:
             result = self.rule.fn(*self.args, **self.kwargs)
             if not isinstance(result, tuple) or len(result) != 2 or (backward is None and not callable(result[1])):
                 raise self._error(f"must return (outputs, {second})")
-            results, made = list(tensors_in(result[0])), self._outputs(result[0])
-            self._refuse_writes()
+            made = self._outputs(result[0])
         pullback: Callable[..., Any] = result[1]
         if backward is not None:
             residuals = result[1] if isinstance(result[1], (tuple, list)) else (result[1],)
@@ -115,9 +114,14 @@ class _Application:
         def pull(grads: Grads) -> tuple[tuple[BoundSymbol, ...], Grads]:
             with self._recording():
                 given = [self._materialised(grad, output) for grad, output in zip(grads, outputs, strict=True)]
-                before = [(result, self.tracker.proxy_of(result)) for result in results]
+                # what the rule's forward wrote to is nobody else's
+                seen = [*self.tensors, *tensors_in(result[0])]
+                before = [self.tracker.proxy_of(tensor) for tensor in seen]
                 found = self._gradients(pullback(*given))
-                self._refuse_writes(before)
+                if [self.tracker.proxy_of(tensor) for tensor in seen] != before:
+                    raise self._error(
+                        "has a pullback that writes in place to an argument or a result; write to a clone"
+                    )
             return splice_escaping(self.recorder.take(), proxies(found)), found
 
         return Applied(forward, outputs, pull)
@@ -132,7 +136,6 @@ class _Application:
                     made = self._outputs(self.rule.fn(*self.args, **self.kwargs))
                 asked = self._asked(state, made)
                 gradients = self._put(state)
-                self._refuse_writes()
         finally:
             _transform.reset(token)
         spliced = splice_escaping(self.recorder.take(), proxies((made, gradients)))
@@ -234,12 +237,6 @@ class _Application:
                 raise
             except Exception as error:
                 raise self._error(f"raised {type(error).__name__}: {error}") from error
-
-    def _refuse_writes(self, results: Iterable[tuple[torch.Tensor, TensorProxy]] = ()) -> None:
-        """Raise if the rule has written to an argument, or its pullback to a result: nobody else would see it."""
-        for tensor, proxy in (*zip(self.tensors, self.bound_symbol.inputs, strict=True), *results):
-            if self.tracker.proxy_of(tensor).name != proxy.name:
-                raise self._error("writes in place to an argument or a result of the operator; write to a clone")
 
     def _error(self, message: str) -> RuleError:
         item = self.bound_symbol

@@ -118,7 +118,7 @@ def rebind(wrapper: torch.Tensor, fake: torch.Tensor, *, aliases: bool) -> None:
 
 def is_functionalization_error(error: RuntimeError) -> bool:
     """Whether PyTorch says that it cannot turn a write into a functional call."""
-    return any(text in str(error) for text in ("functionaliz", "frozen storage"))
+    return any(text in str(error) for text in ("functionaliz", "frozen storage", "invalid python storage"))
 
 
 def view_again(view: torch.Tensor, base: torch.Tensor) -> torch.Tensor:

@@ -1131,7 +1131,7 @@ REFUSED: list[tuple[Function, type[Exception], str]] = [
     (reads_grad, errors.Unsupported, r"\.grad.*pass the gradient as an argument"),
     (functionalize_inside, errors.Unsupported, r"torch\.func\.functionalize.*outside"),
     (linearize_inside, errors.Unsupported, r"torch\.func\.linearize.*outside"),
-    (detach_in_place, errors.Unsupported, r"detach_ inside a jitted function.*use detach\(\)"),
+    (detach_in_place, errors.Unsupported, r"detach_\(\) inside a jitted function.*use detach\(\)"),
     (requires_grad_inside, errors.Unsupported, r"requires_grad.*outside"),
     (seeds_inside, errors.Unsupported, r"seed.*outside"),
     (numpy_inside, errors.Unsupported, r"numpy.*outside"),

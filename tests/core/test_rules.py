@@ -624,6 +624,10 @@ def test_rule_that_writes_to_its_argument_leaves_the_users_alone() -> None:
     assert_same(x.grad, torch.ones(3))
 
 
+def test_rule_whose_pullback_writes_to_the_argument_is_refused() -> None:
+    refused(bad(lambda x: (torch.sin(x), lambda grad: grad * x.mul_(2))), "pullback that writes in place")
+
+
 def test_rule_that_reads_a_value() -> None:
     # BUG: DataDependent passes through _recording, so neither plugin nor rule is named
     refused(bad(lambda x: (torch.sin(x), lambda grad: grad * grad.sum().item())), "_local_scalar_dense")
