@@ -377,6 +377,7 @@ class Recorder:
             else:
                 result = func(*args, **kwargs)
             self.track_outputs(result)
+            self.tracker.note_views(filter(self._is_own, tensors_in(result)), (tensor for tensor, _ in before))
             written = False
             for tensor, fake in before:
                 self.tracker.reconcile(tensor)

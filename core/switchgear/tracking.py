@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -148,7 +148,7 @@ class Tracker:
         self._tracked[id(wrapper)] = tracked
         self._first_seen.setdefault(self.proxy_of_fake(fake).name, wrapper)
         if 0 in fake.stride() and overlaps_itself(fake):
-            self._expanded.add(internals.storage_key(wrapper))
+            self._expanded.add(id(wrapper))
         if tracked.is_base:
             self._bases.setdefault(internals.storage_key(wrapper), []).append(tracked)
 
@@ -230,12 +230,17 @@ class Tracker:
                 "use detach()"
             )
 
+    def note_views(self, made: Iterable[torch.Tensor], given: Iterable[torch.Tensor]) -> None:
+        """Take note of what a call made of views that overlap themselves."""
+        keys = {internals.storage_key(tensor) for tensor in given if id(tensor) in self._expanded}
+        self._expanded.update(id(tensor) for tensor in made if keys and internals.storage_key(tensor) in keys)
+
     def reconcile_bases(self, written: torch.Tensor) -> None:
         """After a write, set the value of every other autograd base that shares the storage."""
-        if written._is_view() and internals.storage_key(written) in self._expanded:
+        if id(written) in self._expanded:
             raise Unsupported(
-                f"a write through a view of memory that is also seen expanded, in {self._recorder.here()}: PyTorch "
-                "cannot make it functional; expand a clone, or write before"
+                f"a write through a view several elements of which are in one place (as after expand), in "
+                f"{self._recorder.here()}: PyTorch cannot make it functional; write to a clone"
             )
         for tracked in tuple(self._bases.get(internals.storage_key(written), ())):
             self.reconcile(tracked.wrapper)

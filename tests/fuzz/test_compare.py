@@ -122,7 +122,7 @@ WRONG: dict[str, tuple[Jit, str]] = {
     "a dropped write": (drops_a_write, "argument 2: values"),
     "a write that no version counter shows": (writes_behind_the_version_counter, "argument 2: version has risen"),
     "a write without its history": (writes_to_a_non_leaf_without_its_history, "gradient of leaf 0: values"),
-    "a copy for a view": (replaced(1, lambda x: x.clone(memory_format=torch.preserve_format)), "output 1: is view"),
+    "a copy for a view": (replaced(1, lambda x: x.clone(memory_format=torch.preserve_format)), "output 1: base"),
     "a view of a copy": (replaced(1, lambda x: x.mT.clone().mT), "output 1: shares storage with"),
     "other values": (replaced(5, lambda x: ~x), "output 5: values"),
     "a last bit": (replaced(2, last_bit), "output 2: values"),
