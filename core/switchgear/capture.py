@@ -175,7 +175,8 @@ def capture(
             except RuntimeError as error:
                 if not internals.is_functionalization_error(error):
                     raise
-                raise Unsupported(f"a write through a view that PyTorch cannot make functional: {error}") from error
+                what = "through some views, to memory that set_() has replaced, or one that resizes a storage"
+                raise Unsupported(f"a write that PyTorch cannot make functional ({what}): {error}") from error
 
 
 def _identical(leaves: list[Any], recorder: Recorder) -> Iterator[tuple[int, int | weakref.ref[torch.Tensor]]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from switchgear import torch_internals as internals
 from switchgear.evaluation import evaluate
 from switchgear.outputs import Outputs
 
@@ -20,8 +21,12 @@ def finish(outputs: Outputs, results: Sequence[Any], inputs: Sequence[torch.Tens
     values = {name: held[kind][index] for name, kind, index in outputs.roots}
     evaluate(outputs.metadata, values)
     for mutation in outputs.mutations:
-        with torch.set_grad_enabled(mutation.tracked and torch.is_grad_enabled()):
-            inputs[mutation.input].copy_(results[mutation.output])
+        target, tracked = inputs[mutation.input], mutation.tracked and torch.is_grad_enabled()
+        if tracked and not (target.is_leaf or target._is_view() or internals.is_wrapper(target)):
+            # the history of what is overwritten would get a gradient of zeros
+            target.detach_()
+        with torch.set_grad_enabled(tracked):
+            target.copy_(results[mutation.output])
     evaluate(outputs.views, values)
     held["view"] = values
     leaves = [item.value if item.kind == "value" else held[item.kind][item.place] for item in outputs.returned]
