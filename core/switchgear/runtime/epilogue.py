@@ -22,8 +22,9 @@ def finish(outputs: Outputs, results: Sequence[Any], inputs: Sequence[torch.Tens
     evaluate(outputs.metadata, values)
     for mutation in outputs.mutations:
         target, tracked = inputs[mutation.input], mutation.tracked and torch.is_grad_enabled()
-        if tracked and not (target.is_leaf or target._is_view() or internals.is_wrapper(target)):
-            # the history of what is overwritten would get a gradient of zeros
+        kept = target.is_leaf or target.is_complex() or target._is_view() or internals.is_wrapper(target)
+        if tracked and not kept:
+            # the history of what is overwritten would get a gradient of zeros; a complex one eager gives that too
             target.detach_()
         with torch.set_grad_enabled(tracked):
             target.copy_(results[mutation.output])
