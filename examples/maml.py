@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import switchgear as sg
+from examples.comparison import report
 
 Parameters = list[Tensor]
 Task = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -95,11 +96,6 @@ def nested() -> Outer:
 
 
 WAYS: dict[str, Callable[[], Outer]] = {"eager": eager, "around": around, "nested": nested}
-#: To autograd a jitted function is one node, which gives the terms of a gradient as one sum. Eager adds each to what
-#: comes from elsewhere, in another order, so the last bits differ.
-SUMMED_OTHERWISE = frozenset({"around"})
-#: How far an entry may then be off, beside the largest one of its tensor.
-TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
 
 
 def train(way: Callable[[], Outer], parameters: Parameters, steps: int) -> tuple[list[Tensor], list[Tensor]]:
@@ -124,31 +120,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.manual_seed(0)
     parameters = start()
     return report({name: train(way, parameters, steps) for name, way in WAYS.items()})
-
-
-def report(trained: dict[str, tuple[list[Tensor], list[Tensor]]]) -> int:
-    """Print the losses side by side, and how each compares with the first; 0 if all are as equal as they should be."""
-    print(f"{'step':>4}" + "".join(f"{name:>14}" for name in trained))
-    for step, row in enumerate(zip(*(losses for losses, _ in trained.values()), strict=True)):
-        print(f"{step:>4}" + "".join(f"{loss:14.8f}" for loss in row))
-    (losses, parameters), *others = trained.values()
-    expected = [*losses, *parameters]
-    equal = True
-    for name, (found, moved) in zip(list(trained)[1:], others, strict=True):
-        pairs = list(zip([*found, *moved], expected, strict=True))
-        if all(torch.equal(one, other) for one, other in pairs):
-            verdict = "bit-equal to eager's"
-        elif name in SUMMED_OTHERWISE and all(map(is_close, *zip(*pairs, strict=True))):
-            verdict = f"equal to eager's to {TOLERANCE[expected[0].dtype]:.0e}"
-        else:
-            verdict, equal = "DIFFERENT from eager's", False
-        print(f"{name}: losses and trained parameters {verdict}")
-    return 0 if equal else 1
-
-
-def is_close(one: Tensor, other: Tensor) -> bool:
-    """Whether no entry is further off than rounding explains, beside the largest."""
-    return bool((one - other).abs().max() <= TOLERANCE[other.dtype] * other.abs().max())
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import switchgear as sg
+from examples.comparison import report
 
 INPUTS, CLASSES = 16, 4
 LR, BETA1, BETA2, EPS, WEIGHT_DECAY = 1e-2, 0.9, 0.999, 1e-8, 1e-2
@@ -107,18 +108,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.trace:
         print(sg.last_traces(jitted)[-1].python(link=True))
     return report(trained)
-
-
-def report(trained: dict[str, tuple[list[Tensor], list[Tensor]]]) -> int:
-    """Print the losses side by side, and who is bit-equal to the first; 0 if all are."""
-    print(f"{'step':>4}" + "".join(f"{name:>14}" for name in trained))
-    for step, row in enumerate(zip(*(losses for losses, _ in trained.values()), strict=True)):
-        print(f"{step:>4}" + "".join(f"{loss:14.8f}" for loss in row))
-    (losses, parameters), *others = trained.values()
-    same = [all(map(torch.equal, [*losses, *parameters], [*found, *moved])) for found, moved in others]
-    for name, equal in zip(list(trained)[1:], same, strict=True):
-        print(f"{name}: losses and trained parameters {'bit-equal to' if equal else 'DIFFERENT from'} eager's")
-    return 0 if all(same) else 1
 
 
 if __name__ == "__main__":

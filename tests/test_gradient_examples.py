@@ -9,7 +9,6 @@ import copy
 import runpy
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -20,7 +19,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 import switchgear as sg
-from examples import maml, pinn, wgan_gp, whole_step
+from examples import comparison, maml, pinn, wgan_gp, whole_step
 
 EXAMPLES: dict[str, ModuleType] = {"pinn": pinn, "wgan_gp": wgan_gp, "maml": maml, "whole_step": whole_step}
 STEPS = 4
@@ -44,7 +43,7 @@ def assert_eagers(way: str, found: Trained, expected: Trained) -> None:
     for what, ours, eagers in zip(("loss", "tensor"), found, expected, strict=True):
         assert len(ours) == len(eagers)
         for index, (one, other) in enumerate(zip(ours, eagers, strict=True)):
-            tolerance = {torch.float32: 1e-5, torch.float64: 1e-12}[other.dtype] * float(other.abs().max())
+            tolerance = comparison.TOLERANCE[other.dtype] * float(other.abs().max())
             assert (one - other).abs().max() <= tolerance, f"{what} {index}: {(one - other).abs().max()}"
 
 
@@ -186,31 +185,29 @@ def test_scripts_print_losses_beside_eager(name: str, capsys: pytest.CaptureFixt
         assert verdict in ["bit-equal to eager's", *(["equal to eager's to 1e-05"] if way == "around" else [])]
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_scripts_fail_where_something_differs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_fails_where_something_differs(capsys: pytest.CaptureFixture[str]) -> None:
     losses = [torch.tensor(1.0), torch.tensor(0.5)]
     good: Any = (losses, [torch.ones(2)])
     for bad in (([losses[0], torch.tensor(0.25)], good[1]), (losses, [torch.tensor([1.0, 1.0 + 2**-23])])):
-        assert EXAMPLES[name].report({"eager": good, "one": good, "other": bad}) == 1
+        assert comparison.report({"eager": good, "one": good, "other": bad}) == 1
         printed = capsys.readouterr().out
         assert "one: losses and trained parameters bit-equal" in printed
         assert "other: losses and trained parameters DIFFERENT" in printed
 
 
-@pytest.mark.parametrize("name", ["pinn", "wgan_gp", "maml"])
-def test_scripts_tell_rounding_from_difference(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_tells_rounding_from_difference(capsys: pytest.CaptureFixture[str]) -> None:
     losses = [torch.tensor(1.0)]
     for off, status, verdict in ((1e-6, 0, "equal to eager's to 1e-05"), (1e-4, 1, "DIFFERENT from eager's")):
         trained = {"eager": (losses, [torch.ones(2)]), "around": (losses, [torch.tensor([1.0, 1.0 + off])])}
-        assert EXAMPLES[name].report(trained) == status
+        assert comparison.report(trained) == status
         assert capsys.readouterr().out.splitlines()[-1] == f"around: losses and trained parameters {verdict}"
 
 
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_scripts_have_help(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    path = Path(__file__).resolve().parent.parent / "examples" / f"{name}.py"
-    monkeypatch.setattr(sys, "argv", [str(path), "--help"])
+    monkeypatch.setattr(sys, "argv", [name, "--help"])
     with pytest.raises(SystemExit) as raised:
-        runpy.run_path(str(path), run_name="__main__")
+        runpy.run_module(f"examples.{name}", run_name="__main__")
     assert raised.value.code == 0
     assert "--steps" in capsys.readouterr().out
