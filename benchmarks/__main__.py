@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import checkpoint_memory, compile_latency, dispatch, malloc, plot, throughput, whole_step
+from benchmarks import checkpoint_memory, compile_latency, dispatch, long_trace, malloc, plot, throughput, whole_step
 from benchmarks.contestants import CONTESTANTS
 from benchmarks.workloads import WORKLOADS
 
@@ -24,6 +24,7 @@ BENCHMARKS: dict[str, tuple[Callable[[int], Any], int]] = {
     "checkpoint_memory": (checkpoint_memory.run, 1),
     "compile_latency": (compile_latency.run, 5),
     "dispatch": (dispatch.run, 15),
+    "long_trace": (long_trace.run, 1),
     "throughput": (throughput.run, throughput.ROUNDS),
     "whole_step": (whole_step.run, 15),
 }
@@ -31,6 +32,7 @@ EPILOG = f"""benchmarks:
   checkpoint_memory  bytes of a checkpointed GPT-2
   compile_latency    first training result of a GPT-2, by depth
   dispatch           a cached call of x + 1
+  long_trace         compile time of functions of up to 50,000 operators
   throughput         time per call, first call (cold and warm), saved and peak bytes, by workload and contestant
   whole_step         a training step of an MLP with AdamW
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import math
 import os
@@ -29,8 +30,9 @@ from benchmarks.workloads import WORKLOADS, Function, Mode, Task, Workload
 ROUNDS, QUICK_ROUNDS = 15, 2
 #: Seconds that one measurement is to take in eager; what takes longer is called once.
 SECONDS = 0.05
-#: Calls before the first measurement: TorchScript optimises in its second and third.
-WARM_UP = 4
+#: Calls before the first measurement. TorchScript optimises in its second and third; glibc, told to keep memory, places
+#: aligned blocks anew until its lists of small ones are full, seven calls long.
+WARM_UP = 10
 #: How far results may be from eager's, relative to the greatest element of each tensor, where they need not be equal.
 TOLERANCE = 1e-3
 BASELINE, CANDIDATE = "eager", "switchgear"
@@ -165,7 +167,7 @@ class Lane:
 
     def __init__(self, contestant: Contestant, workload: Workload, folder: Path, quick: bool) -> None:
         self.contestant = contestant
-        self.build = lambda: workload.task(quick)
+        self.build = functools.partial(workload.task, quick)
         self.caches = folder / workload.name / contestant.name
         self.error: str | None = None
         self.task: Task
@@ -241,7 +243,8 @@ def compare(
         gc.collect()
     forget()
     for lane in lanes:
-        say(f"{workload.name}: {lane.contestant.name} compiles again")
+        if lane.error is None:
+            say(f"{workload.name}: {lane.contestant.name} compiles again")
         lane.attempt(lambda: lane.compile_warm(expected))  # noqa: B023
     running = [lane for lane in lanes if lane.error is None]
     calls = 1
@@ -282,7 +285,10 @@ def deviation(found: Tensor, expected: Tensor) -> float:
     if (found.shape, found.dtype) != (expected.shape, expected.dtype):
         return math.inf
     difference = float((found - expected).abs().max())
-    return 0.0 if difference == 0 else difference / float(expected.abs().max()) if difference > 0 else math.inf
+    if difference == 0:
+        return 0.0
+    greatest = float(expected.abs().max())
+    return difference / greatest if difference > 0 and greatest > 0 else math.inf
 
 
 @contextmanager
