@@ -138,6 +138,7 @@ def run(rounds: int, workloads: Sequence[str] = (), contestants: Sequence[str] =
             allowed = whole_steps_allowed() if workload.mode is Mode.STEP else nullcontext()
             with allowed:
                 comparisons.append(compare(workload, taking, rounds, Path(folder), quick=quick))
+            say(f"{comparisons[-1]}\n")  # a run may take an hour, and end early
     return Result(comparisons, absent, rounds)
 
 
