@@ -45,7 +45,7 @@ format: $(STAMP) ## rewrite the files as `make lint` wants them
 wheel-check: $(STAMP) ## build the wheel, install it into a clean environment, require a clean plugin report
 	@$(PY) scripts/check_wheel.py --torch "$(TORCH)" --torch-index "$(TORCH_INDEX)"
 
-benchmarks: $(STAMP) ## compile latency and dispatch cost, peers side by side
+benchmarks: $(STAMP) ## every benchmark, peers side by side; takes an hour, BENCHMARK_ARGS=throughput picks
 	@$(PY) -m benchmarks $(BENCHMARK_ARGS)
 
 clean: ## remove the environment, build products and caches

@@ -1,49 +1,118 @@
-"""Run the benchmarks and print their tables: `python -m benchmarks [NAME …] [--rounds N] [--json FILE]`."""
+"""Run the benchmarks and print their tables: `python -m benchmarks [NAME …]`; `--help` lists the options."""
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
+import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks import checkpoint_memory, compile_latency, dispatch, whole_step
+from benchmarks import checkpoint_memory, compile_latency, dispatch, long_trace, malloc, plot, throughput, whole_step
+from benchmarks.contestants import CONTESTANTS
+from benchmarks.workloads import WORKLOADS
 
-#: Each benchmark's module, and how many rounds make its medians steady.
-BENCHMARKS = {
-    "checkpoint_memory": (checkpoint_memory, 1),
-    "compile_latency": (compile_latency, 5),
-    "dispatch": (dispatch, 15),
-    "whole_step": (whole_step, 15),
+#: Each benchmark, and how many rounds make its medians steady.
+BENCHMARKS: dict[str, tuple[Callable[[int], Any], int]] = {
+    "checkpoint_memory": (checkpoint_memory.run, 1),
+    "compile_latency": (compile_latency.run, 5),
+    "dispatch": (dispatch.run, 15),
+    "long_trace": (long_trace.run, 1),
+    "throughput": (throughput.run, throughput.ROUNDS),
+    "whole_step": (whole_step.run, 15),
 }
+EPILOG = f"""benchmarks:
+  checkpoint_memory  bytes of a checkpointed GPT-2
+  compile_latency    first training result of a GPT-2, by depth
+  dispatch           a cached call of x + 1
+  long_trace         compile time of functions of up to 50,000 operators
+  throughput         time per call, first call (cold and warm), saved and peak bytes, by workload and contestant
+  whole_step         a training step of an MLP with AdamW
+
+workloads of throughput:
+  {", ".join(WORKLOADS)}
+contestants of throughput (marked *: only where named):
+  {", ".join(item.name + "*" * item.on_request for item in CONTESTANTS)}
+
+Ratios are medians over rounds in which every contestant is called in turn, with a 95 % interval.
+Progress goes to stderr.
+"""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what the command line names; all without names."""
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line; ends with status 2 if it cannot be followed."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks", description="Switchgear beside its peers, in one run."
+        prog="python -m benchmarks",
+        description="Switchgear beside its peers, in one run.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"which: {', '.join(BENCHMARKS)} (default: all)")
     parser.add_argument("--rounds", type=int, help="rounds of each benchmark; more are steadier")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every measurement there as well")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw throughput there (.svg, .png); needs matplotlib"
+    )
+    of_throughput = parser.add_argument_group("of throughput alone")
+    of_throughput.add_argument(
+        "--workloads", nargs="+", default=[], metavar="NAME", help="in whole or in part: gpt2/training, gpt2, inference"
+    )
+    of_throughput.add_argument("--contestants", nargs="+", default=[], metavar="NAME", help="eager is the baseline")
+    of_throughput.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs")
+    parser.add_argument(
+        "--keep-memory",
+        action="store_true",
+        help="keep freed memory for the next tensor (glibc)",
+    )
     options = parser.parse_args(arguments)
     if unknown := set(options.names) - set(BENCHMARKS):
         parser.error(f"no such benchmark: {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}")
+    if options.rounds is not None and options.rounds < 1:
+        parser.error("--rounds takes a positive number")
+    try:
+        throughput.chosen_workloads(options.workloads)
+        throughput.chosen_contestants(options.contestants)
+    except ValueError as error:
+        parser.error(str(error))
+    if options.plot and not plot.AVAILABLE:
+        parser.error("--plot needs matplotlib; install it with: pip install 'switchgear[plot]'")
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what the command line names; all without names."""
+    options = parsed(arguments)
+    if options.keep_memory and not malloc.keeps_memory():
+        malloc.start_again_keeping_memory(sys.argv[1:] if arguments is None else arguments)
     torch.set_num_threads(1)
-    where = {"torch": torch.__version__, "python": platform.python_version(), "processor": platform.machine()}
+    where = {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "processor": f"{platform.machine()}, {os.cpu_count()} cores, 1 thread used",
+        "memory": "kept" if malloc.keeps_memory() else "stock malloc",
+    }
     print(", ".join(f"{name} {value}" for name, value in where.items()))
+    if os.environ.get("SWITCHGEAR_VERIFY"):
+        print("SWITCHGEAR_VERIFY is set: Switchgear verifies every trace, and compiles slower for it", file=sys.stderr)
     written: dict[str, Any] = {"where": where}
     for name in options.names or BENCHMARKS:
         benchmark, rounds = BENCHMARKS[name]
-        result = benchmark.run(options.rounds or rounds)
+        if name == "throughput":
+            choice = {"workloads": options.workloads, "contestants": options.contestants, "quick": options.quick}
+            benchmark = functools.partial(throughput.run, **choice)
+            rounds = throughput.QUICK_ROUNDS if options.quick else rounds
+        result = benchmark(options.rounds or rounds)
         print(f"\n{result}", flush=True)
         written[name] = {**asdict(result), "ratio": result.ratio}
+        if name == "throughput" and options.plot:
+            plot.write(result, options.plot, ", ".join(f"{key} {value}" for key, value in where.items()))
     if options.json:
         options.json.write_text(json.dumps(written, indent=2) + "\n")
     return 0

@@ -4,30 +4,18 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import transformers
-from torch.autograd.profiler import record_function
-from torch.profiler import ProfilerActivity, profile
 
 import switchgear as sg
+from benchmarks.memory import Held, measure
 
 #: Switchgear may hold this many times what eager holds.
 LIMIT = 1.05
 LAYERS, WIDTH, BATCH, LENGTH, VOCABULARY = 8, 64, 4, 128, 200
-_FORWARD_DONE = "forward done"
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """Bytes that a step allocates and still holds when its forward is done, and at most."""
-
-    name: str
-    saved: int
-    peak: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,27 +65,6 @@ def enable(model: Any, use_reentrant: bool) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # the method is to have another name
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": use_reentrant})
-
-
-def measure(name: str, forward: Callable[[], torch.Tensor]) -> Held:
-    """Run a forward and its backward; what PyTorch's allocator gave out since the start, by its own account.
-
-    That counts every storage once, whoever holds it: saved tensors, the states of generators, the loss.
-    """
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
-        loss = forward()
-        with record_function(_FORWARD_DONE):
-            pass
-        loss.backward()
-    held = saved = peak = 0
-    found: Any = profiler.profiler
-    for event in sorted(found.kineto_results.events(), key=lambda event: event.start_ns()):
-        if event.name() == "[memory]":
-            held += event.nbytes()
-            peak = max(peak, held)
-        elif event.name() == _FORWARD_DONE:
-            saved = held
-    return Held(name, saved, peak)
 
 
 def candidates(use_reentrant: bool | None) -> list[Held]:

@@ -15,7 +15,7 @@ from benchmarks.measure import Samples, interleave, table, verdict
 from switchgear.passes import derived
 
 #: The time may be this part of the peer's.
-LIMIT = 0.2
+LIMIT = 0.12
 #: The time per layer may differ by this between the first and the second stretch of `DEPTHS`.
 LINEARITY = 0.2
 LAYERS = 12

@@ -4,10 +4,26 @@ from __future__ import annotations
 
 import gc
 import math
+import random
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+
+#: Resamples that an interval is read from; its ends move by about a percent of its width with another seed.
+RESAMPLES = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """A ratio, and the ends of its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +40,17 @@ class Samples:
 
     def ratio_to(self, other: Samples) -> float:
         """The median over the rounds of this candidate's time by the other's of the same round."""
-        return statistics.median(mine / theirs for mine, theirs in zip(self.seconds, other.seconds, strict=True))
+        return statistics.median(self._ratios(other))
+
+    def interval_to(self, other: Samples) -> Ratio:
+        """`ratio_to` with its interval, by resampling the rounds."""
+        ratios = self._ratios(other)
+        draw = random.Random(0)
+        found = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES))
+        return Ratio(statistics.median(ratios), found[round(0.025 * RESAMPLES)], found[round(0.975 * RESAMPLES) - 1])
+
+    def _ratios(self, other: Samples) -> list[float]:
+        return [mine / theirs for mine, theirs in zip(self.seconds, other.seconds, strict=True)]
 
 
 def interleave(rounds: int, candidates: Mapping[str, Callable[[], float]]) -> list[Samples]:
@@ -37,15 +63,20 @@ def interleave(rounds: int, candidates: Mapping[str, Callable[[], float]]) -> li
     return [Samples(name, tuple(found)) for name, found in seconds.items()]
 
 
-def per_call(fn: Callable[[], object], *, calls: int = 2000) -> float:
+def geometric_mean(values: Collection[float]) -> float:
+    """The geometric mean; NaN of nothing."""
+    return statistics.geometric_mean(values) if values else math.nan
+
+
+def per_call(fn: Callable[[], object], *, calls: int = 2000, clock: Callable[[], float] = time.perf_counter) -> float:
     """Seconds per call, the garbage collector off."""
     enabled = gc.isenabled()
     gc.disable()
     try:
-        start = time.perf_counter()
+        start = clock()
         for _ in range(calls):
             fn()
-        return (time.perf_counter() - start) / calls
+        return (clock() - start) / calls
     finally:
         if enabled:
             gc.enable()

@@ -699,7 +699,7 @@ def test_gradient_checkpointing_of_transformers(name: str, reentrant: bool) -> N
 
 @BOTH
 def test_saved_bytes_of_a_checkpointed_gpt2(reentrant: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    """By the allocator's account, eager's in the same way; see `benchmarks.checkpoint_memory.measure`."""
+    """By the allocator's account, eager's in the same way; see `benchmarks.memory.measure`."""
     eager, switchgear = checkpoint_memory.candidates(reentrant)
     with capsys.disabled():
         print(f"\n{eager}\n{switchgear}\nratio {switchgear.saved / eager.saved:.4f}")

@@ -1,0 +1,43 @@
+"""What a step holds between forward and backward, and at its peak, by the account of PyTorch's allocator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.autograd.profiler import record_function
+from torch.profiler import ProfilerActivity, profile
+
+_FORWARD_DONE = "forward done"
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Bytes that a step allocates and still holds when its forward is done, and at most."""
+
+    name: str
+    saved: int
+    peak: int
+
+
+def measure(name: str, forward: Callable[[], torch.Tensor]) -> Held:
+    """Run a forward and its backward; what PyTorch's allocator gave out since the start, by its own account.
+
+    That counts every storage once, whoever holds it: saved tensors, the states of generators, the loss.
+    """
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+        loss = forward()
+        with record_function(_FORWARD_DONE):
+            pass
+        loss.backward()
+    held = saved = peak = 0
+    found: Any = profiler.profiler
+    for event in sorted(found.kineto_results.events(), key=lambda event: event.start_ns()):
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            peak = max(peak, held)
+        elif event.name() == _FORWARD_DONE:
+            saved = held
+    return Held(name, saved, peak)

@@ -1,0 +1,51 @@
+"""The throughput of every contestant as bars; needs matplotlib."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from benchmarks.throughput import BASELINE, Result
+
+if importlib.util.find_spec("matplotlib"):
+    from matplotlib.figure import Figure
+
+    AVAILABLE = True
+else:
+    AVAILABLE = False
+
+
+def write(result: Result, path: Path, title: str) -> None:
+    """Each workload a group of bars: time by eager's with its 95 % interval. The file's suffix says the format."""
+    names = dict.fromkeys(item.contestant for each in result.comparisons for item in each.measured)
+    names.pop(BASELINE, None)
+    figure = Figure(figsize=(3 + 0.9 * len(result.comparisons), 5), layout="constrained")
+    axes = figure.subplots()
+    thickness = 0.8 / max(len(names), 1)
+    for index, name in enumerate(names):
+        found = [
+            (place + index * thickness, item.to_eager)
+            for place, each in enumerate(result.comparisons)
+            for item in each.measured
+            if item.contestant == name and item.to_eager is not None
+        ]
+        axes.bar(
+            [place for place, _ in found],
+            [ratio.value for _, ratio in found],
+            thickness,
+            yerr=[[r.value - r.low for _, r in found], [r.high - r.value for _, r in found]],
+            label=name,
+        )
+    axes.axhline(1, color="black", linewidth=1)
+    axes.set_yscale("log")
+    axes.set_ylabel(f"time ÷ {BASELINE}'s (log)")
+    middle = thickness * (len(names) - 1) / 2
+    axes.set_xticks(
+        [place + middle for place in range(len(result.comparisons))],
+        [item.workload for item in result.comparisons],
+        rotation=30,
+        ha="right",
+    )
+    axes.set_title(title)
+    axes.legend()
+    figure.savefig(path)
