@@ -102,10 +102,7 @@ SEVERAL: dict[str, Callable[[Tensor], Any]] = {
 @BOTH
 @pytest.mark.parametrize("of", ["input", "result"])
 @pytest.mark.parametrize("name", SEVERAL)
-def test_several_outputs_of_one_memory(name: str, of: str, grad: bool, request: pytest.FixtureRequest) -> None:
-    if name == "data" and not grad:
-        request.applymarker(pytest.mark.xfail(strict=True, reason="`x.data` without grad comes back as `x` itself"))
-
+def test_several_outputs_of_one_memory(name: str, of: str, grad: bool) -> None:
     def function(x: Tensor) -> Any:
         return SEVERAL[name](x * 3 if of == "result" else x)
 
@@ -125,6 +122,62 @@ def test_outputs_of_what_was_written_to(name: str) -> None:
         return before, row, SEVERAL[name](x), SEVERAL[name](made)
 
     assert succeeds(check(function, results((4, 4), (4, 4)), results((4, 4), (4, 4), grad=False)))
+
+
+CHAINS: dict[str, Callable[[Tensor], Tensor]] = {
+    "two views": lambda y: y[..., -1].select(0, 1),
+    "three views": lambda y: y[..., -1][..., -1][..., -1],
+    "of a detached": lambda y: y.detach()[1].t()[1],
+    "of what t_() made": lambda y: y.transpose_(0, -1).detach()[1][..., 1],
+    "of one of several": lambda y: y.unbind(1)[1][..., 1],
+    "written to": lambda y: (v := y[1:], y.detach().mul_(2), v[0, 1])[-1],
+}
+
+
+@BOTH
+@pytest.mark.parametrize("name", CHAINS)
+def test_base_of_a_view_is_the_whole_result(name: str, grad: bool) -> None:
+    """`_base` too, which nobody else holds, is what it is in eager: the first tensor of the chain of views."""
+
+    def outcome(target: Function) -> tuple[Tensor, Tensor]:
+        made = target(values(2, 3, 4, grad=grad))
+        assert made._base is not None
+        return made.detach(), made._base.detach()
+
+    def function(x: Tensor) -> Tensor:
+        with torch.set_grad_enabled(name != "of what t_() made"):
+            return CHAINS[name](x * 3)
+
+    (found, base), (expected, of) = outcome(jit(function)), outcome(function)
+    assert found.storage_offset() - base.storage_offset() == expected.storage_offset() - of.storage_offset()
+    assert torch.equal(found, expected)
+    assert torch.equal(base, of)
+    assert (base.stride(), found.stride()) == (of.stride(), expected.stride())
+
+
+class Turned(torch.autograd.Function):
+    """A view of its input, with a gradient of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.t()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad.t() * 2
+
+
+@BOTH
+@pytest.mark.parametrize("of", ["input", "result"])
+@pytest.mark.parametrize("take", [lambda v: v[1], lambda v: v.as_strided((2, 2), (2, 1)), lambda v: v.detach()])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
+def test_view_of_a_view_that_an_autograd_function_makes(take: Function, mode: Function, of: str, grad: bool) -> None:
+    def function(x: Tensor) -> Any:
+        made = Turned.apply(x if of == "input" else x * 3)
+        with mode():
+            return made, take(made)
+
+    assert succeeds(check(function, results((4, 4), grad=grad)))
 
 
 def test_outputs_of_constants_and_state() -> None:
@@ -213,10 +266,7 @@ BODIES: dict[str, Callable[[Tensor, Tensor], Any]] = {
 @BOTH
 @pytest.mark.parametrize("body", BODIES)
 @pytest.mark.parametrize("pair", PAIRS)
-def test_inputs_that_alias(pair: str, body: str, grad: bool, request: pytest.FixtureRequest) -> None:
-    if body == "through a view" and (pair == "detached" or (pair == "expanded" and not grad)):
-        reason = "a view of a detached alias comes back as a view of the alias that is written to"
-        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
+def test_inputs_that_alias(pair: str, body: str, grad: bool) -> None:
     # different histories on one memory, one of them written to, may be refused: `test_refusals_change_nothing`
     refusable = "history of its own on the same memory" if grad and pair in ("detached", "expanded") else ""
     observed = check(BODIES[body], windows((4, 4), *PAIRS[pair], grad=grad), refusable=refusable)

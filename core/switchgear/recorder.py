@@ -35,7 +35,7 @@ from .refusals import GradFn, refuse
 from .symbol import CHECKPOINT, GRAD_OFF_INSIDE, RANDOM, SAVED, BoundSymbol, Source, Symbol, map_proxies, proxies
 from .trace import Names
 from .tracking import Tracker, history_of, metadata_proxy
-from .writes import DRAW_BERNOULLI, SET_VALUE, WRITE_STRIDED
+from .writes import DRAW_BERNOULLI, NEW_VERSION, SET_VALUE, WRITE_STRIDED
 
 _aten = torch.ops.aten
 _NOISE = frozenset({torch.ops.prim.device.default, _aten.is_same_size.default, _aten._has_same_storage_numel.default})
@@ -128,7 +128,7 @@ class Recorder:
         self._source: Source | None = None
         self._frames = [_Frame(None, [])]
         self.inputs: list[RecordedInput] = []
-        #: Calls that changed sizes or strides of an input in place.
+        #: Calls that changed sizes or strides of an input in place, or its version alone.
         self.metadata_calls: list[BoundSymbol] = []
         #: The positions of the inputs that `requires_grad_()` was called on, before anything read them.
         self.switched_on: list[int] = []
@@ -313,10 +313,14 @@ class Recorder:
         """Take note of an in-place call that made an input a view of what it was."""
         for tensor, before in zip(tensors_in(called), proxies(given), strict=True):
             found, now = self._input_of.get(id(tensor)), self.tracker.proxy_of_fake(self.tracker.last_fake(tensor))
-            if found is None:
-                continue
             # also one that changes nothing, as `t_()` of a vector: the tensor has a new version
             named = symbol.name.rpartition(".")[2] in _METADATA_ONLY
+            if found is None:
+                key = internals.storage_key(tensor)
+                viewed_input = next((one for one in self.inputs if named and one.storage == key), None)
+                if viewed_input is not None:
+                    self.metadata_calls.append(BoundSymbol(NEW_VERSION, (viewed_input.proxy,), {}, None))
+                continue
             viewed = any(now in leaf.outputs and viewed_argument(leaf) == before for leaf in leaves_of(made))
             if named or viewed or (now.shape, now.stride) != (before.shape, before.stride):
                 args = (found.proxy, *given[0][1:])

@@ -103,9 +103,10 @@ def wrap(fake: torch.Tensor) -> torch.Tensor:
         return torch._to_functional_tensor(fake)
 
 
-def unwrap(wrapper: torch.Tensor) -> torch.Tensor:
-    """The fake tensor that a wrapper stands for now, pending writes through its aliases applied."""
-    torch._sync(wrapper)  # type: ignore[attr-defined,no-untyped-call]
+def unwrap(wrapper: torch.Tensor, *, synchronise: bool = True) -> torch.Tensor:
+    """The fake tensor that a wrapper stands for now, pending writes through its aliases applied if so wanted."""
+    if synchronise:
+        torch._sync(wrapper)  # type: ignore[attr-defined,no-untyped-call]
     return torch._from_functional_tensor(wrapper)
 
 

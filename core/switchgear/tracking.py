@@ -21,7 +21,7 @@ from .writes import RESTRIDE, SET_VALUE, restride
 if TYPE_CHECKING:
     from .recorder import Recorder
 
-_DETACH = Symbol("aten.detach.default", torch.ops.aten.detach.default)
+DETACH = Symbol("aten.detach.default", torch.ops.aten.detach.default)
 
 
 @dataclass(slots=True)
@@ -135,18 +135,23 @@ class Tracker:
 
     def track(self, wrapper: torch.Tensor) -> None:
         """Take note of a wrapper that has not been seen before."""
+        made = internals.unwrap(wrapper, synchronise=False)
         fake = internals.unwrap(wrapper)
         proxy = self.proxy_of_fake(fake)
         if self._recorder.follow_autograd:
-            if proxy.requires_grad and not wrapper.requires_grad:
+            if made is not fake and self.knows(made):
+                # a view that is made after a write to its base is at once made again
+                self._first_names.setdefault(proxy.name, self.first_name(self.proxy_of_fake(made).name))
+            known = self._first_seen.get(self.first_name(proxy.name), wrapper)
+            if proxy.requires_grad > wrapper.requires_grad or (known is not wrapper and not wrapper.requires_grad):
                 # `x.data` shares the fake of `x` and none of its history
-                fake = self._record_alias(wrapper, _DETACH, (proxy,), False)
+                fake = self._record_alias(wrapper, DETACH, (proxy,), False)
             elif wrapper.requires_grad and not proxy.requires_grad and _is_leaf(wrapper):
                 fake = self._record_alias(wrapper, NEW_LEAF, (proxy,), False)
             self._compare(fake, wrapper)
         tracked = _Tracked(wrapper, fake, history_of(wrapper), not wrapper._is_view())
         self._tracked[id(wrapper)] = tracked
-        self._first_seen.setdefault(self.proxy_of_fake(fake).name, wrapper)
+        self._first_seen.setdefault(self.first_name(self.proxy_of_fake(fake).name), wrapper)
         if 0 in fake.stride() and overlaps_itself(fake):
             self._expanded.add(id(wrapper))
         if tracked.is_base:
@@ -170,7 +175,8 @@ class Tracker:
         output = self.new_proxy(fake, requires_grad)
         self._recorder.record(symbol, args, output)
         internals.rebind(wrapper, fake, aliases=commit)
-        return fake
+        # one that was reshaped in place is at once made again
+        return internals.unwrap(wrapper) if commit else fake
 
     def reconcile(self, wrapper: torch.Tensor) -> None:
         """Bring the trace up to date with writes to a wrapper since it was last seen."""
@@ -210,7 +216,7 @@ class Tracker:
             begun = True
             if not wrapper.requires_grad:
                 self._refuse_views(wrapper)
-            fake = self._record_alias(wrapper, NEW_LEAF if wrapper.requires_grad else _DETACH, (new,), False)
+            fake = self._record_alias(wrapper, NEW_LEAF if wrapper.requires_grad else DETACH, (new,), False)
         elif new is old and wrapper.requires_grad and self._recorder.switch_on(wrapper):
             old = self.proxy_of_fake(fake)
         self._compare(fake, wrapper)
