@@ -90,6 +90,7 @@ SEVERAL: dict[str, Callable[[Tensor], Any]] = {
     "view of a detached": lambda y: (y.detach().t(), y[0]),
     "two detached": lambda y: (y.detach(), y.detach()[1]),
     "data": lambda y: (y.data, y),
+    "data, and a write": lambda y: (d := y * 1, v := d.data, d.mul_(2), v, v[0])[1:],
     "view under no_grad": lambda y: (torch.no_grad()(y.t)(), y),
     "view and a product": lambda y: (y.t(), y @ y, y),
     "chunks": lambda y: y.chunk(2),
@@ -173,7 +174,7 @@ class Turned(torch.autograd.Function):
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
 def test_view_of_a_view_that_an_autograd_function_makes(take: Function, mode: Function, of: str, grad: bool) -> None:
     def function(x: Tensor) -> Any:
-        made = Turned.apply(x if of == "input" else x * 3)
+        made: Tensor = Turned.apply(x if of == "input" else x * 3)  # type: ignore[no-untyped-call]
         with mode():
             return made, take(made)
 
@@ -314,6 +315,70 @@ def test_complex_tensor_and_its_real_view(name: str, body: str, grad: bool) -> N
     # PyTorch's functionalization has no inverse for a write to the part of a view of another dtype
     refusable = "a part of a real view is written to" if body in ("second", "both") and "part" in name else ""
     assert succeeds(check(function, make, refusable=refusable))
+
+
+# --- views that require grad of a tensor that does not ---
+
+
+def made_to_require_grad(*others: Callable[[Tensor], Tensor]) -> Make:
+    """An argument that `requires_grad_()` was called on as a view, and views of that."""
+
+    def make() -> Inputs:
+        leaf = values(3, 4).mT.requires_grad_()
+        return Inputs((leaf,), (leaf, *(take(leaf) for take in others)))
+
+    return make
+
+
+def under_no_grad(make: Callable[[], Any]) -> Any:
+    with torch.no_grad():
+        return make()
+
+
+ALONE: dict[str, Callable[[Tensor], Any]] = {
+    "view under no_grad": lambda x: (v := under_no_grad(x.diagonal), v * 2),
+    "view of a view under no_grad": lambda x: (v := x.mT, w := under_no_grad(v.diagonal), w.sin(), v * 3),
+    "views": lambda x: (x, x.mT, x.detach(), x[1] * 2),
+    "write under no_grad": lambda x: (under_no_grad(lambda: x.mul_(2)), x * 2)[1],
+    "write to the detached": lambda x: (x.detach().mul_(2), x * 2)[1],
+    "view after a write": lambda x: (x.detach()[1].mul_(2), x.mT * 2, x[0])[1:],
+    "write to a view from no_grad": lambda x: (under_no_grad(lambda: x.mT).mul_(2), x * 2)[1],
+    "write": lambda x: x.mul_(2),
+    "write to a view": lambda x: x.mT.mul_(2),
+}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_input_that_is_a_view_and_requires_grad_by_itself(name: str) -> None:
+    """Its views under no_grad do not require grad, for its base does not; a leaf that is no view has another entry."""
+
+    def ordinary() -> Inputs:
+        leaf = values(3, 4).mT.clone().requires_grad_()
+        return Inputs((leaf,), (leaf,))
+
+    errors = [seen.error is not None for seen in check(ALONE[name], made_to_require_grad(), ordinary)]
+    expected = [name in ("write", "write to a view"), name.startswith("write to a view") or name == "write"]
+    assert errors == expected * 4
+
+
+def test_view_of_a_view_that_requires_grad_by_itself() -> None:
+    def pure(x: Tensor, y: Tensor) -> Any:
+        v = under_no_grad(lambda: y[1])
+        return x * y, v, v * 2
+
+    def stale(x: Tensor, y: Tensor) -> Tensor:
+        x.detach().mul_(2)
+        return x * y
+
+    def old_view(x: Tensor) -> Any:
+        v = x.mT
+        x.detach().mul_(2)
+        return v * 2, x * 2
+
+    assert succeeds(check(pure, made_to_require_grad(lambda leaf: leaf.view_as(leaf))))
+    lost = "autograd loses the history of a view whose base does not require grad once it is written to"
+    assert succeeds(check(stale, made_to_require_grad(lambda leaf: leaf.view_as(leaf)), refusable=lost))
+    assert succeeds(check(old_view, made_to_require_grad(), refusable=lost))
 
 
 def test_three_inputs_of_one_memory_and_two_of_another() -> None:

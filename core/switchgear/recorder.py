@@ -32,6 +32,7 @@ from .nesting import map_tensors, tensors_in
 from .patches import replaced
 from .proxy import TensorProxy
 from .refusals import GradFn, refuse
+from .shared_memory import requires_grad_alone
 from .symbol import CHECKPOINT, GRAD_OFF_INSIDE, RANDOM, SAVED, BoundSymbol, Source, Symbol, map_proxies, proxies
 from .trace import Names
 from .tracking import Tracker, history_of, metadata_proxy
@@ -136,6 +137,8 @@ class Recorder:
         self.reached_otherwise: set[int] = set()
         #: Whether gradients are asked for inside, which might flow through the history of an input.
         self.leaves_matter = False
+        #: Whether it matters which inputs are views of what does not require grad.
+        self.bases_matter = False
         self._input_of: dict[int, RecordedInput] = {}
         self._paused = 0
         self._casts = Casts()
@@ -247,7 +250,9 @@ class Recorder:
     def enter(self, tensor: torch.Tensor, proxy: TensorProxy, view: torch.Tensor | None = None) -> torch.Tensor:
         """Make a tensor from outside an input; returns its wrapper, which is `view` if it is one of another input."""
         with torch._C.DisableTorchFunction():
-            wrapper = self.tracker.wrapper_for(proxy, leaf=tensor.is_leaf, autograd=True) if view is None else view
+            alone, wrapper = proxy.requires_grad and requires_grad_alone(tensor), view
+            if wrapper is None:
+                wrapper = self.tracker.wrapper_for(proxy, leaf=tensor.is_leaf, autograd=True, alone=alone)
             self.tracker.reconcile(wrapper)
             storage = internals.storage_key(wrapper)
             found = RecordedInput(tensor, wrapper, proxy, history_of(wrapper), view is not None, storage)
@@ -511,12 +516,14 @@ class Recorder:
         # a custom operator's autograd is a Function, which turns grad mode off while the operator itself runs
         grad_enabled = torch.is_grad_enabled() or (frame.fn is func and frame.grad_enabled)
         flags: Iterator[bool] = iter(())
+        alone = makes_views(func) and any(map(self.tracker.stands_alone, proxies(given)))
         if any(proxy.requires_grad for proxy in proxies(given)):
             if grad_enabled:
                 flags = iter(self._differentiable_outputs(func, args, kwargs, given, result))
             elif makes_views(func):
-                # under no_grad eager calls a view of what requires grad a leaf that requires grad
-                flags = itertools.repeat(True)
+                # under no_grad eager calls a view of what requires grad a leaf that requires grad, if its base does
+                flags = itertools.repeat(not alone)
+                self.bases_matter = True
         made: set[str] = set()
 
         def define(fake: torch.Tensor) -> TensorProxy:
@@ -531,6 +538,8 @@ class Recorder:
             output = tuple(output)
         if not any(proxies(output)):
             return
+        if alone:
+            self.tracker.note_alone(proxies(output))
         tags = self._tags | {RANDOM} if is_random(func, given) else self._tags
         with self.paused():
             tags = tags | {SAVED} if any(saves(func, args, kwargs, result) for saves in self._policies) else tags
