@@ -90,6 +90,7 @@ SEVERAL: dict[str, Callable[[Tensor], Any]] = {
     "view of a detached": lambda y: (y.detach().t(), y[0]),
     "two detached": lambda y: (y.detach(), y.detach()[1]),
     "data": lambda y: (y.data, y),
+    "data, and a write": lambda y: (d := y * 1, v := d.data, d.mul_(2), v, v[0])[1:],
     "view under no_grad": lambda y: (torch.no_grad()(y.t)(), y),
     "view and a product": lambda y: (y.t(), y @ y, y),
     "chunks": lambda y: y.chunk(2),
@@ -102,10 +103,7 @@ SEVERAL: dict[str, Callable[[Tensor], Any]] = {
 @BOTH
 @pytest.mark.parametrize("of", ["input", "result"])
 @pytest.mark.parametrize("name", SEVERAL)
-def test_several_outputs_of_one_memory(name: str, of: str, grad: bool, request: pytest.FixtureRequest) -> None:
-    if name == "data" and not grad:
-        request.applymarker(pytest.mark.xfail(strict=True, reason="`x.data` without grad comes back as `x` itself"))
-
+def test_several_outputs_of_one_memory(name: str, of: str, grad: bool) -> None:
     def function(x: Tensor) -> Any:
         return SEVERAL[name](x * 3 if of == "result" else x)
 
@@ -125,6 +123,62 @@ def test_outputs_of_what_was_written_to(name: str) -> None:
         return before, row, SEVERAL[name](x), SEVERAL[name](made)
 
     assert succeeds(check(function, results((4, 4), (4, 4)), results((4, 4), (4, 4), grad=False)))
+
+
+CHAINS: dict[str, Callable[[Tensor], Tensor]] = {
+    "two views": lambda y: y[..., -1].select(0, 1),
+    "three views": lambda y: y[..., -1][..., -1][..., -1],
+    "of a detached": lambda y: y.detach()[1].t()[1],
+    "of what t_() made": lambda y: y.transpose_(0, -1).detach()[1][..., 1],
+    "of one of several": lambda y: y.unbind(1)[1][..., 1],
+    "written to": lambda y: (v := y[1:], y.detach().mul_(2), v[0, 1])[-1],
+}
+
+
+@BOTH
+@pytest.mark.parametrize("name", CHAINS)
+def test_base_of_a_view_is_the_whole_result(name: str, grad: bool) -> None:
+    """`_base` too, which nobody else holds, is what it is in eager: the first tensor of the chain of views."""
+
+    def outcome(target: Function) -> tuple[Tensor, Tensor]:
+        made = target(values(2, 3, 4, grad=grad))
+        assert made._base is not None
+        return made.detach(), made._base.detach()
+
+    def function(x: Tensor) -> Tensor:
+        with torch.set_grad_enabled(name != "of what t_() made"):
+            return CHAINS[name](x * 3)
+
+    (found, base), (expected, of) = outcome(jit(function)), outcome(function)
+    assert found.storage_offset() - base.storage_offset() == expected.storage_offset() - of.storage_offset()
+    assert torch.equal(found, expected)
+    assert torch.equal(base, of)
+    assert (base.stride(), found.stride()) == (of.stride(), expected.stride())
+
+
+class Turned(torch.autograd.Function):
+    """A view of its input, with a gradient of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.t()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad.t() * 2
+
+
+@BOTH
+@pytest.mark.parametrize("of", ["input", "result"])
+@pytest.mark.parametrize("take", [lambda v: v[1], lambda v: v.as_strided((2, 2), (2, 1)), lambda v: v.detach()])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
+def test_view_of_a_view_that_an_autograd_function_makes(take: Function, mode: Function, of: str, grad: bool) -> None:
+    def function(x: Tensor) -> Any:
+        made: Tensor = Turned.apply(x if of == "input" else x * 3)  # type: ignore[no-untyped-call]
+        with mode():
+            return made, take(made)
+
+    assert succeeds(check(function, results((4, 4), grad=grad)))
 
 
 def test_outputs_of_constants_and_state() -> None:
@@ -213,10 +267,7 @@ BODIES: dict[str, Callable[[Tensor, Tensor], Any]] = {
 @BOTH
 @pytest.mark.parametrize("body", BODIES)
 @pytest.mark.parametrize("pair", PAIRS)
-def test_inputs_that_alias(pair: str, body: str, grad: bool, request: pytest.FixtureRequest) -> None:
-    if body == "through a view" and (pair == "detached" or (pair == "expanded" and not grad)):
-        reason = "a view of a detached alias comes back as a view of the alias that is written to"
-        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
+def test_inputs_that_alias(pair: str, body: str, grad: bool) -> None:
     # different histories on one memory, one of them written to, may be refused: `test_refusals_change_nothing`
     refusable = "history of its own on the same memory" if grad and pair in ("detached", "expanded") else ""
     observed = check(BODIES[body], windows((4, 4), *PAIRS[pair], grad=grad), refusable=refusable)
@@ -264,6 +315,70 @@ def test_complex_tensor_and_its_real_view(name: str, body: str, grad: bool) -> N
     # PyTorch's functionalization has no inverse for a write to the part of a view of another dtype
     refusable = "a part of a real view is written to" if body in ("second", "both") and "part" in name else ""
     assert succeeds(check(function, make, refusable=refusable))
+
+
+# --- views that require grad of a tensor that does not ---
+
+
+def made_to_require_grad(*others: Callable[[Tensor], Tensor]) -> Make:
+    """An argument that `requires_grad_()` was called on as a view, and views of that."""
+
+    def make() -> Inputs:
+        leaf = values(3, 4).mT.requires_grad_()
+        return Inputs((leaf,), (leaf, *(take(leaf) for take in others)))
+
+    return make
+
+
+def under_no_grad(make: Callable[[], Any]) -> Any:
+    with torch.no_grad():
+        return make()
+
+
+ALONE: dict[str, Callable[[Tensor], Any]] = {
+    "view under no_grad": lambda x: (v := under_no_grad(x.diagonal), v * 2),
+    "view of a view under no_grad": lambda x: (v := x.mT, w := under_no_grad(v.diagonal), w.sin(), v * 3),
+    "views": lambda x: (x, x.mT, x.detach(), x[1] * 2),
+    "write under no_grad": lambda x: (under_no_grad(lambda: x.mul_(2)), x * 2)[1],
+    "write to the detached": lambda x: (x.detach().mul_(2), x * 2)[1],
+    "view after a write": lambda x: (x.detach()[1].mul_(2), x.mT * 2, x[0])[1:],
+    "write to a view from no_grad": lambda x: (under_no_grad(lambda: x.mT).mul_(2), x * 2)[1],
+    "write": lambda x: x.mul_(2),
+    "write to a view": lambda x: x.mT.mul_(2),
+}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_input_that_is_a_view_and_requires_grad_by_itself(name: str) -> None:
+    """Its views under no_grad do not require grad, for its base does not; a leaf that is no view has another entry."""
+
+    def ordinary() -> Inputs:
+        leaf = values(3, 4).mT.clone().requires_grad_()
+        return Inputs((leaf,), (leaf,))
+
+    errors = [seen.error is not None for seen in check(ALONE[name], made_to_require_grad(), ordinary)]
+    expected = [name in ("write", "write to a view"), name.startswith("write to a view") or name == "write"]
+    assert errors == expected * 4
+
+
+def test_view_of_a_view_that_requires_grad_by_itself() -> None:
+    def pure(x: Tensor, y: Tensor) -> Any:
+        v = under_no_grad(lambda: y[1])
+        return x * y, v, v * 2
+
+    def stale(x: Tensor, y: Tensor) -> Tensor:
+        x.detach().mul_(2)
+        return x * y
+
+    def old_view(x: Tensor) -> Any:
+        v = x.mT
+        x.detach().mul_(2)
+        return v * 2, x * 2
+
+    assert succeeds(check(pure, made_to_require_grad(lambda leaf: leaf.view_as(leaf))))
+    lost = "autograd loses the history of a view whose base does not require grad once it is written to"
+    assert succeeds(check(stale, made_to_require_grad(lambda leaf: leaf.view_as(leaf)), refusable=lost))
+    assert succeeds(check(old_view, made_to_require_grad(), refusable=lost))
 
 
 def test_three_inputs_of_one_memory_and_two_of_another() -> None:

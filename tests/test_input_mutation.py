@@ -504,6 +504,35 @@ def test_metadata_of_an_input(name: str, order: str) -> None:
     assert succeeds(check(function, results((2, 3)), refusable=refusable))
 
 
+@pytest.mark.parametrize("take", [lambda x: x[1:], lambda x: x.detach(), lambda x: x.view(-1)[1:5].view(2, 2)])
+def test_metadata_of_a_view_of_an_input(take: Callable[[Tensor], Tensor]) -> None:
+    """The input keeps its own, and has a new version."""
+
+    def function(x: Tensor) -> Tensor:
+        y = x.exp()
+        take(x).t_()
+        return y
+
+    assert succeeds(check(function, results((2, 3), grad=False)))
+
+
+@pytest.mark.parametrize("name", ["t_", "transpose_", "swapaxes_"])
+def test_metadata_under_no_grad_of_a_result(name: str) -> None:
+    """The history stays, and the gradient is of the value as it was made."""
+
+    def function(x: Tensor) -> Any:
+        y = x * 3
+        with torch.no_grad():
+            RESHAPES[name](y)
+            y.mul_(2)
+        z = y * values(4, 4)
+        with torch.no_grad():
+            RESHAPES[name](y)
+        return z, y * 3, y
+
+    assert succeeds(check(function, results((4, 4))))
+
+
 @pytest.mark.parametrize("name", ["t_", "unsqueeze_", "swapaxes_"])
 def test_metadata_of_a_buffer(name: str) -> None:
     """Each call changes it once more, so the second is none for the first's entry."""

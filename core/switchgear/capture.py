@@ -66,6 +66,8 @@ class Captured:
     modules: tuple[torch.nn.Module, ...]
     #: The function asks for gradients, so the trace depends on which inputs are leaves of autograd.
     leaves_matter: bool = False
+    #: The function makes views under no_grad, which require grad if what they are views of in the end does.
+    bases_matter: bool = False
 
 
 class _Inputs:
@@ -157,9 +159,12 @@ def capture(
         trace = trace.with_provenance("capture", time.perf_counter() - start)
         if outer is not None and recorder.leaves_matter:
             outer.leaves_matter = True
+        if outer is not None and recorder.bases_matter:
+            outer.bases_matter = True
         identical, grad_enabled = tuple(_identical(leaves, recorder)), torch.is_grad_enabled()
         sources, entered = tuple(inputs.sources), tuple(modules.entered)
-        return Captured(trace, sources, outputs, identical, grad_enabled, entered, recorder.leaves_matter)
+        matter = recorder.leaves_matter, recorder.bases_matter
+        return Captured(trace, sources, outputs, identical, grad_enabled, entered, *matter)
 
     compiling, homes = False, dict[int, Home]()
     with CAPTURE_LOCK:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -17,7 +17,9 @@ import torch
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from . import torch_internals as internals
+from .aliasing import viewed_argument
 from .backward_writes import Watch
+from .composites import leaves_of
 from .errors import NotDifferentiable, RuleError, Unsupported
 from .nesting import map_tensors, tensors_in
 from .patches import redirected
@@ -26,6 +28,7 @@ from .recorder import Recorder, active_recorder
 from .rules import Applied, Grads
 from .structure import Structure, flatten
 from .symbol import CUSTOM_FUNCTION, BoundSymbol, RuleOrigin, Symbol, map_proxies
+from .tracking import DETACH
 from .writes import IDENTITY
 
 _REFUSED = {
@@ -294,6 +297,15 @@ def _history(
 
 
 HISTORY = Symbol("switchgear.autograd_function", _history)
+
+
+def made_as_views(bound_symbols: Iterable[BoundSymbol]) -> frozenset[str]:
+    """The names of the results of Functions that are views: autograd forbids to write to them."""
+    leaves = [*leaves_of(bound_symbols)]
+    viewing = (leaf for leaf in leaves if leaf.symbol != DETACH and viewed_argument(leaf) is not None)
+    views = {proxy.name for leaf in viewing for proxy in leaf.outputs}
+    pairs = (pair for leaf in leaves if leaf.symbol == HISTORY for pair in zip(leaf.args[2], leaf.outputs, strict=True))
+    return frozenset(made.name for value, made in pairs if value.name in views)
 
 
 def as_identities(item: BoundSymbol) -> tuple[BoundSymbol, ...]:

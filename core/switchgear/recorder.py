@@ -32,10 +32,11 @@ from .nesting import map_tensors, tensors_in
 from .patches import replaced
 from .proxy import TensorProxy
 from .refusals import GradFn, refuse
+from .shared_memory import requires_grad_alone
 from .symbol import CHECKPOINT, GRAD_OFF_INSIDE, RANDOM, SAVED, BoundSymbol, Source, Symbol, map_proxies, proxies
 from .trace import Names
 from .tracking import Tracker, history_of, metadata_proxy
-from .writes import DRAW_BERNOULLI, SET_VALUE, WRITE_STRIDED
+from .writes import DRAW_BERNOULLI, NEW_VERSION, SET_VALUE, WRITE_STRIDED
 
 _aten = torch.ops.aten
 _NOISE = frozenset({torch.ops.prim.device.default, _aten.is_same_size.default, _aten._has_same_storage_numel.default})
@@ -128,7 +129,7 @@ class Recorder:
         self._source: Source | None = None
         self._frames = [_Frame(None, [])]
         self.inputs: list[RecordedInput] = []
-        #: Calls that changed sizes or strides of an input in place.
+        #: Calls that changed sizes or strides of an input in place, or its version alone.
         self.metadata_calls: list[BoundSymbol] = []
         #: The positions of the inputs that `requires_grad_()` was called on, before anything read them.
         self.switched_on: list[int] = []
@@ -136,6 +137,8 @@ class Recorder:
         self.reached_otherwise: set[int] = set()
         #: Whether gradients are asked for inside, which might flow through the history of an input.
         self.leaves_matter = False
+        #: Whether it matters which inputs are views of what does not require grad.
+        self.bases_matter = False
         self._input_of: dict[int, RecordedInput] = {}
         self._paused = 0
         self._casts = Casts()
@@ -247,7 +250,9 @@ class Recorder:
     def enter(self, tensor: torch.Tensor, proxy: TensorProxy, view: torch.Tensor | None = None) -> torch.Tensor:
         """Make a tensor from outside an input; returns its wrapper, which is `view` if it is one of another input."""
         with torch._C.DisableTorchFunction():
-            wrapper = self.tracker.wrapper_for(proxy, leaf=tensor.is_leaf, autograd=True) if view is None else view
+            alone, wrapper = proxy.requires_grad and requires_grad_alone(tensor), view
+            if wrapper is None:
+                wrapper = self.tracker.wrapper_for(proxy, leaf=tensor.is_leaf, autograd=True, alone=alone)
             self.tracker.reconcile(wrapper)
             storage = internals.storage_key(wrapper)
             found = RecordedInput(tensor, wrapper, proxy, history_of(wrapper), view is not None, storage)
@@ -313,10 +318,14 @@ class Recorder:
         """Take note of an in-place call that made an input a view of what it was."""
         for tensor, before in zip(tensors_in(called), proxies(given), strict=True):
             found, now = self._input_of.get(id(tensor)), self.tracker.proxy_of_fake(self.tracker.last_fake(tensor))
-            if found is None:
-                continue
             # also one that changes nothing, as `t_()` of a vector: the tensor has a new version
             named = symbol.name.rpartition(".")[2] in _METADATA_ONLY
+            if found is None:
+                key = internals.storage_key(tensor)
+                viewed_input = next((one for one in self.inputs if named and one.storage == key), None)
+                if viewed_input is not None:
+                    self.metadata_calls.append(BoundSymbol(NEW_VERSION, (viewed_input.proxy,), {}, None))
+                continue
             viewed = any(now in leaf.outputs and viewed_argument(leaf) == before for leaf in leaves_of(made))
             if named or viewed or (now.shape, now.stride) != (before.shape, before.stride):
                 args = (found.proxy, *given[0][1:])
@@ -507,12 +516,14 @@ class Recorder:
         # a custom operator's autograd is a Function, which turns grad mode off while the operator itself runs
         grad_enabled = torch.is_grad_enabled() or (frame.fn is func and frame.grad_enabled)
         flags: Iterator[bool] = iter(())
+        alone = makes_views(func) and any(map(self.tracker.stands_alone, proxies(given)))
         if any(proxy.requires_grad for proxy in proxies(given)):
             if grad_enabled:
                 flags = iter(self._differentiable_outputs(func, args, kwargs, given, result))
             elif makes_views(func):
-                # under no_grad eager calls a view of what requires grad a leaf that requires grad
-                flags = itertools.repeat(True)
+                # under no_grad eager calls a view of what requires grad a leaf that requires grad, if its base does
+                flags = itertools.repeat(not alone)
+                self.bases_matter = True
         made: set[str] = set()
 
         def define(fake: torch.Tensor) -> TensorProxy:
@@ -527,6 +538,8 @@ class Recorder:
             output = tuple(output)
         if not any(proxies(output)):
             return
+        if alone:
+            self.tracker.note_alone(proxies(output))
         tags = self._tags | {RANDOM} if is_random(func, given) else self._tags
         with self.paused():
             tags = tags | {SAVED} if any(saves(func, args, kwargs, result) for saves in self._policies) else tags

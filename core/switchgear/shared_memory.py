@@ -55,6 +55,11 @@ def base_of(tensor: Any) -> Any:
     return tensor._base if isinstance(tensor, torch.Tensor) and tensor._base is not None else tensor
 
 
+def requires_grad_alone(tensor: torch.Tensor) -> bool:
+    """Whether it is a view that requires grad of a base that does not: `requires_grad_()` was called on a view."""
+    return tensor.requires_grad and tensor._base is not None and not tensor._base.requires_grad
+
+
 def memory_of(tensor: Any) -> Any:
     """All of a tensor's memory, as a flat tensor; anything else is itself."""
     if not isinstance(tensor, torch.Tensor):
@@ -105,6 +110,11 @@ def home_of(inputs: Sequence[tuple[torch.Tensor, InputSource]]) -> Home:
         raise Unsupported(
             "the function writes to an input that shares memory with another, of which autograd knows nothing and "
             "which requires grad or is of another dtype; pass a clone of one"
+        )
+    if any(requires_grad_alone(tensor) for tensor, _ in inputs):
+        raise Unsupported(
+            "the function writes to an input that shares memory with another, where requires_grad_() was called on a "
+            "view; pass a clone of one, or call it on what is viewed"
         )
     tensor, source = (differentiable or [*bases.values()])[0]
     assert not isinstance(source, Base)

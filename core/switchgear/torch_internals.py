@@ -103,9 +103,10 @@ def wrap(fake: torch.Tensor) -> torch.Tensor:
         return torch._to_functional_tensor(fake)
 
 
-def unwrap(wrapper: torch.Tensor) -> torch.Tensor:
-    """The fake tensor that a wrapper stands for now, pending writes through its aliases applied."""
-    torch._sync(wrapper)  # type: ignore[attr-defined,no-untyped-call]
+def unwrap(wrapper: torch.Tensor, *, synchronise: bool = True) -> torch.Tensor:
+    """The fake tensor that a wrapper stands for now, pending writes through its aliases applied if so wanted."""
+    if synchronise:
+        torch._sync(wrapper)  # type: ignore[attr-defined,no-untyped-call]
     return torch._from_functional_tensor(wrapper)
 
 
@@ -146,6 +147,12 @@ def make_non_leaf(wrapper: torch.Tensor) -> None:
     with torch.enable_grad():
         example = torch.zeros(1, requires_grad=True).clone()
     torch._mirror_autograd_meta_to(example, wrapper)  # type: ignore[attr-defined]
+
+
+def view_of_constant(wrapper: torch.Tensor) -> torch.Tensor:
+    """A view of a wrapper that does not require grad, which may be told to by itself."""
+    with torch.enable_grad():
+        return torch.ops.aten.alias.default(wrapper)  # type: ignore[no-any-return]
 
 
 def storage_key(tensor: torch.Tensor) -> int:

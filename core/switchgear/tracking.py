@@ -21,7 +21,7 @@ from .writes import RESTRIDE, SET_VALUE, restride
 if TYPE_CHECKING:
     from .recorder import Recorder
 
-_DETACH = Symbol("aten.detach.default", torch.ops.aten.detach.default)
+DETACH = Symbol("aten.detach.default", torch.ops.aten.detach.default)
 
 
 @dataclass(slots=True)
@@ -46,6 +46,8 @@ class Tracker:
         self._expanded: set[int] = set()
         self._first_names: dict[str, str] = {}
         self._first_seen: dict[str, torch.Tensor] = {}
+        self._alone: set[str] = set()
+        self._constant_bases: dict[int, torch.Tensor] = {}
 
     def __contains__(self, wrapper: torch.Tensor) -> bool:
         return id(wrapper) in self._tracked
@@ -66,24 +68,42 @@ class Tracker:
         """The wrapper that was first seen as the value of that name."""
         return self._first_seen.get(name)
 
+    def stands_alone(self, proxy: TensorProxy) -> bool:
+        """Whether what `proxy` stands for is a view of something that does not require grad, whatever it does."""
+        return not self._alone.isdisjoint((proxy.name, self.first_name(proxy.name)))
+
+    def note_alone(self, made: Iterable[TensorProxy]) -> None:
+        """Take note of views of what stands alone."""
+        self._alone.update(proxy.name for proxy in made)
+
     def settle(self) -> None:
         """Bring the trace up to date with every pending write."""
         with torch._C.DisableTorchFunction():
             for tracked in tuple(self._tracked.values()):
                 self.reconcile(tracked.wrapper)
 
-    def wrapper_for(self, proxy: TensorProxy, *, leaf: bool = True, autograd: bool = False) -> torch.Tensor:
-        """A wrapper that stands for `proxy`; under `autograd` it requires grad if the proxy does."""
+    def wrapper_for(
+        self, proxy: TensorProxy, *, leaf: bool = True, autograd: bool = False, alone: bool = False
+    ) -> torch.Tensor:
+        """A wrapper that stands for `proxy`; under `autograd` it requires grad if the proxy does.
+
+        `alone`: it is a view of something that does not.
+        """
         with self._recorder.paused(), torch._C.DisableTorchFunction():
             fake = self._fakes.get(proxy.name)
             if fake is None:
                 fake = internals.make_fake(self._recorder.fake_mode, proxy)
                 self.know(fake, proxy)
             wrapper = internals.wrap(fake)
+            if alone:
+                self._constant_bases[id(wrapper)] = wrapper
+                wrapper = internals.view_of_constant(wrapper)
+                self.know(internals.unwrap(wrapper), proxy)
+                self._alone.add(proxy.name)
             if autograd and proxy.requires_grad:
                 make_differentiable = torch.Tensor.requires_grad_ if leaf else internals.make_non_leaf
                 make_differentiable(wrapper)
-            self.track(wrapper)
+            self.track(wrapper, is_base=alone)
         return wrapper
 
     def proxy_of(self, tensor: torch.Tensor) -> TensorProxy:
@@ -133,24 +153,33 @@ class Tracker:
             internals.rebind(wrapper, fake, aliases=False)
         return self.new_proxy(fake, False)
 
-    def track(self, wrapper: torch.Tensor) -> None:
-        """Take note of a wrapper that has not been seen before."""
+    def track(self, wrapper: torch.Tensor, *, is_base: bool = False) -> None:
+        """Take note of a wrapper that has not been seen before; `is_base`: for writes it is one, view or not."""
+        made = internals.unwrap(wrapper, synchronise=False)
         fake = internals.unwrap(wrapper)
         proxy = self.proxy_of_fake(fake)
         if self._recorder.follow_autograd:
-            if proxy.requires_grad and not wrapper.requires_grad:
+            if made is not fake and self.knows(made):
+                # a view that is made after a write to its base is at once made again
+                self._first_names.setdefault(proxy.name, self.first_name(self.proxy_of_fake(made).name))
+            if proxy.requires_grad > wrapper.requires_grad or self._stands_for_another(proxy, wrapper):
                 # `x.data` shares the fake of `x` and none of its history
-                fake = self._record_alias(wrapper, _DETACH, (proxy,), False)
+                fake = self._record_alias(wrapper, DETACH, (proxy,), False)
             elif wrapper.requires_grad and not proxy.requires_grad and _is_leaf(wrapper):
                 fake = self._record_alias(wrapper, NEW_LEAF, (proxy,), False)
             self._compare(fake, wrapper)
-        tracked = _Tracked(wrapper, fake, history_of(wrapper), not wrapper._is_view())
+        tracked = _Tracked(wrapper, fake, history_of(wrapper), is_base or not wrapper._is_view())
         self._tracked[id(wrapper)] = tracked
-        self._first_seen.setdefault(self.proxy_of_fake(fake).name, wrapper)
+        self._first_seen.setdefault(self.first_name(self.proxy_of_fake(fake).name), wrapper)
         if 0 in fake.stride() and overlaps_itself(fake):
             self._expanded.add(id(wrapper))
         if tracked.is_base:
             self._bases.setdefault(internals.storage_key(wrapper), []).append(tracked)
+
+    def _stands_for_another(self, proxy: TensorProxy, wrapper: torch.Tensor) -> bool:
+        """Whether another wrapper stands for `proxy` already, where neither requires grad: `x` and `x.data`."""
+        known = self._first_seen.get(self.first_name(proxy.name), wrapper)
+        return known is not wrapper and not wrapper.requires_grad
 
     def _record_alias(self, wrapper: torch.Tensor, symbol: Symbol, args: tuple[Any, ...], commit: bool) -> torch.Tensor:
         return self._record_made(wrapper, symbol, args, commit, torch.Tensor.detach, wrapper.requires_grad)
@@ -170,7 +199,14 @@ class Tracker:
         output = self.new_proxy(fake, requires_grad)
         self._recorder.record(symbol, args, output)
         internals.rebind(wrapper, fake, aliases=commit)
-        return fake
+        if not commit:
+            return fake
+        # one that was reshaped in place is at once made again
+        with torch.enable_grad() if requires_grad else contextlib.nullcontext():
+            again = internals.unwrap(wrapper)
+        if again is not fake:
+            self._first_names[self.proxy_of_fake(again).name] = output.name
+        return again
 
     def reconcile(self, wrapper: torch.Tensor) -> None:
         """Bring the trace up to date with writes to a wrapper since it was last seen."""
@@ -181,7 +217,7 @@ class Tracker:
         # made anew of its base, a view is what it was to autograd, whatever the grad mode is by now
         differentiable = tracked.history is not None and not torch.is_grad_enabled() and not _is_leaf(wrapper)
         with torch.enable_grad() if differentiable else contextlib.nullcontext():
-            fake = internals.unwrap(wrapper)
+            fake = seen = internals.unwrap(wrapper)
         if not self._recorder.follow_autograd:
             tracked.fake = fake
             return
@@ -189,6 +225,11 @@ class Tracker:
             return
         new, old = self.proxy_of_fake(fake), self.proxy_of_fake(tracked.fake)
         written = internals.storage_key(fake) != internals.storage_key(tracked.fake)
+        if written and not tracked.is_base and wrapper.requires_grad and id(wrapper._base) in self._constant_bases:
+            raise Unsupported(
+                f"in {self._recorder.here()} a view of an input is used, after a write to it, where the input is "
+                "itself a view that requires_grad_() was called on: autograd loses its history; make the view again"
+            )
         if written and new.shape == old.shape and new.stride != old.stride:
             # a write keeps strides, the functional operator in its place need not
             make, args = functools.partial(restride, stride=old.stride), (new, old.stride)
@@ -206,20 +247,24 @@ class Tracker:
                     "place where autograd does not see it; make a view instead"
                 )
             fake = self._record_alias(wrapper, SET_VALUE, (old, new), tracked.is_base)
+        elif new is not old and self._stands_for_another(new, wrapper):
+            fake = self._record_alias(wrapper, DETACH, (new,), False)
         elif new is old and _is_leaf(wrapper) and self._recorder.input_of(wrapper) is None:
             begun = True
             if not wrapper.requires_grad:
                 self._refuse_views(wrapper)
-            fake = self._record_alias(wrapper, NEW_LEAF if wrapper.requires_grad else _DETACH, (new,), False)
+            fake = self._record_alias(wrapper, NEW_LEAF if wrapper.requires_grad else DETACH, (new,), False)
         elif new is old and wrapper.requires_grad and self._recorder.switch_on(wrapper):
             old = self.proxy_of_fake(fake)
         self._compare(fake, wrapper)
         tracked.fake, tracked.history = fake, history
         new = self.proxy_of_fake(fake)
         if (new.shape, new.stride, new.dtype) == (old.shape, old.stride, old.dtype) and not begun:
+            if fake is not seen:
+                self._first_names.pop(new.name, None)
             self._first_names.setdefault(new.name, self.first_name(old.name))
         else:
-            self._first_seen.setdefault(new.name, wrapper)
+            self._first_seen.setdefault(self.first_name(new.name), wrapper)
 
     def _refuse_views(self, wrapper: torch.Tensor) -> None:
         key = internals.storage_key(wrapper)

@@ -93,6 +93,8 @@ WRITTEN_VIEWS: dict[Any, Callable[..., torch.Tensor]] = {
 
 IDENTITY = Symbol("switchgear.identity", identity)
 DRAW_BERNOULLI = Symbol("switchgear.draw_bernoulli", draw_bernoulli)
+#: What an in-place call leaves in an input when it changes sizes or strides of a view of it.
+NEW_VERSION = Symbol("torch.autograd.graph.increment_version", torch.autograd.graph.increment_version)
 RESTRIDE = Symbol("switchgear.restride", restride)
 SET_VALUE = Symbol("switchgear.set_value", set_value)
 WRITE_STRIDED = Symbol("switchgear.write_strided", write_strided)

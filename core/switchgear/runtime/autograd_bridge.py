@@ -10,6 +10,7 @@ import torch
 
 from switchgear import torch_internals as internals
 from switchgear.capture import compiling
+from switchgear.custom_functions import made_as_views
 from switchgear.errors import Unsupported
 from switchgear.evaluation import evaluate
 from switchgear.passes.pipeline import Program, Training, compile_backward, differentiable_backward
@@ -36,6 +37,8 @@ class Bridge:
         self.inner = tuple(self.count + index for index in training.inner)
         outputs = training.ends[: self.count]
         self.plain = tuple(i for i, proxy in enumerate(outputs) if proxy is None or not proxy.requires_grad)
+        views = made_as_views(training.prepared.bound_symbols)
+        self.views = tuple(i for i, p in enumerate(outputs) if p is not None and p.requires_grad and p.name in views)
         given = {proxy.name for proxy in training.prepared.inputs}
         ends = (*outputs, *training.saved)
         self.made = tuple(i for i, proxy in enumerate(ends) if proxy is not None and proxy.name not in given)
@@ -50,6 +53,9 @@ class Bridge:
         """The trace's outputs, connected to autograd."""
         with torch.enable_grad():
             results: Sequence[torch.Tensor] = _Node.apply(self, *inputs)  # type: ignore[no-untyped-call]
+            if self.views:
+                seen = enumerate(results)
+                results = [_View.apply(r) if i in self.views and not r._is_view() else r for i, r in seen]  # type: ignore[no-untyped-call]
         return results
 
     def backward_for(self, grads: tuple[torch.Tensor | None, ...], wanted: tuple[bool, ...]) -> Program:
@@ -106,6 +112,18 @@ def _evaluated(trace: Trace) -> Callable[..., Any]:
         return tuple(None if proxy is None else values[proxy.name] for proxy in trace.outputs)
 
     return backward
+
+
+class _View(torch.autograd.Function):
+    """A view of its input, to which autograd forbids to write."""
+
+    @staticmethod
+    def forward(ctx: Any, result: torch.Tensor) -> torch.Tensor:
+        return result.view_as(result)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return grad
 
 
 class _Node(torch.autograd.Function):

@@ -10,7 +10,7 @@ import torch
 from switchgear import torch_internals as internals
 from switchgear.capture import Captured
 from switchgear.composites import leaves_of
-from switchgear.shared_memory import base_of, overlaps
+from switchgear.shared_memory import base_of, overlaps, requires_grad_alone
 from switchgear.signature import Argument, Base, Closure, InputSource
 from switchgear.structure import Structure, flatten
 
@@ -79,17 +79,19 @@ def _fetched(source: InputSource, number: int, scope: dict[str, Any]) -> str:
 def _relations(captured: Captured) -> Callable[[Sequence[torch.Tensor]], Any] | None:
     """What the trace depends on beside the metadata of its inputs, as far as it does: aliasing, leaves, offsets."""
     outputs, leaves_matter = captured.outputs, captured.leaves_matter or bool(captured.outputs.mutations)
+    bases_matter = captured.bases_matter or leaves_matter
     written = [mutation.input for mutation in outputs.mutations]
     bases = [index for index, source in enumerate(captured.sources) if isinstance(source, Base)]
     bound_symbols = (*leaves_of(captured.trace.bound_symbols), *outputs.views)
     strided = bool(bases) or any(item.symbol.name.startswith("aten.as_strided") for item in bound_symbols)
-    if not leaves_matter and not strided:
+    if not bases_matter and not strided:
         return None
 
     def relations(inputs: Sequence[torch.Tensor]) -> Any:
         leaves = [tensor.is_leaf for tensor in inputs if leaves_matter]
+        alone = [requires_grad_alone(tensor) for tensor in inputs if bases_matter]
         offsets = [tensor.storage_offset() for tensor in inputs if strided]
         homes = [[base_of(tensor) is inputs[base] for tensor in inputs] for base in bases]
-        return [*overlaps(inputs, written)], leaves, offsets, homes
+        return [*overlaps(inputs, written)], leaves, alone, offsets, homes
 
     return relations
