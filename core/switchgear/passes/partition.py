@@ -60,6 +60,8 @@ def partition(joint: Joint, overwritten: frozenset[str] = frozenset(), memory: M
     returned = frozenset(proxy.name for proxy in proxies(outputs))
     prices = Prices(memory, returned, overwritten_values(forward, overwritten))
     again, left = _again(forward, halves.read, to_save(forward, halves.read, prices))
+    uses = (proxy.name for item in (*again, *halves.later) for proxy in item.inputs)
+    left = {name: left[name] for name in dict.fromkeys((*uses, *left)) if name in left}
     maker = {proxy.name: item for item in forward for proxy in item.outputs}
     copies: dict[str, BoundSymbol] = {}
     widened: list[BoundSymbol] = []
@@ -183,7 +185,9 @@ def _again(
     for item in reversed(forward):
         if not item.is_random and any(p.name in needed and p.name not in saved for p in item.outputs):
             needed.update((proxy.name, proxy) for proxy in item.inputs)
-            again.append(item if is_view(item) else replace(item, links=_links(item), tags=item.tags | {RECOMPUTED}))
+            again.append(
+                replace(item, links=_links(item), tags=item.tags if is_view(item) else item.tags | {RECOMPUTED})
+            )
     made = {proxy.name for item in again for proxy in item.outputs}
     return tuple(reversed(again)), {name: proxy for name, proxy in needed.items() if name not in made}
 
@@ -200,7 +204,9 @@ def _just_in_time(body: Body) -> Body:
     place = [late] * len(body)
     first: dict[str, int] = {}
     for index in range(late - 1, -1, -1):
-        place[index] = index if stays[index] else min((first.get(p.name, late) for p in body[index].outputs), default=late)
+        place[index] = (
+            index if stays[index] else min((first.get(p.name, late) for p in body[index].outputs), default=late)
+        )
         for proxy in body[index].inputs:
             first[proxy.name] = min(first.get(proxy.name, late), place[index])
     order = sorted(range(late), key=lambda index: (place[index], stays[index], index))
