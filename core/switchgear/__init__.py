@@ -1,12 +1,12 @@
 """Switchgear: an executor framework for PyTorch."""
 
 from . import errors
-from .choice import Choice, Declined, Implementation
+from .choice import Choice, Declined, Implementation, Saved
 from .executor import Executor
 from .functional import grad, value_and_grad, vjp
 from .hookspecs import PassPlacement, hookimpl
 from .inspect.explain import explain
-from .jit import jit, last_backward_traces, last_choices, last_traces
+from .jit import jit, last_backward_traces, last_choices, last_saved, last_traces
 from .plugins import plugin_report
 from .proxy import TensorProxy
 from .registry import Registry, Table
@@ -22,6 +22,7 @@ __all__ = [
     "Implementation",
     "PassPlacement",
     "Registry",
+    "Saved",
     "Symbol",
     "Table",
     "TensorProxy",
@@ -34,6 +35,7 @@ __all__ = [
     "jit",
     "last_backward_traces",
     "last_choices",
+    "last_saved",
     "last_traces",
     "plugin_report",
     "put_grad",

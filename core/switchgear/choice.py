@@ -41,3 +41,27 @@ class Choice:
         others = "".join(f"; {owner}: {reason}" for owner, reason in self.declined)
         reason = f" ({self.reason})" if self.reason else ""
         return f"{self.symbol}: {self.kind} by {self.owner}{reason}{others}"
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A value that a forward keeps for its backward.
+
+    `bytes` are those that it takes as it is saved; an `alive` one is an input, which lives anyway. `origin` is the
+    operator that makes it, with its line; `reason` says why it is not made again instead. `readers` pairs the operators
+    of the backward that read it with the number of their calls; without any, another backward may read it, as in eager:
+    one for other grad outputs, or of a second derivative.
+    """
+
+    name: str
+    type: str
+    bytes: int
+    alive: bool
+    origin: str
+    reason: str
+    readers: tuple[tuple[str, int], ...]
+
+    def __str__(self) -> str:
+        calls = [name if count == 1 else f"{count} x {name}" for name, count in self.readers]
+        readers = ", ".join(calls) or "other grad outputs, or a second derivative"
+        return f"{self.name}: {self.type}, {self.bytes} bytes, {self.origin}; for {readers}; {self.reason}"

@@ -12,9 +12,11 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from .choice import Choice
+from .choice import Choice, Saved
 from .errors import InvalidInput, SwitchgearError
 from .executor import Executor
+from .memory import MEMORY, Memory
+from .passes.partition import saved_values
 from .plugins import installed
 from .recorder import active_recorder
 from .registry import Table
@@ -113,6 +115,7 @@ def jit(
     executors: Sequence[str | Executor] | None = None,
     grad_rules: Table | Sequence[Table] | None = None,
     strict: bool = False,
+    memory: Memory = "balanced",
     recompile_limit: int = 8,
     cache_size: int = 64,
     link: bool = False,
@@ -127,6 +130,9 @@ def jit(
     name). grad_rules: tables of grad rules for this function alone, asked before any executor. strict: raise where
     otherwise a fallback happens with a reason: an executor listed but unavailable, or a forward that an
         executor claims and nobody differentiates.
+    memory: what the backward makes again instead of having it saved. "eager": views alone, so that what eager saves is
+        saved; "balanced": what takes next to no time; "lean": all that is cheap, which is for executors that fuse.
+        Never random numbers, matrix products, attention, scatters or operators from outside PyTorch.
     recompile_limit: compilations after which a `RecompileWarning` says what keeps changing.
     cache_size: compiled entries kept, the least recently used dropped first.
     link: print every backward line with the forward line and the rule that it comes from, in `str(trace)` too.
@@ -137,18 +143,21 @@ def jit(
         "executors": executors,
         "grad_rules": grad_rules,
         "strict": strict,
+        "memory": memory,
         "recompile_limit": recompile_limit,
         "cache_size": cache_size,
         "link": link,
     }
     if unknown:
         raise TypeError(f"sg.jit has no option {', '.join(unknown)}; its options are {', '.join(options)}")
+    if memory not in MEMORY:
+        raise ValueError(f"memory is one of {', '.join(map(repr, MEMORY))}, not {memory!r}")
     if function is None:
         return functools.partial(jit, **options)
     if not callable(function):
         raise TypeError(f"sg.jit takes a function or a module, not a {type(function).__name__}")
     tables = (grad_rules,) if isinstance(grad_rules, Table) else tuple(grad_rules or ())
-    selection = select(installed(), executors, tables, strict)
+    selection = select(installed(), executors, tables, strict, memory)
     if isinstance(function, nn.Module):
         return _jit_module(function, selection, options)
     if isinstance(function, JitFunction):
@@ -214,3 +223,9 @@ def last_choices(jitted: Any) -> tuple[Choice, ...]:
     entry = _last_entry(jitted)
     backward = entry.bridge.last_backward.choices if entry.bridge is not None else ()
     return (*entry.forward.choices, *backward)
+
+
+def last_saved(jitted: Any) -> tuple[Saved, ...]:
+    """What the forward of the entry last run keeps for its backward, and why; nothing if it has no gradient."""
+    bridge = _last_entry(jitted).bridge
+    return () if bridge is None else saved_values(bridge.training.parts)

@@ -13,6 +13,7 @@ from .choice import Declined, Implementation
 from .errors import ExecutorUnavailable, PluginWarning, RuleError, UnknownExecutor
 from .executor import Executor, reason_unavailable
 from .hookspecs import PassPlacement
+from .memory import Memory
 from .plugins import DISABLE_VARIABLE, Plugin, Plugins, SkipRule
 from .registry import GradRule, ImplementationEntry, Table, describe
 from .symbol import BoundSymbol
@@ -48,7 +49,7 @@ class Selection:
     """Who takes part in a call of `jit`, and the three decisions about a bound symbol.
 
     `executors` are those that can run here, in the order asked; `skipped` pairs the others with the reason;
-    `passes` are those of the plugins that take part.
+    `passes` are those of the plugins that take part. `memory` is the option of `jit`.
     """
 
     executors: tuple[Executor, ...]
@@ -57,6 +58,7 @@ class Selection:
     passes: tuple[PassPlacement, ...]
     claimants: tuple[Claimant, ...]
     rule_sources: tuple[RuleSource, ...]
+    memory: Memory
 
     def constant(self, bound_symbol: BoundSymbol) -> tuple[bool, str]:
         """Whether a skip rule takes the bound symbol out of differentiation, and which rule answered."""
@@ -102,7 +104,11 @@ class Selection:
 
 
 def select(
-    plugins: Plugins, executors: Sequence[str | Executor] | None, grad_rules: Sequence[Table], strict: bool
+    plugins: Plugins,
+    executors: Sequence[str | Executor] | None,
+    grad_rules: Sequence[Table],
+    strict: bool,
+    memory: Memory = "balanced",
 ) -> Selection:
     """Who takes part in a call of `jit` with these options.
 
@@ -124,7 +130,7 @@ def select(
     taking_part = [*dict.fromkeys(home for home in homes if home), *plugins.rule_packages]
     passes = tuple(placement for plugin in taking_part for placement in plugin.passes)
     rule_sources = (*map(_table_source, grad_rules), *claimants, *map(_package_source, plugins.rule_packages))
-    return Selection(available, skipped, strict, passes, tuple(claimants), rule_sources)
+    return Selection(available, skipped, strict, passes, tuple(claimants), rule_sources, memory)
 
 
 def _listed(plugins: Plugins, executors: Sequence[str | Executor]) -> list[Executor]:

@@ -9,9 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.checkpoint import checkpoint
+from transformers import GPT2Config, GPT2LMHeadModel
 
 import switchgear as sg
-from switchgear.symbol import RANDOM
+from switchgear.checkpointing import regions_of
+from switchgear.memory import MEMORY
+from switchgear.symbol import RANDOM, RECOMPUTED
 from tests.core.training import (
     assert_same,
     assert_trains_as_eager,
@@ -254,3 +258,300 @@ def test_call_that_is_never_differentiated_keeps_nothing() -> None:
     assert storages[0].expired()
     assert not jitted(torch.ones(3)).requires_grad
     assert storages[1].expired()
+
+
+# How much is made again: `memory=`.
+
+LEVELS = pytest.mark.parametrize("memory", MEMORY)
+
+
+def again(jitted: Any) -> list[str]:
+    """The operators, views apart, that the backward runs again."""
+    return [item.symbol.name for item in lines(backward(jitted)) if RECOMPUTED in item.tags]
+
+
+def saved_bytes(jitted: Any) -> int:
+    """What is saved besides inputs."""
+    return sum(value.bytes for value in sg.last_saved(jitted) if not value.alive)
+
+
+def block(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    """A layer as there are in a transformer, residual stream and dropout included."""
+    inside = F.gelu(F.layer_norm(x, (4,)) @ w, approximate="tanh") * 0.5 + 1
+    return F.relu(x + F.dropout(inside @ v, 0.3)).tanh().square()
+
+
+@pytest.mark.parametrize("memory", ["none", "Lean", 0.5, None, True])
+def test_unknown_memory_is_refused(memory: Any) -> None:
+    with pytest.raises(ValueError, match=r"memory is one of 'eager', 'balanced', 'lean', not "):
+        sg.jit(torch.exp, memory=memory)
+
+
+def test_memory_is_an_option_like_the_others() -> None:
+    decorated = sg.jit(memory="lean", executors=["torch"])(lambda x: torch.tanh(x) * 2)
+    step(decorated, leaf(3))
+    assert again(decorated)
+    eager = sg.jit(decorated, executors=["torch"], memory="eager")
+    step(eager, leaf(3))
+    assert not again(eager)
+
+
+@LEVELS
+def test_gradients_are_eagers_at_every_level(memory: str) -> None:
+    jitted = assert_trains_as_eager(block, leaf(8, 4), leaf(4, 4), leaf(4, 4), memory=memory)
+    assert bool(again(jitted)) == (memory != "eager")
+
+
+def test_a_leaner_level_saves_less() -> None:
+    sizes = []
+    for memory in MEMORY:
+        jitted = sg.jit(block, executors=["torch"], memory=memory)
+        step(jitted, leaf(8, 4), leaf(4, 4), leaf(4, 4))
+        sizes.append(saved_bytes(jitted))
+    assert sizes[0] > sizes[1] > sizes[2]
+
+
+@LEVELS
+def test_gpt2_is_eagers_at_every_level(memory: str) -> None:
+    config = GPT2Config(n_layer=2, n_head=2, n_embd=16, vocab_size=32, n_positions=16, bos_token_id=0, eos_token_id=0)
+    model = GPT2LMHeadModel(config).train()
+    jitted = sg.jit(model, executors=["torch"], memory=memory)
+    ids = torch.randint(0, 32, (2, 8))
+    found = []
+    storages: dict[int, int] = {}
+    alive: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        alive.append(tensor)
+        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    for called in (jitted, model):
+        model.zero_grad()
+        storages.clear()
+        torch.manual_seed(5)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            loss = called(input_ids=ids, labels=ids).loss
+        loss.backward()
+        found.append([loss.detach(), *(parameter.grad for parameter in model.parameters())])
+    assert_same(found[0], found[1])
+    given = {tensor.untyped_storage().data_ptr() for tensor in (ids, *model.parameters())}
+    eagers = sum(size for storage, size in storages.items() if storage not in given)
+    assert saved_bytes(jitted) <= {"eager": 1.0, "balanced": 0.65, "lean": 0.5}[memory] * eagers
+
+
+@LEVELS
+def test_derivatives_of_any_order_at_every_level(memory: str) -> None:
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        with torch.no_grad():
+            scale = x.exp() * 2
+        return (F.layer_norm(torch.tanh(x @ w) * scale + x.detach() * x, (3,)).sigmoid() * torch.sin(x)).square()
+
+    def derivatives(called: Any) -> list[Tensor]:
+        x, w = (torch.linspace(-1, k, 9, dtype=torch.float64).reshape(3, 3).requires_grad_() for k in (1, 2))
+        value, found = called(x, w).sum(), []
+        for _ in range(3):
+            grads = torch.autograd.grad(value, (x, w), create_graph=True)
+            found += [grad.detach() for grad in grads]
+            value = sum(grad.square().sum() for grad in grads)  # type: ignore[assignment]
+        return found
+
+    jitted = sg.jit(function, executors=["torch"], memory=memory)
+    for found, expected in zip(derivatives(jitted), derivatives(function), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+@LEVELS
+def test_other_grad_outputs_than_expected_at_every_level(memory: str) -> None:
+    def function(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y = F.relu(x @ w) * 3
+        return y, (y + 1).exp() * x, F.layer_norm(y * 2, (4,))
+
+    jitted = sg.jit(function, executors=["torch"], memory=memory)
+    for used in ([0], [1], [2], [0, 2], [0, 1, 2]):
+        weigh = lambda result, used=used: [result[index].t() for index in used]  # noqa: E731
+        x, w = leaf(4, 4), leaf(4, 4)
+        assert_same(step(jitted, x, w, weigh=weigh)[1], step(function, x, w, weigh=weigh)[1])
+
+
+@pytest.mark.parametrize(
+    ("function", "operator"),
+    [
+        (lambda x: (x @ x).relu().exp(), "aten.mm.default"),
+        (lambda x: x.sort(0).values.exp().exp(), "aten.sort.default"),
+        (lambda x: (x * 2).scatter(0, torch.zeros(1, 4, dtype=torch.long), x[:1]).exp().exp(), "aten.scatter.src"),
+        (lambda x: x.cumsum(0).exp().exp(), "aten.cumsum.default"),
+        (lambda x: (F.dropout(x, 0.5) * x.exp()).exp(), "switchgear.draw_bernoulli"),
+        (lambda x: (torch.rand_like(x) * x.exp()).exp(), "aten.rand_like.default"),
+        (lambda x: F.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None]).exp(), "attention"),
+        (lambda x: F.conv1d(x[None], x[:, :, None]).exp().sin(), "aten.convolution.default"),
+    ],
+)
+def test_what_is_dear_or_random_is_never_run_again(function: Any, operator: str) -> None:
+    jitted = assert_trains_as_eager(function, leaf(4, 4), memory="lean")
+    assert any(operator in name for name in operators(forward(jitted)))
+    assert not [name for name in again(jitted) if operator in name]
+
+
+def test_operator_from_outside_pytorch_is_never_run_again() -> None:
+    with torch.library._scoped_library("switchgear_test_min_cut", "FRAGMENT") as library:
+        library.define("double(Tensor x) -> Tensor", tags=(torch.Tag.pointwise,))
+        library.impl("double", lambda x: x * 2, "CompositeExplicitAutograd")
+        double = torch.ops.switchgear_test_min_cut.double
+        table = rules(double, lambda x: (double(x), lambda grad: grad * 2))
+        jitted = sg.jit(lambda x: torch.sin(double(x)), executors=["torch"], grad_rules=table, memory="lean")
+        jitted(leaf(4)).sum().backward()
+        assert [value.reason for value in sg.last_saved(jitted)] == [
+            "switchgear_test_min_cut.double.default is not cheap"
+        ]
+
+
+def test_chain_is_run_again_only_so_far() -> None:
+    """Adding up prices bounds it, though every operator of it is cheap."""
+
+    def function(x: Tensor, length: int) -> Tensor:
+        y = x @ x
+        for _ in range(length):
+            y = y + 1
+        return torch.sin(y)
+
+    counts = {}
+    for length in (2, 100):
+        jitted = assert_trains_as_eager(function, leaf(4, 4), length)
+        counts[length] = len(again(jitted))
+    assert counts == {2: 0, 100: 0}
+    both = assert_trains_as_eager(lambda x: (lambda y: torch.sin(y) * torch.sin(y + 1))(x @ x), leaf(4, 4))
+    assert again(both).count("aten.add.Tensor") == 1
+
+
+@LEVELS
+def test_checkpointed_region_is_run_again_as_it_is(memory: str) -> None:
+    """The region alone decides about what it makes; the cut about everything else."""
+
+    def region(x: Tensor, w: Tensor) -> Tensor:
+        return F.dropout(torch.relu(x @ w) * 2 + 1, 0.5).exp()
+
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        return torch.relu(checkpoint(region, torch.relu(x * 2) + 1, w, use_reentrant=False) @ w).exp()  # type: ignore[no-any-return]
+
+    jitted = assert_trains_as_eager(function, leaf(4, 4), leaf(4, 4), memory=memory)
+    repeated = [item.symbol.name for item in lines(backward(jitted)) if RECOMPUTED in item.tags and regions_of(item)]
+    assert [name for name in repeated if "random_state" not in name] == [
+        "aten.mm.default",
+        "aten.relu.default",
+        "aten.mul.Tensor",
+        "aten.add.Tensor",
+        "aten.empty_like.default",
+        "switchgear.draw_bernoulli",
+        "aten.div.Scalar",
+    ]
+    made = {proxy.name: item for item in lines(forward(jitted)) for proxy in item.outputs}
+    inside = [name for name in saved(jitted) if name in made and regions_of(made[name])]
+    assert inside == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_zeros_and_ones_are_saved_as_booleans(dtype: torch.dtype) -> None:
+    jitted = assert_trains_as_eager(lambda x: F.dropout(x, 0.4) * 2, leaf(5, 3, dtype=dtype))
+    (value,) = sg.last_saved(jitted)
+    assert (value.type, value.bytes) == ("cpu b8[5, 3]", 15)
+    x = leaf(5, 3, dtype=dtype)
+    (first,) = torch.autograd.grad(jitted(x).sum(), x, create_graph=True)
+    assert set(first.unique().tolist()) <= {0.0, float(2 * torch.tensor(1, dtype=dtype) / 0.6)}
+
+
+def test_mask_that_is_returned_is_saved_as_itself() -> None:
+    jitted = assert_trains_as_eager(lambda x: (lambda m: (x * m, m))(torch.bernoulli(torch.full((3,), 0.5))), leaf(3))
+    assert [value.type for value in sg.last_saved(jitted)] == ["cpu f32[3]"]
+
+
+def test_of_a_buffer_that_is_overwritten_the_part_that_is_read_is_saved() -> None:
+    def function(x: Tensor, cache: Tensor) -> Tensor:
+        y = x * cache[2]
+        cache.add_(1)
+        return y
+
+    jitted = sg.jit(function, executors=["torch"])
+    x, cache = leaf(4), torch.randn(100, 4)
+    expected = cache[2].clone()
+    jitted(x, cache).sum().backward()
+    assert_same(x.grad, expected)
+    assert [(value.bytes, value.alive) for value in sg.last_saved(jitted)] == [(16, False)]
+
+
+def test_strided_view_of_a_buffer_that_is_overwritten_is_saved_as_itself() -> None:
+    """On a copy its offset would be that of the original."""
+
+    def function(x: Tensor, cache: Tensor) -> Tensor:
+        y = x * cache.as_strided((4,), (1,), cache.storage_offset() + 2)
+        cache.add_(1)
+        return y
+
+    jitted = sg.jit(function, executors=["torch"])
+    base = torch.randn(100)
+    x, cache, expected = leaf(4), base[50:60], base[52:56].clone()
+    jitted(x, cache).sum().backward()
+    assert_same(x.grad, expected)
+
+
+def test_factories_are_not_saved() -> None:
+    jitted = assert_trains_as_eager(lambda x: x * torch.arange(4.0).exp() * torch.full((4,), 2.0), leaf(4))
+    assert "full" in " ".join(again(jitted))
+
+
+def test_what_is_run_again_comes_just_in_time() -> None:
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        for _ in range(4):
+            x = torch.relu(x @ w) * 2 + 1
+        return x
+
+    jitted = assert_trains_as_eager(function, leaf(4, 4), leaf(4, 4), memory="lean")
+    order = [item.symbol.name if RECOMPUTED in item.tags else "" for item in lines(backward(jitted))]
+    places = [index for index, name in enumerate(order) if name == "aten.mul.Tensor"]
+    products = [index for index, name in enumerate(operators(backward(jitted))) if name == "aten.mm.default"]
+    assert len(places) > 2
+    assert all(
+        any(first < product < second for product in products) for first, second in zip(places, places[1:], strict=False)
+    )
+
+
+def test_line_that_is_run_again_is_linked_to_the_one_it_repeats() -> None:
+    jitted = assert_trains_as_eager(block, leaf(8, 4), leaf(4, 4), leaf(4, 4), memory="lean")
+    forwards = set(sg.last_traces(jitted)[0].bound_symbols)
+    repeated = [item for item in lines(backward(jitted)) if RECOMPUTED in item.tags]
+    assert repeated
+    for item in repeated:
+        assert {str(link.rule) for link in item.links} == {"partition (recomputed)"}
+        assert forwards.issuperset(link.forward for link in item.links)
+
+
+# What is said about it.
+
+
+def test_explain_says_what_is_saved_and_why() -> None:
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        return F.dropout(torch.sigmoid(x @ w).sin(), 0.5)  # the user's line
+
+    jitted = assert_trains_as_eager(function, leaf(2, 3), leaf(3, 4))
+    place = f"{__file__.rsplit('/', 1)[-1]}:"
+    text = sg.explain(jitted).splitlines()
+    start = next(index for index, line in enumerate(text) if line.startswith("saved for the backward"))
+    assert text[start] == (
+        "saved for the backward, memory='balanced': 40 bytes in 2 values, and 2 inputs, which live anyway, of 72 bytes"
+    )
+    value, mask, *inputs = text[start + 1 :]
+    assert "cpu f32[2, 4], 32 bytes, aten.sigmoid.default at " + place in value
+    assert value.endswith("; for aten.cos.default, aten.sigmoid_backward.default; to make it again would cost more")
+    assert "cpu b8[2, 4], 8 bytes, switchgear.draw_bernoulli at " + place in mask
+    assert mask.endswith("; it draws random numbers; its zeros and ones are saved as booleans")
+    assert [line.split(", ", 1)[1] for line in inputs] == [
+        "4], 48 bytes, input; for aten.t.default; an input lives anyway",
+        "3], 24 bytes, input; for aten.t.default; an input lives anyway",
+    ]
+
+
+def test_without_gradients_nothing_is_said_to_be_saved() -> None:
+    jitted = sg.jit(torch.exp, executors=["torch"])
+    jitted(torch.ones(3))
+    assert sg.last_saved(jitted) == ()
+    assert "saved" not in sg.explain(jitted)

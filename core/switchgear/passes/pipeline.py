@@ -26,7 +26,7 @@ from .dead_code import dead_code
 from .differentiate import Joint, differentiate
 from .free_last_used import free_last_used
 from .inner_gradients import inner_gradients
-from .partition import backward_for, partition
+from .partition import Partitioned, backward_for, partition
 
 #: A tensor that a backward writes to: the index of an "input", of an "output" of the forward, or of a "grad" output.
 Target: TypeAlias = tuple[str, int]
@@ -111,17 +111,22 @@ def compile_forward(stages: tuple[Trace, ...], selection: Selection, choices: tu
 class Training:
     """The programs of a differentiated trace, and what is needed to make backwards for other grad outputs.
 
-    `inner` are the positions of those saved values through which a gradient of the backward itself may flow, and
-    which are neither inputs nor outputs. `mutated` is as for `compile_training`.
+    `parts` says what is saved. `inner` are the positions of those saved values through which a gradient of the backward
+    itself may flow, and which are neither inputs nor outputs. `mutated` is as for `compile_training`.
     """
 
     forward: Program
     backward: Program
-    saved: tuple[TensorProxy, ...]
+    parts: Partitioned
     inner: tuple[int, ...]
     prepared: Trace
     joint: Joint
     mutated: Mapping[str, int]
+
+    @property
+    def saved(self) -> tuple[TensorProxy, ...]:
+        """What the backward takes besides the grad outputs, in order."""
+        return self.parts.saved
 
     @property
     def ends(self) -> tuple[TensorProxy | None, ...]:
@@ -144,14 +149,14 @@ def compile_training(
     forward, joint = _differentiated(stages, selection, grad_outputs)
     backward = _Stages([*forward.traces])
     start = time.perf_counter()
-    parts = partition(joint, overwritten)
+    parts = partition(joint, overwritten, selection.memory)
     forward.keep("partition", parts.forward, start)
     backward.keep("partition", parts.backward, start)
     forward_program = _executable(forward, selection, boxed=False, choices=(*choices, *joint.choices))
     known = {proxy.name for proxy in proxies((parts.forward.inputs, joint.trace.outputs[: joint.count]))} - overwritten
     inner = tuple(i for i, proxy in enumerate(parts.saved) if proxy.requires_grad and proxy.name not in known)
     backward_program = _executable(backward, selection, boxed=True, targets=_targets(joint, mutated))
-    return Training(forward_program, backward_program, parts.saved, inner, stages[-1], joint, mutated)
+    return Training(forward_program, backward_program, parts, inner, stages[-1], joint, mutated)
 
 
 def _targets(joint: Joint, mutated: Mapping[str, int]) -> tuple[Target, ...]:
@@ -196,7 +201,7 @@ def _other_backward(
     grads = tuple(grad if want else None for grad, want in zip(found, wanted, strict=False))
     joint = replace(joint, trace=dead_code(replace(joint.trace, outputs=(*forward, *grads, *found[len(wanted) :]))))
     start = time.perf_counter()
-    stages.keep("partition", backward_for(joint, training.saved), start)
+    stages.keep("partition", backward_for(joint, training.parts), start)
     return stages, joint
 
 

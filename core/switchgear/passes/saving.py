@@ -1,0 +1,240 @@
+"""Saving: which values the forward keeps for the backward, and which the backward makes again, by a minimum cut."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from switchgear.aliasing import aliased_argument, storages
+from switchgear.checkpointing import regions_of
+from switchgear.composites import leaves_of
+from switchgear.memory import Memory
+from switchgear.proxy import TensorProxy
+from switchgear.symbol import BoundSymbol, Symbol
+from switchgear.writes import DRAW_BERNOULLI, RESTRIDE
+
+from .differentiate import is_dense
+from .min_cut import SINK, SOURCE, min_cut
+
+#: The bytes that recomputation may move for each byte that need not be saved for it.
+_WORTH: Mapping[Memory, int] = {"eager": 1, "balanced": 8, "lean": 64}
+
+_aten = torch.ops.aten
+#: Limited by the memory they move; other pointwise operators compute longer than that.
+_QUICK = frozenset(
+    [
+        "abs",
+        "add",
+        "bitwise_and",
+        "bitwise_not",
+        "bitwise_or",
+        "bitwise_xor",
+        "ceil",
+        "clamp",
+        "clamp_max",
+        "clamp_min",
+        "clone",
+        "conj_physical",
+        "copysign",
+        "div",
+        "eq",
+        "floor",
+        "fmax",
+        "fmin",
+        "ge",
+        "gt",
+        "hardtanh",
+        "heaviside",
+        "isinf",
+        "isnan",
+        "le",
+        "leaky_relu",
+        "lerp",
+        "logical_and",
+        "logical_not",
+        "logical_or",
+        "logical_xor",
+        "lt",
+        "masked_fill",
+        "maximum",
+        "minimum",
+        "mul",
+        "ne",
+        "neg",
+        "positive",
+        "reciprocal",
+        "relu",
+        "round",
+        "rsqrt",
+        "rsub",
+        "sgn",
+        "sign",
+        "signbit",
+        "sqrt",
+        "square",
+        "sub",
+        "threshold",
+        "trunc",
+        "where",
+        "_to_copy",
+        "copy",
+        "cat",
+        "stack",
+        "constant_pad_nd",
+        "tril",
+        "triu",
+        "arange",
+        "fill",
+        "full",
+        "full_like",
+        "new_full",
+        "new_ones",
+        "new_zeros",
+        "ones",
+        "ones_like",
+        "scalar_tensor",
+        "zeros",
+        "zeros_like",
+    ]
+)
+#: Read what they are given several times over; so does what PyTorch tags as a reduction.
+_NORMALISATIONS = frozenset(
+    [
+        "_fused_rms_norm",
+        "_log_softmax",
+        "_safe_softmax",
+        "_softmax",
+        "logsumexp",
+        "native_group_norm",
+        "native_layer_norm",
+    ]
+)
+_SLOW = 8
+#: Draw nothing but zeros and ones.
+_COINS = frozenset({_aten.bernoulli.default, _aten.bernoulli.p, _aten.bernoulli.Tensor, DRAW_BERNOULLI.fn})
+
+
+def bytes_of(*values: TensorProxy) -> int:
+    """The bytes that values take, each by itself."""
+    return sum(math.prod(value.shape) * value.dtype.itemsize for value in values)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prices:
+    """What it costs to save a value, and to run a bound symbol again.
+
+    Both are counted in bytes moved. `outputs` names what the forward returns, which its caller may hold anyway;
+    `overwritten` the values that are saved as copies.
+    """
+
+    memory: Memory
+    outputs: frozenset[str]
+    overwritten: frozenset[str]
+
+    def saving(self, proxy: TensorProxy, maker: BoundSymbol | None) -> int | None:
+        """The price of saving a value; None if another that shares its storage is saved in its place."""
+        if maker is not None and is_view(maker) and proxy.name not in self.overwritten:
+            return None
+        worth = _WORTH[self.memory]
+        if maker is not None and self.narrows(proxy, maker):
+            flags = bytes_of(proxy) // proxy.dtype.itemsize
+            return flags * worth + 2 * (flags + bytes_of(proxy))
+        return bytes_of(proxy) * worth // (2 if proxy.name in self.outputs else 1)
+
+    def narrows(self, proxy: TensorProxy, maker: BoundSymbol) -> bool:
+        """Whether a value holds zeros and ones alone and is worth saving as booleans."""
+        fits = proxy.dtype.itemsize > 1 and not proxy.requires_grad and is_dense(proxy)
+        return fits and self.memory != "eager" and maker.symbol.fn in _COINS and proxy.name not in self.outputs
+
+    def again(self, item: BoundSymbol) -> int | str:
+        """The price of running a bound symbol again, or the reason why it is not."""
+        if is_view(item):
+            geometry = item.symbol.fn is _aten.as_strided.default
+            copied = geometry and any(proxy.name in self.overwritten for proxy in item.outputs)
+            return "its place in memory is not that of the copy" if copied else 0
+        if self.memory == "eager":
+            return "memory='eager' saves what eager saves"
+        if item.is_random:
+            return "it draws random numbers"
+        if regions_of(item):
+            return "a region of torch.utils.checkpoint says so"
+        price = 0
+        for leaf in leaves_of([item]):
+            weight = _weight(leaf.symbol)
+            if weight is None:
+                return f"{leaf.symbol.name} is not cheap"
+            price += weight * bytes_of(*leaf.inputs, *leaf.outputs)
+        return price
+
+
+def is_view(item: BoundSymbol) -> bool:
+    """Whether what a bound symbol makes shares the storage of its argument."""
+    return bool(item.outputs) and all(aliased_argument(leaf) is not None for leaf in leaves_of([item]))
+
+
+def _weight(symbol: Symbol) -> int | None:
+    """How many times longer an operator takes than to move its arguments and results; None for one not run again."""
+    fn = symbol.fn
+    if symbol == RESTRIDE:
+        return 1
+    if not isinstance(fn, torch._ops.OpOverload) or fn.namespace != "aten":
+        return None
+    if not _UNREPEATABLE.isdisjoint(fn.tags):
+        return None
+    name = fn._schema.name.removeprefix("aten::")
+    if name in _QUICK:
+        return 1
+    slow = name in _NORMALISATIONS or torch.Tag.pointwise in fn.tags or torch.Tag.reduction in fn.tags
+    return _SLOW if slow else None
+
+
+_UNREPEATABLE = frozenset(
+    {torch.Tag.nondeterministic_seeded, torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
+)
+
+
+def overwritten_values(forward: Iterable[BoundSymbol], inputs: frozenset[str]) -> frozenset[str]:
+    """The names of inputs, and of what shares their storage."""
+    return inputs.union(name for name, first in storages(forward).items() if first in inputs)
+
+
+def to_save(forward: Iterable[BoundSymbol], read: Iterable[TensorProxy], prices: Prices) -> frozenset[str]:
+    """The names of what to save, so that what is `read` of a forward can be had from it at the lowest price.
+
+    Inputs of the forward are not among them, for they live anyway, except those that are overwritten.
+    """
+    maker = {proxy.name: item for item in forward for proxy in item.outputs}
+    numbers = itertools.count(2)
+    nodes: dict[str | BoundSymbol, int] = {}
+    arcs: dict[tuple[int, int], int | None] = {}
+    pending = [proxy for proxy in read if proxy.name in maker or proxy.name in prices.overwritten]
+    # a value is an arc, from its node to the next number; a bound symbol is a node
+    ends = [proxy.name for proxy in pending]
+    if not ends:
+        return frozenset()
+    while pending:
+        proxy = pending.pop()
+        if proxy.name in nodes:
+            continue
+        item = maker.get(proxy.name)
+        node = nodes[proxy.name] = next(numbers)
+        arcs[node, next(numbers)] = prices.saving(proxy, item)
+        price = "an input" if item is None else prices.again(item)
+        if item is None or isinstance(price, str):
+            arcs[SOURCE, node] = None
+            continue
+        if item not in nodes:
+            nodes[item] = next(numbers)
+            arcs[SOURCE, nodes[item]] = price
+        arcs[nodes[item], node] = None
+        pending.extend(p for p in item.inputs if p.name in maker or p.name in prices.overwritten)
+    arcs.update(((nodes[name] + 1, SINK), None) for name in ends)
+    again = [(key, node) for key, node in nodes.items() if isinstance(key, BoundSymbol)]
+    arcs.update(((nodes[p.name] + 1, node), None) for item, node in again for p in item.inputs if p.name in nodes)
+    later = min_cut(arcs)
+    values = ((key, node) for key, node in nodes.items() if isinstance(key, str))
+    return frozenset(name for name, node in values if node not in later and node + 1 in later)
