@@ -181,6 +181,45 @@ def test_view_of_a_view_that_an_autograd_function_makes(take: Function, mode: Fu
     assert succeeds(check(function, results((4, 4), grad=grad)))
 
 
+class Doubled(torch.autograd.Function):
+    """Writes to its input and says so."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad * 3
+
+
+@BOTH
+@pytest.mark.parametrize("of", ["input", "result"])
+def test_views_of_what_an_autograd_function_wrote_to(of: str, grad: bool) -> None:
+    """The result is the argument itself, under one name before and after."""
+
+    def function(x: Tensor) -> Any:
+        x = x if of == "input" else x * 3
+        before = x[2:]
+        made = Doubled.apply(x)  # type: ignore[no-untyped-call]
+        return made, made[0], x[1], before
+
+    assert succeeds(check(function, results((4, 4), grad=grad)))
+
+
+@BOTH
+def test_view_of_a_view_made_before_a_write(grad: bool) -> None:
+    """Made after the write, it has the base of what it is a view of."""
+
+    def function(x: Tensor) -> Any:
+        view = x[1:].detach()
+        x.mul_(2)
+        return view[0], view
+
+    assert succeeds(check(function, results((4, 4), grad=grad)))
+
+
 def test_outputs_of_constants_and_state() -> None:
     """A view of a parameter, of a buffer, and the parameter itself: the module's own."""
 

@@ -274,6 +274,8 @@ def _record(
         with recorder.paused(), internals.outside_autograd():
             fake = internals.unwrap(result).detach()
         outputs.append(recorder.tracker.new_proxy(fake, result.requires_grad))
+        if id(result) not in dirty:
+            recorder.tracker.begin(outputs[-1], result)
         internals.rebind(result, fake, aliases=id(result) in dirty)
     recorder.record(HISTORY, (call, tuple(inputs), values, held), tuple(outputs))
     for result in results:

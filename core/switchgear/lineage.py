@@ -11,7 +11,6 @@ import torch
 
 from .aliasing import viewed_argument
 from .composites import leaves_of
-from .custom_functions import HISTORY
 from .proxy import TensorProxy
 from .recorder import Recorder
 from .symbol import BoundSymbol, Symbol, map_proxies
@@ -39,15 +38,12 @@ class Lineages:
         """The lineage of a tensor."""
         names = [self.name_of(tensor)]
         while (viewed := self.viewed(names[-1])) is not None:
-            names.append(self._first_name(viewed.name))
+            names.append(self._tracker.first_name(viewed.name))
         return names[::-1]
 
     def name_of(self, tensor: torch.Tensor) -> str:
-        """The name that a tensor goes by; what an `autograd.Function` gives is another tensor than what it made."""
-        return self._first_name(self._tracker.proxy_of(tensor).name)
-
-    def _first_name(self, name: str) -> str:
-        return name if self.maker(name) == HISTORY else self._tracker.first_name(name)
+        """The name that a tensor goes by."""
+        return self._tracker.first_name(self._tracker.proxy_of(tensor).name)
 
     def maker(self, name: str) -> Symbol | None:
         """The leaf that made the value of that name; None for an input or a constant."""

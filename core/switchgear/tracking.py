@@ -111,6 +111,11 @@ class Tracker:
         self.reconcile(tensor)
         return self.proxy_of_fake(internals.unwrap(tensor))
 
+    def begin(self, proxy: TensorProxy, wrapper: torch.Tensor) -> None:
+        """Let a wrapper be another tensor than it was, first seen as `proxy`."""
+        self._first_names[proxy.name] = proxy.name
+        self._first_seen[proxy.name] = wrapper
+
     def rename(self, proxy: TensorProxy, renamed: TensorProxy) -> None:
         """Call what was recorded as `proxy` by another name from now on."""
         fake = self._fakes.pop(proxy.name)
