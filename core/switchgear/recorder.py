@@ -35,6 +35,7 @@ from .refusals import GradFn, refuse
 from .symbol import CHECKPOINT, GRAD_OFF_INSIDE, RANDOM, SAVED, BoundSymbol, Source, Symbol, map_proxies, proxies
 from .trace import Names
 from .tracking import Tracker, history_of, metadata_proxy
+from .write_back import WriteBack, is_in_place
 from .writes import DRAW_BERNOULLI, SET_VALUE, WRITE_STRIDED
 
 _aten = torch.ops.aten
@@ -69,6 +70,8 @@ class _Frame:
     grad_enabled: bool = False
     #: What the leaf that draws is recorded with, where the call itself is made without it.
     generator: torch.Generator | None = None
+    #: Of a call that writes to its arguments.
+    write_back: WriteBack | None = None
 
 
 class _FunctionMode(TorchFunctionMode):
@@ -290,7 +293,7 @@ class Recorder:
             reads_node = result is not None and getattr(func, "__self__", None) is torch.Tensor.grad_fn
             return GradFn(result, self.here) if reads_node else result
         given = map_tensors(lambda tensor: self.tracker.proxy_of_fake(internals.unwrap(tensor)), (args, kwargs))
-        frame = _Frame(func, [], torch.is_grad_enabled())
+        frame = self._frame(func, kwargs)
         if isinstance(kwargs.get("generator"), torch.Generator):
             given[1]["generator"] = generator = self.stand_in(kwargs["generator"])
             if func.__name__ in _NO_GENERATOR_ON_META:
@@ -327,13 +330,19 @@ class Recorder:
     def _on_transformed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call inside a transform of `torch.func`: its leaves are recorded, no composite is kept."""
         args, kwargs = map_tensors(self.below_transforms, (args, kwargs))
-        frame = _Frame(func, [], torch.is_grad_enabled())
+        frame = self._frame(func, kwargs)
         self._frames.append(frame)
         try:
             return func(*args, **kwargs)
         finally:
             self._frames.pop()
             self._frames[-1].recorded.extend(frame.recorded)
+
+    def _frame(self, func: Any, kwargs: dict[str, Any]) -> _Frame:
+        target = kwargs.get("out")
+        out = internals.unwrap(target) if isinstance(target, torch.Tensor) and internals.is_wrapper(target) else None
+        writes = "out" in kwargs or is_in_place(getattr(func, "__name__", ""))
+        return _Frame(func, [], torch.is_grad_enabled(), write_back=WriteBack(self.here, out) if writes else None)
 
     def below_transforms(self, tensor: torch.Tensor) -> torch.Tensor:
         """The wrapper of a tensor from outside that a transform of `torch.func` reaches for."""
@@ -377,7 +386,6 @@ class Recorder:
             else:
                 result = func(*args, **kwargs)
             self.track_outputs(result)
-            self.tracker.note_views(filter(self._is_own, tensors_in(result)), (tensor for tensor, _ in before))
             written = False
             for tensor, fake in before:
                 self.tracker.reconcile(tensor)
@@ -440,6 +448,11 @@ class Recorder:
             return func(*args, **kwargs)
         if func is _aten.lift_fresh.default or func is _aten.lift_fresh_copy.default:
             return self._lift(func, args[0])
+        frame = self._frames[-1]
+        if frame.write_back is not None:
+            made = functools.partial(self._made_in, frame)
+            if (instead := frame.write_back.replaced(func, args, made)) is not None:
+                return instead
         if not func._schema.returns and func.namespace not in _SILENT:
             raise Unsupported(
                 f"{func} returns nothing, in {self.here()}: what it does is no value of a trace, and would be done on "
@@ -465,6 +478,10 @@ class Recorder:
             raise RuntimeError(str(error)) from error  # as in eager
         self._record_leaf(func, args, kwargs, result)
         return result
+
+    def _made_in(self, frame: _Frame, fake: torch.Tensor) -> bool:
+        proxy = self.tracker.proxy_of_fake(fake)
+        return any(proxy in item.outputs for item in frame.recorded)
 
     def _known_value(self, fake: torch.Tensor) -> Any:
         """The value of a 0-dim tensor that was computed from constants alone, by computing it; None for any other."""

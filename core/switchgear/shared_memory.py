@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -89,6 +90,28 @@ def overlaps_itself(tensor: torch.Tensor) -> bool:
             return True
         reach += (size - 1) * stride
     return False
+
+
+def overlap_in_part(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether two tensors of one storage have elements in common, and are not the same elements in the same order."""
+    (start, stop), (begin, end) = _extent(left), _extent(right)
+    if start >= end or begin >= stop or (_layout(left) == _layout(right)):
+        return False
+    unit = math.gcd(left.itemsize, right.itemsize)
+    step = math.gcd(*(stride * tensor.itemsize for tensor in (left, right) for stride in tensor.stride()))
+    if unit == left.itemsize == right.itemsize and step and (start - begin) % step:
+        return False
+    with internals.real_dispatch():
+        return bool(torch.isin(_places(left, unit), _places(right, unit)).any())
+
+
+def _places(tensor: torch.Tensor, unit: int) -> torch.Tensor:
+    """Where the parts of its elements lie, of `unit` bytes each."""
+    parts = tensor.itemsize // unit
+    places = torch.arange(parts) + int(tensor.storage_offset()) * parts
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        places = (places[:, None] + torch.arange(size) * stride * parts).flatten()
+    return places
 
 
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,6 @@ from . import torch_internals as internals
 from .errors import Unsupported
 from .gradients_inside import NEW_LEAF
 from .proxy import TensorProxy
-from .shared_memory import overlaps_itself
 from .symbol import Symbol
 from .writes import RESTRIDE, SET_VALUE, restride
 
@@ -43,7 +42,6 @@ class Tracker:
         self._fakes: dict[str, torch.Tensor] = {}
         self._tracked: dict[int, _Tracked] = {}
         self._bases: dict[int, list[_Tracked]] = {}
-        self._expanded: set[int] = set()
         self._first_names: dict[str, str] = {}
         self._first_seen: dict[str, torch.Tensor] = {}
 
@@ -147,8 +145,6 @@ class Tracker:
         tracked = _Tracked(wrapper, fake, history_of(wrapper), not wrapper._is_view())
         self._tracked[id(wrapper)] = tracked
         self._first_seen.setdefault(self.proxy_of_fake(fake).name, wrapper)
-        if 0 in fake.stride() and overlaps_itself(fake):
-            self._expanded.add(id(wrapper))
         if tracked.is_base:
             self._bases.setdefault(internals.storage_key(wrapper), []).append(tracked)
 
@@ -230,18 +226,8 @@ class Tracker:
                 "use detach()"
             )
 
-    def note_views(self, made: Iterable[torch.Tensor], given: Iterable[torch.Tensor]) -> None:
-        """Take note of what a call made of views that overlap themselves."""
-        keys = {internals.storage_key(tensor) for tensor in given if id(tensor) in self._expanded}
-        self._expanded.update(id(tensor) for tensor in made if keys and internals.storage_key(tensor) in keys)
-
     def reconcile_bases(self, written: torch.Tensor) -> None:
         """After a write, set the value of every other autograd base that shares the storage."""
-        if id(written) in self._expanded:
-            raise Unsupported(
-                f"a write through a view several elements of which are in one place (as after expand), in "
-                f"{self._recorder.here()}: PyTorch cannot make it functional; write to a clone"
-            )
         for tracked in tuple(self._bases.get(internals.storage_key(written), ())):
             self.reconcile(tracked.wrapper)
 
