@@ -13,6 +13,13 @@ from .shared_memory import overlap_in_part, overlaps_itself
 from .torch_internals import storage_key
 
 _aten = torch.ops.aten
+#: What brings a write through a view back to its base.
+_INVERSES = (
+    _aten.slice_scatter.default,
+    _aten.select_scatter.default,
+    _aten.diagonal_scatter.default,
+    _aten.as_strided_scatter.default,
+)
 
 
 def is_in_place(name: str) -> bool:
@@ -39,7 +46,8 @@ class WriteBack:
         """What takes the place of a call's result; None where the call is recorded. `is_new`: the write made it."""
         if func is _aten.unfold_backward.default:
             self._refuse("made by unfold")
-        self._refuse_overlap(*tensors_in(args))
+        if func not in _INVERSES:
+            self._refuse_overlap([*tensors_in(args)])
         if func is _aten.as_strided_scatter.default and overlaps_itself(args[0].as_strided(*args[2:])):
             self._refuse("several elements of which are in one place (as after as_strided)")
         if func is _aten.sub.Tensor and isinstance(args[1], torch.Tensor) and is_new(args[0]):
@@ -48,21 +56,21 @@ class WriteBack:
             self._unexpanded &= written.numel() == self._base.numel()
             if written.numel() and not self._unexpanded:
                 self._refuse("several elements of which are in one place (as after expand)")
-            return written  # type: ignore[no-any-return]
+            return written
         if self._base is None:
             return None
         if func is _aten.add.Tensor and args[0] is self._base:
             self._base = None
-            return args[1] if self._unexpanded else args[0]  # type: ignore[no-any-return]
+            return args[1] if self._unexpanded else args[0]
         if self._unexpanded:
-            return args[0] if func is _aten.sum.dim_IntList else None  # type: ignore[no-any-return]
-        return func(*args)  # type: ignore[no-any-return]
+            return args[0] if func is _aten.sum.dim_IntList else None
+        return func(*args)
 
-    def _refuse_overlap(self, first: torch.Tensor | None = None, *others: torch.Tensor) -> None:
+    def _refuse_overlap(self, tensors: list[torch.Tensor]) -> None:
         """Eager refuses such a write where it can tell, and else the result depends on the order of its loops."""
-        target, read = (first, others) if self._target is None else (self._target, (first, *others))
-        for tensor in read:
-            if storage_key(tensor) == storage_key(target) and overlap_in_part(tensor, target):
+        target = self._target if self._target is not None else next(iter(tensors), None)
+        for tensor in tensors:
+            if target is not None and storage_key(tensor) == storage_key(target) and overlap_in_part(tensor, target):
                 raise Unsupported(
                     f"a write to a tensor whose memory overlaps that of another argument in part, in {self._here()}: "
                     "what is read may have been overwritten by then; read a clone"
