@@ -367,3 +367,14 @@ def test_a_write_that_reads_what_it_overwrites_is_refused(write: Callable[[torch
 
     with pytest.raises(sg.errors.Unsupported, match="overlaps that of another argument in part"):
         sg.jit(function, executors=["torch"])(torch.randn(3, 4))
+
+
+def test_write_through_a_complex_view_of_a_real_view() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = torch.view_as_real(torch.complex(x, x) * 2)
+        torch.view_as_complex(y).detach().mul_(0.5)
+        y.mul_(2)
+        return y
+
+    x = torch.randn(3, 4)
+    assert torch.equal(sg.jit(function, executors=["torch"])(x), function(x))

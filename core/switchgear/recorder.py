@@ -476,7 +476,8 @@ class Recorder:
             if func is not _aten.view.default:
                 raise
             raise RuntimeError(str(error)) from error  # as in eager
-        self._record_leaf(func, args, kwargs, result)
+        if not args or result is not args[0]:  # as `resolve_conj` of what needs none
+            self._record_leaf(func, args, kwargs, result)
         return result
 
     def _made_in(self, frame: _Frame, fake: torch.Tensor) -> bool:

@@ -42,7 +42,7 @@ class WriteBack:
         self._base: torch.Tensor | None = None
         self._unexpanded = False
 
-    def replaced(self, func: Any, args: tuple[Any, ...], is_new: Callable[[torch.Tensor], bool]) -> torch.Tensor | None:
+    def replaced(self, func: Any, args: tuple[Any, ...], is_new: Callable[[torch.Tensor], bool]) -> Any:
         """What takes the place of a call's result; None where the call is recorded. `is_new`: the write made it."""
         if func is _aten.unfold_backward.default:
             self._refuse("made by unfold")
