@@ -564,3 +564,48 @@ def test_another_storage_or_size_is_eagers_or_a_clear_error(function: Function) 
         assert torch.equal(x, values(2, 3))
     else:
         assert not list(differences((expected, eager), (found, x), "call"))
+
+
+# --- an input that requires grad, and is itself a view of a tensor that does not ---
+
+
+def detached_write(x: Tensor, y: Tensor) -> Tensor:
+    part = x[0]
+    x.detach().mul_(2)
+    return part * 2
+
+
+def no_grad_view_written(x: Tensor, y: Tensor) -> Tensor:
+    with torch.no_grad():
+        part = x[0]
+    part.mul_(2)
+    return x * 2
+
+
+def shared_write(x: Tensor, y: Tensor) -> Tensor:
+    y.detach().mul_(2)
+    return x * y
+
+
+@pytest.mark.parametrize("function", [detached_write, no_grad_view_written, shared_write])
+def test_eager_loses_the_gradient_of_such_a_view_and_it_is_refused(function: Function) -> None:
+    x = values(4, 3).mT.requires_grad_()
+    y = x.view_as(x) if function is shared_write else values(3, 4)
+    with pytest.raises(SwitchgearError, match="itself a view"):
+        jit(function)(x, y)
+
+
+def test_writes_to_such_an_input_under_no_grad_are_eagers() -> None:
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        before = x[0].sum()
+        with torch.no_grad():
+            x.mul_(2)
+        return before, x[1] * x[2]
+
+    found = []
+    for call in (function, jit(function), jit(function)):
+        x = values(4, 3).mT.requires_grad_()
+        before, after = call(x)
+        found.append((before, after, x, torch.autograd.grad((before + after).sum(), x)[0]))
+    assert not list(differences(found[0], found[1], "first"))
+    assert not list(differences(found[0], found[2], "cached"))

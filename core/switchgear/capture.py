@@ -289,7 +289,7 @@ def _environment(modules: _Modules, compiling: bool) -> Iterator[None]:
         internals.functorch_operands(_below_transforms),
         internals.tracers_refused(_refuse_tracer),
         redirected(torch.autograd.graph.saved_tensors_hooks, "__enter__", _refuse_saved_tensors_hooks),
-        internals.exact_batch_norm(),
+        internals.exact_functionalization(),
         internals.compiling_flag(compiling),
         # a backward inside runs where the modes are
         torch.autograd.set_multithreading_enabled(False),

@@ -32,6 +32,7 @@ from .nesting import map_tensors, tensors_in
 from .patches import replaced
 from .proxy import TensorProxy
 from .refusals import GradFn, refuse
+from .shared_memory import is_lone_view
 from .symbol import CHECKPOINT, GRAD_OFF_INSIDE, RANDOM, SAVED, BoundSymbol, Source, Symbol, map_proxies, proxies
 from .trace import Names
 from .tracking import Tracker, history_of, metadata_proxy
@@ -253,6 +254,8 @@ class Recorder:
             wrapper = self.tracker.wrapper_for(proxy, leaf=tensor.is_leaf, autograd=True) if view is None else view
             self.tracker.reconcile(wrapper)
             storage = internals.storage_key(wrapper)
+            if is_lone_view(tensor):
+                self.tracker.lone_views.add(storage)
             found = RecordedInput(tensor, wrapper, proxy, history_of(wrapper), view is not None, storage)
         self.inputs.append(found)
         self._input_of[id(tensor)] = found
@@ -394,6 +397,9 @@ class Recorder:
                     self.tracker.reconcile_bases(tensor)
             return result, self._output_proxies(result), written
         except RuntimeError as error:
+            if _VIEW_WRITTEN in str(error):
+                for tensor in tensors_in((args, kwargs)):
+                    self.tracker.refuse_lone_view(internals.storage_key(tensor))
             if _NO_INVERSE in str(error):
                 raise Unsupported(
                     f"{func.__name__} writes to a view of a kind that cannot be traced back to its base, in "
@@ -641,6 +647,8 @@ _WRITTEN = (
 
 
 _DATA_MISSING = ("data is not allocated yet", "unallocated storage", "Expected scalars to be on CPU, got meta")
+#: What eager says only if the root of the views requires grad.
+_VIEW_WRITTEN = "view was created in no_grad mode"
 _NO_INVERSE = "as_strided() is non-compositional"
 _NO_DATA = (
     "a trace holds no data. Compute it outside the jitted function and pass it in, or rewrite it with masks "

@@ -32,6 +32,11 @@ class Home:
         assert self.wrapper is not None
         if tensor is self.tensor:
             return self.wrapper
+        if is_lone_view(tensor):
+            raise Unsupported(
+                "the function writes to memory that inputs share, of which one requires grad while it is itself a view "
+                "of a tensor that does not; pass it detached, and requires_grad_() called on that"
+            )
         root = base_of(tensor)
         if root is self.tensor:
             with torch.enable_grad():
@@ -49,6 +54,11 @@ class Home:
 
 def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype
+
+
+def is_lone_view(tensor: torch.Tensor) -> bool:
+    """Whether a tensor requires grad, and is a view of one that does not: `requires_grad_()` was called on a view."""
+    return tensor.requires_grad and tensor._base is not None and not tensor._base.requires_grad
 
 
 def base_of(tensor: Any) -> Any:

@@ -495,10 +495,10 @@ def test_selective_policy() -> None:
 
 
 @pytest.mark.parametrize("statistics", [True, False])
-def test_exact_batch_norm_declares_its_writes(mode: Any, statistics: bool) -> None:
+def test_batch_norm_declares_its_writes(mode: Any, statistics: bool) -> None:
     seen = Seen()
     running = numbers(3) if statistics else None
-    with internals.exact_batch_norm(), mode, internals.functionalization(), seen:
+    with internals.exact_functionalization(), mode, internals.functionalization(), seen:
         x = internals.wrap(fake_of(mode, numbers(4, 3)))
         mean = internals.wrap(fake_of(mode, running)) if running is not None else None
         var = internals.wrap(fake_of(mode, running)) if running is not None else None
@@ -509,6 +509,22 @@ def test_exact_batch_norm_declares_its_writes(mode: Any, statistics: bool) -> No
     assert "aten.native_batch_norm.default" not in seen.names
     x = numbers(4, 3)
     assert torch.native_batch_norm(x, None, None, None, None, True, 0.1, 1e-5)[0].shape == (4, 3)
+
+
+@pytest.mark.parametrize("value", [0.5, torch.tensor(0.5)], ids=["number", "tensor"])
+def test_masked_fill_in_place_keeps_strides(mode: Any, value: Any) -> None:
+    with internals.exact_functionalization(), mode, internals.functionalization():
+        base = internals.wrap(fake_of(mode, numbers(4, 3)))
+        before = internals.unwrap(base)
+        given = internals.wrap(fake_of(mode, value)) if isinstance(value, torch.Tensor) else value
+        x = base.mT
+        assert x.masked_fill_(x > 0, given) is x
+        assert internals.unwrap(x).stride() == (1, 3)
+        assert internals.unwrap(base) is not before
+        with pytest.raises(RuntimeError, match="mask"):
+            x.masked_fill_(x[None].expand(2, 3, 4) > 0, given)
+    x = numbers(4, 3).mT
+    assert torch.equal(x.clone().masked_fill_(x > 0, value), x.masked_fill(x > 0, value))
 
 
 # --- guards ---
