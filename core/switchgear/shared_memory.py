@@ -75,21 +75,21 @@ def memory_of(tensor: Any) -> Any:
         return tensor.detach().as_strided((size,), (1,), 0)
 
 
-def overlaps(tensors: Sequence[torch.Tensor], written: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """The pairs of positions of which the first is among `written`, and the other's memory overlaps it."""
+def sharing(tensors: Sequence[torch.Tensor], written: Sequence[int]) -> Iterator[tuple[int, int, bool]]:
+    """The pairs of positions in one storage, the first among `written`, and whether their memory overlaps."""
     if not written:
         return
     places: dict[int, list[int]] = {}
     for index, tensor in enumerate(tensors):
         places.setdefault(internals.storage_key(tensor), []).append(index)
     for index in written:
-        sharing = places[internals.storage_key(tensors[index])]
-        if len(sharing) > 1:
+        others = places[internals.storage_key(tensors[index])]
+        if len(others) > 1:
             start, stop = _extent(tensors[index])
-            for other in sharing:
+            for other in others:
                 begin, end = _extent(tensors[other])
-                if other != index and start < end and begin < stop:
-                    yield index, other
+                if other != index:
+                    yield index, other, start < end and begin < stop
 
 
 def overlaps_itself(tensor: torch.Tensor) -> bool:

@@ -11,7 +11,7 @@ import functools
 import gc
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -440,6 +440,13 @@ def clear_saved_tensors(ctx: Any) -> None:
     clear = getattr(ctx, "maybe_clear_saved_tensors", None)
     if clear is not None:
         clear()
+
+
+def unwatch_saved_tensors(ctx: Any, indices: Iterable[int]) -> None:
+    """Let a node give saved tensors even if they were written to since it saved them."""
+    saved = ctx._raw_saved_tensors
+    for index in indices:
+        saved[index].register_hooks(lambda tensor: tensor, lambda tensor: tensor)
 
 
 class _FakeMode(FakeMode):

@@ -674,6 +674,32 @@ def test_global_module_hooks() -> None:
     assert [len(hooks) for hooks in internals.global_module_hooks()] == before
 
 
+def test_unwatch_saved_tensors() -> None:
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: T) -> tuple[T, T]:
+            result = x * 2, x * 3
+            ctx.save_for_backward(x, *result)
+            return result
+
+        @staticmethod
+        def backward(ctx: Any, *grads: T) -> Any:
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                _ = ctx.saved_tensors
+            internals.unwatch_saved_tensors(ctx, (0, 1))
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                _ = ctx.saved_tensors
+            internals.unwatch_saved_tensors(ctx, (2,))
+            assert [t.requires_grad for t in ctx.saved_tensors] == [True, True, True]
+            return grads[0]
+
+    x = numbers(3, grad=True)
+    one, two = Double.apply(x)  # type: ignore[no-untyped-call]
+    one.detach().mul_(2)
+    two.detach().mul_(2)
+    (one + two).sum().backward()
+
+
 def test_clear_saved_tensors() -> None:
     class Double(torch.autograd.Function):
         @staticmethod

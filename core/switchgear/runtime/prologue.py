@@ -10,7 +10,7 @@ import torch
 from switchgear import torch_internals as internals
 from switchgear.capture import Captured
 from switchgear.composites import leaves_of
-from switchgear.shared_memory import base_of, overlaps
+from switchgear.shared_memory import base_of, sharing
 from switchgear.signature import Argument, Base, Closure, InputSource
 from switchgear.structure import Structure, flatten
 
@@ -90,6 +90,6 @@ def _relations(captured: Captured) -> Callable[[Sequence[torch.Tensor]], Any] | 
         leaves = [tensor.is_leaf for tensor in inputs if leaves_matter]
         offsets = [tensor.storage_offset() for tensor in inputs if strided]
         homes = [[base_of(tensor) is inputs[base] for tensor in inputs] for base in bases]
-        return [*overlaps(inputs, written)], leaves, offsets, homes
+        return [*sharing(inputs, written)], leaves, offsets, homes
 
     return relations
