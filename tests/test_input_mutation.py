@@ -609,3 +609,14 @@ def test_writes_to_such_an_input_under_no_grad_are_eagers() -> None:
         found.append((before, after, x, torch.autograd.grad((before + after).sum(), x)[0]))
     assert not list(differences(found[0], found[1], "first"))
     assert not list(differences(found[0], found[2], "cached"))
+
+
+def test_gradients_do_not_flow_into_memory_that_autograd_does_not_connect() -> None:
+    def function(x: Tensor, alias: Tensor, w: Tensor) -> Tensor:
+        alias.copy_(w)
+        return x * 2
+
+    x, w = values(3, 4), values(3, 4).requires_grad_()
+    with pytest.raises(SwitchgearError, match="autograd knows nothing"):
+        jit(function)(x, x.detach(), w)
+    assert x._version == 0

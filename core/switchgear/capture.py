@@ -226,6 +226,12 @@ def _find_shared(recorder: Recorder, inputs: _Inputs, mutations: tuple[Mutation,
                 f"the function writes to {found.proxy.name}, several elements of which are in one place (as after "
                 "expand); pass a clone"
             )
+        source = inputs.sources[mutation.input]
+        if mutation.tracked and isinstance(source, Base) and source.find is memory_of:
+            raise Unsupported(
+                "the function writes a value that requires grad to an input that shares memory with another, of which "
+                "autograd knows nothing; pass a clone of one"
+            )
     keys = [internals.storage_key(tensor) for tensor in tensors]
     pairs = sharing(tensors, [own.index(mutation.input) for mutation in mutations])
     shared = {keys[index] for index, _, overlap in pairs if overlap}

@@ -450,12 +450,25 @@ def unwatch_saved_tensors(ctx: Any, indices: Iterable[int]) -> None:
 
 
 class _FakeMode(FakeMode):
-    """Fake tensors, with a fake of our own where PyTorch's is stricter than its kernel."""
+    """Fake tensors, with fakes of our own where PyTorch's are stricter than their kernels, or laxer."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._grouped_mm.default and args[0].device.type == "cpu":
             return _grouped_mm_fake(self, *args, **(kwargs or {}))
+        if func in _SUBTRACTIONS and any(map(_is_boolean, args[:2])):
+            raise RuntimeError(
+                "Subtraction, the `-` operator, with a bool tensor is not supported: use `^`, `~` or logical_not()"
+            )
         return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+_SUBTRACTIONS = frozenset(
+    getattr(packet, name) for packet in (torch.ops.aten.sub, torch.ops.aten.rsub) for name in ("Tensor", "Scalar")
+)
+
+
+def _is_boolean(operand: Any) -> bool:
+    return operand.dtype is torch.bool if isinstance(operand, torch.Tensor) else isinstance(operand, bool)
 
 
 def _grouped_mm_fake(mode: FakeMode, a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:

@@ -128,6 +128,19 @@ def test_operator_without_a_fake(mode: Any) -> None:
             operator(fake_of(mode, numbers(3)))
 
 
+@pytest.mark.parametrize("overload", sorted(map(str, internals._SUBTRACTIONS)))
+def test_fakes_refuse_to_subtract_booleans_as_kernels_do(mode: Any, overload: str) -> None:
+    packet, name = overload.split(".")[1:]
+    call = getattr(getattr(torch.ops.aten, packet), name)
+    for operand in [torch.tensor(True)] if name == "Tensor" else [True]:
+        for first, second in ((numbers(3), operand), (torch.ones(3, dtype=torch.bool), operand)):
+            with pytest.raises(RuntimeError, match="bool tensor"):
+                call(first, second)
+            fakes = [fake_of(mode, t) if isinstance(t, torch.Tensor) else t for t in (first, second)]
+            with pytest.raises(RuntimeError, match="bool tensor"), mode:
+                call(*fakes)
+
+
 def test_fake_of_grouped_mm_is_as_the_kernels_result(mode: Any) -> None:
     a, b = torch.randn(6, 8, dtype=torch.bfloat16), torch.randn(2, 8, 16, dtype=torch.bfloat16)
     offsets = torch.tensor([2, 6], dtype=torch.int32)

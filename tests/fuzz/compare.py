@@ -24,8 +24,8 @@ Jit = Callable[[Callable[..., Any]], Callable[..., Any]]
 #: The one way in which a gradient may differ from eager's by rounding.
 AROUND = (
     "a gradient that flows both through the compiled function and around it (an argument, a view of one, or several "
-    "views of one result are returned, or one of several arguments in the same memory is written to) is the sum of the "
-    "same terms, added in another order"
+    "views of one result are returned; or an argument is written to that is a view, shares memory with another, or "
+    "where autograd does not see it) is the sum of the same terms, added in another order"
 )
 
 #: Errors that say "not here"; any other error of ours is a fault.
@@ -133,6 +133,8 @@ def observe(script: Script, function: Callable[..., Any], kind: str, *, saves_co
     if kind in ("distinct", "detached"):
         args, leaves = (distinct if kind == "distinct" else detached)(args)
     before = {place: arg._version for place, arg in enumerate(args) if isinstance(arg, Tensor)}
+    # a view gets a new node from whatever happens to its base
+    nodes = {place: args[place].grad_fn for place in before if not args[place]._is_view()}
     torch.default_generator.manual_seed(SEED)
     mode = torch.no_grad() if kind == "no_grad" else contextlib.nullcontext()
     with mode, _saving_copies() if saves_copies else contextlib.nullcontext():
@@ -144,6 +146,7 @@ def observe(script: Script, function: Callable[..., Any], kind: str, *, saves_co
     seen.facts["random stream"] = Bits.of(torch.get_rng_state())
     for place, version in before.items():
         seen.facts[f"argument {place}: version has risen"] = args[place]._version > version
+        seen.facts[f"argument {place}: has a new node"] = place in nodes and args[place].grad_fn is not nodes[place]
     outer = {f"output {place}": value for place, value in enumerate(outputs) if isinstance(value, Tensor)}
     inner = {f"argument {place}": value for place, value in enumerate(args) if isinstance(value, Tensor)}
     # Arguments first: what comes later is then said to be an argument, or to share storage with one.
@@ -356,7 +359,8 @@ def _judge_call(script: Script, jitted: Callable[..., Any], place: int) -> Verdi
 def _flows_around(eager: Facts) -> bool:
     """Whether a result shares memory with an argument or another result: gradients then flow around the node too.
 
-    An argument that was written to is a result as well.
+    An argument that was written to is a result as well, and where autograd did not see the write is no result of the
+    node.
     """
     end = ": shares storage with"
     together: dict[object, list[str]] = {}
@@ -366,8 +370,10 @@ def _flows_around(eager: Facts) -> bool:
             continue
         if name.startswith("output") or eager[f"{name}: same object as"] == name:
             together.setdefault(earliest, []).append(name)
-    return any(
-        len(names) > 1 and any(name.startswith("output") or eager.get(f"{name}: version has risen") for name in names)
+    written = {name for names in together.values() for name in names if eager.get(f"{name}: version has risen")}
+    unseen = {name for name in written if eager[f"{name}: requires_grad"] and not eager[f"{name}: has a new node"]}
+    return bool(unseen) or any(
+        len(names) > 1 and any(name.startswith("output") or name in written for name in names)
         for names in together.values()
     )
 
