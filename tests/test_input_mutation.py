@@ -611,6 +611,24 @@ def test_writes_to_such_an_input_under_no_grad_are_eagers() -> None:
     assert not list(differences(found[0], found[2], "cached"))
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_write_under_enable_grad_within_a_call_under_no_grad(mode: Callable[[], Any]) -> None:
+    def function(x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            x.mul_(3)
+            return x[0] * 2
+
+    found = []
+    for call in (function, jit(function)):
+        leaf = values(3, 4).requires_grad_()
+        x = leaf * 1
+        with mode():
+            result = call(x)
+        grad = torch.autograd.grad((x.sum() + result.sum()) if result.requires_grad else x.sum(), leaf)
+        found.append((x, result.requires_grad, x.requires_grad, grad))
+    assert not list(differences(found[0], found[1], "call"))
+
+
 def test_gradients_do_not_flow_into_memory_that_autograd_does_not_connect() -> None:
     def function(x: Tensor, alias: Tensor, w: Tensor) -> Tensor:
         alias.copy_(w)
