@@ -1229,3 +1229,46 @@ def test_version_check_of_a_stale_backward() -> None:
             x.add_(1)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             y.sum().backward()
+
+
+# --- what a backward does not read may be overwritten ---
+
+
+def two_paths(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x.softmax(0), x * w
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize("overwritten", ["output", "input"])
+def test_only_a_backward_that_reads_what_was_overwritten_fails(overwritten: str, create_graph: bool) -> None:
+    """The other works, before and after."""
+    found = []
+    for function in (two_paths, sg.jit(two_paths, executors=["torch"])):
+        x, w = numbers(4), numbers(4) + 1
+        x.requires_grad_()
+        soft, product = function(x, w)
+        stale, sound = (soft, product) if overwritten == "output" else (product, soft)
+        (soft.detach() if overwritten == "output" else w).mul_(2)
+        for _ in range(2):
+            found.append(torch.autograd.grad(sound.sum(), x, retain_graph=True, create_graph=create_graph)[0])
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                torch.autograd.grad(stale.sum(), x, retain_graph=True, create_graph=create_graph)
+    assert torch.equal(found[0], found[2])
+    assert torch.equal(found[1], found[3])
+
+
+def test_what_is_written_to_beside_a_saved_input_leaves_it_as_it_is() -> None:
+    """Inputs that are parts of one buffer have one version counter."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        y.mul_(2)
+        return x * x
+
+    jitted = sg.jit(function, executors=["torch"])
+    for apart in (True, False, True):
+        buffer = numbers(8)
+        x, y = buffer[:4].clone() if apart else buffer[:4], buffer[4:]
+        x.requires_grad_()
+        jitted(x, y).sum().backward()
+        assert x.grad is not None
+        assert torch.equal(x.grad, 2 * x)

@@ -593,3 +593,77 @@ def test_another_storage_or_size_is_eagers_or_a_clear_error(function: Function) 
         assert torch.equal(x, values(2, 3))
     else:
         assert not list(differences((expected, eager), (found, x), "call"))
+
+
+# --- an input that requires grad, and is itself a view of a tensor that does not ---
+
+
+def detached_write(x: Tensor, y: Tensor) -> Tensor:
+    part = x[0]
+    x.detach().mul_(2)
+    return part * 2
+
+
+def no_grad_view_written(x: Tensor, y: Tensor) -> Tensor:
+    with torch.no_grad():
+        part = x[0]
+    part.mul_(2)
+    return x * 2
+
+
+def shared_write(x: Tensor, y: Tensor) -> Tensor:
+    y.detach().mul_(2)
+    return x * y
+
+
+@pytest.mark.parametrize("function", [detached_write, no_grad_view_written, shared_write])
+def test_eager_loses_the_gradient_of_such_a_view_and_it_is_refused(function: Function) -> None:
+    x = values(4, 3).mT.requires_grad_()
+    y = x.view_as(x) if function is shared_write else values(3, 4)
+    with pytest.raises(SwitchgearError, match="itself a view"):
+        jit(function)(x, y)
+
+
+def test_writes_to_such_an_input_under_no_grad_are_eagers() -> None:
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        before = x[0].sum()
+        with torch.no_grad():
+            x.mul_(2)
+        return before, x[1] * x[2]
+
+    found = []
+    for call in (function, jit(function), jit(function)):
+        x = values(4, 3).mT.requires_grad_()
+        before, after = call(x)
+        found.append((before, after, x, torch.autograd.grad((before + after).sum(), x)[0]))
+    assert not list(differences(found[0], found[1], "first"))
+    assert not list(differences(found[0], found[2], "cached"))
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_write_under_enable_grad_within_a_call_under_no_grad(mode: Callable[[], Any]) -> None:
+    def function(x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            x.mul_(3)
+            return x[0] * 2
+
+    found = []
+    for call in (function, jit(function)):
+        leaf = values(3, 4).requires_grad_()
+        x = leaf * 1
+        with mode():
+            result = call(x)
+        grad = torch.autograd.grad((x.sum() + result.sum()) if result.requires_grad else x.sum(), leaf)
+        found.append((x, result.requires_grad, x.requires_grad, grad))
+    assert not list(differences(found[0], found[1], "call"))
+
+
+def test_gradients_do_not_flow_into_memory_that_autograd_does_not_connect() -> None:
+    def function(x: Tensor, alias: Tensor, w: Tensor) -> Tensor:
+        alias.copy_(w)
+        return x * 2
+
+    x, w = values(3, 4), values(3, 4).requires_grad_()
+    with pytest.raises(SwitchgearError, match="autograd knows nothing"):
+        jit(function)(x, x.detach(), w)
+    assert x._version == 0

@@ -279,3 +279,102 @@ def test_retained_graph_gives_the_same_gradient_again() -> None:
         output.sum().backward()
 
     check(product, twice)
+
+
+# --- through views that PyTorch's functionalization brings back to their base inexactly, or not at all ---
+
+
+def through_expand_of_nothing(x: torch.Tensor, w: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    y = x * w
+    y.expand(1, 3, 4).mul_(1e-9)  # exact, and not `y + (written - y)`
+    y[None].expand_as(y[None]).add_(w)
+    return y
+
+
+def through_expand_of_booleans(x: torch.Tensor, w: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    y = x > 0
+    y.expand(1, 1, 3, 4).logical_not_()
+    return y
+
+
+def through_expand_to_no_elements(x: torch.Tensor, w: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    y = x * -0.0
+    y.expand(0, 3, 4).mul_(2)
+    y[:1, :1].expand(0, 0).mul_(2)
+    return y
+
+
+def through_interleaved_parts(x: torch.Tensor, w: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    y = x * w
+    y[:, ::2].add_(y[:, 1::2])
+    y[0].sub_(y[1])
+    return y
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        through_expand_of_nothing,
+        through_expand_of_booleans,
+        through_expand_to_no_elements,
+        through_interleaved_parts,
+    ],
+)
+def test_writes_through_views_are_exact(function: Function) -> None:
+    assert "error" not in check(function)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda y: y.expand(2, 3, 4),
+        lambda y: y.expand(2, 3, 4)[0],
+        lambda y: y.as_strided((2, 3), (1, 1)),
+        lambda y: y.unfold(1, 2, 1),
+        lambda y: y.unfold(1, 2, 3),
+    ],
+    ids=["expand", "row of expand", "as_strided", "unfold", "unfold with gaps"],
+)
+def test_writes_through_views_that_cannot_be_exact_are_refused(view: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        view(y).mul_(0.5)
+        return y
+
+    with pytest.raises(sg.errors.Unsupported, match="write"):
+        sg.jit(function, executors=["torch"])(torch.randn(3, 4))
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda y: y[:, ::2].add_(y[:, 2:3]),
+        lambda y: y[1:].copy_(y[:-1]),
+        lambda y: y.__setitem__(slice(1, 3), y[:2]),
+        lambda y: y.mul_(y[0]),
+        lambda y: torch.mul(y[:3, :3], y[:3, :3].t(), out=y[:3, :3]),
+        lambda y: torch.view_as_real(y.view(torch.complex64)).mul_(y.view(3, 2, 2)[:, :1]),
+    ],
+    ids=["strided", "rows", "setitem", "broadcast", "out", "another dtype"],
+)
+def test_a_write_that_reads_what_it_overwrites_is_refused(write: Callable[[torch.Tensor], Any]) -> None:
+    """Eager refuses it too, where it can tell that they overlap."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        write(y)
+        return y
+
+    with pytest.raises(sg.errors.Unsupported, match="overlaps that of another argument in part"):
+        sg.jit(function, executors=["torch"])(torch.randn(3, 4))
+
+
+def test_write_through_a_complex_view_of_a_real_view() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = torch.view_as_real(torch.complex(x, x) * 2)
+        torch.view_as_complex(y).detach().mul_(0.5)
+        y.mul_(2)
+        return y
+
+    x = torch.randn(3, 4)
+    assert torch.equal(sg.jit(function, executors=["torch"])(x), function(x))

@@ -25,7 +25,7 @@ from .patches import redirected
 from .proxy import TensorProxy
 from .recorder import Recorder, active_recorder
 from .seeding import seeding_recorded
-from .shared_memory import Home, base_of, home_of, memory_of, overlaps, overlaps_itself
+from .shared_memory import Home, base_of, home_of, memory_of, overlaps_itself, sharing
 from .signature import Argument, Base, Closure, InputSource, ModuleState, check_tensor, state_of
 from .structure import Structure, flatten
 from .trace import Names, Trace
@@ -231,18 +231,25 @@ def _find_shared(recorder: Recorder, inputs: _Inputs, mutations: tuple[Mutation,
                 f"the function writes to {found.proxy.name}, several elements of which are in one place (as after "
                 "expand); pass a clone"
             )
+        source = inputs.sources[mutation.input]
+        if mutation.tracked and isinstance(source, Base) and source.find is memory_of:
+            raise Unsupported(
+                "the function writes a value that requires grad to an input that shares memory with another, of which "
+                "autograd knows nothing; pass a clone of one"
+            )
     keys = [internals.storage_key(tensor) for tensor in tensors]
-    shared = {keys[index] for index, _ in overlaps(tensors, [own.index(mutation.input) for mutation in mutations])}
+    pairs = sharing(tensors, [own.index(mutation.input) for mutation in mutations])
+    shared = {keys[index] for index, _, overlap in pairs if overlap}
     if shared and inputs.differentiable is not None:
         what = "a function inside sg.grad writes to an argument that shares memory with another"
         raise Unsupported(f"{what}; pass a clone of one")
     members = zip(tensors, (inputs.sources[index] for index in own), keys, strict=True)
-    sharing: dict[int, list[tuple[torch.Tensor, InputSource]]] = {key: [] for key in shared}
+    together: dict[int, list[tuple[torch.Tensor, InputSource]]] = {key: [] for key in shared}
     for tensor, source, key in members:
         if key in shared:
-            sharing[key].append((tensor, source))
-    if sharing:
-        raise _SharedMemory({key: home_of(found) for key, found in sharing.items()})
+            together[key].append((tensor, source))
+    if together:
+        raise _SharedMemory({key: home_of(found) for key, found in together.items()})
 
 
 class _Modules:
@@ -294,7 +301,7 @@ def _environment(modules: _Modules, compiling: bool) -> Iterator[None]:
         internals.functorch_operands(_below_transforms),
         internals.tracers_refused(_refuse_tracer),
         redirected(torch.autograd.graph.saved_tensors_hooks, "__enter__", _refuse_saved_tensors_hooks),
-        internals.exact_batch_norm(),
+        internals.exact_functionalization(),
         internals.compiling_flag(compiling),
         # a backward inside runs where the modes are
         torch.autograd.set_multithreading_enabled(False),

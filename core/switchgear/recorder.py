@@ -36,6 +36,7 @@ from .shared_memory import requires_grad_alone
 from .symbol import CHECKPOINT, GRAD_OFF_INSIDE, RANDOM, SAVED, BoundSymbol, Source, Symbol, map_proxies, proxies
 from .trace import Names
 from .tracking import Tracker, history_of, metadata_proxy
+from .write_back import WriteBack, is_in_place
 from .writes import DRAW_BERNOULLI, NEW_VERSION, SET_VALUE, WRITE_STRIDED
 
 _aten = torch.ops.aten
@@ -70,6 +71,8 @@ class _Frame:
     grad_enabled: bool = False
     #: What the leaf that draws is recorded with, where the call itself is made without it.
     generator: torch.Generator | None = None
+    #: Of a call that writes to its arguments.
+    write_back: WriteBack | None = None
 
 
 class _FunctionMode(TorchFunctionMode):
@@ -255,6 +258,8 @@ class Recorder:
                 wrapper = self.tracker.wrapper_for(proxy, leaf=tensor.is_leaf, autograd=True, alone=alone)
             self.tracker.reconcile(wrapper)
             storage = internals.storage_key(wrapper)
+            if requires_grad_alone(tensor):
+                self.tracker.lone_views.add(storage)
             found = RecordedInput(tensor, wrapper, proxy, history_of(wrapper), view is not None, storage)
         self.inputs.append(found)
         self._input_of[id(tensor)] = found
@@ -295,7 +300,7 @@ class Recorder:
             reads_node = result is not None and getattr(func, "__self__", None) is torch.Tensor.grad_fn
             return GradFn(result, self.here) if reads_node else result
         given = map_tensors(lambda tensor: self.tracker.proxy_of_fake(internals.unwrap(tensor)), (args, kwargs))
-        frame = _Frame(func, [], torch.is_grad_enabled())
+        frame = self._frame(func, kwargs)
         if isinstance(kwargs.get("generator"), torch.Generator):
             given[1]["generator"] = generator = self.stand_in(kwargs["generator"])
             if func.__name__ in _NO_GENERATOR_ON_META:
@@ -336,13 +341,19 @@ class Recorder:
     def _on_transformed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call inside a transform of `torch.func`: its leaves are recorded, no composite is kept."""
         args, kwargs = map_tensors(self.below_transforms, (args, kwargs))
-        frame = _Frame(func, [], torch.is_grad_enabled())
+        frame = self._frame(func, kwargs)
         self._frames.append(frame)
         try:
             return func(*args, **kwargs)
         finally:
             self._frames.pop()
             self._frames[-1].recorded.extend(frame.recorded)
+
+    def _frame(self, func: Any, kwargs: dict[str, Any]) -> _Frame:
+        target = kwargs.get("out")
+        out = internals.unwrap(target) if isinstance(target, torch.Tensor) and internals.is_wrapper(target) else None
+        writes = "out" in kwargs or is_in_place(getattr(func, "__name__", ""))
+        return _Frame(func, [], torch.is_grad_enabled(), write_back=WriteBack(self.here, out) if writes else None)
 
     def below_transforms(self, tensor: torch.Tensor) -> torch.Tensor:
         """The wrapper of a tensor from outside that a transform of `torch.func` reaches for."""
@@ -386,7 +397,6 @@ class Recorder:
             else:
                 result = func(*args, **kwargs)
             self.track_outputs(result)
-            self.tracker.note_views(filter(self._is_own, tensors_in(result)), (tensor for tensor, _ in before))
             written = False
             for tensor, fake in before:
                 self.tracker.reconcile(tensor)
@@ -395,6 +405,9 @@ class Recorder:
                     self.tracker.reconcile_bases(tensor)
             return result, self._output_proxies(result), written
         except RuntimeError as error:
+            if _VIEW_WRITTEN in str(error):
+                for tensor in tensors_in((args, kwargs)):
+                    self.tracker.refuse_lone_view(internals.storage_key(tensor))
             if _NO_INVERSE in str(error):
                 raise Unsupported(
                     f"{func.__name__} writes to a view of a kind that cannot be traced back to its base, in "
@@ -449,6 +462,11 @@ class Recorder:
             return func(*args, **kwargs)
         if func is _aten.lift_fresh.default or func is _aten.lift_fresh_copy.default:
             return self._lift(func, args[0])
+        frame = self._frames[-1]
+        if frame.write_back is not None:
+            made = functools.partial(self._made_in, frame)
+            if (instead := frame.write_back.replaced(func, args, made)) is not None:
+                return instead
         if not func._schema.returns and func.namespace not in _SILENT:
             raise Unsupported(
                 f"{func} returns nothing, in {self.here()}: what it does is no value of a trace, and would be done on "
@@ -472,8 +490,13 @@ class Recorder:
             if func is not _aten.view.default:
                 raise
             raise RuntimeError(str(error)) from error  # as in eager
-        self._record_leaf(func, args, kwargs, result)
+        if not args or result is not args[0]:  # as `resolve_conj` of what needs none
+            self._record_leaf(func, args, kwargs, result)
         return result
+
+    def _made_in(self, frame: _Frame, fake: torch.Tensor) -> bool:
+        proxy = self.tracker.proxy_of_fake(fake)
+        return any(proxy in item.outputs for item in frame.recorded)
 
     def _known_value(self, fake: torch.Tensor) -> Any:
         """The value of a 0-dim tensor that was computed from constants alone, by computing it; None for any other."""
@@ -636,6 +659,8 @@ _WRITTEN = (
 
 
 _DATA_MISSING = ("data is not allocated yet", "unallocated storage", "Expected scalars to be on CPU, got meta")
+#: What eager says only if the root of the views requires grad.
+_VIEW_WRITTEN = "view was created in no_grad mode"
 _NO_INVERSE = "as_strided() is non-compositional"
 _NO_DATA = (
     "a trace holds no data. Compute it outside the jitted function and pass it in, or rewrite it with masks "

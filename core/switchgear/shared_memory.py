@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,11 @@ class Home:
         assert self.wrapper is not None
         if tensor is self.tensor:
             return self.wrapper
+        if requires_grad_alone(tensor):
+            raise Unsupported(
+                "the function writes to memory that inputs share, of which one requires grad while it is itself a view "
+                "of a tensor that does not; pass it detached, and requires_grad_() called on that"
+            )
         root = base_of(tensor)
         if root is self.tensor:
             with torch.enable_grad():
@@ -69,21 +75,21 @@ def memory_of(tensor: Any) -> Any:
         return tensor.detach().as_strided((size,), (1,), 0)
 
 
-def overlaps(tensors: Sequence[torch.Tensor], written: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """The pairs of positions of which the first is among `written`, and the other's memory overlaps it."""
+def sharing(tensors: Sequence[torch.Tensor], written: Sequence[int]) -> Iterator[tuple[int, int, bool]]:
+    """The pairs of positions in one storage, the first among `written`, and whether their memory overlaps."""
     if not written:
         return
     places: dict[int, list[int]] = {}
     for index, tensor in enumerate(tensors):
         places.setdefault(internals.storage_key(tensor), []).append(index)
     for index in written:
-        sharing = places[internals.storage_key(tensors[index])]
-        if len(sharing) > 1:
+        others = places[internals.storage_key(tensors[index])]
+        if len(others) > 1:
             start, stop = _extent(tensors[index])
-            for other in sharing:
+            for other in others:
                 begin, end = _extent(tensors[other])
-                if other != index and start < end and begin < stop:
-                    yield index, other
+                if other != index:
+                    yield index, other, start < end and begin < stop
 
 
 def overlaps_itself(tensor: torch.Tensor) -> bool:
@@ -94,6 +100,28 @@ def overlaps_itself(tensor: torch.Tensor) -> bool:
             return True
         reach += (size - 1) * stride
     return False
+
+
+def overlap_in_part(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether two tensors of one storage have elements in common, and are not the same elements in the same order."""
+    (start, stop), (begin, end) = _extent(left), _extent(right)
+    if start >= end or begin >= stop or (_layout(left) == _layout(right)):
+        return False
+    unit = math.gcd(left.itemsize, right.itemsize)
+    step = math.gcd(*(stride * tensor.itemsize for tensor in (left, right) for stride in tensor.stride()))
+    if unit == left.itemsize == right.itemsize and step and (start - begin) % step:
+        return False
+    with internals.real_dispatch():
+        return bool(torch.isin(_places(left, unit), _places(right, unit)).any())
+
+
+def _places(tensor: torch.Tensor, unit: int) -> torch.Tensor:
+    """Where the parts of its elements lie, of `unit` bytes each."""
+    parts = tensor.itemsize // unit
+    places = torch.arange(parts) + int(tensor.storage_offset()) * parts
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        places = (places[:, None] + torch.arange(size) * stride * parts).flatten()
+    return places
 
 
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:

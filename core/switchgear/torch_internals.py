@@ -10,7 +10,8 @@ import ctypes
 import functools
 import gc
 import threading
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -194,11 +195,19 @@ def function_modes_on() -> AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def exact_batch_norm() -> Iterator[None]:
-    """`native_batch_norm` writes its running statistics without declaring it; use the overload that declares it."""
+def exact_functionalization() -> Iterator[None]:
+    """Put kernels of our own in place of those of functionalization that are not exact.
+
+    `native_batch_norm` writes its running statistics without declaring it; the overload that declares it is used.
+    `masked_fill_` keeps strides, which its functional overload does not; formulas of PyTorch's gradients call it.
+    """
     library = torch.library.Library("aten", "IMPL")
     try:
-        library.impl("native_batch_norm", _declared_batch_norm, "Functionalize")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # PyTorch says once that there is a kernel already
+            library.impl("native_batch_norm", _declared_batch_norm, "Functionalize")
+            for overload in ("Scalar", "Tensor"):
+                library.impl(f"masked_fill_.{overload}", _masked_fill_, "Functionalize")
         yield
     finally:
         library._destroy()
@@ -211,6 +220,24 @@ def _declared_batch_norm(input: Any, weight: Any, bias: Any, mean: Any, var: Any
     if mean is None:
         return aten._native_batch_norm_legit.no_stats(input, weight, bias, training, *rest)
     return aten._native_batch_norm_legit.default(input, weight, bias, mean, var, training, *rest)
+
+
+def _masked_fill_(self: torch.Tensor, mask: torch.Tensor, value: Any) -> torch.Tensor:
+    aten = torch.ops.aten
+    if not is_wrapper(self):
+        with torch._C._ExcludeDispatchKeyGuard(_FUNCTIONALIZE):
+            aten.masked_fill_(self, mask, value)
+        return self
+    filled: torch.Tensor = aten.masked_fill(self, mask, value)
+    if filled.shape != self.shape:
+        raise RuntimeError(f"masked_fill_: a mask of shape {[*mask.shape]} for a tensor of shape {[*self.shape]}")
+    if filled.stride() != self.stride():
+        kind = {"dtype": self.dtype, "device": self.device}
+        filled = aten.copy(aten.empty_strided(self.shape, self.stride(), **kind), filled)
+    torch._functionalize_replace(self, unwrap(filled))
+    torch._functionalize_commit_update(self)
+    torch._sync(self)  # type: ignore[attr-defined,no-untyped-call]
+    return self
 
 
 #: The `context_fn` of `torch.utils.checkpoint.checkpoint` that stands for none.
@@ -422,13 +449,33 @@ def clear_saved_tensors(ctx: Any) -> None:
         clear()
 
 
+def unwatch_saved_tensors(ctx: Any, indices: Iterable[int]) -> None:
+    """Let a node give saved tensors even if they were written to since it saved them."""
+    saved = ctx._raw_saved_tensors
+    for index in indices:
+        saved[index].register_hooks(lambda tensor: tensor, lambda tensor: tensor)
+
+
 class _FakeMode(FakeMode):
-    """Fake tensors, with a fake of our own where PyTorch's is stricter than its kernel."""
+    """Fake tensors, with fakes of our own where PyTorch's are stricter than their kernels, or laxer."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._grouped_mm.default and args[0].device.type == "cpu":
             return _grouped_mm_fake(self, *args, **(kwargs or {}))
+        if func in _SUBTRACTIONS and any(map(_is_boolean, args[:2])):
+            raise RuntimeError(
+                "Subtraction, the `-` operator, with a bool tensor is not supported: use `^`, `~` or logical_not()"
+            )
         return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+_SUBTRACTIONS = frozenset(
+    getattr(packet, name) for packet in (torch.ops.aten.sub, torch.ops.aten.rsub) for name in ("Tensor", "Scalar")
+)
+
+
+def _is_boolean(operand: Any) -> bool:
+    return operand.dtype is torch.bool if isinstance(operand, torch.Tensor) else isinstance(operand, bool)
 
 
 def _grouped_mm_fake(mode: FakeMode, a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:

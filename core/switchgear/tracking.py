@@ -14,7 +14,6 @@ from . import torch_internals as internals
 from .errors import Unsupported
 from .gradients_inside import NEW_LEAF
 from .proxy import TensorProxy
-from .shared_memory import overlaps_itself
 from .symbol import Symbol
 from .writes import RESTRIDE, SET_VALUE, restride
 
@@ -43,8 +42,9 @@ class Tracker:
         self._fakes: dict[str, torch.Tensor] = {}
         self._tracked: dict[int, _Tracked] = {}
         self._bases: dict[int, list[_Tracked]] = {}
-        self._expanded: set[int] = set()
         self._first_names: dict[str, str] = {}
+        #: The storages of inputs that are views to autograd, and require grad where what they are views of does not.
+        self.lone_views: set[int] = set()
         self._first_seen: dict[str, torch.Tensor] = {}
         self._alone: set[str] = set()
         self._constant_bases: dict[int, torch.Tensor] = {}
@@ -176,8 +176,6 @@ class Tracker:
         tracked = _Tracked(wrapper, fake, history_of(wrapper), is_base or not wrapper._is_view())
         self._tracked[id(wrapper)] = tracked
         self._first_seen.setdefault(self.first_name(self.proxy_of_fake(fake).name), wrapper)
-        if 0 in fake.stride() and overlaps_itself(fake):
-            self._expanded.add(id(wrapper))
         if tracked.is_base:
             self._bases.setdefault(internals.storage_key(wrapper), []).append(tracked)
 
@@ -240,6 +238,8 @@ class Tracker:
             make, args = functools.partial(restride, stride=old.stride), (new, old.stride)
             fake = self._record_made(wrapper, RESTRIDE, args, tracked.is_base, make, new.requires_grad)
             new = self.proxy_of_fake(fake)
+        if new is not old and wrapper.requires_grad and wrapper._is_view():
+            self.refuse_lone_view(internals.storage_key(wrapper))
         history = history_of(wrapper)
         # a view that is written to gets a new history, also where autograd did not see the write
         lost = wrapper.requires_grad and not new.requires_grad
@@ -271,6 +271,15 @@ class Tracker:
         else:
             self._first_seen.setdefault(self.first_name(new.name), wrapper)
 
+    def refuse_lone_view(self, storage: int) -> None:
+        """Refuse what eager makes of a view of such an input that is written to: its gradient goes nowhere."""
+        if storage in self.lone_views:
+            raise Unsupported(
+                f"in {self._recorder.here()} a view is used of an input that is written to, and that requires grad "
+                "while it is itself a view of a tensor that does not: eager loses its gradient; pass it detached, and "
+                "requires_grad_() called on that"
+            )
+
     def _refuse_views(self, wrapper: torch.Tensor) -> None:
         key = internals.storage_key(wrapper)
         others = (tracked.wrapper for tracked in self._tracked.values() if tracked.wrapper is not wrapper)
@@ -280,18 +289,8 @@ class Tracker:
                 "use detach()"
             )
 
-    def note_views(self, made: Iterable[torch.Tensor], given: Iterable[torch.Tensor]) -> None:
-        """Take note of what a call made of views that overlap themselves."""
-        keys = {internals.storage_key(tensor) for tensor in given if id(tensor) in self._expanded}
-        self._expanded.update(id(tensor) for tensor in made if keys and internals.storage_key(tensor) in keys)
-
     def reconcile_bases(self, written: torch.Tensor) -> None:
         """After a write, set the value of every other autograd base that shares the storage."""
-        if id(written) in self._expanded:
-            raise Unsupported(
-                f"a write through a view several elements of which are in one place (as after expand), in "
-                f"{self._recorder.here()}: PyTorch cannot make it functional; write to a clone"
-            )
         for tracked in tuple(self._bases.get(internals.storage_key(written), ())):
             self.reconcile(tracked.wrapper)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -385,3 +385,11 @@ def test_deterministic_mode_has_its_own_templates() -> None:
             assert_trains_as_eager(function, leaf(3))
         finally:
             torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("function", [lambda x: torch.maximum(x, x.detach()), lambda x: x.norm(), lambda x: x.std(0)])
+def test_what_a_formula_fills_in_place_keeps_its_strides(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    x = torch.randn(4, 3).mT.requires_grad_()
+    expected, found = (torch.autograd.grad(f(x).sum(), x)[0] for f in (function, sg.jit(function, executors=["torch"])))
+    assert found.stride() == expected.stride() == (1, 3)
+    assert torch.equal(found, expected)

@@ -128,6 +128,19 @@ def test_operator_without_a_fake(mode: Any) -> None:
             operator(fake_of(mode, numbers(3)))
 
 
+@pytest.mark.parametrize("overload", sorted(map(str, internals._SUBTRACTIONS)))
+def test_fakes_refuse_to_subtract_booleans_as_kernels_do(mode: Any, overload: str) -> None:
+    packet, name = overload.split(".")[1:]
+    call = getattr(getattr(torch.ops.aten, packet), name)
+    for operand in [torch.tensor(True)] if name == "Tensor" else [True]:
+        for first, second in ((numbers(3), operand), (torch.ones(3, dtype=torch.bool), operand)):
+            with pytest.raises(RuntimeError, match="bool tensor"):
+                call(first, second)
+            fakes = [fake_of(mode, t) if isinstance(t, torch.Tensor) else t for t in (first, second)]
+            with pytest.raises(RuntimeError, match="bool tensor"), mode:
+                call(*fakes)
+
+
 def test_fake_of_grouped_mm_is_as_the_kernels_result(mode: Any) -> None:
     a, b = torch.randn(6, 8, dtype=torch.bfloat16), torch.randn(2, 8, 16, dtype=torch.bfloat16)
     offsets = torch.tensor([2, 6], dtype=torch.int32)
@@ -495,10 +508,10 @@ def test_selective_policy() -> None:
 
 
 @pytest.mark.parametrize("statistics", [True, False])
-def test_exact_batch_norm_declares_its_writes(mode: Any, statistics: bool) -> None:
+def test_batch_norm_declares_its_writes(mode: Any, statistics: bool) -> None:
     seen = Seen()
     running = numbers(3) if statistics else None
-    with internals.exact_batch_norm(), mode, internals.functionalization(), seen:
+    with internals.exact_functionalization(), mode, internals.functionalization(), seen:
         x = internals.wrap(fake_of(mode, numbers(4, 3)))
         mean = internals.wrap(fake_of(mode, running)) if running is not None else None
         var = internals.wrap(fake_of(mode, running)) if running is not None else None
@@ -509,6 +522,22 @@ def test_exact_batch_norm_declares_its_writes(mode: Any, statistics: bool) -> No
     assert "aten.native_batch_norm.default" not in seen.names
     x = numbers(4, 3)
     assert torch.native_batch_norm(x, None, None, None, None, True, 0.1, 1e-5)[0].shape == (4, 3)
+
+
+@pytest.mark.parametrize("value", [0.5, torch.tensor(0.5)], ids=["number", "tensor"])
+def test_masked_fill_in_place_keeps_strides(mode: Any, value: Any) -> None:
+    with internals.exact_functionalization(), mode, internals.functionalization():
+        base = internals.wrap(fake_of(mode, numbers(4, 3)))
+        before = internals.unwrap(base)
+        given = internals.wrap(fake_of(mode, value)) if isinstance(value, torch.Tensor) else value
+        x = base.mT
+        assert x.masked_fill_(x > 0, given) is x
+        assert internals.unwrap(x).stride() == (1, 3)
+        assert internals.unwrap(base) is not before
+        with pytest.raises(RuntimeError, match="mask"):
+            x.masked_fill_(x[None].expand(2, 3, 4) > 0, given)
+    x = numbers(4, 3).mT
+    assert torch.equal(x.clone().masked_fill_(x > 0, value), x.masked_fill(x > 0, value))
 
 
 # --- guards ---
@@ -656,6 +685,32 @@ def test_global_module_hooks() -> None:
     assert [len(hooks) for hooks in internals.global_module_hooks()] != before
     handle.remove()
     assert [len(hooks) for hooks in internals.global_module_hooks()] == before
+
+
+def test_unwatch_saved_tensors() -> None:
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: T) -> tuple[T, T]:
+            result = x * 2, x * 3
+            ctx.save_for_backward(x, *result)
+            return result
+
+        @staticmethod
+        def backward(ctx: Any, *grads: T) -> Any:
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                _ = ctx.saved_tensors
+            internals.unwatch_saved_tensors(ctx, (0, 1))
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                _ = ctx.saved_tensors
+            internals.unwatch_saved_tensors(ctx, (2,))
+            assert [t.requires_grad for t in ctx.saved_tensors] == [True, True, True]
+            return grads[0]
+
+    x = numbers(3, grad=True)
+    one, two = Double.apply(x)  # type: ignore[no-untyped-call]
+    one.detach().mul_(2)
+    two.detach().mul_(2)
+    (one + two).sum().backward()
 
 
 def test_clear_saved_tensors() -> None:

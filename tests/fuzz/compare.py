@@ -24,7 +24,8 @@ Jit = Callable[[Callable[..., Any]], Callable[..., Any]]
 #: The one way in which a gradient may differ from eager's by rounding.
 AROUND = (
     "a gradient that flows both through the compiled function and around it (an argument, a view of one, or several "
-    "views of one result are returned) is the sum of the same terms, added in another order"
+    "views of one result are returned; or an argument is written to that is a view, shares memory with another, or "
+    "where autograd does not see it) is the sum of the same terms, added in another order"
 )
 
 #: Errors that say "not here"; any other error of ours is a fault.
@@ -32,6 +33,10 @@ REFUSALS = (sg.errors.Unsupported, sg.errors.DataDependent, sg.errors.InvalidInp
 
 #: What eager says where a tensor that a backward needs has been overwritten.
 OVERWRITTEN = "modified by an inplace operation"
+
+
+#: Begins the facts that were seen after the write that follows the first gradient.
+AFTERWARDS = "after the write: "
 
 
 class Outcome(enum.StrEnum):
@@ -128,6 +133,8 @@ def observe(script: Script, function: Callable[..., Any], kind: str, *, saves_co
     if kind in ("distinct", "detached"):
         args, leaves = (distinct if kind == "distinct" else detached)(args)
     before = {place: arg._version for place, arg in enumerate(args) if isinstance(arg, Tensor)}
+    # a view gets a new node from whatever happens to its base
+    nodes = {place: args[place].grad_fn for place in before if not args[place]._is_view()}
     torch.default_generator.manual_seed(SEED)
     mode = torch.no_grad() if kind == "no_grad" else contextlib.nullcontext()
     with mode, _saving_copies() if saves_copies else contextlib.nullcontext():
@@ -139,6 +146,7 @@ def observe(script: Script, function: Callable[..., Any], kind: str, *, saves_co
     seen.facts["random stream"] = Bits.of(torch.get_rng_state())
     for place, version in before.items():
         seen.facts[f"argument {place}: version has risen"] = args[place]._version > version
+        seen.facts[f"argument {place}: has a new node"] = place in nodes and args[place].grad_fn is not nodes[place]
     outer = {f"output {place}": value for place, value in enumerate(outputs) if isinstance(value, Tensor)}
     inner = {f"argument {place}": value for place, value in enumerate(args) if isinstance(value, Tensor)}
     # Arguments first: what comes later is then said to be an argument, or to share storage with one.
@@ -152,7 +160,7 @@ def observe(script: Script, function: Callable[..., Any], kind: str, *, saves_co
         target = targets[script.write.slot % len(targets)]
         versions = {name: tensor._version for name, tensor in named.items()}
         seen.attempt("the write afterwards", lambda: write_to(target, script.write))
-        prefix = "after the write: "
+        prefix = AFTERWARDS
         seen.facts |= {f"{prefix}{name}: version has risen": t._version > versions[name] for name, t in named.items()}
         seen.facts |= look(named, prefix)
         seen.facts |= gradients(roots, leaves, script.omitted, "second gradient")
@@ -286,7 +294,9 @@ class Difference:
             return ""
         if not one.values.is_floating_point() or one.values.dtype != two.values.dtype:
             return ""
-        return " (by rounding only)" if torch.allclose(one.values, two.values, 1e-4, 1e-5, equal_nan=True) else ""
+        relative, absolute = (2e-2, 1e-2) if one.values.itemsize < 4 else (1e-4, 1e-5)
+        near = torch.allclose(one.values, two.values, relative, absolute, equal_nan=True)
+        return " (by rounding only)" if near else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,11 +357,24 @@ def _judge_call(script: Script, jitted: Callable[..., Any], place: int) -> Verdi
 
 
 def _flows_around(eager: Facts) -> bool:
-    """Whether a result shares memory with an argument or another result: gradients then flow around the node too."""
+    """Whether a result shares memory with an argument or another result: gradients then flow around the node too.
+
+    An argument that was written to is a result as well, and where autograd did not see the write is no result of the
+    node.
+    """
     end = ": shares storage with"
-    return any(
-        name.startswith("output") and name.endswith(end) and name.removesuffix(end) != fact
-        for name, fact in eager.items()
+    together: dict[object, list[str]] = {}
+    for fact, earliest in eager.items():
+        name = fact.removesuffix(end)
+        if name == fact or fact.startswith(AFTERWARDS):
+            continue
+        if name.startswith("output") or eager[f"{name}: same object as"] == name:
+            together.setdefault(earliest, []).append(name)
+    written = {name for names in together.values() for name in names if eager.get(f"{name}: version has risen")}
+    unseen = {name for name in written if eager[f"{name}: requires_grad"] and not eager[f"{name}: has a new node"]}
+    return bool(unseen) or any(
+        len(names) > 1 and any(name.startswith("output") or name in written for name in names)
+        for names in together.values()
     )
 
 

@@ -220,6 +220,18 @@ def test_rounding_is_excused_only_where_gradients_flow_around() -> None:
     def scaled(x: Tensor, y: Tensor, buffer: Tensor) -> tuple[Tensor, Tensor]:
         return x * 2, x * 3
 
+    def seen(x: Tensor, y: Tensor, buffer: Tensor) -> tuple[Tensor, Tensor]:
+        x.mul_(2)
+        return y * 2, y * 3
+
+    def unseen(x: Tensor, y: Tensor, buffer: Tensor) -> tuple[Tensor, Tensor]:
+        x.detach().mul_(2)
+        return y * 2, y * 3
+
+    def with_a_view() -> tuple[list[Any], list[Tensor]]:
+        (x, _, buffer), leaves = arguments()
+        return [x, x.view_as(x), buffer], leaves
+
     def off(f: Function) -> Function:
         def inexact(*args: Tensor) -> tuple[Tensor, Tensor]:
             one, other = f(*args)
@@ -231,6 +243,10 @@ def test_rounding_is_excused_only_where_gradients_flow_around() -> None:
 
     assert judge(Script(arguments, viewed), off).outcome is Outcome.EXCEPTED
     assert judge(Script(arguments, scaled), off).outcome is Outcome.DIFFERENT
+    assert judge(Script(arguments, seen), off).outcome is Outcome.DIFFERENT
+    assert judge(Script(arguments, unseen), off).outcome is Outcome.EXCEPTED
+    assert judge(Script(with_a_view, scaled), off).outcome is Outcome.DIFFERENT
+    assert judge(Script(with_a_view, seen), off).outcome is Outcome.EXCEPTED
 
 
 def test_a_refusal_is_no_difference() -> None:

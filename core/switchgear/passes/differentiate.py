@@ -87,7 +87,7 @@ def differentiate(
 
     Raises `NotDifferentiable`, `RuleError`, and under `selection.strict` `StrictError`.
     """
-    with recorded_functions():
+    with recorded_functions(), internals.exact_functionalization():
         joint = _differentiate(trace, selection, grad_outputs, higher_order)
     if not writes:
         refuse_visible(joint.written, "a gradient that is differentiated, or computed inside, does not")

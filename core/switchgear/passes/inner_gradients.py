@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import torch
 
+from switchgear import torch_internals as internals
 from switchgear.backward_writes import refuse_visible, taken_out
 from switchgear.choice import Choice
 from switchgear.errors import SwitchgearError, Unsupported
@@ -58,8 +59,9 @@ def inner_gradients(trace: Trace, selection: Selection) -> tuple[Trace, tuple[Ch
         return trace, ()
     trace = dead_code(trace)
     region = _Region(trace, selection)
-    for index, item in enumerate(trace.bound_symbols):
-        region.add(index, item)
+    with internals.exact_functionalization():
+        for index, item in enumerate(trace.bound_symbols):
+            region.add(index, item)
     body = [item if INNER_GRADIENT in item.tags else unlinked(item) for item in region.body]
     constants = {**trace.constants, **region.recorder.constants}
     made = replace(

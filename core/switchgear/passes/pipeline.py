@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -139,13 +139,15 @@ def compile_training(
     selection: Selection,
     grad_outputs: Grads,
     mutated: Mapping[str, int],
+    beside: Set[int],
     choices: tuple[Choice, ...] = (),
 ) -> Training:
     """The forward and backward programs of a prepared trace, for the grad outputs that are expected.
 
-    `mutated` names the outputs that are copied into inputs after the forward has run, with the index of the input.
+    `mutated` names the outputs that are copied into inputs after the forward has run, with the index of the input;
+    `beside` are the inputs in the same storages.
     """
-    overwritten = frozenset(stages[-1].inputs[index].name for index in mutated.values())
+    overwritten = frozenset(stages[-1].inputs[index].name for index in {*mutated.values(), *beside})
     forward, joint = _differentiated(stages, selection, grad_outputs)
     backward = _Stages([*forward.traces])
     start = time.perf_counter()

@@ -16,6 +16,7 @@ from switchgear.evaluation import evaluate
 from switchgear.passes.pipeline import Program, Training, compile_backward, differentiable_backward
 from switchgear.rules import Grads
 from switchgear.selection import Selection
+from switchgear.symbol import DEL, proxies
 from switchgear.trace import Trace
 
 from .execution import run_program
@@ -46,7 +47,7 @@ class Bridge:
         wanted = tuple(proxy.requires_grad for proxy in training.prepared.inputs)
         nothing = (None,) * len(self.inner)
         self._backwards: dict[Any, Program] = {(*expected, *nothing, wanted, ()): training.backward}
-        self._differentiable: dict[Any, Callable[..., Any]] = {}
+        self._differentiable: dict[Any, tuple[Callable[..., Any], Trace]] = {}
         self.last_backward: Program = training.backward
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -74,12 +75,24 @@ class Bridge:
     ) -> Callable[..., Any]:
         """The same as a function of what is saved and the grad outputs, for `create_graph=True`."""
         key = _pattern(grads, wanted)
-        function = self._differentiable.get(key)
-        if function is None:
+        found = self._differentiable.get(key)
+        if found is None:
             with compiling(), torch.no_grad():
                 trace = differentiable_backward(self.training, self.selection, self._proxies(grads), wanted)
-            function = self._differentiable[key] = self.rejit(_evaluated(trace))
-        return function
+            found = self._differentiable[key] = self.rejit(_evaluated(trace)), trace
+        return found[0]
+
+    def unread(self, grads: tuple[torch.Tensor | None, ...], wanted: tuple[bool, ...]) -> frozenset[int]:
+        """The positions of the saved values that are not read by the backward for these grad outputs."""
+        if torch.is_grad_enabled():
+            self.differentiable_for(grads, wanted)
+            trace = self._differentiable[_pattern(grads, wanted)][1]
+        else:
+            trace = self.backward_for(grads, wanted).stages[-1]
+        lines = [item for item in trace.bound_symbols if item.symbol != DEL]
+        read = {proxy.name for proxy in proxies((trace.outputs, [item.inputs for item in lines]))}
+        saved = trace.inputs[: len(self.training.saved)]
+        return frozenset(index for index, proxy in enumerate(saved) if proxy.name not in read)
 
     def _proxies(self, grads: tuple[torch.Tensor | None, ...]) -> Grads:
         return tuple(
@@ -139,6 +152,7 @@ class _Node(torch.autograd.Function):
                 results[index] = results[index].detach()
         outputs = results[: bridge.count]
         ctx.bridge = bridge
+        ctx.unwatched = frozenset()
         ctx.save_for_backward(*results[bridge.count :])
         ctx.mark_non_differentiable(*[outputs[i] for i in bridge.plain if outputs[i] is not None])
         ctx.set_materialize_grads(False)
@@ -153,7 +167,8 @@ class _Node(torch.autograd.Function):
         given = [grad for grad in grads if grad is not None]
         if any(grad.layout is not torch.strided for grad in given):
             raise Unsupported("a grad output is not a strided tensor")
-        arguments, wanted = [*ctx.saved_tensors, *given], ctx.needs_input_grad[1:]
+        wanted = ctx.needs_input_grad[1:]
+        arguments = [*_saved(ctx, grads, wanted), *given]
         internals.clear_saved_tensors(ctx)
         if torch.is_grad_enabled():
             return (None, *ctx.bridge.differentiable_for(grads, wanted)(*arguments))
@@ -163,3 +178,24 @@ class _Node(torch.autograd.Function):
             target = grads[index] if kind == "grad" else ctx.written[kind, index]
             target.copy_(value)
         return (None, *found[: len(wanted)])
+
+
+def _saved(ctx: Any, grads: tuple[torch.Tensor | None, ...], wanted: tuple[bool, ...]) -> tuple[torch.Tensor, ...]:
+    """The saved values; that one was overwritten since is an error only of a backward that reads it, as in eager."""
+    if ctx.unwatched and not ctx.unwatched <= ctx.bridge.unread(grads, wanted):
+        raise RuntimeError(
+            f"one of the variables needed for gradient computation has been {_OVERWRITTEN} since; an earlier backward "
+            "of this graph did not need it"
+        )
+    try:
+        return ctx.saved_tensors  # type: ignore[no-any-return]
+    except RuntimeError as error:
+        unread = ctx.bridge.unread(grads, wanted) if _OVERWRITTEN in str(error) else ()
+        if not unread:
+            raise
+        internals.unwatch_saved_tensors(ctx, unread)
+        ctx.unwatched = unread
+        return ctx.saved_tensors  # type: ignore[no-any-return]
+
+
+_OVERWRITTEN = "modified by an inplace operation"

@@ -13,6 +13,7 @@ from switchgear.capture import capture, compiling
 from switchgear.errors import InvalidInput
 from switchgear.passes.pipeline import Program, compile_forward, compile_training, expected_grad, prepare
 from switchgear.selection import Selection
+from switchgear.shared_memory import sharing
 from switchgear.signature import Argument, Base, Closure, InputSource
 from switchgear.structure import Structure
 
@@ -38,9 +39,9 @@ class Entry:
     ) -> None:
         with compiling():
             captured = self.captured = capture(function, leaves, spec, module)
+            tensors = [tensor_of(source, leaves) for source in captured.sources]
             with torch.no_grad(), internals.autocast_off():
-                self._compile(selection, rejit)
-        tensors = [tensor_of(source, leaves) for source in captured.sources]
+                self._compile(tensors, selection, rejit)
         self.prologue = make_prologue(captured, leaves, spec, tensors)
         self._hides_autograd = captured.grad_enabled and any(proxy.requires_grad for proxy in captured.trace.inputs)
         outputs = captured.outputs
@@ -60,7 +61,7 @@ class Entry:
                 return finish(self.captured.outputs, [o if o is None else o.detach() for o in outputs], inputs)
         return outputs[0] if self._returns_first else finish(self.captured.outputs, outputs, inputs)
 
-    def _compile(self, selection: Selection, rejit: Jit) -> None:
+    def _compile(self, tensors: Sequence[torch.Tensor], selection: Selection, rejit: Jit) -> None:
         trace = self.captured.trace
         stages, choices = prepare(trace, selection)
         outputs = self.captured.outputs
@@ -77,7 +78,9 @@ class Entry:
             return
         ends = [(mutation, stages[-1].outputs[mutation.output]) for mutation in outputs.mutations]
         mutated = {proxy.name: mutation.input for mutation, proxy in ends if proxy is not None}
-        training = compile_training(stages, selection, grad_outputs, mutated, choices)
+        # in the memory of one that is written to they have the same version counter
+        beside = {other for _, other, _ in sharing(tensors, [mutation.input for mutation in outputs.mutations])}
+        training = compile_training(stages, selection, grad_outputs, mutated, beside, choices)
         self.forward = training.forward
         self.bridge = Bridge(training, selection, rejit)
 

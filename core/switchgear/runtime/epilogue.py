@@ -21,7 +21,7 @@ def finish(outputs: Outputs, results: Sequence[Any], inputs: Sequence[torch.Tens
     values = {name: held[kind][index] for name, kind, index in outputs.roots}
     evaluate(outputs.metadata, values)
     for mutation in outputs.mutations:
-        target, tracked = inputs[mutation.input], mutation.tracked and torch.is_grad_enabled()
+        target, tracked = inputs[mutation.input], mutation.tracked and not torch.is_inference_mode_enabled()
         kept = target.is_leaf or target.is_complex() or target._is_view() or internals.is_wrapper(target)
         if tracked and not kept:
             # the history of what is overwritten would get a gradient of zeros; a complex one eager gives that too

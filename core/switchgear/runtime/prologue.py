@@ -10,7 +10,7 @@ import torch
 from switchgear import torch_internals as internals
 from switchgear.capture import Captured
 from switchgear.composites import leaves_of
-from switchgear.shared_memory import base_of, overlaps, requires_grad_alone
+from switchgear.shared_memory import base_of, requires_grad_alone, sharing
 from switchgear.signature import Argument, Base, Closure, InputSource
 from switchgear.structure import Structure, flatten
 
@@ -92,6 +92,6 @@ def _relations(captured: Captured) -> Callable[[Sequence[torch.Tensor]], Any] | 
         alone = [requires_grad_alone(tensor) for tensor in inputs if bases_matter]
         offsets = [tensor.storage_offset() for tensor in inputs if strided]
         homes = [[base_of(tensor) is inputs[base] for tensor in inputs] for base in bases]
-        return [*overlaps(inputs, written)], leaves, alone, offsets, homes
+        return [*sharing(inputs, written)], leaves, alone, offsets, homes
 
     return relations
