@@ -173,6 +173,30 @@ def test_functionalization_says_what_it_cannot_do(mode: Any) -> None:
     assert not internals.is_functionalization_error(RuntimeError("something else"))
 
 
+def test_unwrap_without_synchronising_gives_what_an_operator_made(mode: Any) -> None:
+    """A view that is made after a write is made again when it is first synchronised."""
+    fake = fake_of(mode, numbers(2, 3))
+    with mode, internals.functionalization():
+        wrapper = internals.wrap(fake)
+        wrapper.add_(1)
+        view = wrapper[0]
+        made = internals.unwrap(view, synchronise=False)
+        assert internals.unwrap(view) is not made
+        assert internals.unwrap(view, synchronise=False) is internals.unwrap(view)
+
+
+def test_view_of_constant_requires_grad_by_itself(mode: Any) -> None:
+    fake = fake_of(mode, numbers(2, 3))
+    with mode, internals.functionalization():
+        base = internals.wrap(fake)
+        view = internals.view_of_constant(base).requires_grad_()
+        assert view._base is base
+        assert view.is_leaf
+        assert not base.requires_grad
+        with torch.no_grad():
+            assert not view[0].requires_grad
+
+
 def test_view_again_makes_the_same_view_of_another_base() -> None:
     base, other = numbers(3, 4), numbers(3, 4) * 2
     for view in (base[1:].t(), base.view(-1)[2:5], base.as_strided((2, 2), (4, 1), 1)):

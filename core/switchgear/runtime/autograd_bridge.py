@@ -53,10 +53,10 @@ class Bridge:
     def __call__(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The trace's outputs, connected to autograd."""
         with torch.enable_grad():
-            results: Sequence[torch.Tensor] = _Node.apply(self, *inputs)  # type: ignore[no-untyped-call]
-            if self.views:
-                seen = enumerate(results)
-                results = [_View.apply(r) if i in self.views and not r._is_view() else r for i, r in seen]  # type: ignore[no-untyped-call]
+            results: list[torch.Tensor] = [*_Node.apply(self, *inputs)]  # type: ignore[no-untyped-call]
+            for index in self.views:
+                if not results[index]._is_view():
+                    results[index] = _View.apply(results[index])  # type: ignore[no-untyped-call]
         return results
 
     def backward_for(self, grads: tuple[torch.Tensor | None, ...], wanted: tuple[bool, ...]) -> Program:
@@ -128,7 +128,7 @@ def _evaluated(trace: Trace) -> Callable[..., Any]:
 
 
 class _View(torch.autograd.Function):
-    """A view of its input, to which autograd forbids to write."""
+    """What a Function of the user's gives as a view, for autograd forbids to write to it."""
 
     @staticmethod
     def forward(ctx: Any, result: torch.Tensor) -> torch.Tensor:
