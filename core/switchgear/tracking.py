@@ -192,7 +192,7 @@ class Tracker:
             make, args = functools.partial(restride, stride=old.stride), (new, old.stride)
             fake = self._record_made(wrapper, RESTRIDE, args, tracked.is_base, make, new.requires_grad)
             new = self.proxy_of_fake(fake)
-        if new is not old and wrapper.requires_grad and wrapper._is_view():
+        if new is not old and wrapper._is_view() and isinstance(tracked.history, tuple) and tracked.history[0]:
             self.refuse_lone_view(internals.storage_key(wrapper))
         history = history_of(wrapper)
         # a view that is written to gets a new history, also where autograd did not see the write
