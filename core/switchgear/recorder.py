@@ -258,8 +258,6 @@ class Recorder:
                 wrapper = self.tracker.wrapper_for(proxy, leaf=tensor.is_leaf, autograd=True, alone=alone)
             self.tracker.reconcile(wrapper)
             storage = internals.storage_key(wrapper)
-            if requires_grad_alone(tensor):
-                self.tracker.lone_views.add(storage)
             found = RecordedInput(tensor, wrapper, proxy, history_of(wrapper), view is not None, storage)
         self.inputs.append(found)
         self._input_of[id(tensor)] = found
@@ -405,9 +403,6 @@ class Recorder:
                     self.tracker.reconcile_bases(tensor)
             return result, self._output_proxies(result), written
         except RuntimeError as error:
-            if _VIEW_WRITTEN in str(error):
-                for tensor in tensors_in((args, kwargs)):
-                    self.tracker.refuse_lone_view(internals.storage_key(tensor))
             if _NO_INVERSE in str(error):
                 raise Unsupported(
                     f"{func.__name__} writes to a view of a kind that cannot be traced back to its base, in "
@@ -660,7 +655,6 @@ _WRITTEN = (
 
 _DATA_MISSING = ("data is not allocated yet", "unallocated storage", "Expected scalars to be on CPU, got meta")
 #: What eager says only if the root of the views requires grad.
-_VIEW_WRITTEN = "view was created in no_grad mode"
 _NO_INVERSE = "as_strided() is non-compositional"
 _NO_DATA = (
     "a trace holds no data. Compute it outside the jitted function and pass it in, or rewrite it with masks "

@@ -43,8 +43,6 @@ class Tracker:
         self._tracked: dict[int, _Tracked] = {}
         self._bases: dict[int, list[_Tracked]] = {}
         self._first_names: dict[str, str] = {}
-        #: The storages of inputs that are views to autograd, and require grad where what they are views of does not.
-        self.lone_views: set[int] = set()
         self._first_seen: dict[str, torch.Tensor] = {}
         self._alone: set[str] = set()
         self._constant_bases: dict[int, torch.Tensor] = {}
@@ -238,8 +236,6 @@ class Tracker:
             make, args = functools.partial(restride, stride=old.stride), (new, old.stride)
             fake = self._record_made(wrapper, RESTRIDE, args, tracked.is_base, make, new.requires_grad)
             new = self.proxy_of_fake(fake)
-        if new is not old and wrapper.requires_grad and wrapper._is_view():
-            self.refuse_lone_view(internals.storage_key(wrapper))
         history = history_of(wrapper)
         # a view that is written to gets a new history, also where autograd did not see the write
         lost = wrapper.requires_grad and not new.requires_grad
@@ -270,15 +266,6 @@ class Tracker:
             self._first_names.setdefault(new.name, self.first_name(old.name))
         else:
             self._first_seen.setdefault(self.first_name(new.name), wrapper)
-
-    def refuse_lone_view(self, storage: int) -> None:
-        """Refuse what eager makes of a view of such an input that is written to: its gradient goes nowhere."""
-        if storage in self.lone_views:
-            raise Unsupported(
-                f"in {self._recorder.here()} a view is used of an input that is written to, and that requires grad "
-                "while it is itself a view of a tensor that does not: eager loses its gradient; pass it detached, and "
-                "requires_grad_() called on that"
-            )
 
     def _refuse_views(self, wrapper: torch.Tensor) -> None:
         key = internals.storage_key(wrapper)
