@@ -432,7 +432,8 @@ def test_rule_is_called_in_a_whole_step_trace() -> None:
 
 def test_every_line_of_an_inner_gradient_is_linked() -> None:
     jitted = jit(whole_step, grad_rules=recorded([]))
-    jitted(*x_and_w())
+    x, w = x_and_w()
+    jitted(x, w.detach().clone().requires_grad_())  # no view, a write to which takes more lines
     shown = [
         (item.symbol.name, str(item.links[0].rule) if item.links else "")
         for item in sg.last_traces(jitted)[-1].bound_symbols
