@@ -110,8 +110,8 @@ def cost(body: Sequence[BoundSymbol], read: list[TensorProxy], prices: Prices, s
             needed.update((proxy.name, proxy) for proxy in item.inputs)
     for name, proxy in needed.items():
         if name in saved:
-            price = prices.saving(proxy, maker.get(name))
-            total += float("inf") if price is None else price
+            own = prices.saving(proxy, maker.get(name))
+            total += float("inf") if own is None else own
         elif name not in maker and name in prices.overwritten:
             total = float("inf")
     return total

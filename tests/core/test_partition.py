@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import switchgear as sg
 from switchgear.checkpointing import regions_of
-from switchgear.memory import MEMORY
+from switchgear.memory import MEMORY, Memory
 from switchgear.symbol import RANDOM, RECOMPUTED
 from tests.core.training import (
     assert_same,
@@ -297,7 +298,7 @@ def test_memory_is_an_option_like_the_others() -> None:
 
 
 @LEVELS
-def test_gradients_are_eagers_at_every_level(memory: str) -> None:
+def test_gradients_are_eagers_at_every_level(memory: Memory) -> None:
     jitted = assert_trains_as_eager(block, leaf(8, 4), leaf(4, 4), leaf(4, 4), memory=memory)
     assert bool(again(jitted)) == (memory != "eager")
 
@@ -312,7 +313,7 @@ def test_a_leaner_level_saves_less() -> None:
 
 
 @LEVELS
-def test_gpt2_is_eagers_at_every_level(memory: str) -> None:
+def test_gpt2_is_eagers_at_every_level(memory: Memory) -> None:
     config = GPT2Config(n_layer=2, n_head=2, n_embd=16, vocab_size=32, n_positions=16, bos_token_id=0, eos_token_id=0)
     model = GPT2LMHeadModel(config).train()
     jitted = sg.jit(model, executors=["torch"], memory=memory)
@@ -341,7 +342,7 @@ def test_gpt2_is_eagers_at_every_level(memory: str) -> None:
 
 
 @LEVELS
-def test_derivatives_of_any_order_at_every_level(memory: str) -> None:
+def test_derivatives_of_any_order_at_every_level(memory: Memory) -> None:
     def function(x: Tensor, w: Tensor) -> Tensor:
         with torch.no_grad():
             scale = x.exp() * 2
@@ -353,7 +354,7 @@ def test_derivatives_of_any_order_at_every_level(memory: str) -> None:
         for _ in range(3):
             grads = torch.autograd.grad(value, (x, w), create_graph=True)
             found += [grad.detach() for grad in grads]
-            value = sum(grad.square().sum() for grad in grads)  # type: ignore[assignment]
+            value = sum(grad.square().sum() for grad in grads)
         return found
 
     jitted = sg.jit(function, executors=["torch"], memory=memory)
@@ -362,7 +363,7 @@ def test_derivatives_of_any_order_at_every_level(memory: str) -> None:
 
 
 @LEVELS
-def test_other_grad_outputs_than_expected_at_every_level(memory: str) -> None:
+def test_other_grad_outputs_than_expected_at_every_level(memory: Memory) -> None:
     def function(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         y = F.relu(x @ w) * 3
         return y, (y + 1).exp() * x, F.layer_norm(y * 2, (4,))
@@ -425,14 +426,14 @@ def test_chain_is_run_again_only_so_far() -> None:
 
 
 @LEVELS
-def test_checkpointed_region_is_run_again_as_it_is(memory: str) -> None:
+def test_checkpointed_region_is_run_again_as_it_is(memory: Memory) -> None:
     """The region alone decides about what it makes; the cut about everything else."""
 
     def region(x: Tensor, w: Tensor) -> Tensor:
         return F.dropout(torch.relu(x @ w) * 2 + 1, 0.5).exp()
 
     def function(x: Tensor, w: Tensor) -> Tensor:
-        return torch.relu(checkpoint(region, torch.relu(x * 2) + 1, w, use_reentrant=False) @ w).exp()  # type: ignore[no-any-return]
+        return torch.relu(checkpoint(region, torch.relu(x * 2) + 1, w, use_reentrant=False) @ w).exp()
 
     jitted = assert_trains_as_eager(function, leaf(4, 4), leaf(4, 4), memory=memory)
     repeated = [item.symbol.name for item in lines(backward(jitted)) if RECOMPUTED in item.tags and regions_of(item)]
@@ -510,9 +511,7 @@ def test_what_is_run_again_comes_just_in_time() -> None:
     places = [index for index, name in enumerate(order) if name == "aten.mul.Tensor"]
     products = [index for index, name in enumerate(operators(backward(jitted))) if name == "aten.mm.default"]
     assert len(places) > 2
-    assert all(
-        any(first < product < second for product in products) for first, second in zip(places, places[1:], strict=False)
-    )
+    assert all(any(first < product < second for product in products) for first, second in itertools.pairwise(places))
 
 
 def test_line_that_is_run_again_is_linked_to_the_one_it_repeats() -> None:
