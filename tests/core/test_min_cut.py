@@ -60,7 +60,7 @@ def test_large_capacities_are_no_worse(factor: int) -> None:
     network: Network = {(0, 2): 3 * factor, (2, 3): 2 * factor, (3, 1): 4 * factor, (0, 3): factor, (2, 1): None}
     assert min_cut(network) == {SINK, 2, 3}
     network[2, 1] = factor
-    assert capacity(network, min_cut(network)) == 3 * factor
+    assert capacity(network, min_cut(network)) == 4 * factor
 
 
 #: What a made-up trace calls: of its own kind each of the ways in which a line may be run again, or not.

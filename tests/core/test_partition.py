@@ -447,8 +447,8 @@ def test_checkpointed_region_is_run_again_as_it_is(memory: Memory) -> None:
         "aten.div.Scalar",
     ]
     made = {proxy.name: item for item in lines(forward(jitted)) for proxy in item.outputs}
-    inside = [name for name in saved(jitted) if name in made and regions_of(made[name])]
-    assert inside == []
+    inside = {made[name].symbol.name for name in saved(jitted) if name in made and regions_of(made[name])}
+    assert inside <= {"aten.exp.default", "switchgear.random_state"}  # what is read outside, and the stream
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
