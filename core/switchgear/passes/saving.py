@@ -66,7 +66,7 @@ class Prices:
         if maker is not None and self.narrows(proxy, maker):
             flags = bytes_of(proxy) // proxy.dtype.itemsize
             return flags * worth + 2 * (flags + bytes_of(proxy))
-        return bytes_of(proxy) * worth // (2 if proxy.name in self.outputs else 1)
+        return bytes_of(proxy) * worth // (64 if proxy.name in self.outputs else 1)
 
     def narrows(self, proxy: TensorProxy, maker: BoundSymbol) -> bool:
         """Whether a value holds zeros and ones alone and is worth saving as booleans."""
