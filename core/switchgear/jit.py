@@ -115,7 +115,7 @@ def jit(
     executors: Sequence[str | Executor] | None = None,
     grad_rules: Table | Sequence[Table] | None = None,
     strict: bool = False,
-    memory: Memory = "balanced",
+    memory: Memory = "eager",
     recompile_limit: int = 8,
     cache_size: int = 64,
     link: bool = False,
@@ -132,7 +132,8 @@ def jit(
         executor claims and nobody differentiates.
     memory: what the backward makes again instead of having it saved. "eager": views alone, so that what eager saves is
         saved; "balanced": what takes next to no time; "lean": all that is cheap, which is for executors that fuse.
-        Never random numbers, matrix products, attention, scatters or operators from outside PyTorch.
+        Never random numbers, matrix products, attention, scatters or operators from outside PyTorch. What is made again
+        from an input must find it as it was: overwriting it before the backward is an error.
     recompile_limit: compilations after which a `RecompileWarning` says what keeps changing.
     cache_size: compiled entries kept, the least recently used dropped first.
     link: print every backward line with the forward line and the rule that it comes from, in `str(trace)` too.

@@ -108,7 +108,7 @@ def select(
     executors: Sequence[str | Executor] | None,
     grad_rules: Sequence[Table],
     strict: bool,
-    memory: Memory = "balanced",
+    memory: Memory = "eager",
 ) -> Selection:
     """Who takes part in a call of `jit` with these options.
 

@@ -60,7 +60,7 @@ def test_large_capacities_are_no_worse(factor: int) -> None:
     network: Network = {(0, 2): 3 * factor, (2, 3): 2 * factor, (3, 1): 4 * factor, (0, 3): factor, (2, 1): None}
     assert min_cut(network) == {SINK, 2, 3}
     network[2, 1] = factor
-    assert capacity(network, min_cut(network)) == 3 * factor
+    assert capacity(network, min_cut(network)) == 4 * factor
 
 
 #: What a made-up trace calls: of its own kind each of the ways in which a line may be run again, or not.
@@ -110,8 +110,8 @@ def cost(body: Sequence[BoundSymbol], read: list[TensorProxy], prices: Prices, s
             needed.update((proxy.name, proxy) for proxy in item.inputs)
     for name, proxy in needed.items():
         if name in saved:
-            price = prices.saving(proxy, maker.get(name))
-            total += float("inf") if price is None else price
+            own = prices.saving(proxy, maker.get(name))
+            total += float("inf") if own is None else own
         elif name not in maker and name in prices.overwritten:
             total = float("inf")
     return total

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import switchgear as sg
 from switchgear.checkpointing import regions_of
-from switchgear.memory import MEMORY
+from switchgear.memory import MEMORY, Memory
 from switchgear.symbol import RANDOM, RECOMPUTED
 from tests.core.training import (
     assert_same,
@@ -297,7 +298,7 @@ def test_memory_is_an_option_like_the_others() -> None:
 
 
 @LEVELS
-def test_gradients_are_eagers_at_every_level(memory: str) -> None:
+def test_gradients_are_eagers_at_every_level(memory: Memory) -> None:
     jitted = assert_trains_as_eager(block, leaf(8, 4), leaf(4, 4), leaf(4, 4), memory=memory)
     assert bool(again(jitted)) == (memory != "eager")
 
@@ -312,7 +313,7 @@ def test_a_leaner_level_saves_less() -> None:
 
 
 @LEVELS
-def test_gpt2_is_eagers_at_every_level(memory: str) -> None:
+def test_gpt2_is_eagers_at_every_level(memory: Memory) -> None:
     config = GPT2Config(n_layer=2, n_head=2, n_embd=16, vocab_size=32, n_positions=16, bos_token_id=0, eos_token_id=0)
     model = GPT2LMHeadModel(config).train()
     jitted = sg.jit(model, executors=["torch"], memory=memory)
@@ -341,7 +342,7 @@ def test_gpt2_is_eagers_at_every_level(memory: str) -> None:
 
 
 @LEVELS
-def test_derivatives_of_any_order_at_every_level(memory: str) -> None:
+def test_derivatives_of_any_order_at_every_level(memory: Memory) -> None:
     def function(x: Tensor, w: Tensor) -> Tensor:
         with torch.no_grad():
             scale = x.exp() * 2
@@ -353,7 +354,7 @@ def test_derivatives_of_any_order_at_every_level(memory: str) -> None:
         for _ in range(3):
             grads = torch.autograd.grad(value, (x, w), create_graph=True)
             found += [grad.detach() for grad in grads]
-            value = sum(grad.square().sum() for grad in grads)  # type: ignore[assignment]
+            value = sum(grad.square().sum() for grad in grads)
         return found
 
     jitted = sg.jit(function, executors=["torch"], memory=memory)
@@ -362,7 +363,7 @@ def test_derivatives_of_any_order_at_every_level(memory: str) -> None:
 
 
 @LEVELS
-def test_other_grad_outputs_than_expected_at_every_level(memory: str) -> None:
+def test_other_grad_outputs_than_expected_at_every_level(memory: Memory) -> None:
     def function(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         y = F.relu(x @ w) * 3
         return y, (y + 1).exp() * x, F.layer_norm(y * 2, (4,))
@@ -417,22 +418,24 @@ def test_chain_is_run_again_only_so_far() -> None:
 
     counts = {}
     for length in (2, 100):
-        jitted = assert_trains_as_eager(function, leaf(4, 4), length)
+        jitted = assert_trains_as_eager(function, leaf(4, 4), length, memory="balanced")
         counts[length] = len(again(jitted))
     assert counts == {2: 0, 100: 0}
-    both = assert_trains_as_eager(lambda x: (lambda y: torch.sin(y) * torch.sin(y + 1))(x @ x), leaf(4, 4))
+    both = assert_trains_as_eager(
+        lambda x: (lambda y: torch.sin(y) * torch.sin(y + 1))(x @ x), leaf(4, 4), memory="balanced"
+    )
     assert again(both).count("aten.add.Tensor") == 1
 
 
 @LEVELS
-def test_checkpointed_region_is_run_again_as_it_is(memory: str) -> None:
+def test_checkpointed_region_is_run_again_as_it_is(memory: Memory) -> None:
     """The region alone decides about what it makes; the cut about everything else."""
 
     def region(x: Tensor, w: Tensor) -> Tensor:
         return F.dropout(torch.relu(x @ w) * 2 + 1, 0.5).exp()
 
     def function(x: Tensor, w: Tensor) -> Tensor:
-        return torch.relu(checkpoint(region, torch.relu(x * 2) + 1, w, use_reentrant=False) @ w).exp()  # type: ignore[no-any-return]
+        return torch.relu(checkpoint(region, torch.relu(x * 2) + 1, w, use_reentrant=False) @ w).exp()
 
     jitted = assert_trains_as_eager(function, leaf(4, 4), leaf(4, 4), memory=memory)
     repeated = [item.symbol.name for item in lines(backward(jitted)) if RECOMPUTED in item.tags and regions_of(item)]
@@ -446,13 +449,13 @@ def test_checkpointed_region_is_run_again_as_it_is(memory: str) -> None:
         "aten.div.Scalar",
     ]
     made = {proxy.name: item for item in lines(forward(jitted)) for proxy in item.outputs}
-    inside = [name for name in saved(jitted) if name in made and regions_of(made[name])]
-    assert inside == []
+    inside = {made[name].symbol.name for name in saved(jitted) if name in made and regions_of(made[name])}
+    assert inside <= {"aten.exp.default", "switchgear.random_state"}  # what is read outside, and the stream
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_zeros_and_ones_are_saved_as_booleans(dtype: torch.dtype) -> None:
-    jitted = assert_trains_as_eager(lambda x: F.dropout(x, 0.4) * 2, leaf(5, 3, dtype=dtype))
+    jitted = assert_trains_as_eager(lambda x: F.dropout(x, 0.4) * 2, leaf(5, 3, dtype=dtype), memory="balanced")
     (value,) = sg.last_saved(jitted)
     assert (value.type, value.bytes) == ("cpu b8[5, 3]", 15)
     x = leaf(5, 3, dtype=dtype)
@@ -461,7 +464,9 @@ def test_zeros_and_ones_are_saved_as_booleans(dtype: torch.dtype) -> None:
 
 
 def test_mask_that_is_returned_is_saved_as_itself() -> None:
-    jitted = assert_trains_as_eager(lambda x: (lambda m: (x * m, m))(torch.bernoulli(torch.full((3,), 0.5))), leaf(3))
+    jitted = assert_trains_as_eager(
+        lambda x: (lambda m: (x * m, m))(torch.bernoulli(torch.full((3,), 0.5))), leaf(3), memory="balanced"
+    )
     assert [value.type for value in sg.last_saved(jitted)] == ["cpu f32[3]"]
 
 
@@ -471,7 +476,7 @@ def test_of_a_buffer_that_is_overwritten_the_part_that_is_read_is_saved() -> Non
         cache.add_(1)
         return y
 
-    jitted = sg.jit(function, executors=["torch"])
+    jitted = sg.jit(function, executors=["torch"], memory="balanced")
     x, cache = leaf(4), torch.randn(100, 4)
     expected = cache[2].clone()
     jitted(x, cache).sum().backward()
@@ -487,7 +492,7 @@ def test_strided_view_of_a_buffer_that_is_overwritten_is_saved_as_itself() -> No
         cache.add_(1)
         return y
 
-    jitted = sg.jit(function, executors=["torch"])
+    jitted = sg.jit(function, executors=["torch"], memory="balanced")
     base = torch.randn(100)
     x, cache, expected = leaf(4), base[50:60], base[52:56].clone()
     jitted(x, cache).sum().backward()
@@ -495,7 +500,9 @@ def test_strided_view_of_a_buffer_that_is_overwritten_is_saved_as_itself() -> No
 
 
 def test_factories_are_not_saved() -> None:
-    jitted = assert_trains_as_eager(lambda x: x * torch.arange(4.0).exp() * torch.full((4,), 2.0), leaf(4))
+    jitted = assert_trains_as_eager(
+        lambda x: x * torch.arange(4.0).exp() * torch.full((4,), 2.0), leaf(4), memory="balanced"
+    )
     assert "full" in " ".join(again(jitted))
 
 
@@ -510,9 +517,7 @@ def test_what_is_run_again_comes_just_in_time() -> None:
     places = [index for index, name in enumerate(order) if name == "aten.mul.Tensor"]
     products = [index for index, name in enumerate(operators(backward(jitted))) if name == "aten.mm.default"]
     assert len(places) > 2
-    assert all(
-        any(first < product < second for product in products) for first, second in zip(places, places[1:], strict=False)
-    )
+    assert all(any(first < product < second for product in products) for first, second in itertools.pairwise(places))
 
 
 def test_line_that_is_run_again_is_linked_to_the_one_it_repeats() -> None:
@@ -532,7 +537,7 @@ def test_explain_says_what_is_saved_and_why() -> None:
     def function(x: Tensor, w: Tensor) -> Tensor:
         return F.dropout(torch.sigmoid(x @ w).sin(), 0.5)  # the user's line
 
-    jitted = assert_trains_as_eager(function, leaf(2, 3), leaf(3, 4))
+    jitted = assert_trains_as_eager(function, leaf(2, 3), leaf(3, 4), memory="balanced")
     place = f"{__file__.rsplit('/', 1)[-1]}:"
     text = sg.explain(jitted).splitlines()
     start = next(index for index, line in enumerate(text) if line.startswith("saved for the backward"))

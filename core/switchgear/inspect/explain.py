@@ -9,7 +9,7 @@ from switchgear.jit import compiler_of, last_choices, last_saved
 
 
 def explain(jitted: Any) -> str:
-    """A report on the entry last run: the executors, those skipped, every choice, and all that is saved, with reasons."""
+    """A report on the entry last run: executors, those skipped, every choice and every saved value, with reasons."""
     selection = compiler_of(jitted).selection
     lines = [f"executors: {', '.join(executor.name for executor in selection.executors)}"]
     lines += [f"skipped: {name}: {reason}" for name, reason in selection.skipped]

@@ -49,7 +49,7 @@ class Partitioned:
     prices: Prices
 
 
-def partition(joint: Joint, overwritten: frozenset[str] = frozenset(), memory: Memory = "balanced") -> Partitioned:
+def partition(joint: Joint, overwritten: frozenset[str] = frozenset(), memory: Memory = "eager") -> Partitioned:
     """Split a joint trace: what the outputs need is forward, the rest is backward, and what crosses is saved.
 
     What is cheap to make again from something smaller is not saved; `memory` says how cheap. `overwritten` names the
@@ -67,12 +67,12 @@ def partition(joint: Joint, overwritten: frozenset[str] = frozenset(), memory: M
     widened: list[BoundSymbol] = []
     saved: list[TensorProxy] = []
     for proxy in left.values():
-        item = maker.get(proxy.name)
-        if item is not None and prices.narrows(proxy, item):
+        drawn = maker.get(proxy.name)
+        if drawn is not None and prices.narrows(proxy, drawn):
             flags = replace(proxy, name=halves.names.claim(f"{proxy.name}_as_bool"), dtype=torch.bool)
             copies[proxy.name] = BoundSymbol(_CAST, (proxy,), {"dtype": torch.bool}, flags)
             widened.append(
-                BoundSymbol(_CAST, (flags,), {"dtype": proxy.dtype}, proxy, source=item.source, links=_links(item))
+                BoundSymbol(_CAST, (flags,), {"dtype": proxy.dtype}, proxy, source=drawn.source, links=_links(drawn))
             )
             saved.append(flags)
             continue
@@ -126,12 +126,12 @@ def saved_values(parts: Partitioned) -> tuple[Saved, ...]:
     found = []
     for proxy in parts.saved:
         value = values.get(proxy.name, proxy)
-        item = maker.get(value.name)
-        origin = "input" if item is None else f"{item.symbol.name} at {item.source}"
-        reason = _reason(value, item, parts.prices)
+        made = maker.get(value.name)
+        origin = "input" if made is None else f"{made.symbol.name} at {made.source}"
+        reason = _reason(value, made, parts.prices)
         if value is not proxy:
             reason += "; its zeros and ones are saved as booleans"
-        alive = item is None and value.name not in parts.prices.overwritten
+        alive = made is None and value.name not in parts.prices.overwritten
         by = tuple(readers[proxy.name].items())
         found.append(Saved(value.name, proxy.type_string, bytes_of(proxy), alive, origin, reason, by))
     return tuple(found)

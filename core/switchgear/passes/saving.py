@@ -24,95 +24,18 @@ from .min_cut import SINK, SOURCE, min_cut
 _WORTH: Mapping[Memory, int] = {"eager": 1, "balanced": 8, "lean": 64}
 
 _aten = torch.ops.aten
+_QUICK_NAMES = """
+abs add bitwise_and bitwise_not bitwise_or bitwise_xor ceil clamp clamp_max clamp_min clone conj_physical copysign div
+eq floor fmax fmin ge gt hardtanh heaviside isinf isnan le leaky_relu lerp logical_and logical_not logical_or
+logical_xor lt masked_fill maximum minimum mul ne neg positive reciprocal relu round rsqrt rsub sgn sign signbit sqrt
+square sub threshold trunc where _to_copy copy cat stack constant_pad_nd tril triu arange fill full full_like new_full
+new_ones new_zeros ones ones_like scalar_tensor zeros zeros_like"""
 #: Limited by the memory they move; other pointwise operators compute longer than that.
-_QUICK = frozenset(
-    [
-        "abs",
-        "add",
-        "bitwise_and",
-        "bitwise_not",
-        "bitwise_or",
-        "bitwise_xor",
-        "ceil",
-        "clamp",
-        "clamp_max",
-        "clamp_min",
-        "clone",
-        "conj_physical",
-        "copysign",
-        "div",
-        "eq",
-        "floor",
-        "fmax",
-        "fmin",
-        "ge",
-        "gt",
-        "hardtanh",
-        "heaviside",
-        "isinf",
-        "isnan",
-        "le",
-        "leaky_relu",
-        "lerp",
-        "logical_and",
-        "logical_not",
-        "logical_or",
-        "logical_xor",
-        "lt",
-        "masked_fill",
-        "maximum",
-        "minimum",
-        "mul",
-        "ne",
-        "neg",
-        "positive",
-        "reciprocal",
-        "relu",
-        "round",
-        "rsqrt",
-        "rsub",
-        "sgn",
-        "sign",
-        "signbit",
-        "sqrt",
-        "square",
-        "sub",
-        "threshold",
-        "trunc",
-        "where",
-        "_to_copy",
-        "copy",
-        "cat",
-        "stack",
-        "constant_pad_nd",
-        "tril",
-        "triu",
-        "arange",
-        "fill",
-        "full",
-        "full_like",
-        "new_full",
-        "new_ones",
-        "new_zeros",
-        "ones",
-        "ones_like",
-        "scalar_tensor",
-        "zeros",
-        "zeros_like",
-    ]
-)
+_QUICK = frozenset(_QUICK_NAMES.split())
+_NORMALISATION_NAMES = """
+_fused_rms_norm _log_softmax _safe_softmax _softmax logsumexp native_group_norm native_layer_norm"""
 #: Read what they are given several times over; so does what PyTorch tags as a reduction.
-_NORMALISATIONS = frozenset(
-    [
-        "_fused_rms_norm",
-        "_log_softmax",
-        "_safe_softmax",
-        "_softmax",
-        "logsumexp",
-        "native_group_norm",
-        "native_layer_norm",
-    ]
-)
+_NORMALISATIONS = frozenset(_NORMALISATION_NAMES.split())
 _SLOW = 8
 #: Draw nothing but zeros and ones.
 _COINS = frozenset({_aten.bernoulli.default, _aten.bernoulli.p, _aten.bernoulli.Tensor, DRAW_BERNOULLI.fn})
@@ -143,7 +66,7 @@ class Prices:
         if maker is not None and self.narrows(proxy, maker):
             flags = bytes_of(proxy) // proxy.dtype.itemsize
             return flags * worth + 2 * (flags + bytes_of(proxy))
-        return bytes_of(proxy) * worth // (2 if proxy.name in self.outputs else 1)
+        return bytes_of(proxy) * worth // (64 if proxy.name in self.outputs else 1)
 
     def narrows(self, proxy: TensorProxy, maker: BoundSymbol) -> bool:
         """Whether a value holds zeros and ones alone and is worth saving as booleans."""
