@@ -28,6 +28,7 @@ from .seeding import seeding_recorded
 from .shared_memory import Home, base_of, home_of, memory_of, overlaps, overlaps_itself
 from .signature import Argument, Base, Closure, InputSource, ModuleState, check_tensor, state_of
 from .structure import Structure, flatten
+from .symbol import CHECK
 from .trace import Names, Trace
 from .tracking import metadata_proxy
 
@@ -125,24 +126,28 @@ def capture(
     spec: Structure,
     module: torch.nn.Module | None = None,
     differentiable: frozenset[int] | None = None,
+    reads_inputs: bool = False,
 ) -> Captured:
     """The trace of `function` at these arguments, flattened as `flatten_arguments` does.
 
     `module` is the one whose state the function uses, for names, paths and write-back. `differentiable` says which
     arguments require grad, if not those whose tensors do. The function is run as eager would; only if that needs the
-    data of a tensor, it is run again with `torch.compiler.is_compiling()` True, for libraries have another way then.
+    data of a tensor, it is run again with `torch.compiler.is_compiling()` True, for libraries have another way then;
+    or, with `reads_inputs`, the trace is for calls with such data alone.
     Raises `CaptureError` and its kinds for what a trace cannot hold, and the function's own exceptions as they are.
     """
 
     outer = active_recorder()
     if outer is not None and internals.inside_functorch():
         raise Unsupported(f"a derivative of sg inside a torch.func transform, in {outer.here()}; use those of one kind")
+    if outer is not None:
+        reads_inputs = outer.data.of_inputs
 
     def attempt(compiling: bool, homes: Mapping[int, Home]) -> Captured:
         start = time.perf_counter()
         names, modules = Names(), _Modules(module)
         inputs = _Inputs(names, modules, differentiable, homes)
-        recorder = Recorder(names, inputs.outside, modules.path)
+        recorder = Recorder(names, inputs.outside, modules.path, reads_inputs=reads_inputs)
         inputs.recorder = weakref.proxy(recorder)
         with _environment(modules, compiling), _unchanged(module, recorder), recorder.recording():
             with _modes_kept():
@@ -152,6 +157,9 @@ def capture(
                 outputs = outputs_of(recorder, result, views=differentiable is None)
                 _find_shared(recorder, inputs, outputs.mutations)
                 body = splice_escaping(recorder.take(), outputs.proxies)
+        if recorder.switched_on and any(CHECK in item.tags for item in body):
+            what = "requires_grad_() on an input of a function that reads data"
+            raise Unsupported(f"{what}: a call with other data would find it changed; call it outside")
         proxies = tuple(found.proxy for found in recorder.inputs)
         trace = Trace("computation", proxies, outputs.proxies, body, recorder.constants)
         trace = trace.with_provenance("capture", time.perf_counter() - start)
@@ -167,7 +175,7 @@ def capture(
             try:
                 return attempt(compiling, {key: replace(home, wrapper=None) for key, home in homes.items()})
             except DataDependent:
-                if compiling:
+                if compiling or reads_inputs:
                     raise
                 compiling = True
             except _SharedMemory as found:

@@ -33,7 +33,7 @@ from tests.databases.comparison import differences
 from tests.databases.operators import operators, seed_everything
 from tests.databases.refused import REFUSED_OPERATORS, Refusal
 from tests.databases.report import applies, describe, examine_all, summary, unexpected
-from tests.databases.verdict import Jit, Outcome, Target, Verdict, global_state, jit_torch
+from tests.databases.verdict import Jit, Outcome, Target, Verdict, global_state, jit_on_data
 
 SAMPLES = 3
 #: How many more samples eager may fail before an operator's check counts as one that eager does not pass.
@@ -219,7 +219,7 @@ def _examine_aloud(numbers: dict[str, int], name: str, jit: Jit) -> list[Verdict
     return verdicts
 
 
-def main(arguments: Sequence[str] | None = None, jit: Jit = jit_torch) -> int:
+def main(arguments: Sequence[str] | None = None, jit: Jit = jit_on_data) -> int:
     """Run the checks and report; the exit status says whether all that eager passes passes, or is refused as stated."""
     options = _parser().parse_args(arguments)
     k, parts = options.fraction
