@@ -114,13 +114,17 @@ def _views_again(
 ) -> tuple[BoundSymbol, ...]:
     """The forward's views that the backward reads, to be made there again: of each storage one tensor is saved.
 
-    Those that are saved themselves, `known`, are not.
+    Those that are saved themselves, `known`, are not; nor is one that requires grad where its base does not (after a
+    write that autograd did not see): made again it would have no history for a second derivative.
     """
     read = {proxy.name for item in body for proxy in item.inputs}.union(proxy.name for proxy in proxies(grads))
     again: list[BoundSymbol] = []
     for item in reversed(forward):
         read -= known
-        if item.is_leaf and aliased_argument(item) is not None and not read.isdisjoint(p.name for p in item.outputs):
+        base = aliased_argument(item) if item.is_leaf else None
+        if base is None or read.isdisjoint(p.name for p in item.outputs):
+            continue
+        if base.requires_grad or not any(p.requires_grad for p in item.outputs):
             read.update(proxy.name for proxy in item.inputs)
             again.append(item)
     return tuple(reversed(again))
