@@ -142,14 +142,16 @@ def capture(
         raise Unsupported(f"a derivative of sg inside a torch.func transform, in {outer.here()}; use those of one kind")
     if outer is not None:
         reads_inputs = outer.data.of_inputs
+    given = [leaf for leaf in leaves if isinstance(leaf, torch.nn.Module)]
+    owners = [module, *given] if module is not None else given
 
     def attempt(compiling: bool, homes: Mapping[int, Home]) -> Captured:
         start = time.perf_counter()
-        names, modules = Names(), _Modules(module)
+        names, modules = Names(), _Modules(module, given)
         inputs = _Inputs(names, modules, differentiable, homes)
         recorder = Recorder(names, inputs.outside, modules.path, reads_inputs=reads_inputs)
         inputs.recorder = weakref.proxy(recorder)
-        with _environment(modules, compiling), _unchanged(module, recorder), recorder.recording():
+        with _environment(modules, compiling), _unchanged(owners, recorder), recorder.recording():
             with _modes_kept():
                 result = _run(function, leaves, spec, recorder, inputs)
             with torch._C.DisableTorchFunction():
@@ -251,13 +253,15 @@ def _find_shared(recorder: Recorder, inputs: _Inputs, mutations: tuple[Mutation,
 class _Modules:
     """The modules that were entered, and the path of the one being called, from the names that its root gives it."""
 
-    def __init__(self, root: torch.nn.Module | None) -> None:
+    def __init__(self, root: torch.nn.Module | None, given: list[torch.nn.Module]) -> None:
         self.entered: list[torch.nn.Module] = []
         self.state: dict[int, ModuleState] = {}
         self._paths: dict[int, str] = {}
         self._stack = [""]
         if root is not None:
             self._enter(root, "")
+        for module in given:
+            self._enter(module, type(module).__name__)
 
     def path(self) -> str:
         """The innermost module's path, or an empty string."""
@@ -348,9 +352,9 @@ def _refuse_saved_tensors_hooks(original: Callable[..., Any], hooks: Any) -> Non
 
 
 @contextlib.contextmanager
-def _unchanged(module: torch.nn.Module | None, recorder: Recorder) -> Iterator[None]:
-    """Put back what the function assigned to the module while it ran on fakes, and refuse it where tensors were."""
-    parts = module.modules() if module is not None else ()
+def _unchanged(modules: list[torch.nn.Module], recorder: Recorder) -> Iterator[None]:
+    """Put back what the function assigned to modules while it ran on fakes, and refuse it where tensors were."""
+    parts = [part for module in modules for part in module.modules()]
     # a module's `__dict__`, and what it holds that can be changed in place: its buffers, for one
     before = [
         (f"{type(part).__name__}.", name, holder, holder.copy())

@@ -125,6 +125,8 @@ class Data:
             self._values[name], from_inputs = outer.data.call(_itself, (proxy,), {}, need)
         elif tensor is not None and self.of_inputs:
             self._values[name], from_inputs = tensor.detach(), True
+        elif not self._recorder.follow_autograd:
+            raise DataDependent(f"{need}: a grad rule or a backward has no data while it is traced; use torch.where")
         else:
             raise DataDependent(
                 f"{need}: a trace holds no data. Compute it outside the jitted function and pass it in, rewrite it "

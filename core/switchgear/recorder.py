@@ -452,7 +452,7 @@ class Recorder:
     def on_dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Handle one operator overload that the dispatch mode saw."""
         if self._paused or func in _NOISE:
-            return self._known_results() if func is self.known_call[0] else func(*args, **kwargs)
+            return self._unrecorded(func, args, kwargs)
         if func is _aten.index_put.default and self.tracker.proxy_of_fake(args[2]).requires_grad:
             with contextlib.suppress(DataDependent):  # of a mask, how many values it takes is data for their gradient
                 args = (args[0], self._positions(args[1]), *args[2:])
@@ -481,6 +481,15 @@ class Recorder:
             raise RuntimeError(str(error)) from error  # as in eager
         self._record_leaf(func, args, kwargs, result)
         return result
+
+    def _unrecorded(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            return func(*args, **kwargs)
+        except internals.DATA_DEPENDENT as error:
+            if func is self.known_call[0]:
+                return self._known_results()
+            what = "in a backward inside the jitted function, which cannot have it"
+            raise DataDependent(f"{error} needs the data of a tensor, in {self.here()}, {what}") from error
 
     def _on_data(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> Any:
         """A call that gives what is in a tensor, or a result whose shape depends on that."""

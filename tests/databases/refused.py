@@ -32,12 +32,9 @@ REFUSED_OPERATORS: dict[str, Refusal] = {
     "allclose": Refusal(DataDependent, _READS),
     "argwhere": Refusal(DataDependent, _SHAPE),
     "bincount": Refusal(DataDependent, _SHAPE),
-    "combinations": Refusal(DataDependent, "it is made with masked_select, whose shape depends on the data"),
-    "corrcoef": Refusal(DataDependent, _CHECKS),
-    "cov": Refusal(DataDependent, _CHECKS),
+    "cov": Refusal(DataDependent, _CHECKS, partly=True),
     "equal": Refusal(DataDependent, _READS),
     "index_put": Refusal(DataDependent, "the gradient of values put by mask is masked", "gradient", partly=True),
-    "istft": Refusal(DataDependent, _CHECKS),
     "item": Refusal(DataDependent, _READS),
     "linalg.lstsq": Refusal(DataDependent, "the shape of the residuals depends on the rank"),
     "linalg.lstsq.grad_oriented": Refusal(DataDependent, "the shape of the residuals depends on the rank"),
@@ -46,9 +43,6 @@ REFUSED_OPERATORS: dict[str, Refusal] = {
     "nn.functional.ctc_loss": Refusal(DataDependent, _LENGTHS),
     "nn.functional.gaussian_nll_loss": Refusal(DataDependent, _CHECKS),
     "nn.functional.one_hot": Refusal(DataDependent, _CHECKS),
-    "nn.functional.triplet_margin_with_distance_loss": Refusal(
-        InvalidInput, "its distance is given as an nn.Module among the arguments"
-    ),
     "nonzero": Refusal(DataDependent, _SHAPE),
     "resize_": Refusal(Unsupported, "an input is resized in place"),
     "sparse.mm.reduce": Refusal(Unsupported, _SPARSE),

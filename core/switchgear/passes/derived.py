@@ -156,6 +156,7 @@ def _run(bound_symbol: BoundSymbol, call: Callable[..., Any], grad_outputs: Grad
         kwargs.pop("generator", None)
         with torch.enable_grad(), internals.autocast_off():
             made = list(tensors_in(call(*args, **kwargs)))
+        recorder.known_call = (None, ())
         results = {tracker.proxy_of(tensor).name: holders[f"o{i}"] for i, tensor in enumerate(made)}
         handed = [(holders[f"o{i}"], tensor) for i, tensor in enumerate(made)]
         defined = [i for i, tensor in enumerate(made) if tensor.requires_grad and f"g{i}" in holders]
