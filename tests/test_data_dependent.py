@@ -63,7 +63,7 @@ def selected(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def put(x: Tensor, mask: Tensor) -> Tensor:
-    y = x.exp()
+    y = x.exp() * 2
     y[mask] = x[: int(mask.sum())].cos()
     return y
 
@@ -292,7 +292,7 @@ def test_what_is_drawn_in_the_call_is_not_read() -> None:
         return x * 2 if torch.dropout(x, 0.5, True).sum() > 0 else x
 
     state = torch.get_rng_state()
-    with pytest.raises(errors.DataDependent, match=r"test_data_dependent.py.*dropout.* draws random numbers"):
+    with pytest.raises(errors.DataDependent, match=r"test_data_dependent.py.*bernoulli.* draws random numbers"):
         specialized(function)(torch.ones(3))
     assert_equal(torch.get_rng_state(), state)
 
@@ -435,7 +435,7 @@ class Positive(torch.autograd.Function):
 
 
 def test_custom_functions_read_in_their_forward() -> None:
-    jitted = specialized(Positive.apply)
+    jitted = specialized(lambda x: Positive.apply(x))
     for value in ([1.0, -2.0, 3.0], [1.0, -5.0, 2.0], [1.0, 1.0, 1.0]):
         grads = []
         for called in (jitted, Positive.apply):
@@ -455,7 +455,7 @@ def test_custom_functions_do_not_read_in_their_backward() -> None:
             return grad if grad.sum() > 0 else grad * 2
 
     with pytest.raises(errors.SwitchgearError, match="data of a tensor"):
-        specialized(Reads.apply)(torch.ones(2, requires_grad=True))
+        specialized(lambda x: Reads.apply(x))(torch.ones(2, requires_grad=True))
 
 
 def test_nested_functions_read_with_the_outer_one() -> None:
@@ -471,6 +471,7 @@ def test_nested_functions_read_with_the_outer_one() -> None:
 
 @pytest.mark.parametrize("include_self", [True, False])
 @pytest.mark.parametrize("zeros", [0, 1, 2, 3])
+@pytest.mark.filterwarnings("ignore:index_reduce\\(\\) is in beta")
 def test_products_by_index(zeros: int, include_self: bool) -> None:
     """Also with several zeros in one product, which eager refuses to differentiate twice."""
     source = torch.tensor([[2.0, 3.0], [0.5, 4.0], [1.5, 5.0]], dtype=torch.float64)

@@ -488,6 +488,8 @@ class Recorder:
         except internals.DATA_DEPENDENT as error:
             if func is self.known_call[0]:
                 return self._known_results()
+            if ACTIVE.recorder is not self:
+                raise
             what = "in a backward inside the jitted function, which cannot have it"
             raise DataDependent(f"{error} needs the data of a tensor, in {self.here()}, {what}") from error
 
