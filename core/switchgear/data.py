@@ -74,7 +74,7 @@ class Data:
         self._values: dict[str, torch.Tensor] = {}
         self._from_inputs: set[str] = set()
 
-    def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Any, need: str) -> tuple[Any, bool]:
+    def call(self, function: Callable[..., Any], args: Any, kwargs: Any, need: str) -> tuple[Any, bool]:
         """What a call on proxies gives, and whether that depends on an input.
 
         Raises `DataDependent`, which says that there is a `need`, where that cannot be known.

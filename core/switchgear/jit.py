@@ -148,8 +148,8 @@ def jit(
     recompile_limit: compilations after which a `RecompileWarning` says what keeps changing.
     cache_size: compiled entries kept, the least recently used dropped first.
     link: print every backward line with the forward line and the rule that it comes from, in `str(trace)` too.
-    specialize_on_data: where a Python value or a shape depends on the data of tensors (`item()`, a branch, indexing by a
-        mask), compile for what they are in a call, and check in every call that they are; by default `DataDependent`.
+    specialize_on_data: where a Python value or a shape depends on the data of tensors (`item()`, a branch, indexing by
+        a mask), compile for what it is in a call, and check in every call that it is; else that is `DataDependent`.
 
     Raises `UnknownExecutor`, `ExecutorUnavailable`; calls raise `CaptureError`, `NotDifferentiable`, `RuleError`.
     """

@@ -36,7 +36,7 @@ from .refusals import GradFn, refuse
 from .symbol import CHECK, CHECKPOINT, GRAD_OFF_INSIDE, RANDOM, SAVED, BoundSymbol, Source, Symbol, proxies
 from .trace import Names
 from .tracking import Tracker, history_of, metadata_proxy
-from .writes import DRAW_BERNOULLI, SET_VALUE, WRITE_STRIDED
+from .writes import DRAW_BERNOULLI, WRITE_STRIDED
 
 _aten = torch.ops.aten
 _NOISE = frozenset({torch.ops.prim.device.default, _aten.is_same_size.default, _aten._has_same_storage_numel.default})
@@ -408,7 +408,7 @@ class Recorder:
             if not any(text in str(error) for text in _DATA_MISSING):
                 raise
             need = f"{func.__name__} needs the data of a tensor, in {self.here()}"
-            raise DataDependent(f"{need}, which no operator reads; read it with tolist() first") from error
+            raise DataDependent(f"{need}, which it takes without an operator; call it outside") from error
         finally:
             self._frames.pop()
 
@@ -501,7 +501,7 @@ class Recorder:
             made = self._known_results()
             self._record_leaf(func, args, kwargs, made)
             return made
-        given = map_tensors(self.tracker.proxy_of_fake, (args, kwargs))
+        given: tuple[Any, Any] = map_tensors(self.tracker.proxy_of_fake, (args, kwargs))
         result, from_inputs = self.data.call(func, *given, f"{error} needs the data of a tensor, in {self.here()}")
         if not any(True for _ in tensors_in(result)):
             if from_inputs:

@@ -24,8 +24,8 @@ def checks_first(trace: Trace) -> Trace:
             first.append(item)
         elif item.is_leaf:
             raise Unsupported(
-                f"{item.symbol.name}, called at {item.source}, draws random numbers that a check of data depends on, by "
-                "a grad rule or a pass of a plugin; leave that out, or compute what is read outside"
+                f"{item.symbol.name}, called at {item.source}, draws random numbers that a check of data depends on, "
+                "in a grad rule or by a pass of a plugin; leave that out, or compute outside what is read"
             )
         else:
             pending.extend(item.subsymbols)

@@ -13,6 +13,7 @@ from switchgear.capture import compiling
 from switchgear.errors import Unsupported
 from switchgear.evaluation import evaluate
 from switchgear.passes.pipeline import Program, Training, compile_backward, differentiable_backward
+from switchgear.proxy import TensorProxy
 from switchgear.rules import Grads
 from switchgear.selection import Selection
 from switchgear.trace import Trace
@@ -108,6 +109,16 @@ def _evaluated(trace: Trace) -> Callable[..., Any]:
     return backward
 
 
+def _strided(grad: torch.Tensor | None, output: TensorProxy | None) -> torch.Tensor | None:
+    """A grad output in the layout that the backward takes; that of a sparse output is one too."""
+    if grad is None or grad.layout is torch.strided:
+        return grad
+    # PyTorch says so of what is not strided
+    if output is None or any(output.stride):
+        raise Unsupported("a grad output is not a strided tensor")
+    return grad.to_dense()
+
+
 class _Node(torch.autograd.Function):
     """Its outputs are those of the trace, and the saved values through which a second derivative flows."""
 
@@ -132,9 +143,9 @@ class _Node(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
+        if any(grad is not None and grad.layout is not torch.strided for grad in grads):
+            grads = tuple([_strided(*pair) for pair in zip(grads, ctx.bridge.training.ends, strict=True)])
         given = [grad for grad in grads if grad is not None]
-        if any(grad.layout is not torch.strided for grad in given):
-            raise Unsupported("a grad output is not a strided tensor")
         arguments, wanted = [*ctx.saved_tensors, *given], ctx.needs_input_grad[1:]
         internals.clear_saved_tensors(ctx)
         if torch.is_grad_enabled():

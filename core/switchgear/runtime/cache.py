@@ -52,8 +52,9 @@ class Cache:
         """
         self._compilations += 1
         if self._compilations == self._limit + 1:
+            changed = other_data or self._difference(key)
             message = (
-                f"{self._name} has been compiled {self._compilations} times; {other_data or self._difference(key)}. Each kind of "
+                f"{self._name} has been compiled {self._compilations} times; {changed}. Each kind of "
                 "call is compiled by itself: keep shapes and Python arguments stable, or raise recompile_limit"
             )
             warnings.warn(message, RecompileWarning, stacklevel=5)
