@@ -200,9 +200,6 @@ def test_errors_of_the_function_are_raised_and_leave_nothing_behind() -> None:
 
 
 def test_what_was_computed_to_capture_is_freed() -> None:
-    class Held(torch.Tensor):
-        pass
-
     jitted = specialized(branch)
     x = torch.ones(3)
     reference = weakref.ref(x)

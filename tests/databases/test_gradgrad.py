@@ -150,5 +150,6 @@ def test_faults_are_named() -> None:
     assert faults([verdict(Outcome.EQUAL), verdict(Outcome.SKIPPED)]) == []
     for outcome in (Outcome.REFUSED, Outcome.WRONG, Outcome.CRASH):
         assert faults([verdict(Outcome.EQUAL), verdict(outcome)]) == ["sin"]
-    assert faults([verdict(Outcome.REFUSED, "to_sparse", "Unsupported")]) == []
-    assert faults([verdict(Outcome.EQUAL, "to_sparse")]) == ["to_sparse"]
+    assert faults([verdict(Outcome.REFUSED, "sparse.sampled_addmm", "Unsupported")]) == []
+    assert faults([verdict(Outcome.EQUAL, "sparse.sampled_addmm")]) == ["sparse.sampled_addmm"]
+    assert faults([verdict(Outcome.REFUSED, "masked_select", "DataDependent")]) == ["masked_select"]
