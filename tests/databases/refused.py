@@ -35,6 +35,7 @@ REFUSED_OPERATORS: dict[str, Refusal] = {
     "cov": Refusal(DataDependent, _CHECKS, partly=True),
     "equal": Refusal(DataDependent, _READS),
     "index_put": Refusal(DataDependent, "the gradient of values put by mask is masked", "gradient", partly=True),
+    "istft": Refusal(DataDependent, _CHECKS, partly=True),
     "item": Refusal(DataDependent, _READS),
     "linalg.lstsq": Refusal(DataDependent, "the shape of the residuals depends on the rank"),
     "linalg.lstsq.grad_oriented": Refusal(DataDependent, "the shape of the residuals depends on the rank"),
