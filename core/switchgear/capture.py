@@ -28,6 +28,7 @@ from .seeding import seeding_recorded
 from .shared_memory import Home, base_of, home_of, memory_of, overlaps_itself, sharing
 from .signature import Argument, Base, Closure, InputSource, ModuleState, check_tensor, state_of
 from .structure import Structure, flatten
+from .symbol import CHECK
 from .trace import Names, Trace
 from .tracking import metadata_proxy
 
@@ -127,26 +128,32 @@ def capture(
     spec: Structure,
     module: torch.nn.Module | None = None,
     differentiable: frozenset[int] | None = None,
+    reads_inputs: bool = False,
 ) -> Captured:
     """The trace of `function` at these arguments, flattened as `flatten_arguments` does.
 
     `module` is the one whose state the function uses, for names, paths and write-back. `differentiable` says which
     arguments require grad, if not those whose tensors do. The function is run as eager would; only if that needs the
-    data of a tensor, it is run again with `torch.compiler.is_compiling()` True, for libraries have another way then.
+    data of a tensor, it is run again with `torch.compiler.is_compiling()` True, for libraries have another way then;
+    or, with `reads_inputs`, the trace is for calls with such data alone.
     Raises `CaptureError` and its kinds for what a trace cannot hold, and the function's own exceptions as they are.
     """
 
     outer = active_recorder()
     if outer is not None and internals.inside_functorch():
         raise Unsupported(f"a derivative of sg inside a torch.func transform, in {outer.here()}; use those of one kind")
+    if outer is not None:
+        reads_inputs = outer.data.of_inputs
+    given = [leaf for leaf in leaves if isinstance(leaf, torch.nn.Module)]
+    owners = [module, *given] if module is not None else given
 
     def attempt(compiling: bool, homes: Mapping[int, Home]) -> Captured:
         start = time.perf_counter()
-        names, modules = Names(), _Modules(module)
+        names, modules = Names(), _Modules(module, given)
         inputs = _Inputs(names, modules, differentiable, homes)
-        recorder = Recorder(names, inputs.outside, modules.path)
+        recorder = Recorder(names, inputs.outside, modules.path, reads_inputs=reads_inputs)
         inputs.recorder = weakref.proxy(recorder)
-        with _environment(modules, compiling), _unchanged(module, recorder), recorder.recording():
+        with _environment(modules, compiling), _unchanged(owners, recorder), recorder.recording():
             with _modes_kept():
                 result = _run(function, leaves, spec, recorder, inputs)
             with torch._C.DisableTorchFunction():
@@ -154,6 +161,9 @@ def capture(
                 outputs = outputs_of(recorder, result, views=differentiable is None)
                 _find_shared(recorder, inputs, outputs.mutations)
                 body = splice_escaping(recorder.take(), outputs.proxies)
+        if recorder.switched_on and any(CHECK in item.tags for item in body):
+            what = "requires_grad_() on an input of a function that reads data"
+            raise Unsupported(f"{what}: a call with other data would find it changed; call it outside")
         proxies = tuple(found.proxy for found in recorder.inputs)
         trace = Trace("computation", proxies, outputs.proxies, body, recorder.constants)
         trace = trace.with_provenance("capture", time.perf_counter() - start)
@@ -172,7 +182,7 @@ def capture(
             try:
                 return attempt(compiling, {key: replace(home, wrapper=None) for key, home in homes.items()})
             except DataDependent:
-                if compiling:
+                if compiling or reads_inputs:
                     raise
                 compiling = True
             except _SharedMemory as found:
@@ -255,13 +265,15 @@ def _find_shared(recorder: Recorder, inputs: _Inputs, mutations: tuple[Mutation,
 class _Modules:
     """The modules that were entered, and the path of the one being called, from the names that its root gives it."""
 
-    def __init__(self, root: torch.nn.Module | None) -> None:
+    def __init__(self, root: torch.nn.Module | None, given: list[torch.nn.Module]) -> None:
         self.entered: list[torch.nn.Module] = []
         self.state: dict[int, ModuleState] = {}
         self._paths: dict[int, str] = {}
         self._stack = [""]
         if root is not None:
             self._enter(root, "")
+        for module in given:
+            self._enter(module, type(module).__name__)
 
     def path(self) -> str:
         """The innermost module's path, or an empty string."""
@@ -352,9 +364,9 @@ def _refuse_saved_tensors_hooks(original: Callable[..., Any], hooks: Any) -> Non
 
 
 @contextlib.contextmanager
-def _unchanged(module: torch.nn.Module | None, recorder: Recorder) -> Iterator[None]:
-    """Put back what the function assigned to the module while it ran on fakes, and refuse it where tensors were."""
-    parts = module.modules() if module is not None else ()
+def _unchanged(modules: list[torch.nn.Module], recorder: Recorder) -> Iterator[None]:
+    """Put back what the function assigned to modules while it ran on fakes, and refuse it where tensors were."""
+    parts = [part for module in modules for part in module.modules()]
     # a module's `__dict__`, and what it holds that can be changed in place: its buffers, for one
     before = [
         (f"{type(part).__name__}.", name, holder, holder.copy())

@@ -13,7 +13,8 @@ from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from .choice import Choice, Saved
-from .errors import InvalidInput, SwitchgearError
+from .data import OtherData
+from .errors import DataDependent, InvalidInput, SwitchgearError
 from .executor import Executor
 from .memory import MEMORY, Memory
 from .passes.partition import saved_values
@@ -37,6 +38,7 @@ class Compiler:
         self.module = module
         self.selection = selection
         self.link: bool = options["link"]
+        self.specialize_on_data: bool = options["specialize_on_data"]
         name = getattr(function, "__qualname__", repr(function)) if module is None else type(module).__name__
         self.cache = Cache(name, options["cache_size"], options["recompile_limit"])
         self.last: Entry | None = None
@@ -49,7 +51,10 @@ class Compiler:
         if entry is not None:
             inputs = entry.prologue(args, kwargs)
             if inputs is not None:
-                return entry.run(inputs)
+                try:
+                    return entry.run(inputs)
+                except OtherData:
+                    pass  # it is found out again, with what else does not fit
         return self._look_up(args, kwargs)
 
     def _look_up(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -57,18 +62,30 @@ class Compiler:
             return self.function(*args, **kwargs)
         leaves, spec = flatten_arguments(args, kwargs)
         key = call_key(leaves, spec, self.module)
-        with self._lock:
-            found = self.cache.find(key, args, kwargs)
-            if found is None:
-                check_devices(leaves)
-                entry = Entry(self.function, leaves, spec, self.module, self.selection, self._rejit)
-                self.cache.add(key, entry)
-                inputs = entry.prologue(args, kwargs)
-                if inputs is None:
-                    raise SwitchgearError("a freshly compiled entry does not fit its own call; please report this")
-                found = entry, inputs
-            self.last = found[0]
-        return found[0].run(found[1])
+        unfit: dict[Entry, str] = {}
+        while True:
+            with self._lock:
+                found = self.cache.find(key, args, kwargs, unfit)
+                fresh = found is None
+                if found is None:
+                    check_devices(leaves)
+                    options = self.selection, self._rejit, self.specialize_on_data
+                    entry = Entry(self.function, leaves, spec, self.module, *options)
+                    self.cache.add(key, entry, next(iter(unfit.values()), ""))
+                    inputs = entry.prologue(args, kwargs)
+                    if inputs is None:
+                        raise SwitchgearError("a freshly compiled entry does not fit its own call; please report this")
+                    found = entry, inputs
+                self.last = found[0]
+            try:
+                return found[0].run(found[1])
+            except OtherData as error:
+                unfit[found[0]] = str(error)
+            if fresh:
+                raise DataDependent(
+                    f"{unfit[found[0]]}: what an executor computes is not what PyTorch's operators gave when the call "
+                    "was captured, so no entry can be specialised on it; give the 'torch' executor alone"
+                )
 
 
 class JitFunction:
@@ -119,6 +136,7 @@ def jit(
     recompile_limit: int = 8,
     cache_size: int = 64,
     link: bool = False,
+    specialize_on_data: bool = False,
     **unknown: Any,
 ) -> Any:
     """A function or module that runs as compiled traces; also a decorator, with or without options.
@@ -137,6 +155,8 @@ def jit(
     recompile_limit: compilations after which a `RecompileWarning` says what keeps changing.
     cache_size: compiled entries kept, the least recently used dropped first.
     link: print every backward line with the forward line and the rule that it comes from, in `str(trace)` too.
+    specialize_on_data: where a Python value or a shape depends on the data of tensors (`item()`, a branch, indexing by
+        a mask), compile for what it is in a call, and check in every call that it is; else that is `DataDependent`.
 
     Raises `UnknownExecutor`, `ExecutorUnavailable`; calls raise `CaptureError`, `NotDifferentiable`, `RuleError`.
     """
@@ -148,6 +168,7 @@ def jit(
         "recompile_limit": recompile_limit,
         "cache_size": cache_size,
         "link": link,
+        "specialize_on_data": specialize_on_data,
     }
     if unknown:
         raise TypeError(f"sg.jit has no option {', '.join(unknown)}; its options are {', '.join(options)}")

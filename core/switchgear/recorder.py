@@ -10,7 +10,6 @@ import contextlib
 import functools
 import itertools
 import sys
-import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator
@@ -22,9 +21,11 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from . import torch_internals as internals
+from .active import ACTIVE
 from .aliasing import viewed_argument
 from .autocasts import Casts
-from .composites import bind_outputs, is_closed, leaves_of, turns_grad_off
+from .composites import is_closed, leaves_of, turns_grad_off
+from .data import CHECK_LAYOUT, CHECK_RESULT, Data
 from .errors import DataDependent, Unsupported
 from .gradients_inside import record_gradients
 from .naming import pack_dims, symbol_of
@@ -33,11 +34,11 @@ from .patches import replaced
 from .proxy import TensorProxy
 from .refusals import GradFn, refuse
 from .shared_memory import requires_grad_alone
-from .symbol import CHECKPOINT, GRAD_OFF_INSIDE, RANDOM, SAVED, BoundSymbol, Source, Symbol, map_proxies, proxies
+from .symbol import CHECK, CHECKPOINT, GRAD_OFF_INSIDE, RANDOM, SAVED, BoundSymbol, Source, Symbol, proxies
 from .trace import Names
 from .tracking import Tracker, history_of, metadata_proxy
 from .write_back import WriteBack, is_in_place
-from .writes import DRAW_BERNOULLI, NEW_VERSION, SET_VALUE, WRITE_STRIDED
+from .writes import DRAW_BERNOULLI, NEW_VERSION, WRITE_STRIDED
 
 _aten = torch.ops.aten
 _NOISE = frozenset({torch.ops.prim.device.default, _aten.is_same_size.default, _aten._has_same_storage_numel.default})
@@ -95,17 +96,9 @@ class _DispatchMode(internals.TorchDispatchMode):
             return self.recorder.on_dispatch(func, args, kwargs or {})
 
 
-class _Active(threading.local):
-    def __init__(self) -> None:
-        self.recorder: Recorder | None = None
-
-
-_active = _Active()
-
-
 def active_recorder() -> Recorder | None:
     """The recorder at work on this thread, if any."""
-    return _active.recorder
+    return ACTIVE.recorder
 
 
 class Recorder:
@@ -113,7 +106,7 @@ class Recorder:
 
     `adopt` makes a tensor from outside that the function reaches for an input, by `enter`. `module_path` tells the
     path of the module being called. `follow_autograd`: find writes that autograd did not see, and compare its
-    requires_grad with the trace's own.
+    requires_grad with the trace's own. `reads_inputs`: values and shapes may depend on the data of the inputs.
     """
 
     def __init__(
@@ -122,11 +115,15 @@ class Recorder:
         adopt: Callable[[torch.Tensor], torch.Tensor] | None = None,
         module_path: Callable[[], str] = str,
         follow_autograd: bool = True,
+        reads_inputs: bool = False,
     ) -> None:
         self.names = names
         self.follow_autograd = follow_autograd
         self.tracker = Tracker(weakref.proxy(self))
         self.constants: dict[str, torch.Tensor] = {}
+        self.data = Data(weakref.proxy(self), reads_inputs)
+        #: An overload whose results' shapes depend on data, and what it is known to make.
+        self.known_call: tuple[Any, tuple[TensorProxy, ...]] = (None, ())
         self._adopt = adopt
         self._module_path = module_path
         self._source: Source | None = None
@@ -146,8 +143,8 @@ class Recorder:
         self._paused = 0
         self._casts = Casts()
         self._generators: dict[int, tuple[torch.Generator, str]] = {}
-        self._outer = _active.recorder
-        self.fake_mode: internals.FakeMode = self._outer.fake_mode if self._outer else internals.new_fake_mode()
+        self.enclosing = ACTIVE.recorder
+        self.fake_mode: internals.FakeMode = self.enclosing.fake_mode if self.enclosing else internals.new_fake_mode()
         self._function_mode = _FunctionMode(self)
         self._dispatch_mode = _DispatchMode(self)
         self._dispatch_state: tuple[Any, Any] = (None, None)
@@ -160,13 +157,13 @@ class Recorder:
     @contextlib.contextmanager
     def recording(self, source: Source | None = None) -> Iterator[None]:
         """Record what runs inside; `source` is what every bound symbol gets as its source."""
-        outer = _active.recorder
+        outer = ACTIVE.recorder
         with contextlib.ExitStack() as stack:
             if outer is not None:
                 stack.enter_context(outer.paused())
             if outer is None or outer.fake_mode is not self.fake_mode:
                 stack.enter_context(self.fake_mode)
-            stack.enter_context(replaced(_active, "recorder", self))
+            stack.enter_context(replaced(ACTIVE, "recorder", self))
             stack.enter_context(replaced(self, "_source", source or self._source))
             stack.enter_context(internals.functionalization())
             stack.enter_context(self._dispatch_mode)
@@ -196,6 +193,10 @@ class Recorder:
         """The bound symbols recorded so far, and not taken."""
         return tuple(self._frames[0].recorded)
 
+    def open_lines(self) -> list[list[BoundSymbol]]:
+        """What is recorded so far, by the calls that are open."""
+        return [frame.recorded for frame in self._frames]
+
     @contextlib.contextmanager
     def region(self, saves: Callable[..., bool] | None) -> Iterator[None]:
         """Record what runs inside as a region of `torch.utils.checkpoint`; `saves` is its policy, if it has one."""
@@ -220,7 +221,7 @@ class Recorder:
 
     def _is_own(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is a wrapper, and none of an enclosing recorder's."""
-        return internals.is_wrapper(tensor) and (self._outer is None or tensor not in self._outer.tracker)
+        return internals.is_wrapper(tensor) and (self.enclosing is None or tensor not in self.enclosing.tracker)
 
     def input_of(self, tensor: torch.Tensor) -> RecordedInput | None:
         """The input that a tensor is itself, be it the tensor from outside or its wrapper."""
@@ -267,7 +268,7 @@ class Recorder:
     def switch_on(self, wrapper: torch.Tensor) -> bool:
         """Let an input require grad from the start, if nothing has read it yet; returns whether that is so."""
         found = self._input_of.get(id(wrapper))
-        if found is None or found.is_view or found.proxy.requires_grad or self._outer is not None:
+        if found is None or found.is_view or found.proxy.requires_grad or self.enclosing is not None:
             return False
         if any(found.proxy in item.inputs for frame in self._frames for item in frame.recorded):
             return False
@@ -293,6 +294,10 @@ class Recorder:
         if func is torch.autograd.grad:
             return record_gradients(self, func, args, kwargs)
         symbol = symbol_of(func)
+        if func is torch.Tensor.tolist:
+            return self._read("tolist", args[0])
+        if symbol is not None and symbol.name in _BY_VALUE:
+            args, kwargs = self._by_value(symbol.name, args, kwargs)
         if symbol is None:
             result = self.track_outputs(func(*args, **kwargs))
             reads_node = result is not None and getattr(func, "__self__", None) is torch.Tensor.grad_fn
@@ -314,6 +319,15 @@ class Recorder:
             self._frames[-1].recorded.extend(casts)
         self._frames[-1].recorded.extend(self._close(symbol, given, frame, output, keep))
         return result
+
+    def _by_value(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        """The arguments of a call, with numbers for those tensors that PyTorch reads without an operator."""
+
+        def value(place: int | str, given: Any) -> Any:
+            return self._read(name, given) if place in _BY_VALUE[name] and isinstance(given, torch.Tensor) else given
+
+        args = tuple([value(place, given) for place, given in enumerate(args)])
+        return args, {key: value(key, given) for key, given in kwargs.items()}
 
     def _note_metadata(
         self, symbol: Symbol, called: tuple[Any, Any], given: tuple[Any, Any], made: list[BoundSymbol]
@@ -410,7 +424,8 @@ class Recorder:
                 ) from error
             if not any(text in str(error) for text in _DATA_MISSING):
                 raise
-            raise DataDependent(f"{func.__name__} needs the data of a tensor, in {self.here()}: {_NO_DATA}") from error
+            need = f"{func.__name__} needs the data of a tensor, in {self.here()}"
+            raise DataDependent(f"{need}, which it takes without an operator; call it outside") from error
         finally:
             self._frames.pop()
 
@@ -429,7 +444,7 @@ class Recorder:
         if not parts or (len(parts) == 1 and parts[0].symbol == symbol):
             return parts
         hidden = frame.grad_enabled and turns_grad_off(frame.fn, parts)
-        if keep and is_closed(given, parts, output, self.constants):
+        if keep and not any(CHECK in part.tags for part in parts) and is_closed(given, parts, output, self.constants):
             tags = frozenset({GRAD_OFF_INSIDE} if hidden else ()).union(*(part.tags for part in parts))
             args, source, grad_enabled = pack_dims(symbol, given[0]), self._find_source(), torch.is_grad_enabled()
             return [BoundSymbol(symbol, args, given[1], output, tuple(parts), source, grad_enabled, tags)]
@@ -454,7 +469,10 @@ class Recorder:
     def on_dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Handle one operator overload that the dispatch mode saw."""
         if self._paused or func in _NOISE:
-            return func(*args, **kwargs)
+            return self._unrecorded(func, args, kwargs)
+        if func is _aten.index_put.default and self.tracker.proxy_of_fake(args[2]).requires_grad:
+            with contextlib.suppress(DataDependent):  # of a mask, how many values it takes is data for their gradient
+                args = (args[0], self._positions(args[1]), *args[2:])
         if func is _aten.lift_fresh.default or func is _aten.lift_fresh_copy.default:
             return self._lift(func, args[0])
         frame = self._frames[-1]
@@ -469,8 +487,6 @@ class Recorder:
             )
         if func._schema.is_mutable or func in _WRITES_UNDECLARED:
             raise Unsupported(f"{func} writes to its arguments and has no functional form, in {self.here()}")
-        if func is _aten._local_scalar_dense.default and (value := self._known_value(args[0])) is not None:
-            return value
         try:
             if func is _aten.bernoulli.p and self._leaf_symbol(func) == DRAW_BERNOULLI:
                 result = torch.empty_like(args[0])
@@ -478,7 +494,7 @@ class Recorder:
                 # nothing is drawn on fakes, and some of PyTorch's decompositions for them take no generator
                 result = func(*args, **(kwargs | {"generator": None} if "generator" in kwargs else kwargs))
         except internals.DATA_DEPENDENT as error:
-            raise DataDependent(f"{error} needs the data of a tensor, in {self.here()}: {_NO_DATA}") from error
+            return self._on_data(func, args, kwargs, error)
         except internals.NO_FAKE as error:
             raise Unsupported(f"{func} cannot run on fake tensors, in {self.here()}: {error}") from error
         except ValueError as error:
@@ -493,27 +509,64 @@ class Recorder:
         proxy = self.tracker.proxy_of_fake(fake)
         return any(proxy in item.outputs for item in frame.recorded)
 
-    def _known_value(self, fake: torch.Tensor) -> Any:
-        """The value of a 0-dim tensor that was computed from constants alone, by computing it; None for any other."""
-        wanted = self.tracker.proxy_of_fake(fake)
-        recorded = [item for frame in self._frames for item in leaves_of(frame.recorded)]
-        needed, program = {wanted.name}, []
-        for item in reversed(recorded):
-            if needed.isdisjoint(proxy.name for proxy in item.outputs):
+    def _unrecorded(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            return func(*args, **kwargs)
+        except internals.DATA_DEPENDENT as error:
+            if func is self.known_call[0]:
+                return self._known_results()
+            if ACTIVE.recorder is not self:
+                raise
+            what = "in a backward inside the jitted function, which cannot have it"
+            raise DataDependent(f"{error} needs the data of a tensor, in {self.here()}, {what}") from error
+
+    def _on_data(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> Any:
+        """A call that gives what is in a tensor, or a result whose shape depends on that."""
+        if func is _aten.index.Tensor:
+            return self.on_dispatch(func, (args[0], self._positions(args[1])), {})
+        if func is self.known_call[0]:
+            made = self._known_results()
+            self._record_leaf(func, args, kwargs, made)
+            return made
+        given: tuple[Any, Any] = map_tensors(self.tracker.proxy_of_fake, (args, kwargs))
+        result, from_inputs = self.data.call(func, *given, f"{error} needs the data of a tensor, in {self.here()}")
+        if not any(True for _ in tensors_in(result)):
+            if from_inputs:
+                self.record(CHECK_RESULT, (result, func, *given[0]), None, CHECK)
+            return result
+        layouts = tuple([metadata_proxy("", tensor, False) for tensor in tensors_in(result)])
+        with replaced(self, "known_call", (func, layouts)):
+            made = self._known_results()
+            self._record_leaf(func, args, kwargs, made)
+        for proxy in map(self.tracker.proxy_of_fake, tensors_in(made) if from_inputs else ()):
+            self.record(CHECK_LAYOUT, (proxy, proxy.shape, proxy.stride), None, CHECK)
+        return made
+
+    def _known_results(self) -> Any:
+        func, layouts = self.known_call
+        made = tuple([internals.make_fake(self.fake_mode, proxy) for proxy in layouts])
+        return made if len(func._schema.returns) > 1 else made[0]
+
+    def _positions(self, indices: list[Any]) -> list[Any]:
+        """Indices with masks as the positions that they select, as PyTorch's kernels have them."""
+        positions: list[Any] = []
+        for index in indices:
+            if index is None or index.dtype not in (torch.bool, torch.uint8):
+                positions.append(index)
                 continue
-            if item.is_random or item.symbol == SET_VALUE:
-                return None
-            needed.difference_update(proxy.name for proxy in item.outputs)
-            needed.update(proxy.name for proxy in item.inputs)
-            program.append(item)
-        if not needed.issubset(self.constants):
-            return None
-        values: dict[str, Any] = {name: self.constants[name] for name in needed}
-        with internals.real_dispatch(), torch.no_grad():
-            for item in reversed(program):
-                args, kwargs = map_proxies(lambda proxy: values[proxy.name], (item.args, dict(item.kwargs)))
-                bind_outputs(item.output, item.symbol.fn(*args, **kwargs), values)
-            return values[wanted.name].item()
+            found = self.on_dispatch(_aten.nonzero.default, (index,), {})
+            columns = range(index.dim())
+            positions += [self.on_dispatch(_aten.select.int, (found, 1, column), {}) for column in columns]
+        return positions
+
+    def _read(self, name: str, tensor: torch.Tensor) -> Any:
+        """What is in a tensor, as numbers in lists."""
+        proxy, read = self.tracker.proxy_of(tensor), torch.Tensor.tolist
+        need = f"{name} needs the data of a tensor, in {self.here()}"
+        value, from_inputs = self.data.call(read, (proxy,), {}, need)
+        if from_inputs:
+            self.record(CHECK_RESULT, (value, read, proxy), None, CHECK)
+        return value
 
     def _lift(self, func: Any, tensor: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = func(tensor)
@@ -656,10 +709,11 @@ _WRITTEN = (
 _DATA_MISSING = ("data is not allocated yet", "unallocated storage", "Expected scalars to be on CPU, got meta")
 #: What eager says only if the root of the views requires grad.
 _NO_INVERSE = "as_strided() is non-compositional"
-_NO_DATA = (
-    "a trace holds no data. Compute it outside the jitted function and pass it in, or rewrite it with masks "
-    "(torch.where)"
-)
+#: Arguments that PyTorch reads in C++ without calling an operator, by position and name.
+_BY_VALUE: dict[str, tuple[int | str, ...]] = {
+    "torch.tensor_split": (1, "tensor_indices_or_sections", "indices_or_sections"),
+    "torch.ctc_loss": (2, "input_lengths", 3, "target_lengths"),
+}
 #: Which outputs of an overload are differentiable: facts about PyTorch, found once per process.
 _DIFFERENTIABLE: dict[Any, tuple[bool, ...]] = {}
 #: Their shapes are found by decompositions of PyTorch's that refuse a generator.

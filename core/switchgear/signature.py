@@ -16,8 +16,10 @@ from .structure import Structure, flatten
 
 _PYTHON = (int, float, complex, str, bytes, types.NoneType, types.EllipsisType, enum.Enum, type, range)
 _TORCH = (torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format)
+#: Objects that a trace is specialised on by identity, and that no call makes again.
+_HELD = (torch.Generator, torch.nn.Module)
 #: Python values that a trace is specialised on.
-_VALUES = (*_PYTHON, *_TORCH, types.FunctionType, types.BuiltinFunctionType, torch.Generator)
+_VALUES = (*_PYTHON, *_TORCH, types.FunctionType, types.BuiltinFunctionType, *_HELD)
 _PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
 
@@ -123,7 +125,7 @@ def check_devices(leaves: list[Any]) -> None:
 
 def check_returned(leaf: Any) -> None:
     """Refuse a return value that a later call could not make again."""
-    if _is_value(leaf) and not isinstance(leaf, torch.Generator):
+    if _is_value(leaf) and not isinstance(leaf, _HELD):
         return
     hint = "return a list" if isinstance(leaf, types.GeneratorType) else "register its class with torch.utils._pytree"
     raise InvalidInput(

@@ -25,6 +25,8 @@ BACKWARD = "backward"
 RECOMPUTED = "recomputed"
 #: Computes a gradient that the function asked for: forward to whatever encloses it, and nothing flows back through it.
 INNER_GRADIENT = "inner_gradient"
+#: Raises where the data of a call is not what the trace is for: never removed, and run before anything is drawn.
+CHECK = "check"
 
 
 @dataclass(frozen=True, slots=True)

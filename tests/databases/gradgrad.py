@@ -3,8 +3,8 @@
 Every operator that PyTorch says supports the gradient of a gradient goes through `torch.autograd.gradcheck` and
 `gradgradcheck` with the operator's own settings (`gradcheck_wrapper`, `gradcheck_fast_mode`, `gradcheck_nondet_tol`),
 in fast mode where it has none, as in PyTorch's own tests; batched gradients are left out. What passes in eager has to
-pass through `jit`. Per operator and check: three samples of at most 300 elements, none of them empty, evenly spread
-over the database's list.
+pass through `jit`, specialised on data where a value or a shape depends on it. Per operator and check: three samples
+of at most 300 elements, none of them empty, evenly spread over the database's list.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from torch.utils import _pytree as pytree
 from switchgear.errors import CaptureError, DataDependent, NotDifferentiable
 from tests.databases.comparison import differences
 from tests.databases.operators import operators, seed_everything
-from tests.databases.refused import REFUSED_OPERATORS, Refusal
+from tests.databases.refused import REFUSED_OPERATORS
 from tests.databases.report import applies, describe, examine_all, summary, unexpected
-from tests.databases.verdict import Jit, Outcome, Target, Verdict, global_state, jit_torch
+from tests.databases.verdict import Jit, Outcome, Target, Verdict, global_state, jit_on_data
 
 SAMPLES = 3
 #: How many more samples eager may fail before an operator's check counts as one that eager does not pass.
@@ -44,16 +44,8 @@ SIZE = 300
 # `Refusal.modes` is a part of the mode's name: what `refused.py` says of "gradient" holds of both.
 MODES = ("gradient", "gradient of gradient")
 
-_ZEROS = "PyTorch's formula, where it is differentiated in its turn, looks for zeros in the data, to refuse them"
-#: Beyond what `refused.py` says: samples that its command does not come to, and second gradients.
-REFUSED_HERE: dict[str, Refusal] = {
-    "__getitem__": Refusal(
-        DataDependent, "indexed by a mask: the shape of the result depends on the data", partly=True
-    ),
-    "index_reduce.prod": Refusal(DataDependent, _ZEROS, MODES[1]),
-    "scatter_reduce.prod": Refusal(DataDependent, _ZEROS, MODES[1]),
-}
-REFUSED = REFUSED_OPERATORS | REFUSED_HERE
+#: What `refused.py` has, less what data decides: here the operators are compiled for their data.
+REFUSED = {name: refusal for name, refusal in REFUSED_OPERATORS.items() if refusal.error is not DataDependent}
 
 _PASSED = frozenset({Outcome.EQUAL, Outcome.SKIPPED})
 
@@ -219,7 +211,7 @@ def _examine_aloud(numbers: dict[str, int], name: str, jit: Jit) -> list[Verdict
     return verdicts
 
 
-def main(arguments: Sequence[str] | None = None, jit: Jit = jit_torch) -> int:
+def main(arguments: Sequence[str] | None = None, jit: Jit = jit_on_data) -> int:
     """Run the checks and report; the exit status says whether all that eager passes passes, or is refused as stated."""
     options = _parser().parse_args(arguments)
     k, parts = options.fraction

@@ -21,6 +21,12 @@ Target = Callable[..., Any]
 Jit = Callable[[Target], Target]
 
 
+def jit_on_data(target: Target) -> Target:
+    """The same for what data decides: values and shapes that are read, and checked in later calls."""
+    jitted: Target = sg.jit(target, executors=["torch"], specialize_on_data=True)
+    return jitted
+
+
 def jit_torch(target: Target) -> Target:
     """What the databases are run through: the torch executor alone, whose results are eager's to the bit."""
     jitted: Target = sg.jit(target, executors=["torch"])

@@ -13,6 +13,7 @@ from switchgear import torch_internals as internals
 from switchgear.backward_writes import Watch
 from switchgear.errors import NotDifferentiable
 from switchgear.nesting import tensors_in
+from switchgear.products import index_product, scatter_product
 from switchgear.proxy import TensorProxy
 from switchgear.recorder import Recorder
 from switchgear.rules import Grads
@@ -41,8 +42,7 @@ def derive(bound_symbol: BoundSymbol, grad_outputs: Grads, higher_order: bool = 
     It depends on the overload, the Python values among the arguments, and metadata alone, so it is cached for the
     process. Raises `NotDifferentiable` if PyTorch has no formula.
     """
-    differentiable = tuple([proxy.requires_grad for proxy in bound_symbol.outputs])
-    given = _frozen((bound_symbol.args, bound_symbol.kwargs, differentiable, grad_outputs))
+    given = _frozen((bound_symbol.args, bound_symbol.kwargs, bound_symbol.outputs, grad_outputs))
     modes = (
         higher_order,
         internals.autocast_key(),
@@ -85,7 +85,7 @@ def _placeholders(bound_symbol: BoundSymbol, grad_outputs: Grads) -> dict[str, T
 
 def _record(bound_symbol: BoundSymbol, grad_outputs: Grads, higher_order: bool) -> Template:
     failure: Exception | None = None
-    for call in _spellings(bound_symbol.symbol.fn):
+    for call in _spellings(bound_symbol, higher_order):
         try:
             return _run(bound_symbol, call, grad_outputs, higher_order)
         except (RuntimeError, NotImplementedError) as error:
@@ -101,8 +101,19 @@ def _record(bound_symbol: BoundSymbol, grad_outputs: Grads, higher_order: bool) 
 _TWIN_OVERLOADS = {"aten.bernoulli.p": "float"}
 
 
-def _spellings(overload: Any) -> Iterator[Callable[..., Any]]:
+#: Products by index, in a spelling whose formula can be differentiated on fakes.
+_PRODUCTS = {
+    torch.ops.aten.index_reduce.default: index_product,
+    torch.ops.aten.scatter_reduce.two: scatter_product,
+}
+
+
+def _spellings(bound_symbol: BoundSymbol, higher_order: bool) -> Iterator[Callable[..., Any]]:
     """The overload, and its in-place twin on a clone: PyTorch has formulas for some of these alone (`copy_`)."""
+    overload: Any = bound_symbol.symbol.fn
+    if higher_order and overload in _PRODUCTS and "prod" in bound_symbol.args:
+        yield _PRODUCTS[overload]
+        return
     if overload is torch.ops.aten.rrelu_with_noise_functional.default:
         yield _rrelu_with_noise
         return
@@ -136,6 +147,7 @@ def _run(bound_symbol: BoundSymbol, call: Callable[..., Any], grad_outputs: Grad
     """Call the operator under autograd, with a placeholder for each tensor, and record its backward."""
     holders = {name: replace(p, name=name) for name, p in _placeholders(bound_symbol, grad_outputs).items()}
     recorder = Recorder(Names(), follow_autograd=False)
+    recorder.known_call = bound_symbol.symbol.fn, bound_symbol.outputs
     tracker = recorder.tracker
     with recorder.recording(), torch._C.DisableTorchFunction(), torch.autograd.set_multithreading_enabled(False):
         arguments = [tracker.wrapper_for(holders[f"a{i}"], autograd=True) for i in range(len(bound_symbol.inputs))]
@@ -144,6 +156,7 @@ def _run(bound_symbol: BoundSymbol, call: Callable[..., Any], grad_outputs: Grad
         kwargs.pop("generator", None)
         with torch.enable_grad(), internals.autocast_off():
             made = list(tensors_in(call(*args, **kwargs)))
+        recorder.known_call = (None, ())
         results = {tracker.proxy_of(tensor).name: holders[f"o{i}"] for i, tensor in enumerate(made)}
         handed = [(holders[f"o{i}"], tensor) for i, tensor in enumerate(made)]
         defined = [i for i, tensor in enumerate(made) if tensor.requires_grad and f"g{i}" in holders]

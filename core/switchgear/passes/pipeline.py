@@ -17,10 +17,11 @@ from switchgear.printing import compile_trace
 from switchgear.proxy import TensorProxy
 from switchgear.rules import Grads
 from switchgear.selection import Selection
-from switchgear.symbol import BoundSymbol, proxies
+from switchgear.symbol import CHECK, BoundSymbol, proxies
 from switchgear.trace import Trace
 from switchgear.verify import verify
 
+from .checks_first import checks_first
 from .claim import claim
 from .dead_code import dead_code
 from .differentiate import Joint, differentiate
@@ -226,6 +227,8 @@ def _executable(
     targets: tuple[Target, ...] = (),
 ) -> Program:
     trace = stages.plugin_passes("before_claim", selection)
+    if any(CHECK in item.tags for item in trace.bound_symbols):
+        trace = stages.run("checks_first", checks_first)
     start = time.perf_counter()
     trace, made = claim(trace, selection)
     stages.keep("claim", trace, start)

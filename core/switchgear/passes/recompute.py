@@ -12,7 +12,18 @@ from switchgear.aliasing import aliased_argument
 from switchgear.checkpointing import regions_of
 from switchgear.proxy import TensorProxy
 from switchgear.redraw import RANDOM_STATE, SWAP_RANDOM_STATE, state_proxy
-from switchgear.symbol import BACKWARD, RANDOM, RECOMPUTED, SAVED, BoundSymbol, Link, RuleOrigin, renamed, with_parts
+from switchgear.symbol import (
+    BACKWARD,
+    CHECK,
+    RANDOM,
+    RECOMPUTED,
+    SAVED,
+    BoundSymbol,
+    Link,
+    RuleOrigin,
+    renamed,
+    with_parts,
+)
 from switchgear.trace import Names
 
 from .derived import rebind
@@ -122,7 +133,7 @@ class _Level:
         draws: dict[tuple[int, torch.device], BoundSymbol] = {}
         for item in reversed(self.sources):
             region = self.region(item)
-            if region is None:
+            if region is None or CHECK in item.tags:
                 continue
             wanted = {proxy.name for proxy in item.outputs} & self.wanted
             if SAVED in item.tags or (item.is_random and _has_generator(item)):

@@ -95,8 +95,17 @@ class Prices:
 
 
 def is_view(item: BoundSymbol) -> bool:
-    """Whether what a bound symbol makes shares the storage of its argument."""
-    return bool(item.outputs) and all(aliased_argument(leaf) is not None for leaf in leaves_of([item]))
+    """Whether what a bound symbol makes shares the storage of its argument, and with it its history.
+
+    One that requires grad where its base does not (after a write that autograd did not see) would have no history for
+    a second derivative if it were made again.
+    """
+    return bool(item.outputs) and all(map(_shares, leaves_of([item])))
+
+
+def _shares(leaf: BoundSymbol) -> bool:
+    base = aliased_argument(leaf)
+    return base is not None and (base.requires_grad or not any(proxy.requires_grad for proxy in leaf.outputs))
 
 
 def _weight(symbol: Symbol) -> int | None:

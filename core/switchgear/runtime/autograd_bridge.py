@@ -14,6 +14,7 @@ from switchgear.custom_functions import made_as_views
 from switchgear.errors import Unsupported
 from switchgear.evaluation import evaluate
 from switchgear.passes.pipeline import Program, Training, compile_backward, differentiable_backward
+from switchgear.proxy import TensorProxy
 from switchgear.rules import Grads
 from switchgear.selection import Selection
 from switchgear.symbol import DEL, proxies
@@ -139,6 +140,16 @@ class _View(torch.autograd.Function):
         return grad
 
 
+def _strided(grad: torch.Tensor | None, output: TensorProxy | None) -> torch.Tensor | None:
+    """A grad output in the layout that the backward takes; that of a sparse output is one too."""
+    if grad is None or grad.layout is torch.strided:
+        return grad
+    # PyTorch says so of what is not strided
+    if output is None or any(output.stride):
+        raise Unsupported("a grad output is not a strided tensor")
+    return grad.to_dense()
+
+
 class _Node(torch.autograd.Function):
     """Its outputs are those of the trace, and the saved values through which a second derivative flows."""
 
@@ -164,9 +175,9 @@ class _Node(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
+        if any(grad is not None and grad.layout is not torch.strided for grad in grads):
+            grads = tuple([_strided(*pair) for pair in zip(grads, ctx.bridge.training.ends, strict=True)])
         given = [grad for grad in grads if grad is not None]
-        if any(grad.layout is not torch.strided for grad in given):
-            raise Unsupported("a grad output is not a strided tensor")
         wanted = ctx.needs_input_grad[1:]
         arguments = [*_saved(ctx, grads, wanted), *given]
         internals.clear_saved_tensors(ctx)

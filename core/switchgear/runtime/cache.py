@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -33,22 +33,28 @@ class Cache:
         self._compilations = 0
 
     def find(
-        self, key: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, key: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any], unfit: Collection[Entry] = ()
     ) -> tuple[Entry, Sequence[torch.Tensor]] | None:
-        """The entry under a key that fits the call, and its input tensors."""
+        """The entry under a key that fits the call, and its input tensors; none that is known to be `unfit`."""
         for entry in self._buckets.get(key, ()):
+            if entry in unfit:
+                continue
             inputs = entry.prologue(args, kwargs)
             if inputs is not None:
                 self._order.move_to_end(entry)
                 return entry, inputs
         return None
 
-    def add(self, key: tuple[Any, ...], entry: Entry) -> None:
-        """Keep a new entry, and drop the one that was used longest ago if there are too many."""
+    def add(self, key: tuple[Any, ...], entry: Entry, other_data: str = "") -> None:
+        """Keep a new entry, and drop the one that was used longest ago if there are too many.
+
+        `other_data` says what of its data set the call apart from those that others were compiled for.
+        """
         self._compilations += 1
         if self._compilations == self._limit + 1:
+            changed = other_data or self._difference(key)
             message = (
-                f"{self._name} has been compiled {self._compilations} times; {self._difference(key)}. Each kind of "
+                f"{self._name} has been compiled {self._compilations} times; {changed}. Each kind of "
                 "call is compiled by itself: keep shapes and Python arguments stable, or raise recompile_limit"
             )
             warnings.warn(message, RecompileWarning, stacklevel=5)

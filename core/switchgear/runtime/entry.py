@@ -36,9 +36,10 @@ class Entry:
         module: torch.nn.Module | None,
         selection: Selection,
         rejit: Jit,
+        reads_inputs: bool = False,
     ) -> None:
         with compiling():
-            captured = self.captured = capture(function, leaves, spec, module)
+            captured = self.captured = capture(function, leaves, spec, module, reads_inputs=reads_inputs)
             tensors = [tensor_of(source, leaves) for source in captured.sources]
             with torch.no_grad(), internals.autocast_off():
                 self._compile(tensors, selection, rejit)

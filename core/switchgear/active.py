@@ -1,0 +1,19 @@
+"""Which recorder is at work on this thread."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .recorder import Recorder
+
+
+class Active(threading.local):
+    """One per thread."""
+
+    def __init__(self) -> None:
+        self.recorder: Recorder | None = None
+
+
+ACTIVE = Active()
