@@ -17,56 +17,87 @@ from switchgear.rules import Grads
 from switchgear.selection import Selection
 from switchgear.trace import Trace
 
-from .execution import run_program
+from .execution import maybe_views, runner
 
 Jit = Callable[[Callable[..., Any]], Callable[..., Any]]
+#: The grad outputs that arrive, None where one is undefined.
+Arriving = tuple[torch.Tensor | None, ...]
 
 
 class Bridge:
     """Runs the forward of an entry under autograd, and its backwards, made on first use as grad outputs need them.
 
-    `rejit` compiles a backward that is to be differentiated in its turn, as any other function.
+    `rejit` compiles a backward that is to be differentiated in its turn, as any other function. `grad_enabled` and
+    `autocast` say which of these modes the calls are made in.
     """
 
-    def __init__(self, training: Training, selection: Selection, rejit: Jit) -> None:
+    def __init__(
+        self, training: Training, selection: Selection, rejit: Jit, *, grad_enabled: bool, autocast: bool
+    ) -> None:
         self.training = training
         self.selection = selection
         self.rejit = rejit
+        self.grad_enabled = grad_enabled
         self.count = training.joint.count
         self.inner = tuple(self.count + index for index in training.inner)
         outputs = training.ends[: self.count]
-        self.plain = tuple(i for i, proxy in enumerate(outputs) if proxy is None or not proxy.requires_grad)
+        self.plain = tuple(i for i, p in enumerate(outputs) if p is not None and not p.requires_grad)
+        self.run_forward = runner(training.forward, autocast=autocast)
         given = {proxy.name for proxy in training.prepared.inputs}
-        ends = (*outputs, *training.saved)
-        self.made = tuple(i for i, proxy in enumerate(ends) if proxy is not None and proxy.name not in given)
+        ends, views = (*outputs, *training.saved), maybe_views(training.forward)
+        self.made = tuple(i for i in views if i < len(ends) and (p := ends[i]) is not None and p.name not in given)
+        self.written = tuple(place for place in training.backward.targets if place[0] != "grad")
         expected = [None if p is None else (p.stride, p.dtype, False, False) for p in training.joint.grad_outputs]
         wanted = tuple(proxy.requires_grad for proxy in training.prepared.inputs)
         nothing = (None,) * len(self.inner)
         self._backwards: dict[Any, Program] = {(*expected, *nothing, wanted, ()): training.backward}
         self._differentiable: dict[Any, Callable[..., Any]] = {}
+        self._last: _Last | None = None
         self.last_backward: Program = training.backward
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The trace's outputs, connected to autograd."""
+        apply = _Node.apply if internals.functorch_active() else _APPLY
+        if self.grad_enabled:
+            return apply(self, *inputs)  # type: ignore[no-any-return,no-untyped-call]
         with torch.enable_grad():
-            results: Sequence[torch.Tensor] = _Node.apply(self, *inputs)  # type: ignore[no-untyped-call]
-        return results
+            return apply(self, *inputs)  # type: ignore[no-any-return,no-untyped-call]
 
-    def backward_for(self, grads: tuple[torch.Tensor | None, ...], wanted: tuple[bool, ...]) -> Program:
+    def apart(self, results: Sequence[Any], inputs: Sequence[torch.Tensor]) -> Sequence[Any]:
+        """The results, none of them a view of what was made inside: autograd forbids to write to such an output.
+
+        A view of an input is one in eager too.
+        """
+        views = [index for index in self.made if results[index]._is_view()]
+        if not views:
+            return results
+        found, own = list(results), {internals.storage_key(tensor) for tensor in inputs}
+        for index in views:
+            if internals.storage_key(found[index]) not in own:
+                found[index] = found[index].detach()
+        return found
+
+    def backward_for(self, grads: Arriving, wanted: tuple[bool, ...]) -> _Last:
         """The backward that takes these grad outputs, and gives the gradients of the inputs that are wanted."""
+        last = self._last
+        if last is not None and last.fits(grads, wanted):
+            return last
+        _check_strided(grads)
         key = _pattern(grads, wanted)
         program = self._backwards.get(key)
         if program is None:
             with compiling(), torch.no_grad():
-                program = compile_backward(self.training, self.selection, self._proxies(grads), wanted)
-            self._backwards[key] = program
+                program = self._backwards.get(key)
+                if program is None:
+                    program = compile_backward(self.training, self.selection, self._proxies(grads), wanted)
+                    self._backwards[key] = program
         self.last_backward = program
-        return program
+        last = self._last = _Last(program, grads, wanted)
+        return last
 
-    def differentiable_for(
-        self, grads: tuple[torch.Tensor | None, ...], wanted: tuple[bool, ...]
-    ) -> Callable[..., Any]:
+    def differentiable_for(self, grads: Arriving, wanted: tuple[bool, ...]) -> Callable[..., Any]:
         """The same as a function of what is saved and the grad outputs, for `create_graph=True`."""
+        _check_strided(grads)
         key = _pattern(grads, wanted)
         function = self._differentiable.get(key)
         if function is None:
@@ -75,7 +106,7 @@ class Bridge:
             function = self._differentiable[key] = self.rejit(_evaluated(trace))
         return function
 
-    def _proxies(self, grads: tuple[torch.Tensor | None, ...]) -> Grads:
+    def _proxies(self, grads: Arriving) -> Grads:
         return tuple(
             None
             if proxy is None or grad is None
@@ -93,7 +124,34 @@ class Bridge:
         )
 
 
-def _pattern(grads: tuple[torch.Tensor | None, ...], wanted: tuple[bool, ...]) -> Any:
+class _Last:
+    """The backward run last, and a cheap check that other grad outputs are for it too."""
+
+    def __init__(self, program: Program, grads: Arriving, wanted: tuple[bool, ...]) -> None:
+        self.targets = program.targets
+        self.run = runner(program, autocast=internals.autocast_active())
+        self._wanted = wanted
+        self._defined = [grad is not None for grad in grads]
+        self._check = internals.tensor_guards([grad for grad in grads if grad is not None])
+        self._autocast = internals.autocast_key()
+
+    def fits(self, grads: Arriving, wanted: tuple[bool, ...]) -> bool:
+        """Whether it surely takes these grad outputs."""
+        given = [grad for grad in grads if grad is not None]
+        return (
+            wanted == self._wanted
+            and self._check(*given)
+            and (len(given) == len(grads) or self._defined == [grad is not None for grad in grads])
+            and internals.autocast_key() == self._autocast
+        )
+
+
+def _check_strided(grads: Arriving) -> None:
+    if any(grad is not None and grad.layout is not torch.strided for grad in grads):
+        raise Unsupported("a grad output is not a strided tensor")
+
+
+def _pattern(grads: Arriving, wanted: tuple[bool, ...]) -> Any:
     pattern = [None if g is None else (g.stride(), g.dtype, g.is_conj(), g.is_neg()) for g in grads]
     return (*pattern, wanted, internals.autocast_key())
 
@@ -113,35 +171,35 @@ class _Node(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, bridge: Bridge, *inputs: torch.Tensor) -> Any:
-        results = list(run_program(bridge.training.forward, inputs))
-        own = {internals.storage_key(tensor) for tensor in inputs}
-        for index in bridge.made:
-            # autograd forbids to write to what comes out of a node as a view; of an input it is one in eager too
-            if results[index]._is_view() and internals.storage_key(results[index]) not in own:
-                results[index] = results[index].detach()
-        outputs = results[: bridge.count]
+        results = bridge.run_forward(*inputs)
+        if bridge.made:
+            results = bridge.apart(results, inputs)
+        count = bridge.count
+        outputs = tuple(results[:count])
         ctx.bridge = bridge
-        ctx.save_for_backward(*results[bridge.count :])
-        ctx.mark_non_differentiable(*[outputs[i] for i in bridge.plain if outputs[i] is not None])
+        ctx.save_for_backward(*results[count:])
+        if bridge.plain:
+            ctx.mark_non_differentiable(*[outputs[i] for i in bridge.plain])
         ctx.set_materialize_grads(False)
-        held = {"input": inputs, "output": outputs}
-        # not saved, for it may change before the backward writes to it; and without its history, which may lead here
-        places = [place for place in bridge.training.backward.targets if place[0] in held]
-        ctx.written = {(kind, index): held[kind][index].detach() for kind, index in places}
-        return (*outputs, *[results[index] for index in bridge.inner])
+        if bridge.written:
+            held = {"input": inputs, "output": outputs}
+            # not saved, for it may change before the backward writes to it; without its history, which may lead here
+            ctx.written = {(kind, index): held[kind][index].detach() for kind, index in bridge.written}
+        return (*outputs, *[results[index] for index in bridge.inner]) if bridge.inner else outputs
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
-        given = [grad for grad in grads if grad is not None]
-        if any(grad.layout is not torch.strided for grad in given):
-            raise Unsupported("a grad output is not a strided tensor")
-        arguments, wanted = [*ctx.saved_tensors, *given], ctx.needs_input_grad[1:]
+        wanted = ctx.needs_input_grad[1:]
+        arguments = [*ctx.saved_tensors, *[grad for grad in grads if grad is not None]]
         internals.clear_saved_tensors(ctx)
         if torch.is_grad_enabled():
             return (None, *ctx.bridge.differentiable_for(grads, wanted)(*arguments))
-        program = ctx.bridge.backward_for(grads, wanted)
-        found = run_program(program, arguments)
-        for (kind, index), value in zip(program.targets, found[len(wanted) :], strict=True):
+        last = ctx.bridge.backward_for(grads, wanted)
+        found = last.run(arguments)
+        for (kind, index), value in zip(last.targets, found[len(wanted) :], strict=True):
             target = grads[index] if kind == "grad" else ctx.written[kind, index]
             target.copy_(value)
         return (None, *found[: len(wanted)])
+
+
+_APPLY = internals.node_apply(_Node)
