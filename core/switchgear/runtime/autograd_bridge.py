@@ -42,6 +42,7 @@ class Bridge:
         self.inner = tuple(self.count + index for index in training.inner)
         outputs = training.ends[: self.count]
         self.plain = tuple(i for i, p in enumerate(outputs) if p is not None and not p.requires_grad)
+        self.saves = bool(training.saved)
         self.run_forward = runner(training.forward, autocast=autocast)
         given = {proxy.name for proxy in training.prepared.inputs}
         ends, views = (*outputs, *training.saved), maybe_views(training.forward)
@@ -175,9 +176,10 @@ class _Node(torch.autograd.Function):
         if bridge.made:
             results = bridge.apart(results, inputs)
         count = bridge.count
-        outputs = tuple(results[:count])
+        outputs = tuple(results[:count]) if bridge.saves else results
         ctx.bridge = bridge
-        ctx.save_for_backward(*results[count:])
+        if bridge.saves:
+            ctx.save_for_backward(*results[count:])
         if bridge.plain:
             ctx.mark_non_differentiable(*[outputs[i] for i in bridge.plain])
         ctx.set_materialize_grads(False)
@@ -190,16 +192,21 @@ class _Node(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
         wanted = ctx.needs_input_grad[1:]
-        arguments = [*ctx.saved_tensors, *[grad for grad in grads if grad is not None]]
-        internals.clear_saved_tensors(ctx)
+        bridge: Bridge = ctx.bridge
+        arguments = [grad for grad in grads if grad is not None]
+        if bridge.saves:
+            arguments = [*ctx.saved_tensors, *arguments]
+            internals.clear_saved_tensors(ctx)
         if torch.is_grad_enabled():
-            return (None, *ctx.bridge.differentiable_for(grads, wanted)(*arguments))
-        last = ctx.bridge.backward_for(grads, wanted)
+            return (None, *bridge.differentiable_for(grads, wanted)(*arguments))
+        last = bridge.backward_for(grads, wanted)
         found = last.run(arguments)
-        for (kind, index), value in zip(last.targets, found[len(wanted) :], strict=True):
-            target = grads[index] if kind == "grad" else ctx.written[kind, index]
-            target.copy_(value)
-        return (None, *found[: len(wanted)])
+        if last.targets:
+            for (kind, index), value in zip(last.targets, found[len(wanted) :], strict=True):
+                target = grads[index] if kind == "grad" else ctx.written[kind, index]
+                target.copy_(value)
+            found = found[: len(wanted)]
+        return (None, *found)
 
 
 _APPLY = internals.node_apply(_Node)
