@@ -147,9 +147,10 @@ def _call(bound_symbol: BoundSymbol, scope: _Scope) -> str:
     symbol, implementation = bound_symbol.symbol, bound_symbol.implementation
     fn = implementation.fn if implementation else symbol.fn
     # what is executed is called by what costs least; before that a leaf shows its overload
-    spelled = implementation is not None and isinstance(fn, torch._ops.OpOverload)
-    cheaper = spelling(fn, bound_symbol.args, bound_symbol.kwargs) if spelled else None
-    function = cheaper or scope.callable(symbol.name, fn)
+    spelled = None
+    if implementation is not None and isinstance(fn, torch._ops.OpOverload):
+        spelled = spelling(fn, bound_symbol.args, bound_symbol.kwargs)
+    function = spelled or scope.callable(symbol.name, fn)
     arguments = [scope.expression(value) for value in bound_symbol.args]
     for name, value in bound_symbol.kwargs.items():
         expression = scope.expression(value)

@@ -1,4 +1,4 @@
-"""The function of PyTorch that is called in an overload's place, for it costs less: where that is the very same call."""
+"""The function of PyTorch that is called in an overload's place: where that is the very same call, it costs less."""
 
 from __future__ import annotations
 
@@ -70,8 +70,10 @@ def _is_same_call(
 
     args, kwargs = map_proxies(example, (args, kwargs))
     reached = internals.first_dispatched(fn, args, kwargs)
-    return reached is not None and reached[0] is overload and _same(
-        _by_name(overload, args, kwargs), _by_name(overload, *reached[1:])
+    return (
+        reached is not None
+        and reached[0] is overload
+        and _same(_by_name(overload, args, kwargs), _by_name(overload, *reached[1:]))
     )
 
 

@@ -86,7 +86,7 @@ def first_dispatched(
         try:
             fn(*args, **kwargs)
         except _Dispatched as first:
-            return first.args  # type: ignore[return-value]
+            return first.args
         except Exception:  # no such signature
             return None
     return None
@@ -327,7 +327,7 @@ def tensor_guards(tensors: list[torch.Tensor]) -> Callable[..., bool]:
     return _TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
 
 
-#: Operators dispatch below autograd while this is active: what each of them costs for being able to have a gradient is saved.
+#: Operators dispatch below autograd while this is active, and so cost less.
 below_autograd: Callable[[], AbstractContextManager[None]] = torch._C._AutoDispatchBelowAutograd
 
 

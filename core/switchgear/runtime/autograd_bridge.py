@@ -203,7 +203,7 @@ class _Node(torch.autograd.Function):
         found = last.run(arguments)
         if last.targets:
             for (kind, index), value in zip(last.targets, found[len(wanted) :], strict=True):
-                target = grads[index] if kind == "grad" else ctx.written[kind, index]
+                target: Any = grads[index] if kind == "grad" else ctx.written[kind, index]
                 target.copy_(value)
             found = found[: len(wanted)]
         return (None, *found)

@@ -23,7 +23,9 @@ def finisher(outputs: Outputs) -> Callable[[Sequence[Any], Sequence[torch.Tensor
     expression = outputs.spec.expression(leaves)
     if outputs.metadata or outputs.mutations or outputs.views or expression is None:
         return partial(finish, outputs)
-    assemble: Callable[[Sequence[Any], Sequence[torch.Tensor]], Any] = eval(f"lambda output, input: {expression}", scope)
+    assemble: Callable[[Sequence[Any], Sequence[torch.Tensor]], Any] = eval(
+        f"lambda output, input: {expression}", scope
+    )
     return assemble
 
 

@@ -38,7 +38,8 @@ def make_prologue(captured: Captured, leaves: list[Any], spec: Structure, tensor
     names = [f"a{index}" for index in range(len(leaves))]
     scope: dict[str, Any] = {"value_key": value_key, "same_modes": modes_guard()}
     taken = _taken_apart(leaves, spec, names, scope)
-    conditions = [_is_value(name, leaf, scope) for name, leaf in zip(names, leaves, strict=True) if not _is_tensor(leaf)]
+    values = ((name, leaf) for name, leaf in zip(names, leaves, strict=True) if not isinstance(leaf, torch.Tensor))
+    conditions = [_is_value(name, leaf, scope) for name, leaf in values]
     for index, other in captured.identical:
         scope[f"held{index}"] = other
         conditions.append(f"a{index} is " + (f"a{other}" if isinstance(other, int) else f"held{index}()"))
@@ -64,10 +65,6 @@ def make_prologue(captured: Captured, leaves: list[Any], spec: Structure, tensor
     return prologue
 
 
-def _is_tensor(leaf: Any) -> bool:
-    return isinstance(leaf, torch.Tensor)
-
-
 def _is_value(name: str, value: Any, scope: dict[str, Any]) -> str:
     """The condition that a Python value is one that `value_key` tells from no other."""
     if value is None or value is True or value is False:
@@ -79,7 +76,7 @@ def _is_value(name: str, value: Any, scope: dict[str, Any]) -> str:
 
 
 def _taken_apart(leaves: list[Any], spec: Structure, names: list[str], scope: dict[str, Any]) -> list[str]:
-    """Statements that give the leaves of `args` and `kwargs` their names, or return None if the structure is another."""
+    """Statements that give the leaves of `args` and `kwargs` their names; they return None if the structure differs."""
     targets = "".join([f"{name}, " for name in names])
     lines: list[str] = []
     rest = iter(zip(leaves, names, strict=True))
