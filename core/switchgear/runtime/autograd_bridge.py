@@ -64,7 +64,7 @@ class Bridge:
         with torch.enable_grad():
             return apply(self, *inputs)  # type: ignore[no-any-return,no-untyped-call]
 
-    def apart(self, results: Sequence[Any], inputs: Sequence[torch.Tensor]) -> Sequence[Any]:
+    def apart(self, results: tuple[Any, ...], inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
         """The results, none of them a view of what was made inside: autograd forbids to write to such an output.
 
         A view of an input is one in eager too.
@@ -76,7 +76,7 @@ class Bridge:
         for index in views:
             if internals.storage_key(found[index]) not in own:
                 found[index] = found[index].detach()
-        return found
+        return tuple(found)
 
     def backward_for(self, grads: Arriving, wanted: tuple[bool, ...]) -> _Last:
         """The backward that takes these grad outputs, and gives the gradients of the inputs that are wanted."""
@@ -176,7 +176,7 @@ class _Node(torch.autograd.Function):
         if bridge.made:
             results = bridge.apart(results, inputs)
         count = bridge.count
-        outputs = tuple(results[:count]) if bridge.saves else results
+        outputs = results[:count]
         ctx.bridge = bridge
         if bridge.saves:
             ctx.save_for_backward(*results[count:])
