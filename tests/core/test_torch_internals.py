@@ -538,6 +538,8 @@ def test_tensor_guards(change: Callable[[T], T], holds: bool) -> None:
     assert check(change(x), w) is holds
     assert not any(check(other, w) for other in (None, 3, "x", torch.nn.Parameter(x)))
     assert internals.tensor_guards([])() is True
+    with pytest.raises(TypeError, match="wrong length"):
+        check(x)
 
 
 def test_tensor_guards_tell_the_conjugate_bit_and_hold_no_tensor() -> None:

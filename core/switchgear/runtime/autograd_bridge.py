@@ -138,11 +138,11 @@ class _Last:
 
     def fits(self, grads: Arriving, wanted: tuple[bool, ...]) -> bool:
         """Whether it surely takes these grad outputs."""
-        given = [grad for grad in grads if grad is not None]
         return (
             wanted == self._wanted
-            and self._check(*given)
-            and (len(given) == len(grads) or self._defined == [grad is not None for grad in grads])
+            # before the check, which raises for another number of tensors
+            and [grad is not None for grad in grads] == self._defined
+            and self._check(*[grad for grad in grads if grad is not None])
             and internals.autocast_key() == self._autocast
         )
 
