@@ -1,78 +1,150 @@
-"""What a cached call costs: `f(x) = x + 1` on one small tensor, no grad."""
+"""What a cached call costs: small functions and modules, without and with gradients, peers beside them."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import statistics
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 import switchgear as sg
-from benchmarks.measure import Samples, interleave, per_call, table, verdict
+from benchmarks.measure import Samples, interleave, per_call, table
 
-#: A cached call may cost this many times what the uncompiled function costs.
-LIMIT = 2.5
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A function and how it is used; a cached call may take `limit` times what the uncompiled function takes."""
+
+    function: Callable[..., Tensor]
+    inputs: tuple[Tensor, ...]
+    limit: float
+    backward: bool = False
+    calls: int = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The candidates, the uncompiled function first."""
+    """For each case the candidates, the uncompiled function first, then Switchgear."""
 
-    samples: list[Samples]
+    samples: dict[str, list[Samples]]
+    limits: dict[str, float]
 
     @property
-    def ratio(self) -> float:
+    def ratio(self) -> dict[str, float]:
         """A cached call of Switchgear by a call of the uncompiled function."""
-        uncompiled, switchgear, *_ = self.samples
-        return switchgear.ratio_to(uncompiled)
+        return {name: found[1].ratio_to(found[0]) for name, found in self.samples.items()}
 
     def __str__(self) -> str:
-        rows = table(self.samples, self.samples[0], unit="µs")
-        return f"cached call of f(x) = x + 1, 4 elements, no grad\n{rows}\n{verdict('ratio', self.ratio, LIMIT)}"
+        return "\n".join(
+            f"{name}, cached call\n{table(found, found[0], unit='µs')}\n{spread(found, self.limits[name])}"
+            for name, found in self.samples.items()
+        )
 
 
-def add_one(x: torch.Tensor) -> torch.Tensor:
-    """The function."""
+def spread(found: list[Samples], limit: float) -> str:
+    """One line: the ratio to the uncompiled function, its quartiles over the rounds, and the limit."""
+    ratios = [mine / theirs for mine, theirs in zip(found[1].seconds, found[0].seconds, strict=True)]
+    low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    holds = "yes" if middle <= limit else "NO"
+    return f"  ratio: {middle:.3f} ({low:.3f} to {high:.3f}), at most {limit:g} wanted: {holds}"
+
+
+class Scales(nn.Module):
+    """64 small parameters, each used once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales = nn.ParameterList([nn.Parameter(torch.full((4,), 1 + i / 640)) for i in range(64)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The product of all."""
+        for scale in self.scales:
+            x = x * scale
+        return x
+
+
+def add_one(x: Tensor) -> Tensor:
+    """One operator."""
     return x + 1
 
 
-def candidates() -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
+def concatenate(parts: list[Tensor]) -> Tensor:
+    """A hundred arguments."""
+    return torch.cat(parts)
+
+
+def cases() -> dict[str, Case]:
+    """By name."""
+    linears = nn.Sequential(*[nn.Linear(4, 4) for _ in range(32)])
+    layers = [nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)]
+    mlp, x, rows, batch = nn.Sequential(*layers), torch.arange(4.0), torch.randn(2, 4), torch.randn(32, 64)
+    return {
+        "x + 1": Case(add_one, (x,), 1.8, calls=1000),
+        "x + 1, forward and backward": Case(add_one, (x.clone().requires_grad_(),), 1.5, backward=True),
+        "cat of 100": Case(concatenate, tuple(torch.randn(2) for _ in range(100)), 2.0),
+        "64 scales": Case(Scales(), (x,), 0.5, calls=50),
+        "64 scales, forward and backward": Case(Scales(), (x,), 0.75, backward=True, calls=20),
+        "32 linear layers": Case(linears, (rows,), 0.5, calls=50),
+        "32 linear layers, forward and backward": Case(linears, (rows,), 0.75, backward=True, calls=20),
+        "MLP 3 x 64, forward and backward": Case(mlp, (batch,), 0.9, backward=True, calls=50),
+    }
+
+
+def scripted(function: Any) -> Any:
+    """The function as TorchScript."""
+    with warnings.catch_warnings():
+        # deprecated, and still the cheapest dispatch to compare with
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.script(function)
+
+
+def compilers() -> dict[str, Callable[[Any], Any]]:
     """The uncompiled function, Switchgear, and the peers that can run here."""
-    found = {
-        "uncompiled": add_one,
-        "switchgear": sg.jit(add_one, executors=["torch"]),
-        "torch.compile eager": torch.compile(add_one, backend="eager"),
-        "TorchScript": scripted(),
+    found: dict[str, Callable[[Any], Any]] = {
+        "uncompiled": lambda function: function,
+        "switchgear": lambda function: sg.jit(function, executors=["torch"]),
+        "torch.compile eager": lambda function: torch.compile(function, backend="eager"),
+        "TorchScript": scripted,
     }
     if shutil.which(os.environ.get("CXX", "g++")):  # what torch.compile's default backend needs on a CPU
-        found["torch.compile inductor"] = torch.compile(add_one)
+        found["torch.compile inductor"] = torch.compile
     return found
 
 
-def scripted() -> Callable[[torch.Tensor], torch.Tensor]:
-    """The function as TorchScript."""
-    with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", DeprecationWarning
-        )  # deprecated, and still the cheapest dispatch to compare with
-        fn: Callable[[torch.Tensor], torch.Tensor] = torch.jit.script(add_one)
-    return fn
+def used(case: Case, function: Callable[..., Tensor]) -> Call:
+    """The call that is measured; before that it is made a few times, and compared with the uncompiled function."""
+    inputs: tuple[Any, ...] = case.inputs if case.function is not concatenate else ([*case.inputs],)
+    expected = case.function(*inputs)
+    grad = torch.ones_like(expected)
+
+    def call() -> object:
+        return function(*inputs).backward(grad) if case.backward else function(*inputs)
+
+    for _ in range(10):
+        torch.testing.assert_close(function(*inputs), expected)
+        call()
+    return call
+
+
+def timed(call: Call, calls: int) -> Callable[[], float]:
+    """A measurement of one candidate."""
+    return lambda: per_call(call, calls=calls)
 
 
 def run(rounds: int) -> Result:
-    """Measure every candidate, warm."""
+    """Measure every candidate of every case, warm."""
     torch._dynamo.reset()
-    x = torch.arange(4.0)
-    functions = candidates()
-    for name, fn in functions.items():
-        if not all(torch.equal(fn(x), x + 1) for _ in range(20)):
-            raise RuntimeError(f"{name} computes something else")
-    return Result(interleave(rounds, {name: timed(fn, x) for name, fn in functions.items()}))
-
-
-def timed(fn: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> Callable[[], float]:
-    """A measurement of one candidate; the closure around the call costs every candidate the same."""
-    return lambda: per_call(lambda: fn(x))
+    samples = {}
+    made = cases()
+    for name, case in made.items():
+        found = {peer: timed(used(case, make(case.function)), case.calls) for peer, make in compilers().items()}
+        samples[name] = interleave(rounds, found)
+    return Result(samples, {name: case.limit for name, case in made.items()})

@@ -55,9 +55,10 @@ class Compiler:
                     return entry.run(inputs)
                 except OtherData:
                     pass  # it is found out again, with what else does not fit
-        return self._look_up(args, kwargs)
+        return self.look_up(args, kwargs)
 
-    def _look_up(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def look_up(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the entry that fits, by its key, or compile one."""
         if active_recorder() is not None:
             return self.function(*args, **kwargs)
         leaves, spec = flatten_arguments(args, kwargs)
@@ -94,11 +95,16 @@ class JitFunction:
     def __init__(self, compiler: Compiler) -> None:
         functools.update_wrapper(self, compiler.function)
         self._switchgear = compiler
-        self._call = compiler.__call__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function."""
-        return self._call(*args, **kwargs)
+        # as the compiler does it, for a call of that costs as much as its body
+        entry = self._switchgear.last
+        if entry is not None:
+            inputs = entry.prologue(args, kwargs)
+            if inputs is not None:
+                return entry.run(inputs)
+        return self._switchgear.look_up(args, kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)

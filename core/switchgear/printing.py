@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .proxy import TensorProxy
+from .spelling import spelling
 from .symbol import DEL, BoundSymbol
 
 if TYPE_CHECKING:
@@ -144,7 +145,12 @@ def _line(bound_symbol: BoundSymbol, scope: _Scope, link: bool) -> str:
 
 def _call(bound_symbol: BoundSymbol, scope: _Scope) -> str:
     symbol, implementation = bound_symbol.symbol, bound_symbol.implementation
-    function = scope.callable(symbol.name, implementation.fn if implementation else symbol.fn)
+    fn = implementation.fn if implementation else symbol.fn
+    # what is executed is called by what costs least; before that a leaf shows its overload
+    spelled = None
+    if implementation is not None and isinstance(fn, torch._ops.OpOverload):
+        spelled = spelling(fn, bound_symbol.args, bound_symbol.kwargs)
+    function = spelled or scope.callable(symbol.name, fn)
     arguments = [scope.expression(value) for value in bound_symbol.args]
     for name, value in bound_symbol.kwargs.items():
         expression = scope.expression(value)

@@ -47,6 +47,11 @@ class ModuleState:
         tensor = self._here()
         return tensor if all(other._here() is tensor for other in self.tied) else None
 
+    @property
+    def slots(self) -> str:
+        """Which of the module's two dictionaries holds it now."""
+        return "_parameters" if self.name in self.holder._parameters else "_buffers"
+
     def _here(self) -> torch.Tensor | None:
         state = self.holder._parameters
         return state[self.name] if self.name in state else self.holder._buffers.get(self.name)

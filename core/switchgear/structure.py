@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,10 +32,30 @@ class Structure:
             leaves[own] = [_record(kind, names, inner.unflatten(leaves[own]))]
         return pytree.tree_unflatten(leaves, self.spec)
 
+    def expression(self, leaves: Iterable[str]) -> str | None:
+        """Python for the nested value, given that for each leaf; None for what is more than tuples, lists and dicts."""
+        return None if self.records else _expression(self.spec, iter(leaves))
+
     @property
     def num_leaves(self) -> int:
         """How many leaves there are in all."""
         return self.spec.num_leaves + sum(inner.num_leaves - 1 for _, _, _, inner in self.records)
+
+
+def _expression(spec: pytree.TreeSpec, leaves: Iterator[str]) -> str | None:
+    if spec.is_leaf():
+        return next(leaves)
+    items = [_expression(child, leaves) for child in spec.children()]
+    found = [item for item in items if item is not None]
+    if len(found) < len(items):
+        return None
+    if spec.type is tuple:
+        return f"({''.join([f'{item}, ' for item in found])})"
+    if spec.type is list:
+        return f"[{', '.join(found)}]"
+    if spec.type is dict and all(type(key) is str for key in spec.context):
+        return "{" + ", ".join([f"{key!r}: {item}" for key, item in zip(spec.context, found, strict=True)]) + "}"
+    return None
 
 
 def flatten(value: Any, *, objects: bool = False) -> tuple[list[Any], Structure]:

@@ -22,6 +22,7 @@ from torch._C._dynamo.guards import GlobalStateGuard as GlobalStateGuard
 from torch._C._dynamo.guards import TensorGuards as _TensorGuards
 from torch._functorch import eager_transforms, pyfunctorch
 from torch._subclasses import fake_tensor
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -59,6 +60,37 @@ def make_fake(mode: FakeMode, proxy: TensorProxy) -> torch.Tensor:
             fake = torch.empty_strided(shape, stride, dtype=proxy.dtype, device=proxy.device)
         fake = torch._conj(fake) if proxy.is_conj else fake
         return torch._neg_view(fake) if proxy.is_neg else fake
+
+
+def make_meta(proxy: TensorProxy) -> torch.Tensor:
+    """A tensor without data, of a proxy's sizes, strides, dtype and bits."""
+    with real_dispatch():
+        tensor = torch.empty_strided(proxy.shape, proxy.stride, dtype=proxy.dtype, device="meta")
+        tensor = torch._conj(tensor) if proxy.is_conj else tensor
+        return torch._neg_view(tensor) if proxy.is_neg else tensor
+
+
+class _Dispatched(Exception):
+    """Ends a call where it is first dispatched."""
+
+
+class _FirstDispatched(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise _Dispatched(func, args, kwargs or {})
+
+
+def first_dispatched(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[OpOverload, tuple[Any, ...], dict[str, Any]] | None:
+    """The overload that a call comes to first, and its arguments there; nothing is run. None if the call is refused."""
+    with real_dispatch(), autocast_off(), _FirstDispatched():  # type: ignore[no-untyped-call]
+        try:
+            fn(*args, **kwargs)
+        except _Dispatched as first:
+            return first.args
+        except Exception:  # no such signature
+            return None
+    return None
 
 
 @contextlib.contextmanager
@@ -329,6 +361,24 @@ def tensor_guards(tensors: list[torch.Tensor]) -> Callable[..., bool]:
     return _TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
 
 
+#: Operators dispatch below autograd while this is active, and so cost less.
+below_autograd: Callable[[], AbstractContextManager[None]] = torch._C._AutoDispatchBelowAutograd
+
+
+def forward_mode_active() -> bool:
+    """Whether a level of forward-mode differentiation is entered, so that tensors may carry tangents."""
+    return forward_ad._current_level >= 0
+
+
+set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
+functorch_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
+
+
+def node_apply(node: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """`node.apply` for arguments none of which a `torch.func` transform has wrapped, and outside of any."""
+    return super(torch.autograd.Function, node).apply  # type: ignore[misc, no-any-return]
+
+
 def outside_functorch() -> AbstractContextManager[Any]:
     """Leave every `torch.func` transform for a while."""
     return pyfunctorch.temporarily_clear_interpreter_stack()
@@ -372,6 +422,12 @@ def inside_functorch() -> bool:
 def function_modes() -> list[Any]:
     """The active `__torch_function__` modes, outermost first; a default device is one of them."""
     return [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
+
+
+#: How many `__torch_function__` modes are active.
+function_mode_count: Callable[[], int] = torch._C._len_torch_function_stack
+#: What `torch.get_float32_matmul_precision` gives, without a call in Python.
+float32_precision: Callable[[], str] = torch._C._get_float32_matmul_precision
 
 
 def dispatch_mode_count() -> int:

@@ -20,18 +20,18 @@ def backward(t_weight, t_0, g_t1):
     # t_weight: "cpu f32[10, 100]"
     # t_0: "cpu f32[10, 100]"
     # g_t1: "cpu f32[10, 10]"
-    t2 = torch.ops.aten.t.default(g_t1)  # t2: "cpu f32[10, 10]"  forward: t1 = torch.nn.functional.linear  HERE  rule: derived (aten.mm)
-    t3 = torch.ops.aten.mm.default(t2, t_0)  # t3: "cpu f32[10, 100]"  forward: t1 = torch.nn.functional.linear  HERE  rule: derived (aten.mm)
+    t2 = torch.t(g_t1)  # t2: "cpu f32[10, 10]"  forward: t1 = torch.nn.functional.linear  HERE  rule: derived (aten.mm)
+    t3 = torch.mm(t2, t_0)  # t3: "cpu f32[10, 100]"  forward: t1 = torch.nn.functional.linear  HERE  rule: derived (aten.mm)
     del t2, t_0
-    t4 = torch.ops.aten.t.default(t3)  # t4: "cpu f32[100, 10]"  forward: t1 = torch.nn.functional.linear  HERE  rule: derived (aten.mm)
+    t4 = torch.t(t3)  # t4: "cpu f32[100, 10]"  forward: t1 = torch.nn.functional.linear  HERE  rule: derived (aten.mm)
     del t3
-    t0 = torch.ops.aten.t.default(t_weight)  # t0: "cpu f32[100, 10]"  forward: t1 = torch.nn.functional.linear  HERE  rule: partition (recomputed)
+    t0 = torch.t(t_weight)  # t0: "cpu f32[100, 10]"  forward: t1 = torch.nn.functional.linear  HERE  rule: partition (recomputed)
     del t_weight
-    t5 = torch.ops.aten.t.default(t0)  # t5: "cpu f32[10, 100]"  forward: t1 = torch.nn.functional.linear  HERE  rule: derived (aten.mm)
+    t5 = torch.t(t0)  # t5: "cpu f32[10, 100]"  forward: t1 = torch.nn.functional.linear  HERE  rule: derived (aten.mm)
     del t0
-    t6 = torch.ops.aten.mm.default(g_t1, t5)  # t6: "cpu f32[10, 100]"  forward: t1 = torch.nn.functional.linear  HERE  rule: derived (aten.mm)
+    t6 = torch.mm(g_t1, t5)  # t6: "cpu f32[10, 100]"  forward: t1 = torch.nn.functional.linear  HERE  rule: derived (aten.mm)
     del g_t1, t5
-    t7 = torch.ops.aten.t.default(t4)  # t7: "cpu f32[10, 100]"  forward: t1 = torch.nn.functional.linear  HERE  rule: derived (aten.t)
+    t7 = torch.t(t4)  # t7: "cpu f32[10, 100]"  forward: t1 = torch.nn.functional.linear  HERE  rule: derived (aten.t)
     del t4
     return (t6, t7)
 """  # noqa: E501

@@ -749,6 +749,26 @@ def test_different_calls_from_several_threads() -> None:
     in_threads(4, work)
 
 
+def test_signatures_from_many_threads_are_each_compiled_once() -> None:
+    counted = Counted(lambda x, factor: ((x * factor).exp() * x).sum(0))
+    jitted = jit(counted)
+
+    def work(index: int) -> None:
+        for step in range(12):
+            size, factor = 1 + (index + step) % 4, 0.5
+            x, y = numbers(size, 2, grad=True), numbers(size, 2, grad=True)
+            found, expected = jitted(x, factor), ((y * factor).exp() * y).sum(0)
+            assert torch.equal(found, expected)
+            found.square().sum().backward()
+            expected.square().sum().backward()
+            assert x.grad is not None
+            assert y.grad is not None
+            assert torch.equal(x.grad, y.grad)
+
+    in_threads(8, work)
+    assert counted.runs == 4
+
+
 def test_different_functions_are_captured_in_several_threads() -> None:
     def work(index: int) -> None:
         function = jit(lambda x: torch.nn.functional.dropout((x * index).sin(), 0.0))

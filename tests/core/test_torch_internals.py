@@ -591,6 +591,8 @@ def test_tensor_guards(change: Callable[[T], T], holds: bool) -> None:
     assert check(change(x), w) is holds
     assert not any(check(other, w) for other in (None, 3, "x", torch.nn.Parameter(x)))
     assert internals.tensor_guards([])() is True
+    with pytest.raises(TypeError, match="wrong length"):
+        check(x)
 
 
 def test_tensor_guards_tell_the_conjugate_bit_and_hold_no_tensor() -> None:
@@ -615,6 +617,61 @@ def test_global_state_guard() -> None:
     finally:
         torch.set_default_dtype(torch.float32)
     assert guard.check()
+
+
+def test_below_autograd() -> None:
+    x = numbers(2, grad=True)
+    with internals.below_autograd():
+        assert not (x * 2).requires_grad
+        assert x.view(2, 1)._is_view()
+        assert torch.equal(x * 2, numbers(2) * 2)
+    assert (x * 2).requires_grad
+
+
+def test_forward_mode_active() -> None:
+    assert not internals.forward_mode_active()
+    with torch.autograd.forward_ad.dual_level():
+        assert internals.forward_mode_active()
+    assert not internals.forward_mode_active()
+
+
+def test_node_apply() -> None:
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: T) -> T:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            return grads[0] * 2
+
+    x = numbers(2, grad=True)
+    internals.node_apply(Double)(x).sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad, torch.full((2,), 2.0, dtype=x.dtype))
+    assert not internals.functorch_active()
+    assert torch.func.vmap(lambda row: row + int(internals.functorch_active()))(torch.zeros(2)).tolist() == [1, 1]
+
+
+def test_first_dispatched() -> None:
+    x = internals.make_meta(metadata_proxy("x", numbers(2, 3).t(), False))
+    assert (x.shape, x.stride(), x.dtype, x.device.type) == ((3, 2), (1, 3), torch.float64, "meta")
+    z = internals.make_meta(metadata_proxy("z", torch.complex(numbers(2), numbers(2)).conj(), False))
+    assert z.is_conj()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert internals.first_dispatched(torch.add, (x, 1), {}) == (torch.ops.aten.add.Tensor, (x, 1), {})
+    assert internals.first_dispatched(torch.add, (x, "1"), {}) is None
+    assert internals.first_dispatched(torch.is_grad_enabled, (), {}) is None
+
+
+def test_global_modes() -> None:
+    assert internals.function_mode_count() == 0
+    with torch.device("meta"):
+        assert internals.function_mode_count() == 1
+    assert internals.float32_precision() == torch.get_float32_matmul_precision()
+    with torch.enable_grad():
+        internals.set_grad_enabled(False)
+        assert not torch.is_grad_enabled()
 
 
 # --- random streams, saved tensors ---

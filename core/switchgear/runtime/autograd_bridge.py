@@ -20,61 +20,99 @@ from switchgear.selection import Selection
 from switchgear.symbol import DEL, proxies
 from switchgear.trace import Trace
 
-from .execution import run_program
+from .execution import maybe_views, runner
 
 Jit = Callable[[Callable[..., Any]], Callable[..., Any]]
+#: The grad outputs that arrive, None where one is undefined.
+Arriving = tuple[torch.Tensor | None, ...]
 
 
 class Bridge:
     """Runs the forward of an entry under autograd, and its backwards, made on first use as grad outputs need them.
 
-    `rejit` compiles a backward that is to be differentiated in its turn, as any other function.
+    `rejit` compiles a backward that is to be differentiated in its turn, as any other function. `grad_enabled` and
+    `autocast` say which of these modes the calls are made in.
     """
 
-    def __init__(self, training: Training, selection: Selection, rejit: Jit) -> None:
+    def __init__(
+        self, training: Training, selection: Selection, rejit: Jit, *, grad_enabled: bool, autocast: bool
+    ) -> None:
         self.training = training
         self.selection = selection
         self.rejit = rejit
+        self.grad_enabled = grad_enabled
         self.count = training.joint.count
         self.inner = tuple(self.count + index for index in training.inner)
         outputs = training.ends[: self.count]
-        self.plain = tuple(i for i, proxy in enumerate(outputs) if proxy is None or not proxy.requires_grad)
-        views = made_as_views(training.prepared.bound_symbols)
-        self.views = tuple(i for i, p in enumerate(outputs) if p is not None and p.requires_grad and p.name in views)
+        self.plain = tuple(i for i, p in enumerate(outputs) if p is not None and not p.requires_grad)
+        seen = made_as_views(training.prepared.bound_symbols)
+        self.views = tuple(i for i, p in enumerate(outputs) if p is not None and p.requires_grad and p.name in seen)
+        self.sparse = any(p is not None and p.shape and not any(p.stride) for p in outputs)
+        self.saves = bool(training.saved)
+        self.run_forward = runner(training.forward, autocast=autocast)
         given = {proxy.name for proxy in training.prepared.inputs}
-        ends = (*outputs, *training.saved)
-        self.made = tuple(i for i, proxy in enumerate(ends) if proxy is not None and proxy.name not in given)
+        ends, views = (*outputs, *training.saved), maybe_views(training.forward)
+        self.made = tuple(i for i in views if i < len(ends) and (p := ends[i]) is not None and p.name not in given)
+        self.written = tuple(place for place in training.backward.targets if place[0] != "grad")
         expected = [None if p is None else (p.stride, p.dtype, False, False) for p in training.joint.grad_outputs]
         wanted = tuple(proxy.requires_grad for proxy in training.prepared.inputs)
         nothing = (None,) * len(self.inner)
         self._backwards: dict[Any, Program] = {(*expected, *nothing, wanted, ()): training.backward}
         self._differentiable: dict[Any, tuple[Callable[..., Any], Trace]] = {}
+        self._last: _Last | None = None
         self.last_backward: Program = training.backward
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The trace's outputs, connected to autograd."""
+        apply = _Node.apply if internals.functorch_active() else _APPLY
+        if self.grad_enabled and not self.views:
+            return apply(self, *inputs)  # type: ignore[no-any-return,no-untyped-call]
         with torch.enable_grad():
-            results: list[torch.Tensor] = [*_Node.apply(self, *inputs)]  # type: ignore[no-untyped-call]
-            for index in self.views:
-                if not results[index]._is_view():
-                    results[index] = _View.apply(results[index])  # type: ignore[no-untyped-call]
-        return results
+            results = apply(self, *inputs)  # type: ignore[no-untyped-call]
+            return self._as_views(results) if self.views else results
 
-    def backward_for(self, grads: tuple[torch.Tensor | None, ...], wanted: tuple[bool, ...]) -> Program:
+    def _as_views(self, results: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        found = list(results)
+        for index in self.views:
+            if not found[index]._is_view():
+                found[index] = _View.apply(found[index])  # type: ignore[no-untyped-call]
+        return found
+
+    def apart(self, results: tuple[Any, ...], inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+        """The results, none of them a view of what was made inside: autograd forbids to write to such an output.
+
+        A view of an input is one in eager too.
+        """
+        views = [index for index in self.made if results[index]._is_view()]
+        if not views:
+            return results
+        found, own = list(results), {internals.storage_key(tensor) for tensor in inputs}
+        for index in views:
+            if internals.storage_key(found[index]) not in own:
+                found[index] = found[index].detach()
+        return tuple(found)
+
+    def backward_for(self, grads: Arriving, wanted: tuple[bool, ...]) -> _Last:
         """The backward that takes these grad outputs, and gives the gradients of the inputs that are wanted."""
+        last = self._last
+        if last is not None and last.fits(grads, wanted):
+            return last
+        _check_strided(grads)
         key = _pattern(grads, wanted)
         program = self._backwards.get(key)
         if program is None:
             with compiling(), torch.no_grad():
-                program = compile_backward(self.training, self.selection, self._proxies(grads), wanted)
-            self._backwards[key] = program
+                program = self._backwards.get(key)
+                if program is None:
+                    program = compile_backward(self.training, self.selection, self._proxies(grads), wanted)
+                    self._backwards[key] = program
         self.last_backward = program
-        return program
+        last = self._last = _Last(program, grads, wanted)
+        return last
 
-    def differentiable_for(
-        self, grads: tuple[torch.Tensor | None, ...], wanted: tuple[bool, ...]
-    ) -> Callable[..., Any]:
+    def differentiable_for(self, grads: Arriving, wanted: tuple[bool, ...]) -> Callable[..., Any]:
         """The same as a function of what is saved and the grad outputs, for `create_graph=True`."""
+        _check_strided(grads)
         key = _pattern(grads, wanted)
         found = self._differentiable.get(key)
         if found is None:
@@ -83,19 +121,19 @@ class Bridge:
             found = self._differentiable[key] = self.rejit(_evaluated(trace)), trace
         return found[0]
 
-    def unread(self, grads: tuple[torch.Tensor | None, ...], wanted: tuple[bool, ...]) -> frozenset[int]:
+    def unread(self, grads: Arriving, wanted: tuple[bool, ...]) -> frozenset[int]:
         """The positions of the saved values that are not read by the backward for these grad outputs."""
         if torch.is_grad_enabled():
             self.differentiable_for(grads, wanted)
             trace = self._differentiable[_pattern(grads, wanted)][1]
         else:
-            trace = self.backward_for(grads, wanted).stages[-1]
+            trace = self.backward_for(grads, wanted).program.stages[-1]
         lines = [item for item in trace.bound_symbols if item.symbol != DEL]
         read = {proxy.name for proxy in proxies((trace.outputs, [item.inputs for item in lines]))}
         saved = trace.inputs[: len(self.training.saved)]
         return frozenset(index for index, proxy in enumerate(saved) if proxy.name not in read)
 
-    def _proxies(self, grads: tuple[torch.Tensor | None, ...]) -> Grads:
+    def _proxies(self, grads: Arriving) -> Grads:
         return tuple(
             None
             if proxy is None or grad is None
@@ -113,7 +151,35 @@ class Bridge:
         )
 
 
-def _pattern(grads: tuple[torch.Tensor | None, ...], wanted: tuple[bool, ...]) -> Any:
+class _Last:
+    """The backward run last, and a cheap check that other grad outputs are for it too."""
+
+    def __init__(self, program: Program, grads: Arriving, wanted: tuple[bool, ...]) -> None:
+        self.program = program
+        self.targets = program.targets
+        self.run = runner(program, autocast=internals.autocast_active())
+        self._wanted = wanted
+        self._defined = [grad is not None for grad in grads]
+        self._check = internals.tensor_guards([grad for grad in grads if grad is not None])
+        self._autocast = internals.autocast_key()
+
+    def fits(self, grads: Arriving, wanted: tuple[bool, ...]) -> bool:
+        """Whether it surely takes these grad outputs."""
+        return (
+            wanted == self._wanted
+            # before the check, which raises for another number of tensors
+            and [grad is not None for grad in grads] == self._defined
+            and self._check(*[grad for grad in grads if grad is not None])
+            and internals.autocast_key() == self._autocast
+        )
+
+
+def _check_strided(grads: Arriving) -> None:
+    if any(grad is not None and grad.layout is not torch.strided for grad in grads):
+        raise Unsupported("a grad output is not a strided tensor")
+
+
+def _pattern(grads: Arriving, wanted: tuple[bool, ...]) -> Any:
     pattern = [None if g is None else (g.stride(), g.dtype, g.is_conj(), g.is_neg()) for g in grads]
     return (*pattern, wanted, internals.autocast_key())
 
@@ -155,45 +221,49 @@ class _Node(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, bridge: Bridge, *inputs: torch.Tensor) -> Any:
-        results = list(run_program(bridge.training.forward, inputs))
-        own = {internals.storage_key(tensor) for tensor in inputs}
-        for index in bridge.made:
-            # autograd forbids to write to what comes out of a node as a view; of an input it is one in eager too
-            if results[index]._is_view() and internals.storage_key(results[index]) not in own:
-                results[index] = results[index].detach()
-        outputs = results[: bridge.count]
+        results = bridge.run_forward(*inputs)
+        if bridge.made:
+            results = bridge.apart(results, inputs)
+        count = bridge.count
+        outputs = results[:count]
         ctx.bridge = bridge
-        ctx.unwatched = frozenset()
-        ctx.save_for_backward(*results[bridge.count :])
-        ctx.mark_non_differentiable(*[outputs[i] for i in bridge.plain if outputs[i] is not None])
+        if bridge.saves:
+            ctx.save_for_backward(*results[count:])
+        if bridge.plain:
+            ctx.mark_non_differentiable(*[outputs[i] for i in bridge.plain])
         ctx.set_materialize_grads(False)
-        held = {"input": inputs, "output": outputs}
-        # not saved, for it may change before the backward writes to it; and without its history, which may lead here
-        places = [place for place in bridge.training.backward.targets if place[0] in held]
-        ctx.written = {(kind, index): held[kind][index].detach() for kind, index in places}
-        return (*outputs, *[results[index] for index in bridge.inner])
+        if bridge.written:
+            held = {"input": inputs, "output": outputs}
+            # not saved, for it may change before the backward writes to it; without its history, which may lead here
+            ctx.written = {(kind, index): held[kind][index].detach() for kind, index in bridge.written}
+        return (*outputs, *[results[index] for index in bridge.inner]) if bridge.inner else outputs
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
-        if any(grad is not None and grad.layout is not torch.strided for grad in grads):
-            grads = tuple([_strided(*pair) for pair in zip(grads, ctx.bridge.training.ends, strict=True)])
-        given = [grad for grad in grads if grad is not None]
         wanted = ctx.needs_input_grad[1:]
-        arguments = [*_saved(ctx, grads, wanted), *given]
-        internals.clear_saved_tensors(ctx)
+        bridge: Bridge = ctx.bridge
+        if bridge.sparse:
+            grads = tuple([_strided(*pair) for pair in zip(grads, bridge.training.ends, strict=True)])
+        arguments = [grad for grad in grads if grad is not None]
+        if bridge.saves:
+            arguments = [*_saved(ctx, grads, wanted), *arguments]
+            internals.clear_saved_tensors(ctx)
         if torch.is_grad_enabled():
-            return (None, *ctx.bridge.differentiable_for(grads, wanted)(*arguments))
-        program = ctx.bridge.backward_for(grads, wanted)
-        found = run_program(program, arguments)
-        for (kind, index), value in zip(program.targets, found[len(wanted) :], strict=True):
-            target = grads[index] if kind == "grad" else ctx.written[kind, index]
-            target.copy_(value)
-        return (None, *found[: len(wanted)])
+            return (None, *bridge.differentiable_for(grads, wanted)(*arguments))
+        last = bridge.backward_for(grads, wanted)
+        found = last.run(arguments)
+        if last.targets:
+            for (kind, index), value in zip(last.targets, found[len(wanted) :], strict=True):
+                target: Any = grads[index] if kind == "grad" else ctx.written[kind, index]
+                target.copy_(value)
+            found = found[: len(wanted)]
+        return (None, *found)
 
 
-def _saved(ctx: Any, grads: tuple[torch.Tensor | None, ...], wanted: tuple[bool, ...]) -> tuple[torch.Tensor, ...]:
+def _saved(ctx: Any, grads: Arriving, wanted: tuple[bool, ...]) -> tuple[torch.Tensor, ...]:
     """The saved values; that one was overwritten since is an error only of a backward that reads it, as in eager."""
-    if ctx.unwatched and not ctx.unwatched <= ctx.bridge.unread(grads, wanted):
+    unwatched: frozenset[int] = getattr(ctx, "unwatched", frozenset())
+    if unwatched and not unwatched <= ctx.bridge.unread(grads, wanted):
         raise RuntimeError(
             f"one of the variables needed for gradient computation has been {_OVERWRITTEN} since; an earlier backward "
             "of this graph did not need it"
@@ -210,3 +280,4 @@ def _saved(ctx: Any, grads: tuple[torch.Tensor | None, ...], wanted: tuple[bool,
 
 
 _OVERWRITTEN = "modified by an inplace operation"
+_APPLY = internals.node_apply(_Node)

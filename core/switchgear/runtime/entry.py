@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,11 +17,12 @@ from switchgear.signature import Argument, Base, Closure, InputSource
 from switchgear.structure import Structure
 
 from .autograd_bridge import Bridge, Jit
-from .epilogue import finish
-from .execution import run_program
+from .epilogue import finisher
+from .execution import maybe_views, runner
 from .prologue import make_prologue
 
-_AS_IT_IS = contextlib.nullcontext()
+#: What an entry does with the input tensors of a call, up to what the function returns.
+Run = Callable[[Sequence[torch.Tensor]], Any]
 
 
 class Entry:
@@ -38,29 +38,51 @@ class Entry:
         rejit: Jit,
         reads_inputs: bool = False,
     ) -> None:
+        #: Casts are part of the trace.
+        self._autocast = internals.autocast_active()
         with compiling():
             captured = self.captured = capture(function, leaves, spec, module, reads_inputs=reads_inputs)
             tensors = [tensor_of(source, leaves) for source in captured.sources]
             with torch.no_grad(), internals.autocast_off():
                 self._compile(tensors, selection, rejit)
         self.prologue = make_prologue(captured, leaves, spec, tensors)
-        self._hides_autograd = captured.grad_enabled and any(proxy.requires_grad for proxy in captured.trace.inputs)
-        outputs = captured.outputs
-        touched = outputs.mutations or outputs.metadata
-        self._returns_first = not touched and outputs.spec.is_leaf and outputs.returned[0].kind == "output"
+        #: What the function returns for the inputs that `prologue` gives.
+        self.run: Run = self._switching_on() if captured.outputs.switched_on else self._finishing()
 
-    def run(self, inputs: Sequence[torch.Tensor]) -> Any:
-        """What the function returns for these inputs, as `prologue` gives them."""
-        for index in self.captured.outputs.switched_on:
-            inputs[index].requires_grad_()
-        if self.bridge is not None:
-            outputs = self.bridge(inputs)
-        else:
-            with torch.no_grad() if self._hides_autograd else _AS_IT_IS:
-                outputs = run_program(self.forward, inputs)
-            if any(output is not None and output._is_view() for output in outputs):
-                return finish(self.captured.outputs, [o if o is None else o.detach() for o in outputs], inputs)
-        return outputs[0] if self._returns_first else finish(self.captured.outputs, outputs, inputs)
+    def _switching_on(self) -> Run:
+        indices, rest = self.captured.outputs.switched_on, self._finishing()
+
+        def run(inputs: Sequence[torch.Tensor]) -> Any:
+            for index in indices:
+                inputs[index].requires_grad_()
+            return rest(inputs)
+
+        return run
+
+    def _finishing(self) -> Run:
+        outputs_of, complete = self.bridge or self._without_gradients(), finisher(self.captured.outputs)
+        return lambda inputs: complete(outputs_of(inputs), inputs)
+
+    def _without_gradients(self) -> Run:
+        """What gives the trace's outputs where autograd is to know nothing of them."""
+        captured, run = self.captured, runner(self.forward, autocast=self._autocast)
+        hidden = captured.grad_enabled and any(proxy.requires_grad for proxy in captured.trace.inputs)
+        views, set_grad_enabled = maybe_views(self.forward), internals.set_grad_enabled
+
+        def outputs_of(inputs: Sequence[torch.Tensor]) -> Sequence[Any]:
+            if hidden:
+                set_grad_enabled(False)
+                try:
+                    outputs = run(*inputs)
+                finally:
+                    set_grad_enabled(True)
+            else:
+                outputs = run(*inputs)
+            if views and any(outputs[index]._is_view() for index in views):
+                return [output if output is None else output.detach() for output in outputs]
+            return outputs  # type: ignore[no-any-return]
+
+        return outputs_of if hidden or views else lambda inputs: run(*inputs)
 
     def _compile(self, tensors: Sequence[torch.Tensor], selection: Selection, rejit: Jit) -> None:
         trace = self.captured.trace
@@ -83,7 +105,9 @@ class Entry:
         beside = {other for _, other, _ in sharing(tensors, [mutation.input for mutation in outputs.mutations])}
         training = compile_training(stages, selection, grad_outputs, mutated, beside, choices)
         self.forward = training.forward
-        self.bridge = Bridge(training, selection, rejit)
+        self.bridge = Bridge(
+            training, selection, rejit, grad_enabled=self.captured.grad_enabled, autocast=self._autocast
+        )
 
 
 def tensor_of(source: InputSource, leaves: list[Any]) -> torch.Tensor:

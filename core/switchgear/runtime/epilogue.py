@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,22 @@ import torch
 from switchgear import torch_internals as internals
 from switchgear.evaluation import evaluate
 from switchgear.outputs import Outputs
+
+
+def finisher(outputs: Outputs) -> Callable[[Sequence[Any], Sequence[torch.Tensor]], Any]:
+    """What finishes a call, from results and inputs: `finish`, or where nothing is to be done a generated function."""
+    scope = {f"value{number}": item.value for number, item in enumerate(outputs.returned) if item.kind == "value"}
+    leaves = [
+        f"value{number}" if item.kind == "value" else f"{item.kind}[{item.place}]"
+        for number, item in enumerate(outputs.returned)
+    ]
+    expression = outputs.spec.expression(leaves)
+    if outputs.metadata or outputs.mutations or outputs.views or expression is None:
+        return partial(finish, outputs)
+    assemble: Callable[[Sequence[Any], Sequence[torch.Tensor]], Any] = eval(
+        f"lambda output, input: {expression}", scope
+    )
+    return assemble
 
 
 def finish(outputs: Outputs, results: Sequence[Any], inputs: Sequence[torch.Tensor]) -> Any:

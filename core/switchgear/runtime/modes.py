@@ -19,7 +19,7 @@ def modes_key() -> tuple[Any, ...]:
         torch.is_inference_mode_enabled(),
         torch.get_default_dtype(),
         tuple([_device(mode) for mode in internals.function_modes()]),
-        torch.get_float32_matmul_precision(),
+        internals.float32_precision(),
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
         internals.autocast_key(),
@@ -38,18 +38,21 @@ def _device(mode: Any) -> str:
 
 def modes_guard() -> Callable[[], bool]:
     """A cheap check that the global state is what it is now; False may be for a state that `modes_key` ignores."""
-    check, key = internals.GlobalStateGuard().check, modes_key()
-    stack_depth, depth = torch._C._len_torch_function_stack, torch._C._len_torch_function_stack()
+    key, check = modes_key(), internals.GlobalStateGuard().check
+    is_grad, grad = torch.is_grad_enabled, torch.is_grad_enabled()
     is_inference, inference = torch.is_inference_mode_enabled, torch.is_inference_mode_enabled()
-    is_nested, nested = internals.autocast_nested, internals.autocast_nested()
-    get_precision, precision = torch.get_float32_matmul_precision, torch.get_float32_matmul_precision()
+    count_modes, count = internals.function_mode_count, internals.function_mode_count()
+    get_precision, precision = internals.float32_precision, internals.float32_precision()
+    enter, leave, nested = torch.autocast_increment_nesting, torch.autocast_decrement_nesting, key[-1]
 
     def same() -> bool:
-        if stack_depth() != depth or is_inference() is not inference or get_precision() != precision:
+        # the state that changes most often, or that the C++ guard does not see
+        if is_grad() is not grad or is_inference() is not inference or count_modes() != count:
             return False
-        if is_nested() is not nested:
+        enter()
+        if (leave() > 0) is not nested or get_precision() != precision:
             return False
         # the C++ guard sees no default device, and looks at what changes no result too, such as the number of threads
-        return (not depth and check()) or modes_key() == key
+        return (not count and check()) or modes_key() == key
 
     return same

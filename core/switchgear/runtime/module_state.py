@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
+from operator import is_not
 from typing import Any
 
 import torch
@@ -17,15 +18,54 @@ def modules_key(parts: Iterable[torch.nn.Module]) -> tuple[Any, ...]:
     return (*map(len, internals.global_module_hooks()), *map(_part_key, parts))
 
 
-def modules_guard(modules: tuple[torch.nn.Module, ...]) -> Callable[[], bool]:
-    """A check that training flags and hooks are what they are now, and the submodules the same."""
-    parts = [part for module in modules for part in module.modules()]
-    key = modules_key(parts)
-    return lambda: modules_key(parts) == key
+def modules_guard(
+    modules: tuple[torch.nn.Module, ...], fetched: Container[tuple[torch.nn.Module, str]]
+) -> Callable[[], bool]:
+    """A check that training flags, hooks and what is None are as they are now, and the submodules the same.
+
+    What is `fetched` for the call, by its module and name there, is known to be a tensor.
+    """
+    parts = [*dict.fromkeys(part for module in modules for part in module.modules())]
+    key, everywhere = modules_key(parts), internals.global_module_hooks()
+    if any(everywhere) or any(_part_hooks(part) or "forward" in part.__dict__ for part in parts):
+        return lambda: modules_key(parts) == key
+    states = [(part, part.__dict__, part.training, [*part._modules.values()]) for part in parts]
+    slots = [
+        (part.__dict__, kind, name, tensor is None)
+        for part in parts
+        for kind in ("_parameters", "_buffers")
+        for name, tensor in part.__dict__[kind].items()
+        if (part, name) not in fetched
+    ]
+
+    def same() -> bool:
+        for part, state, training, children in states:
+            if (
+                part.__dict__ is not state
+                or state["training"] is not training
+                or state["_forward_hooks"]
+                or state["_forward_pre_hooks"]
+                or state["_backward_hooks"]
+                or state["_backward_pre_hooks"]
+                or "forward" in state
+                or len(state["_modules"]) != len(children)
+                or (children and any(map(is_not, state["_modules"].values(), children)))
+            ):
+                return False
+        for state, kind, name, empty in slots:
+            if (state[kind].get(name) is None) is not empty:
+                return False
+        return not any(everywhere)
+
+    return same
+
+
+def _part_hooks(part: torch.nn.Module) -> list[tuple[Any, ...]]:
+    return [tuple(part.__dict__[name]) for name in _HOOKS if part.__dict__[name]]
 
 
 def _part_key(part: torch.nn.Module) -> tuple[Any, ...]:
     state = part.__dict__
     empty = [name for slots in (part._parameters, part._buffers) for name in slots if slots[name] is None]
-    hooks = [tuple(state[name]) for name in _HOOKS if state[name]]
-    return (id(part), state["training"], state.get("forward"), *map(id, part._modules.values()), *empty, *hooks)
+    children = map(id, part._modules.values())
+    return (id(part), state["training"], state.get("forward"), *children, *empty, *_part_hooks(part))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from switchgear import torch_internals as internals
 from switchgear.capture import Captured
 from switchgear.composites import leaves_of
 from switchgear.shared_memory import base_of, requires_grad_alone, sharing
-from switchgear.signature import Argument, Base, Closure, InputSource
+from switchgear.signature import Argument, Base, Closure, InputSource, ModuleState
 from switchgear.structure import Structure, flatten
 
 from .modes import modes_guard
@@ -33,47 +33,95 @@ def value_key(value: Any) -> Any:
 def make_prologue(captured: Captured, leaves: list[Any], spec: Structure, tensors: list[torch.Tensor]) -> Prologue:
     """The prologue of the entry captured for these arguments; `tensors` are the trace's inputs at that time.
 
-    It is one generated expression, for it runs on every call.
+    It is one generated function, for it runs on every call.
     """
-    flat = spec == flatten((tuple(leaves), {}))[1]
-    conditions = [f"not kwargs and len(args) == {len(leaves)}" if flat else "args_spec == spec"]
-    scope: dict[str, Any] = {"value_key": value_key, "spec": spec, "same_modes": modes_guard()}
-    for index, leaf in enumerate(leaves):
-        if not isinstance(leaf, torch.Tensor):
-            scope[f"key{index}"] = value_key(leaf)
-            conditions.append(f"value_key(args[{index}]) == key{index}")
+    names = [f"a{index}" for index in range(len(leaves))]
+    scope: dict[str, Any] = {"value_key": value_key, "same_modes": modes_guard()}
+    taken = _taken_apart(leaves, spec, names, scope)
+    values = ((name, leaf) for name, leaf in zip(names, leaves, strict=True) if not isinstance(leaf, torch.Tensor))
+    conditions = [_is_value(name, leaf, scope) for name, leaf in values]
     for index, other in captured.identical:
         scope[f"held{index}"] = other
-        conditions.append(f"args[{index}] is " + (f"args[{other}]" if isinstance(other, int) else f"held{index}()"))
+        conditions.append(f"a{index} is " + (f"a{other}" if isinstance(other, int) else f"held{index}()"))
+    states = [source for source in captured.sources if isinstance(source, ModuleState)]
+    if captured.modules:
+        fetched = {(state.holder, state.name) for source in states for state in (source, *source.tied)}
+        scope["same_modules"] = modules_guard(captured.modules, fetched)
+        conditions.append("same_modules()")
     inputs = "".join([f"{_fetched(source, number, scope)}, " for number, source in enumerate(captured.sources)])
     scope["check"] = internals.tensor_guards(tensors)
     conditions += [f"check(*(found := ({inputs})))", "same_modes()"]
-    if captured.modules:
-        scope["same_modules"] = modules_guard(captured.modules)
-        conditions.append("same_modules()")
     relations = _relations(captured)
     if relations is not None:
         scope |= {"relations": relations, "related": relations(tensors)}
         conditions.append("relations(found) == related")
-    result = f"found if {' and '.join(conditions)} else None"
-    if flat:
-        return eval(f"lambda args, kwargs: {result}", scope)  # type: ignore[no-any-return]
-    fits = eval(f"lambda args, args_spec: {result}", scope)
-    return lambda args, kwargs: fits(*flatten((args, kwargs)))
+    body = [*taken, f"return found if {' and '.join(conditions)} else None"]
+    if states:
+        # a parameter that is gone
+        body = ["try:", *(f"    {line}" for line in body), "except KeyError:", "    return None"]
+    source = "\n    ".join(["def prologue(args, kwargs):", *body])
+    exec(compile(source, "<switchgear prologue>", "exec"), scope)
+    prologue: Prologue = scope.pop("prologue")
+    return prologue
+
+
+def _is_value(name: str, value: Any, scope: dict[str, Any]) -> str:
+    """The condition that a Python value is one that `value_key` tells from no other."""
+    if value is None or value is True or value is False:
+        return f"{name} is {value}"
+    if type(value) in (int, str):
+        return f"type({name}) is {type(value).__name__} and {name} == {value!r}"
+    scope[f"key_{name}"] = value_key(value)
+    return f"value_key({name}) == key_{name}"
+
+
+def _taken_apart(leaves: list[Any], spec: Structure, names: list[str], scope: dict[str, Any]) -> list[str]:
+    """Statements that give the leaves of `args` and `kwargs` their names; they return None if the structure differs."""
+    targets = "".join([f"{name}, " for name in names])
+    lines: list[str] = []
+    rest = iter(zip(leaves, names, strict=True))
+    args, kwargs = spec.unflatten(leaves)
+    if all(_take_apart(value, name, rest, lines) for value, name in ((args, "args"), (kwargs, "kwargs"))):
+        return lines
+    scope |= {"flatten": flatten, "spec": spec}
+    lines = ["leaves, found_spec = flatten((args, kwargs))", "if found_spec != spec: return None"]
+    return [*lines, f"{targets}= leaves"] if names else lines
+
+
+def _take_apart(value: Any, name: str, rest: Iterator[tuple[Any, str]], lines: list[str]) -> bool:
+    """Statements for one value, called `name`; False if it holds a container that only pytrees can take apart."""
+    kind = type(value)
+    if kind not in (tuple, list, dict) or (kind is dict and any(type(key) is not str for key in value)):
+        leaf, leaf_name = next(rest, (rest, ""))
+        lines.append(f"{leaf_name} = {name}")
+        return leaf is value
+    parts = [f"{name}_{index}" for index in range(len(value))]
+    different = [f"type({name}) is not {kind.__name__}", f"len({name}) != {len(value)}"]
+    if kind is dict and value:
+        # in their order, which a function can see
+        different.append(f"[*{name}] != {[*value]!r}")
+    lines.append(f"if {' or '.join(different[name in ('args', 'kwargs') :])}: return None")
+    if parts:
+        lines.append(f"{', '.join(parts)}, = {name}{'.values()' if kind is dict else ''}")
+    items = value.values() if kind is dict else value
+    return all(_take_apart(item, part, rest, lines) for item, part in zip(items, parts, strict=True))
 
 
 def _fetched(source: InputSource, number: int, scope: dict[str, Any]) -> str:
     """The expression that gives the tensor of an input; what it needs is entered into `scope`."""
     if isinstance(source, Argument):
-        return f"args[{source.index}]"
+        return f"a{source.index}"
     if isinstance(source, Closure):
         scope[f"closure{number}"] = source.tensor
         return f"closure{number}"
     if isinstance(source, Base):
         scope[f"find{number}"] = source.find
         return f"find{number}({_fetched(source.of, number, scope)})"
-    scope[f"fetch{number}"] = source.fetch
-    return f"fetch{number}()"
+    if source.tied:
+        scope[f"fetch{number}"] = source.fetch
+        return f"fetch{number}()"
+    scope[f"state{number}"] = source.holder.__dict__
+    return f"state{number}[{source.slots!r}][{source.name!r}]"
 
 
 def _relations(captured: Captured) -> Callable[[Sequence[torch.Tensor]], Any] | None:
