@@ -46,8 +46,11 @@ def _is_unchanged(
     """Whether the result of a call is equal to an argument in every respect."""
     if replace(source, name=output.name) != output:
         return False
+    leaves = tuple(leaves_of([item]))
     start, end = home.get(source.name, source.name), home.get(output.name, output.name)
     if start == end:
         # where as_strided starts is not relative to its argument
-        return all(leaf.symbol.fn is not _aten.as_strided.default for leaf in leaves_of([item]))
-    return item.symbol.fn in _COPIES and not output.requires_grad and shared.isdisjoint((start, end))
+        return all(leaf.symbol.fn is not _aten.as_strided.default for leaf in leaves)
+    if len(leaves) > 1 or leaves[0].symbol.fn not in _COPIES or leaves[0].args[0] != source:
+        return False
+    return not output.requires_grad and shared.isdisjoint((start, end))
