@@ -30,6 +30,7 @@ from .free_last_used import free_last_used
 from .inner_gradients import inner_gradients
 from .no_ops import no_ops
 from .partition import backward_for, partition
+from .reuse_buffers import reuse_buffers
 
 #: A tensor that a backward writes to: the index of an "input", of an "output" of the forward, or of a "grad" output.
 Target: TypeAlias = tuple[str, int]
@@ -273,6 +274,7 @@ def _executable(
     trace, made = claim(trace, selection)
     stages.keep("claim", trace, start)
     stages.run("dead_code", dead_code)
+    stages.change("reuse_buffers", reuse_buffers)
     trace = stages.run("free_last_used", free_last_used)
     return Program(tuple(stages.traces), compile_trace(trace, boxed=boxed), (*choices, *made), boxed, targets)
 
