@@ -24,6 +24,8 @@ from switchgear.trace import Trace
 #: Bytes from which on it is done; below, memory that was freed is at hand.
 SMALLEST = 1 << 16
 _aten = torch.ops.aten
+#: Kernels of the others round in other places where they write over what they read.
+_DTYPES = frozenset({torch.float32, torch.float64, torch.int64, torch.int32, torch.bool})
 #: Beside pointwise operators, those whose results are known to be memory of their own: schemas do not say so of all.
 _ALLOCATING = frozenset(
     {
@@ -97,6 +99,8 @@ def _written_to(item: BoundSymbol, target: TensorProxy, output: TensorProxy) -> 
     ):
         return None
     fn: Any = item.symbol.fn
+    if any(proxy.dtype not in _DTYPES for proxy in (*item.inputs, output)):
+        return None
     if not _runs_as_it_is(item) or not _is_pointwise(fn) or item.is_random or aliased_argument(item) is not None:
         return None
     in_place, out = _writing_forms(fn, output.device.type)
