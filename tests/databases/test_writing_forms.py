@@ -61,8 +61,8 @@ class _Calls(TorchDispatchMode):
         def proxy(tensor: torch.Tensor) -> TensorProxy:
             return metadata_proxy(f"t{next(count)}", tensor, False)
 
-        proxies = pytree.tree_map_only(torch.Tensor, proxy, (args, kwargs, result))
-        return BoundSymbol(Symbol(str(func), func), *proxies, implementation=Implementation("torch", func))
+        args, kwargs, output = pytree.tree_map_only(torch.Tensor, proxy, (args, kwargs, result))
+        return BoundSymbol(Symbol(str(func), func), args, kwargs, output, implementation=Implementation("torch", func))
 
     def _compare(self, call: BoundSymbol, given: list[torch.Tensor], result: torch.Tensor) -> None:
         for target in call.inputs:
