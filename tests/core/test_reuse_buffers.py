@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import switchgear as sg
+from switchgear.aliasing import written_arguments
 from switchgear.passes import reuse_buffers as reuse
 from tests.core.training import assert_trains_as_eager, backward, executor, forward, leaf, lines, operators
 
@@ -22,11 +23,7 @@ def _of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def written(trace: sg.Trace) -> list[str]:
     """The calls of a trace that write to an argument."""
-    return [
-        item.symbol.name
-        for item in lines(trace)
-        if getattr(item.symbol.fn, "_schema", None) is not None and item.symbol.fn._schema.is_mutable
-    ]
+    return [item.symbol.name for item in lines(trace) if written_arguments(item)]
 
 
 def trained(function: Callable[..., Any], *args: Any, **options: Any) -> list[str]:
@@ -132,7 +129,7 @@ def test_an_operator_that_may_return_its_argument() -> None:
 
     def function(x: Tensor) -> Tensor:
         y = x + 1
-        z = torch.ops.aten.conj_physical.default(y)
+        z: Tensor = torch.ops.aten.conj_physical.default(y)
         return (z * 2 + y).sum()
 
     assert_trains_as_eager(function, leaf(3))
