@@ -39,7 +39,21 @@ def viewed_argument(bound_symbol: BoundSymbol) -> TensorProxy | None:
     """The argument that a leaf of PyTorch makes views of, as its schema says."""
     fn: Any = bound_symbol.symbol.fn
     position = _aliased_position(fn) if isinstance(fn, torch._ops.OpOverload) else None
-    return None if position is None else next(proxies(bound_symbol.args[position : position + 1]), None)
+    if position is None:
+        return None
+    name = fn._schema.arguments[position].name
+    return next(proxies((bound_symbol.args[position : position + 1], bound_symbol.kwargs.get(name))), None)
+
+
+def written_arguments(bound_symbol: BoundSymbol) -> tuple[TensorProxy, ...]:
+    """The arguments that a leaf of PyTorch writes to, as its schema says."""
+    fn: Any = bound_symbol.symbol.fn
+    if not isinstance(fn, torch._ops.OpOverload) or not fn._schema.is_mutable:
+        return ()
+    args, kwargs = bound_symbol.args, bound_symbol.kwargs
+    arguments = enumerate(fn._schema.arguments)
+    written = [(place, item.name) for place, item in arguments if item.alias_info and item.alias_info.is_write]
+    return tuple(proxies([args[place] if place < len(args) else kwargs.get(name) for place, name in written]))
 
 
 @functools.cache

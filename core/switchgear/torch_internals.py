@@ -492,6 +492,13 @@ def random_state(device: torch.device) -> torch.Tensor:
 _GET_STATE: Callable[[torch.Generator], torch.Tensor] = torch.Generator.get_state
 
 
+def has_kernel(overload: torch._ops.OpOverload, device: str) -> bool:
+    """Whether an overload has a kernel of its own for a type of device, and is not made of another overload."""
+    name = f"{overload._schema.name}.{overload._overloadname}".removesuffix(".default")
+    key = torch._C._dispatch_key_for_device(device)
+    return torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+
+
 def global_module_hooks() -> tuple[Any, ...]:
     """The hooks that PyTorch calls for every module."""
     module: Any = torch.nn.modules.module

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
+from .aliasing import storages, written_arguments
 from .errors import InvalidTrace
 from .printing import trace_source
 from .proxy import TensorProxy
@@ -17,7 +19,8 @@ def verify(trace: Trace) -> Trace:
     """`trace` itself, or `InvalidTrace` with the fault, the lines around it, and the pass that made the trace.
 
     Checked: every value is defined once and before it is used, agrees with its definition wherever it is used, is not
-    used after it is freed, and every output exists.
+    used after it is freed, and every output exists; what a call writes to is no input or constant, and neither it nor a
+    view of it is used under an older name afterwards.
     """
     found = next(_faults(trace), None)
     if found is None:
@@ -34,9 +37,15 @@ def _faults(trace: Trace) -> Iterator[tuple[int, str]]:
     """What is wrong, and in which line of the body; all that follows the first may follow from it."""
     defined: dict[str, TensorProxy] = {}
     freed: set[str] = set()
+    overwritten: set[str] = set()
+    home = storages(trace.bound_symbols)
+    sharing: defaultdict[str, set[str]] = defaultdict(set)
+    given = trace.constants.keys() | {proxy.name for proxy in trace.inputs}
 
-    def misused(proxies: Iterable[TensorProxy]) -> Iterator[str]:
+    def misused(proxies: Iterable[TensorProxy], read: bool = True) -> Iterator[str]:
         for proxy in proxies:
+            if proxy.name in overwritten and read:
+                yield f"{proxy.name} is used after its memory is written to"
             if proxy.name in trace.constants:
                 continue
             if proxy.name in freed:
@@ -51,12 +60,18 @@ def _faults(trace: Trace) -> Iterator[tuple[int, str]]:
             yield 0, f"input {proxy.name} is defined twice"
         defined[proxy.name] = proxy
     for index, bound_symbol in enumerate(trace.bound_symbols):
-        for fault in misused(bound_symbol.inputs):
+        for fault in misused(bound_symbol.inputs, read=bound_symbol.symbol is not DEL):
             yield index, fault
+        for proxy in written_arguments(bound_symbol):
+            memory = home.get(proxy.name, proxy.name)
+            if memory in given:
+                yield index, f"{proxy.name} is written to, which is not the trace's own"
+            overwritten |= sharing.pop(memory, set())
         for proxy in bound_symbol.outputs:
             if proxy.name in defined or proxy.name in trace.constants:
                 yield index, f"{proxy.name} is defined twice"
             defined[proxy.name] = proxy
+            sharing[home.get(proxy.name, proxy.name)].add(proxy.name)
         if bound_symbol.symbol is DEL:
             freed.update(proxy.name for proxy in bound_symbol.inputs)
     for fault in misused(proxy for proxy in trace.outputs if proxy is not None):

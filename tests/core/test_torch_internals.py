@@ -882,3 +882,11 @@ def test_storage_replaced() -> None:
             one.set_(other)  # type: ignore[call-overload]  # the stubs know storages only
         assert internals.storage_replaced(one)
         assert not internals.storage_replaced(other)
+
+
+def test_has_kernel() -> None:
+    aten = torch.ops.aten
+    assert internals.has_kernel(aten.mul.out, "cpu")
+    assert internals.has_kernel(aten.mm.default, "cpu")
+    assert not internals.has_kernel(aten.mul.Scalar_out, "cpu")  # generated: computes, then copies
+    assert not internals.has_kernel(aten.square.out, "cpu")  # made of pow

@@ -47,8 +47,36 @@ def test_a_good_trace_is_returned_itself() -> None:
     assert verify(trace(sin(C, proxy("held")), constants={"held": torch.ones(2)}))
 
 
+def scale(output: Any, target: sg.TensorProxy) -> sg.BoundSymbol:
+    return sg.BoundSymbol(sg.Symbol("aten.mul_.Tensor", torch.ops.aten.mul_.Tensor), (target, 2), {}, output)
+
+
+def flat(output: Any, base: sg.TensorProxy) -> sg.BoundSymbol:
+    return sg.BoundSymbol(sg.Symbol("aten.view.default", torch.ops.aten.view.default), (base, [2]), {}, output)
+
+
+def test_what_is_written_to_lives_on_under_its_new_name() -> None:
+    assert verify(trace(sin(A, X), scale(B, A), free(A), sin(C, B)))
+    assert verify(trace(sin(A, X), flat(B, A), scale(C, B)))
+
+
 FAULTS: dict[str, tuple[Callable[[], sg.Trace], str]] = {
     "used before defined": (lambda: trace(sin(B, A), sin(A, X), sin(C, B)), "^a is used before it is defined"),
+    "used after a write": (lambda: trace(sin(A, X), scale(B, A), sin(C, A)), "^a is used after its memory is written"),
+    "a view of what is written": (
+        lambda: trace(sin(A, X), flat(B, A), scale(proxy("d"), A), sin(C, B)),
+        "^b is used after its memory is written",
+    ),
+    "given out after a write": (
+        lambda: trace(sin(A, X), scale(B, A), outputs=(A,)),
+        "^output: a is used after its memory is written",
+    ),
+    "an input is written to": (lambda: trace(scale(C, X)), "^x is written to, which is not the trace's own"),
+    "so is a view of one": (lambda: trace(flat(A, X), scale(C, A)), "^a is written to, which is not the trace's own"),
+    "so is a constant": (
+        lambda: trace(scale(C, proxy("held")), constants={"held": torch.ones(2)}),
+        "^held is written to, which is not the trace's own",
+    ),
     "used, never defined": (lambda: trace(sin(C, proxy("nowhere"))), "^nowhere is used before it is defined"),
     "hidden in a list": (lambda: trace(sin(C, [X, (A,)])), "^a is used before it is defined"),
     "hidden in a keyword": (lambda: trace(sin(C, X, other={"key": A})), "^a is used before it is defined"),

@@ -17,17 +17,21 @@ from switchgear.printing import compile_trace
 from switchgear.proxy import TensorProxy
 from switchgear.rules import Grads
 from switchgear.selection import Selection
-from switchgear.symbol import CHECK, BoundSymbol, proxies
+from switchgear.symbol import CHECK, BoundSymbol, proxies, renamed
 from switchgear.trace import Trace
 from switchgear.verify import verify
 
 from .checks_first import checks_first
 from .claim import claim
+from .common_subexpressions import common_subexpressions
 from .dead_code import dead_code
 from .differentiate import Joint, differentiate
+from .fold_constants import fold_constants
 from .free_last_used import free_last_used
 from .inner_gradients import inner_gradients
+from .no_ops import no_ops
 from .partition import Partitioned, backward_for, partition
+from .reuse_buffers import reuse_buffers
 
 #: A tensor that a backward writes to: the index of an "input", of an "output" of the forward, or of a "grad" output.
 Target: TypeAlias = tuple[str, int]
@@ -70,6 +74,13 @@ class _Stages:
         start = time.perf_counter()
         return self.keep(name, function(self.traces[-1]), start)
 
+    def change(self, name: str, function: Callable[[Trace], Trace]) -> None:
+        """Run a pass that keeps a stage only where it finds something to do."""
+        start = time.perf_counter()
+        trace = function(self.traces[-1])
+        if trace is not self.traces[-1]:
+            self.keep(name, trace, start)
+
     def plugin_passes(self, stage: str, selection: Selection) -> Trace:
         for placement in selection.passes:
             if placement.stage == stage:
@@ -105,7 +116,9 @@ def prepare(trace: Trace, selection: Selection) -> tuple[tuple[Trace, ...], tupl
 
 def compile_forward(stages: tuple[Trace, ...], selection: Selection, choices: tuple[Choice, ...] = ()) -> Program:
     """The program that runs a prepared trace without gradients."""
-    return _executable(_Stages([*stages]), selection, boxed=False, choices=choices)
+    kept = _Stages([*stages])
+    _simplify(kept)
+    return _executable(kept, selection, boxed=False, choices=choices)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,7 +126,8 @@ class Training:
     """The programs of a differentiated trace, and what is needed to make backwards for other grad outputs.
 
     `parts` says what is saved. `inner` are the positions of those saved values through which a gradient of the backward
-    itself may flow, and which are neither inputs nor outputs. `mutated` is as for `compile_training`.
+    itself may flow, and which are neither inputs nor outputs. `mutated` is as for `compile_training`. `merged` names
+    the values of the prepared trace that another one stood for when it was split.
     """
 
     forward: Program
@@ -123,6 +137,7 @@ class Training:
     prepared: Trace
     joint: Joint
     mutated: Mapping[str, int]
+    merged: Mapping[str, TensorProxy]
 
     @property
     def saved(self) -> tuple[TensorProxy, ...]:
@@ -149,7 +164,7 @@ def compile_training(
     `beside` are the inputs in the same storages.
     """
     overwritten = frozenset(stages[-1].inputs[index].name for index in {*mutated.values(), *beside})
-    forward, joint = _differentiated(stages, selection, grad_outputs)
+    forward, joint, merged = _differentiated(stages, selection, grad_outputs)
     backward = _Stages([*forward.traces])
     start = time.perf_counter()
     parts = partition(joint, overwritten, selection.memory)
@@ -159,7 +174,7 @@ def compile_training(
     known = {proxy.name for proxy in proxies((parts.forward.inputs, joint.trace.outputs[: joint.count]))} - overwritten
     inner = tuple(i for i, proxy in enumerate(parts.saved) if proxy.requires_grad and proxy.name not in known)
     backward_program = _executable(backward, selection, boxed=True, targets=_targets(joint, mutated))
-    return Training(forward_program, backward_program, parts, inner, stages[-1], joint, mutated)
+    return Training(forward_program, backward_program, parts, inner, stages[-1], joint, mutated, merged)
 
 
 def _targets(joint: Joint, mutated: Mapping[str, int]) -> tuple[Target, ...]:
@@ -198,11 +213,15 @@ def _other_backward(
     training: Training, selection: Selection, grad_outputs: Grads, wanted: tuple[bool, ...], higher_order: bool
 ) -> tuple[_Stages, Joint]:
     prepared = replace(training.prepared, outputs=training.ends)
-    stages, joint = _differentiated((prepared,), selection, grad_outputs, higher_order)
+    stages, joint, _ = _differentiated((prepared,), selection, grad_outputs, higher_order)
     outputs = joint.trace.outputs
     forward, found = outputs[: joint.count], outputs[joint.count :]
     grads = tuple(grad if want else None for grad, want in zip(found, wanted, strict=False))
-    joint = replace(joint, trace=dead_code(replace(joint.trace, outputs=(*forward, *grads, *found[len(wanted) :]))))
+    saved = {proxy.name for proxy in training.saved}
+    merged = {name: twin for name, twin in training.merged.items() if twin.name in saved}
+    body = tuple([renamed(item, merged) if _reads(item, merged) else item for item in joint.trace.bound_symbols])
+    trace = replace(joint.trace, outputs=(*forward, *grads, *found[len(wanted) :]), bound_symbols=body)
+    joint = replace(joint, trace=dead_code(trace))
     start = time.perf_counter()
     stages.keep("partition", backward_for(joint, training.parts), start)
     return stages, joint
@@ -210,12 +229,44 @@ def _other_backward(
 
 def _differentiated(
     prepared: tuple[Trace, ...], selection: Selection, grad_outputs: Grads, higher_order: bool = False
-) -> tuple[_Stages, Joint]:
+) -> tuple[_Stages, Joint, Mapping[str, TensorProxy]]:
+    """The stages up to the joint trace, that trace, and which of its values stand for others."""
     stages = _Stages([*prepared])
     start = time.perf_counter()
     joint = differentiate(prepared[-1], selection, grad_outputs, higher_order=higher_order, writes=not higher_order)
     stages.keep("differentiate", joint.trace, start)
-    return stages, replace(joint, trace=stages.plugin_passes("after_grad", selection))
+    stages.plugin_passes("after_grad", selection)
+    if higher_order:
+        # what is differentiated once more stays as it is: gradients are to sum in autograd's order
+        stages.change("fold_constants", fold_constants)
+        return stages, replace(joint, trace=stages.traces[-1]), {}
+    merged = _simplify(stages, joint.count)
+    kept = tuple([merged.get(proxy.name, proxy) for proxy in joint.kept])
+    return stages, replace(joint, trace=stages.traces[-1], kept=kept), merged
+
+
+def _simplify(stages: _Stages, count: int | None = None) -> Mapping[str, TensorProxy]:
+    """Leave out what need not be computed; returns the values that are gone, each with the one that stands for it.
+
+    In a joint trace, `count` outputs are the forward's.
+    """
+    stages.change("fold_constants", fold_constants)
+    gone: dict[str, TensorProxy] = {}
+
+    def noting(function: Callable[[Trace], tuple[Trace, Mapping[str, TensorProxy]]], trace: Trace) -> Trace:
+        trace, found = function(trace)
+        for name, proxy in gone.items():
+            gone[name] = found.get(proxy.name, proxy)
+        gone.update(found)
+        return trace
+
+    stages.change("no_ops", partial(noting, no_ops))
+    stages.change("common_subexpressions", partial(noting, partial(common_subexpressions, count=count)))
+    return gone
+
+
+def _reads(item: BoundSymbol, names: Mapping[str, TensorProxy]) -> bool:
+    return any(proxy.name in names for proxy in item.inputs)
 
 
 def _executable(
@@ -233,6 +284,7 @@ def _executable(
     trace, made = claim(trace, selection)
     stages.keep("claim", trace, start)
     stages.run("dead_code", dead_code)
+    stages.change("reuse_buffers", reuse_buffers)
     trace = stages.run("free_last_used", free_last_used)
     return Program(tuple(stages.traces), compile_trace(trace, boxed=boxed), (*choices, *made), boxed, targets)
 

@@ -1,0 +1,138 @@
+"""Reuse buffers: a result is written into the memory of an argument that nobody reads any more.
+
+On a CPU, memory of some size that is freed goes back to the system, and what is allocated next is faulted in page by
+page, which takes longer than computing what is written there.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import torch
+
+from switchgear import torch_internals as internals
+from switchgear.aliasing import aliased_argument, storages
+from switchgear.choice import Implementation
+from switchgear.proxy import TensorProxy
+from switchgear.symbol import BoundSymbol, Symbol, proxies
+from switchgear.trace import Trace
+
+#: Bytes from which on it is done; below, memory that was freed is at hand.
+SMALLEST = 1 << 16
+_aten = torch.ops.aten
+#: Kernels of the others round in other places where they write over what they read.
+_DTYPES = frozenset({torch.float32, torch.float64, torch.int64, torch.int32, torch.bool})
+#: Beside pointwise operators, those whose results are known to be memory of their own: schemas do not say so of all.
+_ALLOCATING = frozenset(
+    {
+        *(_aten.mm, _aten.addmm, _aten.bmm, _aten.baddbmm, _aten.convolution, _aten.convolution_backward),
+        *(_aten._softmax, _aten._log_softmax, _aten._softmax_backward_data, _aten._log_softmax_backward_data),
+        *(_aten.native_layer_norm, _aten.native_layer_norm_backward, _aten.nll_loss_forward, _aten.nll_loss_backward),
+        *(_aten.clone, _aten._to_copy, _aten.cat, _aten.embedding, _aten.sum, _aten.mean),
+    }
+)
+
+
+def reuse_buffers(trace: Trace) -> Trace:
+    """Let pointwise operators that PyTorch runs write in place, or to `out`, where an argument ends.
+
+    Written to is what PyTorch's own operators made, of the same layout, and whose memory no input, constant, output or
+    call of anybody else's can see.
+    """
+    lines = trace.bound_symbols
+    home = storages(lines)
+    last = {home.get(proxy.name, proxy.name): index for index, item in enumerate(lines) for proxy in item.inputs}
+    barred = {home.get(proxy.name, proxy.name) for proxy in proxies(trace.outputs)}
+    barred.update(trace.constants, (proxy.name for proxy in trace.inputs))
+    barred.update(home.get(name, name) for item in lines for name in _out_of_hand(item))
+    size = {proxy.name: _size(proxy) for item in lines for proxy in item.outputs}
+    body: list[BoundSymbol] = []
+    for index, item in enumerate(lines):
+        ending = [
+            proxy
+            for proxy in item.inputs
+            if last[(start := home.get(proxy.name, proxy.name))] == index
+            and start not in barred
+            and size[start] == size[proxy.name] >= SMALLEST
+            and all(other.name == proxy.name or home.get(other.name, other.name) != start for other in item.inputs)
+        ]
+        output = item.output
+        if ending and isinstance(output, TensorProxy) and home.get(output.name, output.name) not in barred:
+            body.append(next(filter(None, (_written_to(item, proxy, output) for proxy in ending)), item))
+        else:
+            body.append(item)
+    unchanged = all(item is line for item, line in zip(body, lines, strict=True))
+    return trace if unchanged else replace(trace, bound_symbols=tuple(body))
+
+
+def _out_of_hand(item: BoundSymbol) -> Iterator[str]:
+    """The values that a call may keep, or give out again under another name than `storages` knows."""
+    fn: Any = item.symbol.fn
+    if not _runs_as_it_is(item):
+        yield from (proxy.name for proxy in (*item.inputs, *item.outputs))
+    elif aliased_argument(item) is None and not _is_pointwise(fn) and fn.overloadpacket not in _ALLOCATING:
+        yield from (proxy.name for proxy in item.outputs)
+        for proxy in item.inputs:
+            if any(made.dtype == proxy.dtype and _size(made) <= _size(proxy) for made in item.outputs):
+                yield proxy.name
+
+
+def _runs_as_it_is(item: BoundSymbol) -> bool:
+    fn, implementation = item.symbol.fn, item.implementation
+    known = isinstance(fn, torch._ops.OpOverload) and fn.namespace == "aten"
+    return known and implementation is not None and implementation.fn is fn
+
+
+def _is_pointwise(fn: Any) -> bool:
+    # of real numbers it returns its argument
+    return torch.Tag.pointwise in fn.tags and fn is not _aten.conj_physical.default
+
+
+def _written_to(item: BoundSymbol, target: TensorProxy, output: TensorProxy) -> BoundSymbol | None:
+    """The call with its result written to `target`, if there is such a form."""
+    if replace(target, name=output.name, requires_grad=output.requires_grad, storage_offset=0) != replace(
+        output, storage_offset=0
+    ):
+        return None
+    fn: Any = item.symbol.fn
+    if any(proxy.dtype not in _DTYPES for proxy in (*item.inputs, output)):
+        return None
+    if not _runs_as_it_is(item) or not _is_pointwise(fn) or item.is_random or aliased_argument(item) is not None:
+        return None
+    in_place, out = _writing_forms(fn, output.device.type)
+    kwargs = dict(item.kwargs)
+    if in_place is None or item.args[:1] != (target,):
+        if out is None:
+            return None
+        in_place, kwargs = out[0], {**kwargs, out[1]: target}
+    implementation = Implementation(item.implementation.owner, in_place) if item.implementation else None
+    name = f"aten.{in_place._opname}.{in_place._overloadname}"
+    return replace(item, symbol=Symbol(name, in_place), kwargs=kwargs, implementation=implementation)
+
+
+@functools.cache
+def _writing_forms(fn: Any, device: str) -> tuple[Any, tuple[Any, str] | None]:
+    """The overload that writes to its first argument, and the one that writes to another, and what that is called."""
+    arguments = _arguments(fn)
+    twin = getattr(getattr(_aten, f"{fn._opname}_", None), fn._overloadname, None)
+    if twin is not None and _arguments(twin) != arguments:
+        twin = None
+    for name in fn.overloadpacket.overloads():
+        out = getattr(fn.overloadpacket, name)
+        *own, written = _arguments(out) or [("", "")]
+        # without a kernel of its own, it computes the result elsewhere and copies it
+        if own == arguments and out._schema.arguments[-1].is_out and internals.has_kernel(out, device):
+            return twin, (out, written[0])
+    return twin, None
+
+
+def _arguments(overload: Any) -> list[tuple[str, str]]:
+    return [(argument.name, str(argument.type)) for argument in overload._schema.arguments]
+
+
+def _size(proxy: TensorProxy) -> int:
+    return proxy.dtype.itemsize * prod(proxy.shape)
