@@ -15,6 +15,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from .choice import Choice
 from .errors import InvalidInput, SwitchgearError
 from .executor import Executor
+from .fuel import Fuel
 from .plugins import installed
 from .recorder import active_recorder
 from .registry import Table
@@ -116,6 +117,7 @@ def jit(
     recompile_limit: int = 8,
     cache_size: int = 64,
     link: bool = False,
+    fuel: int | Fuel | None = None,
     **unknown: Any,
 ) -> Any:
     """A function or module that runs as compiled traces; also a decorator, with or without options.
@@ -130,6 +132,7 @@ def jit(
     recompile_limit: compilations after which a `RecompileWarning` says what keeps changing.
     cache_size: compiled entries kept, the least recently used dropped first.
     link: print every backward line with the forward line and the rule that it comes from, in `str(trace)` too.
+    fuel: fuse so many regions only, the first ones, to find the one that makes a result differ.
 
     Raises `UnknownExecutor`, `ExecutorUnavailable`; calls raise `CaptureError`, `NotDifferentiable`, `RuleError`.
     """
@@ -140,6 +143,7 @@ def jit(
         "recompile_limit": recompile_limit,
         "cache_size": cache_size,
         "link": link,
+        "fuel": fuel,
     }
     if unknown:
         raise TypeError(f"sg.jit has no option {', '.join(unknown)}; its options are {', '.join(options)}")
@@ -148,7 +152,7 @@ def jit(
     if not callable(function):
         raise TypeError(f"sg.jit takes a function or a module, not a {type(function).__name__}")
     tables = (grad_rules,) if isinstance(grad_rules, Table) else tuple(grad_rules or ())
-    selection = select(installed(), executors, tables, strict)
+    selection = select(installed(), executors, tables, strict, fuel)
     if isinstance(function, nn.Module):
         return _jit_module(function, selection, options)
     if isinstance(function, JitFunction):

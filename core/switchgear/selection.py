@@ -11,7 +11,8 @@ from typing import Any, TypeAlias
 
 from .choice import Declined, Implementation
 from .errors import ExecutorUnavailable, PluginWarning, RuleError, UnknownExecutor
-from .executor import Executor, reason_unavailable
+from .executor import Executor, FusionExecutor, reason_unavailable
+from .fuel import Fuel
 from .hookspecs import PassPlacement
 from .plugins import DISABLE_VARIABLE, Plugin, Plugins, SkipRule
 from .registry import GradRule, ImplementationEntry, Table, describe
@@ -48,7 +49,7 @@ class Selection:
     """Who takes part in a call of `jit`, and the three decisions about a bound symbol.
 
     `executors` are those that can run here, in the order asked; `skipped` pairs the others with the reason;
-    `passes` are those of the plugins that take part.
+    `passes` are those of the plugins that take part, `fuel` says how many regions may be fused.
     """
 
     executors: tuple[Executor, ...]
@@ -57,6 +58,17 @@ class Selection:
     passes: tuple[PassPlacement, ...]
     claimants: tuple[Claimant, ...]
     rule_sources: tuple[RuleSource, ...]
+    fuel: Fuel
+
+    @property
+    def fusion(self) -> Mapping[str, FusionExecutor]:
+        """Those of the executors that run regions, by name."""
+        return {executor.name: executor for executor in self.executors if isinstance(executor, FusionExecutor)}
+
+    def without_fusion(self) -> Selection:
+        """The same without them."""
+        rest = tuple(executor for executor in self.executors if executor.name not in self.fusion)
+        return replace(self, executors=rest, claimants=tuple(one for one in self.claimants if one.executor in rest))
 
     def constant(self, bound_symbol: BoundSymbol) -> tuple[bool, str]:
         """Whether a skip rule takes the bound symbol out of differentiation, and which rule answered."""
@@ -102,7 +114,11 @@ class Selection:
 
 
 def select(
-    plugins: Plugins, executors: Sequence[str | Executor] | None, grad_rules: Sequence[Table], strict: bool
+    plugins: Plugins,
+    executors: Sequence[str | Executor] | None,
+    grad_rules: Sequence[Table],
+    strict: bool,
+    fuel: int | Fuel | None = None,
 ) -> Selection:
     """Who takes part in a call of `jit` with these options.
 
@@ -124,7 +140,8 @@ def select(
     taking_part = [*dict.fromkeys(home for home in homes if home), *plugins.rule_packages]
     passes = tuple(placement for plugin in taking_part for placement in plugin.passes)
     rule_sources = (*map(_table_source, grad_rules), *claimants, *map(_package_source, plugins.rule_packages))
-    return Selection(available, skipped, strict, passes, tuple(claimants), rule_sources)
+    burnt = fuel if isinstance(fuel, Fuel) else Fuel(fuel)
+    return Selection(available, skipped, strict, passes, tuple(claimants), rule_sources, burnt)
 
 
 def _listed(plugins: Plugins, executors: Sequence[str | Executor]) -> list[Executor]:

@@ -25,6 +25,7 @@ from .claim import claim
 from .dead_code import dead_code
 from .differentiate import Joint, differentiate
 from .free_last_used import free_last_used
+from .fuse import fuse
 from .inner_gradients import inner_gradients
 from .partition import backward_for, partition
 
@@ -222,6 +223,10 @@ def _executable(
     start = time.perf_counter()
     trace, made = claim(trace, selection)
     stages.keep("claim", trace, start)
+    if selection.fusion:
+        start = time.perf_counter()
+        trace, made = fuse(trace, selection, made)
+        stages.keep("fuse", trace, start)
     stages.run("dead_code", dead_code)
     trace = stages.run("free_last_used", free_last_used)
     return Program(tuple(stages.traces), compile_trace(trace, boxed=boxed), (*choices, *made), boxed, targets)
