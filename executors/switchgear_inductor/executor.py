@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import sys
@@ -10,8 +11,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
-
-import torch
 
 import switchgear as sg
 
@@ -63,16 +62,16 @@ class InductorExecutor(sg.FusionExecutor):
         kinds = [proxy.dtype.is_floating_point for proxy in bound_symbol.inputs]
         if name.rpartition(".")[0] in _DIVIDES and not any(kinds):
             return sg.Declined("integers divided by zero end the process")
-        # importing Inductor takes seconds
-        from .internals import is_lowered
-
-        return None if is_lowered(bound_symbol.symbol.fn) else sg.Declined("Inductor would call PyTorch's own kernel")
+        known = _internals().is_lowered(bound_symbol.symbol.fn)
+        return None if known else sg.Declined("Inductor would call PyTorch's own kernel")
 
     def supports_region(self, region: sg.Trace) -> sg.Declined | None:
         """Decline a region in which Inductor would generate code for less than two operators."""
         generated = [item for item in self.operators(region) if item.symbol.name.rpartition(".")[0] not in _EXTERN]
         if len(generated) < self.minimum:
-            return sg.Declined(f"a region with code to generate for {len(generated)} operators, fewer than {self.minimum}")
+            return sg.Declined(
+                f"a region with code to generate for {len(generated)} operators, fewer than {self.minimum}"
+            )
         return None
 
     def compile_all(self, regions: Sequence[sg.Trace]) -> Sequence[Callable[..., Any]]:
@@ -92,11 +91,8 @@ class InductorExecutor(sg.FusionExecutor):
     def _compile(self, region: sg.Trace, key: str) -> Callable[..., Any]:
         if key in self._failed:
             return region.function()
-        # importing Inductor takes seconds
-        from .internals import compile_region
-
         try:
-            return compile_region(region, self.options)
+            return _internals().compile_region(region, self.options)
         except Exception as error:
             self._failed.add(key)
             operators = ", ".join(dict.fromkeys(item.symbol.name for item in self.operators(region)))
@@ -107,6 +103,15 @@ class InductorExecutor(sg.FusionExecutor):
                 stacklevel=2,
             )
             return region.function()
+
+
+@functools.cache
+def _internals() -> Any:
+    with warnings.catch_warnings():
+        # Inductor uses what PyTorch deprecates
+        warnings.simplefilter("ignore", DeprecationWarning)
+        from . import internals  # noqa: PLC0415 - importing Inductor takes seconds
+    return internals
 
 
 def _structure(region: sg.Trace) -> str:
@@ -122,5 +127,7 @@ def _structure(region: sg.Trace) -> str:
             return [plain(item) for item in value]
         return {key: plain(item) for key, item in value.items()} if isinstance(value, Mapping) else value
 
-    lines = [(item.symbol.name, plain(item.args), plain(item.kwargs), plain(item.output)) for item in region.bound_symbols]
+    lines = [
+        (item.symbol.name, plain(item.args), plain(item.kwargs), plain(item.output)) for item in region.bound_symbols
+    ]
     return repr((plain(region.inputs), lines, plain(region.outputs)))

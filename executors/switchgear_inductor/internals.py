@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -33,32 +33,48 @@ def is_lowered(fn: Any) -> bool:
 def compile_region(region: sg.Trace, options: Mapping[str, Any]) -> Callable[..., Any]:
     """A function of the region's inputs that returns its outputs, in their proxies' strides."""
     mode = FakeTensorMode()
-    with mode:
-        inputs = [_empty(proxy) for proxy in region.inputs]
     function = region.function()
-
-    def restrided(*args: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple([_restride(value, stride) for value, stride in zip(function(*args), strides, strict=True)])
-
     strides = [proxy.stride for proxy in region.outputs if proxy is not None]
+
+    def permuted(*args: torch.Tensor) -> list[torch.Tensor]:
+        return [_permuted(value, stride) for value, stride in zip(function(*args), strides, strict=True)]
+
     with config.patch({**_OPTIONS, **options}), tracing(TracingContext(mode)):
         with mode:
-            graph = make_fx(restrided, decomposition_table=select_decomp_table())(*inputs)
+            inputs = [_empty(proxy) for proxy in region.inputs]
+            graph = make_fx(permuted, decomposition_table=select_decomp_table())(*inputs)
         (end,) = graph.graph.find_nodes(op="output")
+        # without this, the strides of outputs are Inductor's choice
         end.meta["user_visible_output_idxs"] = list(range(len(strides)))
         compiled: Any = compile_fx_inner(graph, inputs)
     run = getattr(compiled, "current_callable", None) or compiled
-    return lambda *args: run(list(args))
+    # in strides with gaps, or of a dimension of one, Inductor writes nothing
+    known = getattr(compiled, "output_strides", None) or [value.meta["val"].stride() for value in end.args[0]]
+    made = [tuple(map(int, stride)) for stride in known]
+    odd = [index for index, stride in enumerate(strides) if made[index] != stride]
+    if not odd:
+        return lambda *args: run(list(args))
+
+    def laid_out(*args: torch.Tensor) -> list[torch.Tensor]:
+        results = list(run(list(args)))
+        for index in odd:
+            value = results[index]
+            results[index] = torch.empty_strided(
+                value.shape, strides[index], dtype=value.dtype, device=value.device
+            ).copy_(value)
+        return results
+
+    return laid_out
 
 
 def _empty(proxy: sg.TensorProxy) -> torch.Tensor:
     return torch.empty_strided(proxy.shape, proxy.stride, dtype=proxy.dtype, device=proxy.device)
 
 
-def _restride(value: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
-    """`value` in strides that a decomposition does not keep."""
-    if value.stride() == tuple(stride):
+def _permuted(value: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    """`value` in PyTorch's order of strides, which a decomposition need not keep; traced, it is part of the region."""
+    if value.stride() == stride:
         return value
-    order = sorted(range(value.dim()), key=lambda dim: (-stride[dim], dim))
+    order = sorted(range(value.dim()), key=lambda dim: (-stride[dim], -value.shape[dim]))
     back = sorted(range(value.dim()), key=order.__getitem__)
     return value.permute(order).clone(memory_format=torch.contiguous_format).permute(back)

@@ -9,17 +9,17 @@ from types import TracebackType
 from typing import TypeVar
 
 _Item = TypeVar("_Item")
-_PATIENCE = 2.0
 _WIDTH = 24
 
 
 class Progress:
-    """A bar on a terminal, lines in a log elsewhere, for a compilation that takes more than seconds."""
+    """A bar on a terminal, lines in a log elsewhere, for a compilation that takes more than `patience` seconds."""
 
-    def __init__(self, count: int, name: str, *, shown: bool) -> None:
+    def __init__(self, count: int, name: str, *, shown: bool, patience: float = 2.0) -> None:
         self.count = count
         self.name = name
         self.shown = shown
+        self.patience = patience
         self.done = 0
         self._terminal = sys.stderr.isatty()
         self._begun = self._said = time.monotonic()
@@ -28,7 +28,7 @@ class Progress:
         """One more is done: `item`."""
         self.done += 1
         now = time.monotonic()
-        if self.shown and now - self._begun > _PATIENCE and (self._terminal or now - self._said > _PATIENCE):
+        if self.shown and now - self._begun > self.patience and (self._terminal or now - self._said > self.patience):
             self._said = now
             self._show(f"{self.done}/{self.count} regions, {now - self._begun:.0f} s")
         return item

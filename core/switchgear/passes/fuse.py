@@ -85,8 +85,7 @@ def _regions(flow: Dataflow, trace: Trace, selection: Selection) -> list[_Region
     for members, items, given in zip(found, parts, inputs, strict=True):
         made = (proxy for index in members for proxy in flow.body[index].outputs)
         outputs = tuple([proxy for proxy in made if proxy.name in needed])
-        whole = tuple([replace(item, implementation=None, subsymbols=()) for item in items])
-        region = Trace("region", given, outputs, whole)
+        region = Trace("region", given, outputs, items)
         regions.append(_Region(selection.fusion[flow.owners[members[0]]], tuple(members), items, region))
     return regions
 
