@@ -92,7 +92,8 @@ class InductorExecutor(sg.FusionExecutor):
         if key in self._failed:
             return region.function()
         try:
-            return _internals().compile_region(region, self.options)
+            function: Callable[..., Any] = _internals().compile_region(region, self.options)
+            return function
         except Exception as error:
             self._failed.add(key)
             operators = ", ".join(dict.fromkeys(item.symbol.name for item in self.operators(region)))

@@ -227,7 +227,8 @@ def test_each_region_makes_the_views_that_it_reads() -> None:
 def test_views_of_several_tensors() -> None:
     def function(a: Tensor) -> Tensor:
         b, c = (a * 2).split(2)
-        return (b.sin() + c.cos()).exp() + c
+        result: Tensor = (b.sin() + c.cos()).exp() + c
+        return result
 
     run(function, x(4), executors=[Toy(without=[ATEN.exp.default]), "torch"])
 

@@ -403,10 +403,10 @@ def test_options_reach_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
     from switchgear_inductor import internals
 
     seen: list[int] = []
-    original = internals.compile_fx_inner
+    original = torch._inductor.compile_fx.compile_fx_inner
 
     def compile_fx_inner(*args: Any, **kwargs: Any) -> Any:
-        seen.append(torch._inductor.config.cpp.simdlen)
+        seen.append(torch._inductor.config.cpp.simdlen or 0)
         return original(*args, **kwargs)
 
     monkeypatch.setattr(internals, "compile_fx_inner", compile_fx_inner)
