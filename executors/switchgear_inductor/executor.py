@@ -19,7 +19,7 @@ from .progress import Progress
 #: Run by a library that Inductor calls: they join a region, but make none worthwhile.
 _EXTERN = frozenset(f"aten.{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "convolution"))
 #: An integer divided by zero is an error of PyTorch's, and the end of the process in Inductor's code.
-_DIVIDES = frozenset(f"aten.{name}" for name in ("div", "floor_divide", "remainder", "fmod", "__irshift__"))
+_DIVIDES = frozenset(f"aten.{name}" for name in ("div", "floor_divide", "remainder", "fmod"))
 
 
 class InductorExecutor(sg.FusionExecutor):
