@@ -341,11 +341,12 @@ def test_reasons() -> None:
     jitted = jit(lambda a: F.dropout(a.cumsum(0), 0.5))
     jitted(leaf(4))
     for symbol, reason in {
-        "torch.cumsum": "its leaves are taken, one by one",
         "aten.cumsum.default": "Inductor would call PyTorch's own kernel",
         "switchgear.draw_bernoulli": "it draws random numbers, and Inductor draws others than PyTorch",
     }.items():
         assert ("inductor", reason) in choice(jitted, "execution", symbol).declined
+    jitted(torch.randn(4))
+    assert ("inductor", "its leaves are taken, one by one") in choice(jitted, "execution", "torch.cumsum").declined
 
 
 def test_libraries_alone_are_no_region() -> None:
