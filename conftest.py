@@ -12,7 +12,7 @@ import torch
 
 from switchgear import plugins
 
-#: The executors that ship with the project; `executors` runs a test once over each that can run here.
+#: The executors that ship with the project and give eager's results to the bit; `executors` runs a test over each.
 EXECUTORS = ("torch",)
 
 
@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def shipped(*, group: str) -> list[importlib.metadata.EntryPoint]:
-    """The entry points of the project's own executors; no stranger's."""
+    """Their entry points; no stranger's."""
     return [found for found in importlib.metadata.entry_points(group=group) if found.name in EXECUTORS]
 
 

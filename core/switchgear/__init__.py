@@ -2,7 +2,8 @@
 
 from . import errors
 from .choice import Choice, Declined, Implementation, Saved
-from .executor import Executor
+from .executor import Executor, FusionExecutor
+from .fuel import Fuel
 from .functional import grad, value_and_grad, vjp
 from .hookspecs import PassPlacement, hookimpl
 from .inspect.explain import explain
@@ -19,6 +20,8 @@ __all__ = [
     "Choice",
     "Declined",
     "Executor",
+    "Fuel",
+    "FusionExecutor",
     "Implementation",
     "PassPlacement",
     "Registry",

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 
+from .errors import SwitchgearError
+from .inspect.bisecting import bisect, described, load_check
 from .plugins import plugin_report
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit status is 1 if a plugin failed or conflicts with another."""
+    """Run the command line; the exit status is 1 if a plugin failed or conflicts, or there is nothing to bisect."""
     parser = argparse.ArgumentParser(prog="switchgear", description="Switchgear: an executor framework for PyTorch.")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("plugins", help="what is installed, whether it loaded, and if not, why")
-    parser.parse_args(arguments)
+    bisecting = commands.add_parser("bisect", help="find the one fused region that makes a check fail")
+    bisecting.add_argument("check", metavar="SCRIPT:FUNCTION", help="takes the fuel for sg.jit, and raises if wrong")
+    chosen = parser.parse_args(arguments)
+    return _plugins() if chosen.command == "plugins" else _bisect(chosen.check)
+
+
+def _plugins() -> int:
     report = plugin_report()
     for status in report:
         executors = f" (executors: {', '.join(status.executors)})" if status.executors else ""
@@ -22,3 +31,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not report:
         print("no plugin is installed")
     return int(any(status.status in ("failed", "conflict") for status in report))
+
+
+def _bisect(place: str) -> int:
+    try:
+        print(described(bisect(load_check(place))))
+    except (SwitchgearError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0

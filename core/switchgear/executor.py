@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .aliasing import aliased_argument
 from .choice import Declined, Implementation
 from .errors import RegistrationError
 from .registry import ImplementationEntry, Table, checked_owner
 from .symbol import BoundSymbol
+from .trace import Trace
 
 
 class Executor:
@@ -39,6 +44,45 @@ class Executor:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, priority={self.priority})"
+
+
+class FusionExecutor(Executor):
+    """An executor that runs regions: bound symbols that it takes together and compiles into one function.
+
+    What it takes, one by one in the user's priority order, the core groups into convex regions. A region of less than
+    `minimum` operators, views left out, is left to the executors that are no fusion executors.
+    """
+
+    minimum = 2
+
+    def supports(self, bound_symbol: BoundSymbol) -> Declined | None:
+        """The reason why the bound symbol cannot be part of a region; None when it can."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what it supports")
+
+    def supports_region(self, region: Trace) -> Declined | None:
+        """The reason why a region of supported bound symbols is better left to others; None when it is not."""
+        count = len(self.operators(region))
+        return Declined(f"a region of {count} operators, fewer than {self.minimum}") if count < self.minimum else None
+
+    @staticmethod
+    def operators(region: Trace) -> tuple[BoundSymbol, ...]:
+        """What a region computes: its bound symbols without views."""
+        return tuple([item for item in region.bound_symbols if aliased_argument(item) is None])
+
+    def compile(self, region: Trace) -> Callable[..., Any]:
+        """A function of the region's inputs, positionally, that returns its outputs as a tuple.
+
+        The outputs have the strides of their proxies; no two share memory with each other or with an input.
+        """
+        raise NotImplementedError(f"{type(self).__name__} compiles nothing")
+
+    def compile_all(self, regions: Sequence[Trace]) -> Sequence[Callable[..., Any]]:
+        """What `compile` makes of each of a program's regions, in their order."""
+        return [self.compile(region) for region in regions]
+
+    def claim(self, bound_symbol: BoundSymbol, entry: ImplementationEntry | None) -> Implementation | Declined:
+        """Take what it supports; until a region replaces it, that is run by the symbol itself."""
+        return self.supports(bound_symbol) or Implementation(self.name, bound_symbol.symbol.fn)
 
 
 def reason_unavailable(executor: Executor) -> str | None:

@@ -16,6 +16,7 @@ from .choice import Choice, Saved
 from .data import OtherData
 from .errors import DataDependent, InvalidInput, SwitchgearError
 from .executor import Executor
+from .fuel import Fuel
 from .memory import MEMORY, Memory
 from .passes.partition import saved_values
 from .plugins import installed
@@ -143,6 +144,7 @@ def jit(
     cache_size: int = 64,
     link: bool = False,
     specialize_on_data: bool = False,
+    fuel: int | Fuel | None = None,
     **unknown: Any,
 ) -> Any:
     """A function or module that runs as compiled traces; also a decorator, with or without options.
@@ -163,6 +165,7 @@ def jit(
     link: print every backward line with the forward line and the rule that it comes from, in `str(trace)` too.
     specialize_on_data: where a Python value or a shape depends on the data of tensors (`item()`, a branch, indexing by
         a mask), compile for what it is in a call, and check in every call that it is; else that is `DataDependent`.
+    fuel: fuse so many regions only, the first ones, to find the one that makes a result differ.
 
     Raises `UnknownExecutor`, `ExecutorUnavailable`; calls raise `CaptureError`, `NotDifferentiable`, `RuleError`.
     """
@@ -175,6 +178,7 @@ def jit(
         "cache_size": cache_size,
         "link": link,
         "specialize_on_data": specialize_on_data,
+        "fuel": fuel,
     }
     if unknown:
         raise TypeError(f"sg.jit has no option {', '.join(unknown)}; its options are {', '.join(options)}")
@@ -185,7 +189,7 @@ def jit(
     if not callable(function):
         raise TypeError(f"sg.jit takes a function or a module, not a {type(function).__name__}")
     tables = (grad_rules,) if isinstance(grad_rules, Table) else tuple(grad_rules or ())
-    selection = select(installed(), executors, tables, strict, memory)
+    selection = select(installed(), executors, tables, strict, memory, fuel)
     if isinstance(function, nn.Module):
         return _jit_module(function, selection, options)
     if isinstance(function, JitFunction):

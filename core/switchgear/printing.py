@@ -50,7 +50,7 @@ class _Scope:
             if _evaluates_to(path, fn):
                 self.modules.add(path.split(".")[0])
                 return path
-        return self.constant(fn, getattr(fn, "__name__", "function"))
+        return self.constant(fn, name if name.isidentifier() else getattr(fn, "__name__", "function"))
 
     def expression(self, value: Any) -> str:
         """Python for a value among the arguments of a call."""

@@ -11,7 +11,8 @@ from typing import Any, TypeAlias
 
 from .choice import Declined, Implementation
 from .errors import ExecutorUnavailable, PluginWarning, RuleError, UnknownExecutor
-from .executor import Executor, reason_unavailable
+from .executor import Executor, FusionExecutor, reason_unavailable
+from .fuel import Fuel
 from .hookspecs import PassPlacement
 from .memory import Memory
 from .plugins import DISABLE_VARIABLE, Plugin, Plugins, SkipRule
@@ -49,7 +50,8 @@ class Selection:
     """Who takes part in a call of `jit`, and the three decisions about a bound symbol.
 
     `executors` are those that can run here, in the order asked; `skipped` pairs the others with the reason;
-    `passes` are those of the plugins that take part. `memory` is the option of `jit`.
+    `passes` are those of the plugins that take part. `memory` is the option of `jit`; `fuel` says how many regions may
+    be fused.
     """
 
     executors: tuple[Executor, ...]
@@ -59,6 +61,17 @@ class Selection:
     claimants: tuple[Claimant, ...]
     rule_sources: tuple[RuleSource, ...]
     memory: Memory
+    fuel: Fuel
+
+    @property
+    def fusion(self) -> Mapping[str, FusionExecutor]:
+        """Those of the executors that run regions, by name."""
+        return {executor.name: executor for executor in self.executors if isinstance(executor, FusionExecutor)}
+
+    def without_fusion(self) -> Selection:
+        """The same without them."""
+        rest = tuple(executor for executor in self.executors if executor.name not in self.fusion)
+        return replace(self, executors=rest, claimants=tuple(one for one in self.claimants if one.executor in rest))
 
     def constant(self, bound_symbol: BoundSymbol) -> tuple[bool, str]:
         """Whether a skip rule takes the bound symbol out of differentiation, and which rule answered."""
@@ -109,6 +122,7 @@ def select(
     grad_rules: Sequence[Table],
     strict: bool,
     memory: Memory = "eager",
+    fuel: int | Fuel | None = None,
 ) -> Selection:
     """Who takes part in a call of `jit` with these options.
 
@@ -130,7 +144,8 @@ def select(
     taking_part = [*dict.fromkeys(home for home in homes if home), *plugins.rule_packages]
     passes = tuple(placement for plugin in taking_part for placement in plugin.passes)
     rule_sources = (*map(_table_source, grad_rules), *claimants, *map(_package_source, plugins.rule_packages))
-    return Selection(available, skipped, strict, passes, tuple(claimants), rule_sources, memory)
+    burnt = fuel if isinstance(fuel, Fuel) else Fuel(fuel)
+    return Selection(available, skipped, strict, passes, tuple(claimants), rule_sources, memory, burnt)
 
 
 def _listed(plugins: Plugins, executors: Sequence[str | Executor]) -> list[Executor]:

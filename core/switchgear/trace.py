@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
-from .printing import trace_source
+from .printing import compile_trace, trace_source
 from .proxy import TensorProxy
 from .symbol import BoundSymbol, with_parts
 
@@ -45,6 +46,10 @@ class Trace:
 
     def __str__(self) -> str:
         return self.python()
+
+    def function(self) -> Callable[..., Any]:
+        """The function that the printed trace is."""
+        return compile_trace(self)
 
     def with_provenance(self, name: str, seconds: float) -> Trace:
         """The trace, marked as having gone through one more pass."""

@@ -15,8 +15,10 @@ from switchgear.trace import Trace
 def claim(trace: Trace, selection: Selection) -> tuple[Trace, tuple[Choice, ...]]:
     """Give every bound symbol an implementation; what nobody takes whole is replaced by its decomposition.
 
-    The choices made on the way come second.
+    What a fusion executor takes keeps its decomposition, for it may have to be claimed again. The choices made on the
+    way come second, those of bound symbols that are executed in the order of these.
     """
+    fusion = selection.fusion
     body: list[BoundSymbol] = []
     choices: list[Choice] = []
     pending = deque(trace.bound_symbols)
@@ -24,7 +26,8 @@ def claim(trace: Trace, selection: Selection) -> tuple[Trace, tuple[Choice, ...]
         item = pending.popleft()
         implementation, declined = claimant(item, selection)
         if implementation is not None:
-            body.append(replace(item, implementation=implementation, subsymbols=()))
+            parts = item.subsymbols if implementation.owner in fusion else ()
+            body.append(replace(item, implementation=implementation, subsymbols=parts))
             choices.append(Choice("execution", item.symbol.name, implementation.owner, "", declined))
         elif item.is_leaf:
             reasons = "; ".join(f"{owner}: {reason}" for owner, reason in declined)

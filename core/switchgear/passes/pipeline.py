@@ -28,6 +28,7 @@ from .dead_code import dead_code
 from .differentiate import Joint, differentiate
 from .fold_constants import fold_constants
 from .free_last_used import free_last_used
+from .fuse import fuse
 from .inner_gradients import inner_gradients
 from .no_ops import no_ops
 from .partition import Partitioned, backward_for, partition
@@ -283,6 +284,10 @@ def _executable(
     start = time.perf_counter()
     trace, made = claim(trace, selection)
     stages.keep("claim", trace, start)
+    if selection.fusion:
+        start = time.perf_counter()
+        trace, made = fuse(trace, selection, made)
+        stages.keep("fuse", trace, start)
     stages.run("dead_code", dead_code)
     stages.change("reuse_buffers", reuse_buffers)
     trace = stages.run("free_last_used", free_last_used)

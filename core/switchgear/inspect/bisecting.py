@@ -1,0 +1,58 @@
+"""Bisecting: which region makes a result differ."""
+
+from __future__ import annotations
+
+import runpy
+from collections.abc import Callable
+from typing import Any
+
+from switchgear.errors import SwitchgearError
+from switchgear.fuel import Fuel
+from switchgear.symbol import BoundSymbol
+
+
+def bisect(check: Callable[[Fuel], Any]) -> BoundSymbol:
+    """The region without which `check` passes, and with which it fails.
+
+    `check` passes the fuel it gets to `sg.jit` and compares; it fails by raising or returning False. It has to do the
+    same every time that it is called.
+    """
+    fuel = Fuel()
+    if _failure(check, fuel) is None:
+        raise SwitchgearError(f"the check passes with all {len(fuel.regions)} regions fused: there is nothing to find")
+    without = _failure(check, Fuel(0))
+    if without is not None:
+        raise SwitchgearError(f"the check fails without any region too, so fusion is not at fault: {without!r}")
+    passing, failing = 0, fuel
+    while len(failing.regions) - passing > 1:
+        tried = Fuel((passing + len(failing.regions)) // 2)
+        if _failure(check, tried) is None:
+            passing = tried.limit or 0
+        else:
+            failing = tried
+    return failing.regions[-1]
+
+
+def _failure(check: Callable[[Fuel], Any], fuel: Fuel) -> Exception | None:
+    try:
+        return AssertionError("it returned False") if check(fuel) is False else None
+    except Exception as error:
+        return error
+
+
+def load_check(place: str) -> Callable[[Fuel], Any]:
+    """The function that `script.py:function` names."""
+    script, colon, name = place.rpartition(":")
+    if not colon:
+        raise SwitchgearError(f"{place!r} names no function; write script.py:function")
+    found = runpy.run_path(script).get(name)
+    if not callable(found):
+        raise SwitchgearError(f"{script} has no function {name}")
+    return found  # type: ignore[no-any-return]
+
+
+def described(region: BoundSymbol) -> str:
+    """A region, its operators and the lines of the user's that they come from."""
+    owner = region.implementation.owner if region.implementation else ""
+    lines = [f"{region.symbol.name}, compiled by {owner}:"]
+    return "\n".join([*lines, *(f"  {part.symbol.name}  {part.source or ''}".rstrip() for part in region.subsymbols)])

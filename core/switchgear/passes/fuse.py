@@ -1,0 +1,167 @@
+"""Fuse: what fusion executors claimed becomes regions, each of them one bound symbol."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from switchgear.choice import Choice, Declined, Implementation
+from switchgear.errors import ExecutorFailed
+from switchgear.executor import FusionExecutor
+from switchgear.proxy import TensorProxy
+from switchgear.regions import Dataflow, find_regions
+from switchgear.selection import Selection
+from switchgear.symbol import BoundSymbol, Symbol, proxies
+from switchgear.trace import Trace
+
+from .claim import claim
+from .dead_code import live
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Region:
+    """Indices of bound symbols that run as one, views left out; `trace` has these too."""
+
+    executor: FusionExecutor
+    members: tuple[int, ...]
+    items: tuple[BoundSymbol, ...]
+    trace: Trace
+
+
+def fuse(trace: Trace, selection: Selection, choices: Sequence[Choice]) -> tuple[Trace, tuple[Choice, ...]]:
+    """Replace what fusion executors claimed by regions; `choices` are those of `claim`, and come back amended.
+
+    A region is convex: nothing outside of it both needs a part of it and is needed by another. Views cost nothing, so
+    each region that reads one has it as a part of its own, and one that is read elsewhere is made there: what a region
+    returns is no view. What a region's executor declines, or what no fuel is left for, is claimed by the others.
+    """
+    executed = [choice for choice in choices if choice.owner != "decomposition"]
+    taken = dict(zip(trace.bound_symbols, executed, strict=True))
+    flow = Dataflow(live(trace.bound_symbols, proxies(trace.outputs)), selection.fusion)
+    refused: dict[int, str] = {}
+    accepted: list[_Region] = []
+    for region in _regions(flow, trace, selection):
+        objection = region.executor.supports_region(region.trace)
+        if objection is None and len(accepted) == selection.fuel.left:
+            objection = Declined("no fuel is left for its region")
+        if objection is None:
+            accepted.append(region)
+        else:
+            refused.update(dict.fromkeys(region.members, objection.reason))
+    fused = _compiled(accepted, trace.name)
+    selection.fuel.regions.extend(fused.values())
+    amended: dict[Choice, tuple[Choice, ...]] = {}
+    for region, line in fused.items():
+        for item in region.items:
+            choice = amended.get(taken[item], (taken[item],))[0]
+            reason = f"{choice.reason}, {line.symbol.name}" if choice.reason else f"in {line.symbol.name}"
+            amended[taken[item]] = (replace(choice, reason=reason),)
+    others = selection.without_fusion()
+    body: list[BoundSymbol] = []
+    for place in _ordered(flow, trace, list(fused)):
+        if isinstance(place, int) and flow.owners[place]:
+            again, made = claim(replace(trace, bound_symbols=(flow.body[place],)), others)
+            body.extend(again.bound_symbols)
+            refusal = (flow.owners[place], refused.get(place, "a view that is read outside of its regions"))
+            choice = taken[flow.body[place]]
+            amended[choice] = tuple([replace(one, declined=(refusal, *one.declined)) for one in made])
+        else:
+            body.append(flow.body[place] if isinstance(place, int) else fused[place])
+    changed = (one for choice in choices for one in amended.get(choice, (choice,)))
+    return replace(trace, bound_symbols=tuple(body)), tuple(changed)
+
+
+def _regions(flow: Dataflow, trace: Trace, selection: Selection) -> list[_Region]:
+    """The regions, in the order of their last members."""
+    found = sorted(find_regions(flow), key=lambda members: members[-1])
+    parts = [tuple([flow.body[index] for index in flow.with_views(members)]) for members in found]
+    inputs = [_read(items) for items in parts]
+    outside = flow.outside({index for members in found for index in members}, proxies(trace.outputs))
+    needed = {proxy.name for proxy in proxies((trace.outputs, inputs))}
+    needed.update(proxy.name for index in outside for proxy in flow.body[index].inputs)
+    regions = []
+    for members, items, given in zip(found, parts, inputs, strict=True):
+        made = (proxy for index in members for proxy in flow.body[index].outputs)
+        outputs = tuple([proxy for proxy in made if proxy.name in needed])
+        region = Trace("region", given, outputs, items)
+        regions.append(_Region(selection.fusion[flow.owners[members[0]]], tuple(members), items, region))
+    return regions
+
+
+def _read(items: Iterable[BoundSymbol]) -> tuple[TensorProxy, ...]:
+    """What bound symbols read and do not make."""
+    made: set[str] = set()
+    read: dict[str, TensorProxy] = {}
+    for item in items:
+        read.update((proxy.name, proxy) for proxy in item.inputs if proxy.name not in made)
+        made.update(proxy.name for proxy in item.outputs)
+    return tuple(read.values())
+
+
+def _compiled(regions: Sequence[_Region], name: str) -> dict[_Region, BoundSymbol]:
+    """Each region as one bound symbol."""
+    executors = dict.fromkeys(region.executor for region in regions)
+    named = {
+        region: replace(region.trace, name=re.sub(r"\W", "_", f"{region.executor.name}_{name}_{number}"))
+        for number, region in enumerate(regions)
+    }
+    functions: dict[_Region, Callable[..., Any]] = {}
+    for executor in executors:
+        own = [region for region in regions if region.executor is executor]
+        try:
+            made = executor.compile_all([named[region] for region in own])
+        except Exception as error:
+            operators = ", ".join(dict.fromkeys(item.symbol.name for region in own for item in region.items))
+            raise ExecutorFailed(
+                f"executor {executor.name!r} failed to compile regions of {operators}: {type(error).__name__}: "
+                f"{error}. Leave it out with executors=[...]"
+            ) from error
+        functions.update(zip(own, made, strict=True))
+    return {region: _line(region, named[region], functions[region]) for region in regions}
+
+
+def _line(region: _Region, trace: Trace, function: Callable[..., Any]) -> BoundSymbol:
+    links = {(id(link.forward), link.rule): link for item in region.items for link in item.links}
+    return BoundSymbol(
+        Symbol(trace.name, lambda *args: trace.function()(*args)),
+        trace.inputs,
+        {},
+        trace.outputs,
+        region.items,
+        source=region.items[0].source,
+        tags=frozenset().union(*(item.tags for item in region.items)),
+        links=tuple(links.values()),
+        implementation=Implementation(region.executor.name, function),
+    )
+
+
+def _ordered(flow: Dataflow, trace: Trace, regions: Sequence[_Region]) -> list[_Region | int]:
+    """Regions and the bound symbols outside of them, each where the last of it stood or its first reader needs it."""
+    places: dict[int, _Region | int] = {index: region for region in regions for index in region.members}
+    places.update((index, index) for index in flow.outside(places.keys(), proxies(trace.outputs)))
+    ordered: list[_Region | int] = []
+    done: set[_Region | int] = set()
+    for index in sorted(places):
+        place = places[index]
+        pending = [place] if isinstance(place, int) or place.members[-1] == index else []
+        while pending:
+            place = pending[-1]
+            missing = [one for one in _needs(flow, places, place) if one not in done] if place not in done else []
+            pending.extend(reversed(missing))
+            if not missing:
+                pending.pop()
+                if place not in done:
+                    done.add(place)
+                    ordered.append(place)
+    return ordered
+
+
+def _needs(flow: Dataflow, places: Mapping[int, _Region | int], place: _Region | int) -> list[_Region | int]:
+    """What has to run before a place does."""
+    if isinstance(place, _Region):
+        return [places[one] for index in place.members for one in flow.needs[index] if places[one] is not place]
+    # a view is read as such here, and made first
+    makers = [flow.maker[proxy.name] for proxy in flow.body[place].inputs if proxy.name in flow.maker]
+    return [places[one] for one in (*flow.needs[place], *makers)]

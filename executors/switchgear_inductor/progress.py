@@ -1,0 +1,49 @@
+"""How far a long compilation is."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from types import TracebackType
+from typing import TypeVar
+
+_Item = TypeVar("_Item")
+_WIDTH = 24
+
+
+class Progress:
+    """A bar on a terminal, lines in a log elsewhere, for a compilation that takes more than `patience` seconds."""
+
+    def __init__(self, count: int, name: str, *, shown: bool, patience: float = 2.0) -> None:
+        self.count = count
+        self.name = name
+        self.shown = shown
+        self.patience = patience
+        self.done = 0
+        self._terminal = sys.stderr.isatty()
+        self._begun = self._said = time.monotonic()
+
+    def after(self, item: _Item) -> _Item:
+        """One more is done: `item`."""
+        self.done += 1
+        now = time.monotonic()
+        if self.shown and now - self._begun > self.patience and (self._terminal or now - self._said > self.patience):
+            self._said = now
+            self._show(f"{self.done}/{self.count} regions, {now - self._begun:.0f} s")
+        return item
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self._terminal and self._said > self._begun:
+            print(file=sys.stderr)
+
+    def _show(self, text: str) -> None:
+        if self._terminal:
+            filled = _WIDTH * self.done // self.count
+            bar = "#" * filled + "." * (_WIDTH - filled)
+            print(f"\r{self.name} [{bar}] {text}", end="", file=sys.stderr, flush=True)
+        else:
+            logging.getLogger(__package__).info("%s compiled %s", self.name, text)

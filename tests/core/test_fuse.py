@@ -1,0 +1,603 @@
+"""Fuse: which regions a fusion executor gets, and what stands in the trace for them."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import switchgear as sg
+from switchgear.choice import Implementation
+from switchgear.cli import main
+from switchgear.errors import ExecutorFailed
+from switchgear.inspect.bisecting import bisect
+from switchgear.passes.fuse import fuse
+from switchgear.regions import Dataflow, find_regions
+from switchgear.symbol import RANDOM, Symbol, proxies
+from tests.core.training import (
+    Kernel,
+    assert_same,
+    assert_trains_as_eager,
+    backward,
+    choice,
+    executor,
+    forward,
+    leaf,
+    line_of,
+    lines,
+    operators,
+)
+
+ATEN = torch.ops.aten
+
+
+class Toy(sg.FusionExecutor):
+    """Takes all leaves but those named, and runs a region by PyTorch."""
+
+    def __init__(self, name: str = "toy", *, without: Iterable[Any] = (), only: Iterable[Any] = ()) -> None:
+        super().__init__(name)
+        self.without = {str(overload) for overload in without}
+        self.only = {str(overload) for overload in only}
+        self.regions: list[sg.Trace] = []
+        self.calls = 0
+
+    def supports(self, bound_symbol: sg.BoundSymbol) -> sg.Declined | None:
+        if not bound_symbol.is_leaf:
+            return sg.Declined("leaves only")
+        name = bound_symbol.symbol.name
+        wanted = name in self.only if self.only else name not in self.without
+        return None if wanted else sg.Declined(f"not {name}")
+
+    def compile(self, region: sg.Trace) -> Callable[..., Any]:
+        self.regions.append(region)
+        function = region.function()
+
+        def run(*args: Tensor) -> Any:
+            self.calls += 1
+            return function(*args)
+
+        return run
+
+    @property
+    def parts(self) -> list[list[str]]:
+        """The operators of each region."""
+        return [[item.symbol.name.split(".")[1] for item in region.bound_symbols] for region in self.regions]
+
+
+def run(function: Any, *args: Any, executors: list[Any]) -> Any:
+    """The jitted function, called twice with eager's result."""
+    jitted = sg.jit(function, executors=executors)
+    for _ in range(2):
+        assert_same(jitted(*args), function(*args))
+    return jitted
+
+
+def x(*shape: int) -> Tensor:
+    return torch.rand(shape or (3,)) + 0.5
+
+
+# What a region is.
+
+
+def test_a_chain_is_one_region() -> None:
+    toy = Toy()
+    jitted = run(lambda a: (a.sin() * 2).exp(), x(), executors=[toy, "torch"])
+    assert toy.parts == [["sin", "mul", "exp"]]
+    (line,) = lines(forward(jitted))
+    assert [part.symbol.name for part in line.subsymbols] == ["aten.sin.default", "aten.mul.Tensor", "aten.exp.default"]
+    assert line.implementation is not None
+    assert line.implementation.owner == "toy"
+    assert toy.calls == 2
+
+
+def test_printed_with_its_parts() -> None:
+    toy = Toy()
+
+    def function(a: Tensor) -> Tensor:
+        return a.sin().exp()
+
+    jitted = run(function, x(), executors=[toy, "torch"])
+    text = forward(jitted).python(decompositions=True)
+    name = lines(forward(jitted))[0].symbol.name
+    assert f"t1, = {name}(t_0)" in text
+    assert "torch.ops.aten.sin.default(t_0)" in text
+
+
+def test_diamond_around_another_executors_operator_is_two_regions() -> None:
+    def diamond(a: Tensor) -> Tensor:
+        b = a.sin() * 2
+        return b.exp() * b + 1
+
+    toy = Toy(without=[ATEN.exp.default])
+    run(diamond, x(), executors=[toy, "torch"])
+    assert toy.parts == [["sin", "mul"], ["mul", "add"]]
+
+
+def test_what_reads_nothing_of_its_region_goes_to_its_reader() -> None:
+    """`b` could run at the very beginning, which would only keep its result waiting."""
+
+    def late(a: Tensor, b: Tensor) -> Tensor:
+        c = (a.sin() + 1).exp()
+        return (c.cos() * 2).exp() * (b.sin() * 3)
+
+    toy = Toy(without=[ATEN.exp.default])
+    run(late, x(), x(), executors=[toy, "torch"])
+    assert toy.parts == [["sin", "add"], ["cos", "mul"], ["sin", "mul", "mul"]]
+
+
+def test_what_would_keep_more_waiting_does_not() -> None:
+    def sums(a: Tensor) -> Tensor:
+        b = a.exp()
+        c = (b.sin() * 2).sum()
+        return (a.exp().cos().exp().sum() + 1) * c
+
+    toy = Toy(without=[ATEN.exp.default])
+    run(sums, x(5), executors=[toy, "torch"])
+    assert ["sin", "mul", "sum"] in toy.parts
+
+
+def test_side_by_side_where_they_read_the_same() -> None:
+    toy = Toy()
+    run(lambda a, b: (a.sin() + 1, a.cos() + 2, b.sin() + 3), x(), x(4), executors=[toy, "torch"])
+    assert sorted(toy.parts) == [["sin", "add"], ["sin", "add", "cos", "add"]]
+
+
+def test_higher_executor_cuts() -> None:
+    kernel, toy = Kernel(ATEN.exp), Toy()
+
+    def function(a: Tensor) -> Tensor:
+        return (a.sin() * 2).exp().cos() + 1
+
+    run(function, x(), executors=[executor("fast", {ATEN.exp.default: kernel}), toy, "torch"])
+    assert toy.parts == [["sin", "mul"], ["cos", "add"]]
+    assert kernel.calls == 2
+
+
+def test_lower_executor_does_not() -> None:
+    kernel, toy = Kernel(ATEN.exp), Toy()
+    run(lambda a: (a.sin() * 2).exp() + 1, x(), executors=[toy, executor("fast", {ATEN.exp: kernel}), "torch"])
+    assert toy.parts == [["sin", "mul", "exp", "add"]]
+
+
+def test_two_fusion_executors() -> None:
+    first, second = Toy("first", only=[ATEN.sin.default, ATEN.cos.default]), Toy("second")
+    run(lambda a: (a.sin().cos() * 2 + 1).cos().sin(), x(), executors=[first, second, "torch"])
+    assert first.parts == [["sin", "cos"], ["cos", "sin"]]
+    assert second.parts == [["mul", "add"]]
+
+
+def test_composites_are_taken_by_their_leaves() -> None:
+    toy = Toy()
+    jitted = run(lambda a: torch.nn.functional.gelu(a) * 2, x(), executors=[toy, "torch"])
+    assert toy.parts == [["gelu", "mul"]]
+    assert choice(jitted, "execution", "torch.nn.functional.gelu").owner == "decomposition"
+
+
+def test_composite_taken_whole() -> None:
+    class Whole(Toy):
+        def supports(self, bound_symbol: sg.BoundSymbol) -> sg.Declined | None:
+            names = ("torch.nn.functional.gelu", "torch.mul")
+            return None if bound_symbol.symbol.name in names else sg.Declined("composites only")
+
+    toy = Whole()
+    run(lambda a: torch.nn.functional.gelu(a) * 2, x(), executors=[toy, "torch"])
+    assert [item.symbol.name for item in toy.regions[0].bound_symbols] == ["torch.nn.functional.gelu", "torch.mul"]
+    alone = Whole()
+    jitted = run(lambda a: torch.nn.functional.gelu(a), x(), executors=[alone, "torch"])
+    assert not alone.regions
+    assert choice(jitted, "execution", "torch.nn.functional.gelu").declined[0][0] == "toy"
+
+
+# Views.
+
+
+def test_no_region_returns_a_view() -> None:
+    def function(a: Tensor) -> tuple[Tensor, Tensor]:
+        b = (a.sin() * 2).t()
+        return b.exp(), b
+
+    toy = Toy(without=[ATEN.exp.default])
+    jitted = run(function, x(2, 3), executors=[toy, "torch"])
+    assert toy.parts == [["sin", "mul"]]
+    assert operators(forward(jitted))[1:] == ["aten.t.default", "torch.exp"]
+    declined = choice(jitted, "execution", "aten.t.default").declined
+    assert ("toy", "a view that is read outside of its regions") in declined
+
+
+def test_each_region_makes_the_views_that_it_reads() -> None:
+    def function(a: Tensor) -> Tensor:
+        b = a.t()[0]
+        c = (b * 2 + 1).exp()
+        return c * b + 1
+
+    toy = Toy(without=[ATEN.exp.default])
+    jitted = run(function, x(2, 3), executors=[toy, "torch"])
+    assert toy.parts == [["t", "select", "mul", "add"], ["t", "select", "mul", "add"]]
+    assert len(lines(forward(jitted))) == 3
+    reason = choice(jitted, "execution", "aten.t.default").reason
+    assert reason == f"in {toy.regions[0].name}, {toy.regions[1].name}"
+
+
+def test_views_of_several_tensors() -> None:
+    def function(a: Tensor) -> Tensor:
+        b, c = (a * 2).split(2)
+        result: Tensor = (b.sin() + c.cos()).exp() + c
+        return result
+
+    run(function, x(4), executors=[Toy(without=[ATEN.exp.default]), "torch"])
+
+
+def test_views_alone_are_no_region() -> None:
+    toy = Toy()
+    jitted = run(lambda a: a.t().reshape(-1)[2:], x(2, 3), executors=[toy, "torch"])
+    assert not toy.regions
+    assert "toy" not in {one.owner for one in sg.last_choices(jitted)}
+
+
+# Regions that do not come about.
+
+
+def test_fewer_operators_than_the_minimum() -> None:
+    toy = Toy(without=[ATEN.exp.default])
+    jitted = run(lambda a: a.sin().exp(), x(), executors=[toy, "torch"])
+    assert not toy.regions
+    found = choice(jitted, "execution", "aten.sin.default")
+    assert found.owner == "torch"
+    assert ("toy", "a region of 1 operators, fewer than 2") in found.declined
+    toy.minimum = 1
+    run(lambda a: a.sin().exp(), x(), executors=[toy, "torch"])
+    assert toy.parts == [["sin"]]
+
+
+def test_next_claimant_takes_what_makes_no_region() -> None:
+    kernel, toy = Kernel(ATEN.sin), Toy(without=[ATEN.exp.default])
+    fast = executor("fast", {ATEN.sin.default: kernel})
+    run(lambda a: a.sin().exp(), x(), executors=[toy, fast, "torch"])
+    assert kernel.calls == 2
+
+
+def test_compile_that_fails_is_named() -> None:
+    class Failing(Toy):
+        def compile(self, region: sg.Trace) -> Callable[..., Any]:
+            raise KeyError("no")
+
+    with pytest.raises(ExecutorFailed, match=r"'toy' failed to compile regions of aten\.sin\.default, aten\.exp"):
+        sg.jit(lambda a: a.sin().exp(), executors=[Failing(), "torch"])(x())
+
+
+def test_region_that_fails_when_it_runs_is_named() -> None:
+    class Failing(Toy):
+        def compile(self, region: sg.Trace) -> Callable[..., Any]:
+            def boom(*args: Any) -> Any:
+                raise KeyError("no")
+
+            return boom
+
+    with pytest.raises(ExecutorFailed, match=r"'toy' failed in toy_\w+_0, called at test_fuse\.py"):
+        sg.jit(lambda a: a.sin().exp(), executors=[Failing(), "torch"])(x())
+
+
+# Random numbers.
+
+
+@pytest.mark.parametrize("without", [[], [ATEN.sin.default], [ATEN.bernoulli.p], [ATEN.rand_like.default]])
+def test_draws_keep_their_order(without: list[Any]) -> None:
+    def function(a: Tensor) -> Any:
+        b = torch.rand_like(a)
+        c = torch.bernoulli(a.sin().abs(), 0.3) * 2
+        d = torch.rand_like(a) + b
+        return d * 2, c, torch.randn_like(c) * a.sin()
+
+    toy = Toy(without=without)
+    jitted = sg.jit(function, executors=[toy, "torch"])
+    results = []
+    for call in (jitted, jitted, function):
+        torch.manual_seed(5)
+        results.append((call(x_fixed()), torch.get_rng_state()))
+    assert_same(results[0], results[2])
+    assert_same(results[1], results[2])
+
+
+def x_fixed() -> Tensor:
+    return torch.linspace(0.1, 0.9, 6)
+
+
+def test_dropout_trains_as_eager() -> None:
+    def function(a: Tensor) -> Tensor:
+        return torch.nn.functional.dropout((a * 2).sin(), 0.5).exp() * 3
+
+    assert_trains_as_eager(function, leaf(20), executors=[Toy(), "torch"])
+
+
+# Gradients.
+
+
+def test_backward_regions_keep_their_links() -> None:
+    toy = Toy()
+
+    def function(a: Tensor) -> Tensor:
+        return a.sin().exp() * 2
+
+    jitted = assert_trains_as_eager(function, leaf(3), executors=[toy, "torch"])
+    fused = [item for item in lines(backward(jitted)) if item.subsymbols]
+    assert fused
+    for item in fused:
+        named = {link.forward.symbol.name for part in item.subsymbols for link in part.links}
+        assert named == {link.forward.symbol.name for link in item.links} != set()
+    assert "forward: " in backward(jitted).python(link=True)
+
+
+@pytest.mark.parametrize("without", [[], [ATEN.addmm.default, ATEN.mm.default], [ATEN.native_layer_norm.default]])
+def test_training_step(without: list[Any]) -> None:
+    def function(a: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        hidden = torch.nn.functional.layer_norm(torch.nn.functional.linear(a, w, b), (5,))
+        return torch.nn.functional.cross_entropy(hidden.softmax(-1) * a.sum(), torch.tensor([1, 2, 0]))
+
+    args = leaf(3, 4), leaf(5, 4), leaf(5)
+    assert_trains_as_eager(function, *args, executors=[Toy(without=without), "torch"])
+
+
+def test_writes_to_inputs() -> None:
+    def function(a: Tensor, b: Tensor) -> Tensor:
+        a.mul_(2).add_(b)
+        b[0] = a.sum()
+        return a.sin() * b
+
+    toy = Toy()
+    jitted = sg.jit(function, executors=[toy, "torch"])
+    found, wanted = (torch.ones(3), torch.arange(3.0)), (torch.ones(3), torch.arange(3.0))
+    for _ in range(2):
+        assert_same((jitted(*found), found), (function(*wanted), wanted))
+    assert toy.calls
+
+
+# Fuel.
+
+
+def test_fuel() -> None:
+    def function(a: Tensor) -> Tensor:
+        b = (a.sin() * 2).exp()
+        c = (b.cos() * 2).exp()
+        return c.sin() + 1
+
+    for fuel in range(5):
+        toy = Toy(without=[ATEN.exp.default])
+        jitted = sg.jit(function, executors=[toy, "torch"], fuel=fuel)
+        assert_same(jitted(x_fixed()), function(x_fixed()))
+        assert toy.parts == [["sin", "mul"], ["cos", "mul"], ["sin", "add"]][:fuel]
+        if fuel == 2:
+            reasons = {reason for one in sg.last_choices(jitted) for _, reason in one.declined}
+            assert "no fuel is left for its region" in reasons
+
+
+def test_fuel_is_shared() -> None:
+    fuel, toy = sg.Fuel(3), Toy()
+    first, second = (sg.jit(lambda a: a.sin().exp().sum(), executors=[toy, "torch"], fuel=fuel) for _ in range(2))
+    first(leaf(3)).backward()
+    second(leaf(3)).backward()
+    assert len(toy.regions) == len(fuel.regions) == 3
+
+
+@pytest.mark.parametrize("fuel", [-1, 1.5, "3", True])
+def test_fuel_is_a_number(fuel: Any) -> None:
+    with pytest.raises(ValueError, match="fuel is a number of regions"):
+        sg.jit(torch.sin, fuel=fuel)
+
+
+# Any program.
+
+_UNARY: tuple[Callable[..., Tensor], ...] = (
+    torch.sin,
+    torch.exp,
+    torch.cos,
+    torch.abs,
+    lambda a: a.t(),
+    lambda a: a.flip(0),
+    lambda a: a[:, [1, 0, 2]],
+)
+_BINARY: tuple[Callable[..., Tensor], ...] = (torch.add, torch.mul, torch.maximum, torch.sub)
+
+
+def made_up(seed: int) -> Callable[..., Any]:
+    """A program of some thirty operators with no order to it."""
+    draw = random.Random(seed)
+    calls = [(draw.choice(_BINARY if draw.random() < 0.5 else _UNARY), draw.random(), draw.random()) for _ in range(30)]
+    ends = [draw.randrange(30) for _ in range(3)]
+
+    def program(a: Tensor, b: Tensor) -> Any:
+        values = [a.tanh(), b.tanh()]
+        for fn, one, other in calls:
+            picked = [values[-1 - int(draw * draw * len(values))] for draw in (one, other)]
+            values.append(fn(*picked) if fn in _BINARY else fn(picked[0]).tanh())
+        return tuple(values[2 + end].clone() for end in ends)
+
+    return program
+
+
+def reachable(trace: sg.Trace) -> dict[sg.BoundSymbol, set[sg.BoundSymbol]]:
+    """What each bound symbol needs, directly or not."""
+    maker: dict[str, sg.BoundSymbol] = {}
+    found: dict[sg.BoundSymbol, set[sg.BoundSymbol]] = {}
+    for item in trace.bound_symbols:
+        makers = {maker[proxy.name] for proxy in item.inputs if proxy.name in maker}
+        found[item] = makers.union(*(found[one] for one in makers))
+        maker.update((proxy.name, item) for proxy in item.outputs)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_regions_of_any_program(seed: int) -> None:
+    without = [[ATEN.exp.default], [ATEN.exp.default, ATEN.add.Tensor], [ATEN.flip.default, ATEN.mul.Tensor]][seed % 3]
+    toy, program = Toy(without=without), made_up(seed)
+    jitted = run(program, x(3, 3), x(3, 3), executors=[toy, "torch"])
+    (claimed,) = [trace for trace in sg.last_traces(jitted) if trace.provenance[-1].name == "claim"]
+    needs = reachable(claimed)
+    maker = {proxy.name: item for item in claimed.bound_symbols for proxy in item.outputs}
+    views = {"aten.t.default"}
+    for region in toy.regions:
+        members = [
+            maker[p.name] for item in region.bound_symbols for p in item.outputs if item.symbol.name not in views
+        ]
+        for item in claimed.bound_symbols:
+            if item not in members and item.symbol.name not in views:
+                assert not (needs[item] & set(members) and any(item in needs[one] for one in members))
+
+
+def test_regions_next_to_each_other_cannot_be_one() -> None:
+    """Where one region reads another, something between them keeps them apart."""
+    for seed in range(12):
+        toy = Toy(without=[ATEN.exp.default])
+        jitted = run(made_up(seed), x(3, 3), x(3, 3), executors=[toy, "torch"])
+        trace = forward(jitted)
+        needs = reachable(trace)
+        maker = {proxy.name: item for item in trace.bound_symbols for proxy in item.outputs}
+        for line in (item for item in lines(trace) if len(item.subsymbols) > 1):
+            for before in {maker[proxy.name] for proxy in line.inputs if proxy.name in maker}:
+                if len(before.subsymbols) > 1:
+                    between = [one for one in needs[line] if before in needs[one]]
+                    assert between, f"{seed}: {before.symbol.name} and {line.symbol.name}"
+
+
+# Any size.
+
+
+def chain(length: int) -> sg.Trace:
+    """A claimed trace in which every seventh operator is another executor's, with branches that come back."""
+    names = [sg.TensorProxy(f"t{index}", (4,), (1,), torch.float32, torch.device("cpu")) for index in range(length + 2)]
+    symbol, toy, torch_ = (
+        Symbol("aten.add.Tensor", ATEN.add.Tensor),
+        Implementation("toy", id),
+        Implementation("torch", id),
+    )
+    body = tuple(
+        sg.BoundSymbol(
+            symbol,
+            (names[index], names[index // 2 if index % 5 == 0 else index + 1]),
+            {},
+            names[index + 2],
+            tags=frozenset({RANDOM} if index % 97 == 0 else ()),
+            implementation=torch_ if index % 7 == 0 else toy,
+        )
+        for index in range(length)
+    )
+    return sg.Trace("program", (names[0], names[1]), (names[-1],), body)
+
+
+def test_time_is_linear_in_the_size() -> None:
+    """Ten times the operators take about ten times as long: far less than the hundredfold of a quadratic pass."""
+    took = {}
+    for length in (2_500, 25_000):
+        trace = chain(length)
+        begun = time.process_time()
+        regions = find_regions(Dataflow(trace.bound_symbols, {"toy"}))
+        took[length] = time.process_time() - begun
+        assert sum(map(len, regions)) == sum(index % 7 != 0 for index in range(length))
+    assert took[25_000] < 40 * took[2_500]
+
+
+class Interpreted(Toy):
+    def compile(self, region: sg.Trace) -> Callable[..., Any]:
+        return lambda *args: None
+
+
+def test_fifty_thousand_operators() -> None:
+    trace = chain(50_000)
+    toy = Interpreted()
+    torch_executor = next(one for one in sg.jit(torch.sin)._switchgear.selection.executors if one.name == "torch")
+    selection = sg.jit(torch.sin, executors=[toy, torch_executor])._switchgear.selection
+    choices = [sg.Choice("execution", item.symbol.name, "toy") for item in trace.bound_symbols]
+    fused, amended = fuse(trace, selection, choices)
+    assert len(amended) == len(choices)
+    draws = [item for item in trace.bound_symbols if item.is_random]
+    order = [p.name for item in fused.bound_symbols for part in item.subsymbols or (item,) for p in part.outputs]
+    place = {name: index for index, name in enumerate(order)}
+    drawn = [place[item.outputs[0].name] for item in draws]
+    assert drawn == sorted(drawn)
+    made = {proxy.name for proxy in trace.inputs}
+    for item in fused.bound_symbols:
+        assert made.issuperset(proxy.name for proxy in item.inputs)
+        made.update(proxy.name for proxy in item.outputs)
+    assert made.issuperset(proxy.name for proxy in proxies(trace.outputs))
+
+
+# Bisecting.
+
+
+class Wrong(Toy):
+    """Compiles `bad` to something else."""
+
+    def __init__(self, bad: Any) -> None:
+        super().__init__(without=[ATEN.exp.default])
+        self.bad = str(bad)
+
+    def compile(self, region: sg.Trace) -> Callable[..., Any]:
+        function = super().compile(region)
+        if all(item.symbol.name != self.bad for item in region.bound_symbols):
+            return function
+        return lambda *args: tuple([value + 1 for value in function(*args)])
+
+
+def branched(a: Tensor) -> Tensor:
+    for _ in range(6):
+        a = (a.sin() * 2).exp()
+    a = (a.cos() * 2).exp()  # the user's line
+    for _ in range(3):
+        a = (a.sin() * 2).exp()
+    return a
+
+
+@pytest.mark.parametrize("bad", [ATEN.cos.default, ATEN.sin.default])
+def test_bisect(bad: Any) -> None:
+    tried = []
+
+    def check(fuel: sg.Fuel) -> bool:
+        tried.append(fuel.limit)
+        return torch.equal(sg.jit(branched, executors=[Wrong(bad), "torch"], fuel=fuel)(x_fixed()), branched(x_fixed()))
+
+    region = bisect(check)
+    first = 0 if bad is ATEN.sin.default else 6
+    assert region.symbol.name.endswith(f"_{first}")
+    assert str(bad) in {part.symbol.name for part in region.subsymbols}
+    assert len(tried) <= 6
+
+
+SCRIPT = """
+import torch
+import switchgear as sg
+from tests.core.test_fuse import Wrong, branched
+
+def check(fuel):
+    x = torch.linspace(0.1, 0.9, 6)
+    wrong = Wrong(torch.ops.aten.cos.default)
+    torch.testing.assert_close(sg.jit(branched, executors=[wrong, "torch"], fuel=fuel)(x), branched(x))
+
+def passes(fuel):
+    pass
+
+def fails(fuel):
+    assert False
+"""
+
+
+def test_bisect_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    assert main(["bisect", f"{script}:check"]) == 0
+    said = capsys.readouterr().out
+    for part in ("_6, compiled by toy:", "aten.cos.default", line_of(branched, "user's line")):
+        assert part in said
+    for name, complaint in {
+        "passes": "the check passes with all 0 regions fused",
+        "fails": "fusion is not at fault",
+        "absent": "has no function absent",
+    }.items():
+        assert main(["bisect", f"{script}:{name}"]) == 1
+        assert complaint in capsys.readouterr().err
+    assert main(["bisect", str(tmp_path / "absent.py") + ":check"]) == 1
+    assert main(["bisect", "script"]) == 1

@@ -1,0 +1,452 @@
+"""The Inductor executor: values and gradients within Inductor's own tolerance, and everything else as eager's."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import Tensor, nn
+
+import switchgear as sg
+import switchgear_inductor
+from switchgear_inductor import InductorExecutor
+from switchgear_inductor.progress import Progress
+from tests.core.training import backward, forward, leaf, lines, step
+
+pytestmark = pytest.mark.skipif(
+    InductorExecutor().unavailable() is not None, reason="no C++ compiler here, which Inductor needs"
+)
+
+
+def jit(function: Any, **options: Any) -> Any:
+    return sg.jit(function, executors=[InductorExecutor(**options), "torch"])
+
+
+def regions(trace: sg.Trace) -> list[list[str]]:
+    """The operators of each region of a trace."""
+    return [[part.symbol.name for part in item.subsymbols] for item in lines(trace) if item.subsymbols]
+
+
+def assert_near(found: Any, wanted: Any) -> None:
+    """Within the tolerance of Inductor's own tests, strides and all else eager's."""
+    torch.testing.assert_close(found, wanted, rtol=1.3e-6 * 10, atol=1e-5, check_stride=True, equal_nan=True)
+
+
+def check(function: Callable[..., Any], *args: Tensor, fused: bool = True) -> Any:
+    """The jitted function, called twice with eager's result, in inference and, if an input wants it, in training."""
+    jitted = jit(function)
+    if any(arg.requires_grad for arg in args):
+        for _ in range(2):
+            assert_near(step(jitted, *args), step(function, *args))
+    else:
+        for _ in range(2):
+            assert_near(jitted(*args), function(*args))
+    assert bool(regions(forward(jitted))) == fused
+    return jitted
+
+
+# Values and gradients.
+
+
+def test_pointwise_chain() -> None:
+    jitted = check(lambda a, b: (a.sin() * b + 1).relu() / 3, torch.randn(5, 7), torch.randn(7))
+    assert len(regions(forward(jitted))) == 1
+
+
+def test_mlp_trains() -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 3))
+    twin, double = copy.deepcopy(model), copy.deepcopy(model).double()
+    x, target = torch.randn(6, 8), torch.tensor([0, 1, 2, 2, 1, 0])
+    found: list[list[Tensor]] = []
+    jitted = jit(model)
+    for called, own, value in ((jitted, model, x), (twin, twin, x), (double, double, x.double())):
+        loss = F.cross_entropy(called(value), target)
+        loss.backward()
+        found.append([loss.detach(), *(parameter.grad for parameter in own.parameters() if parameter.grad is not None)])
+    assert_near(found[0], found[1])
+    torch.testing.assert_close(found[0], found[2], rtol=1e-4, atol=1e-5, check_dtype=False)
+    assert regions(forward(jitted))
+    assert regions(backward(jitted))
+
+
+def gpt2() -> Any:
+    config = transformers.GPT2Config(
+        n_layer=2,
+        n_head=2,
+        n_embd=32,
+        vocab_size=60,
+        n_positions=32,
+        use_cache=False,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+    )
+    return transformers.GPT2LMHeadModel(config)
+
+
+def llama() -> Any:
+    config = transformers.LlamaConfig(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=60,
+        max_position_embeddings=32,
+        use_cache=False,
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+@pytest.mark.parametrize("build", [gpt2, llama])
+def test_language_model_trains(build: Callable[[], Any]) -> None:
+    model = build().train()
+    twin, double = copy.deepcopy(model), copy.deepcopy(model).double()
+    ids = torch.randint(3, 60, (2, 12))
+    jitted = jit(model)
+    found: list[dict[str, Tensor]] = []
+    for called, own in ((jitted, model), (twin, twin), (double, double)):
+        loss = called(input_ids=ids, labels=ids).loss
+        loss.backward()
+        gradients = {name: parameter.grad for name, parameter in own.named_parameters() if parameter.grad is not None}
+        found.append({"loss": loss.detach(), **gradients})
+    assert len(found[0]) > 10
+    assert_near(found[0], found[1])
+    worst = [
+        max((one[name].double() - found[2][name]).abs().max().item() for name in found[2])
+        for one in (found[0], found[1])
+    ]
+    assert worst[0] < 3 * worst[1] + 1e-6, "further from float64 than eager is"
+    kept = [item.symbol.name for item in lines(forward(jitted))]
+    assert "aten._scaled_dot_product_flash_attention_for_cpu.default" in kept
+    assert sum(map(len, regions(forward(jitted)))) > 10
+
+
+def test_layers_that_repeat_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from switchgear_inductor import internals
+
+    compiled: list[str] = []
+    original = internals.compile_region
+
+    def counted(region: sg.Trace, options: Any) -> Any:
+        compiled.append(region.name)
+        return original(region, options)
+
+    monkeypatch.setattr(internals, "compile_region", counted)
+
+    def layers(a: Tensor) -> Tensor:
+        for _ in range(5):
+            a = F.dropout(F.gelu(a) * 2 + 1, 0.0001)
+        return a
+
+    executor = InductorExecutor()
+    jitted = sg.jit(layers, executors=[executor, "torch"])
+    jitted(torch.randn(3, 4))
+    assert len(regions(forward(jitted))) > 4
+    assert len(compiled) == 3  # the first, those between, and the last
+    again = sg.jit(layers, executors=[executor, "torch"])
+    again(torch.randn(3, 4))
+    assert len(compiled) == 3
+    again(torch.randn(3, 5))
+    assert len(compiled) == 6
+
+
+def test_what_nobody_needs_any_more_is_let_go() -> None:
+    executor = InductorExecutor()
+    jitted = sg.jit(lambda a: (a.sin() * 2).cos(), executors=[executor, "torch"])
+    jitted(torch.randn(3))
+    assert len(executor._alive) == 1
+    del jitted
+    import gc
+
+    gc.collect()
+    assert not executor._alive
+
+
+def test_convolution_and_batch_norm() -> None:
+    def function(x: Tensor, w: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        y = F.conv2d(x, w, padding=1)
+        return F.relu(F.batch_norm(y, None, None, scale, shift, training=True) + x) * 2
+
+    check(function, leaf(2, 3, 6, 6), leaf(3, 3, 3, 3), leaf(3), leaf(3))
+
+
+def test_embedding_and_loss() -> None:
+    index = torch.tensor([[1, 2, 3], [3, 1, 0]])
+
+    def function(weight: Tensor, head: Tensor) -> Tensor:
+        hidden = F.layer_norm(F.embedding(index, weight), (8,))
+        return F.cross_entropy((hidden @ head).flatten(0, 1).softmax(-1) * 3, index.flatten())
+
+    check(function, leaf(5, 8), leaf(8, 5))
+
+
+# Memory.
+
+
+def test_inputs_in_any_layout() -> None:
+    wide = torch.randn(6, 8)
+    for value in (
+        wide.t(),
+        wide[::2, 1::3],
+        wide[:, :1].expand(6, 8),
+        wide.flip(0),
+        wide.as_strided((3, 3), (1, 2), 4),
+    ):
+        check(lambda a: (a.sin() + 1) * a.sum(0), value)
+
+
+def test_strides_of_outputs() -> None:
+    image = torch.randn(2, 3, 4, 5)
+    last = image.to(memory_format=torch.channels_last)
+    for value in (image, last, image.permute(2, 0, 3, 1), torch.randn(3, 1, 4).transpose(0, 1), torch.randn(1, 1, 5)):
+        check(lambda a: ((a.sin() + 1) * 2, F.gelu(a).neg()), value)
+    check(lambda a: F.conv2d(a, torch.ones(3, 3, 1, 1)).relu() * 2 + a, last)
+    check(lambda a, b: ((a + b).sin(), (b + a).cos(), a * b), last, image)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda a: (a.clone(), a.sin() * 2),
+        lambda a: (a * 1, a + 0, a.sin()),
+        lambda a: (torch.cat([a]), a.repeat(1, 1) * 1, a.sin()),
+        lambda a: ((b := a.sin() * 2), b.clone(), b * 1),
+        lambda a: (a.sin() * 2, a.sin() * 2),
+        lambda a: (torch.where(torch.ones_like(a) > 0, a, a.sin()), a.pow(1)),
+    ],
+)
+def test_results_share_no_memory(function: Callable[..., Any]) -> None:
+    a = torch.randn(3, 4)
+    results = check(function, a)(a)
+    storages = [value.untyped_storage().data_ptr() for value in (a, *results)]
+    assert len(set(storages)) == len(storages)
+    for value in results:
+        value.zero_()
+    assert_near(function(a), jit(function)(a))
+
+
+def test_views_of_results_are_views() -> None:
+    def function(a: Tensor) -> tuple[Tensor, Tensor]:
+        b = a.sin() * 2
+        return b, b[1:].t()
+
+    a = torch.randn(3, 4)
+    b, view = check(function, a)(a)
+    b.zero_()
+    assert not view.any()
+
+
+def test_inputs_are_not_written_to() -> None:
+    a, b = torch.randn(3, 4), torch.randn(3, 4)
+    before = a.clone(), b.clone()
+    check(lambda a, b: ((a + b).relu() * 2).exp() + a, a, b)
+    assert_near((a, b), before)
+
+
+def test_writes_reach_the_inputs() -> None:
+    def function(a: Tensor, b: Tensor) -> Tensor:
+        a.mul_(2).add_(b)
+        b[0] = a.sum()
+        return a.sin() * b
+
+    jitted = jit(function)
+    found, wanted = (torch.ones(3), torch.arange(3.0)), (torch.ones(3), torch.arange(3.0))
+    for _ in range(2):
+        assert_near((jitted(*found), found), (function(*wanted), wanted))
+    assert regions(forward(jitted))
+
+
+def test_running_statistics() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.ReLU()).train()
+    twin, x = copy.deepcopy(model), torch.randn(6, 4)
+    jitted = jit(model)
+    for _ in range(3):
+        assert_near(jitted(x), twin(x))
+    assert_near(dict(model.named_buffers()), dict(twin.named_buffers()))
+
+
+# Values that are special.
+
+
+def test_mixed_dtypes() -> None:
+    def function(a: Tensor, b: Tensor, c: Tensor) -> Any:
+        total = a + b
+        return total * c, (total > 0) & (c != 0), c.to(torch.float64) + total, total.to(torch.bfloat16)
+
+    check(function, torch.randn(4), torch.randn(4, dtype=torch.float64), torch.arange(4))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_other_floats(dtype: torch.dtype) -> None:
+    x = torch.randn(4, 8, dtype=dtype)
+
+    def function(a: Tensor) -> Tensor:
+        return F.layer_norm(F.silu(a) * 2, (8,))
+
+    wanted = function(x.double())
+    found, eager = jit(function)(x), function(x)
+    assert (found.dtype, found.stride()) == (eager.dtype, eager.stride())
+    assert (found.double() - wanted).abs().max() <= (eager.double() - wanted).abs().max() * 1.5 + torch.finfo(dtype).eps
+
+
+def test_sizes_of_zero_and_one() -> None:
+    for shape in ((0,), (2, 0, 3), (), (1, 1)):
+        check(lambda a: ((a.sin() * 2).exp() + 1).sum(), torch.randn(shape))
+        check(lambda a: (a.sin() * 2).exp() + 1, torch.randn(shape))
+
+
+def test_integers_divided_by_zero_are_eagers_error() -> None:
+    jitted = jit(lambda a, b: ((a // b) + 1) * 2)
+    assert_near(jitted(torch.arange(4), torch.ones(4, dtype=torch.long)), (torch.arange(4) + 1) * 2)
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        jitted(torch.arange(4), torch.zeros(4, dtype=torch.long))
+
+
+def test_infinities() -> None:
+    values = torch.tensor([float("inf"), float("-inf"), float("nan"), 0.0, -0.0, 1e-40, 3e38])
+    check(lambda a: (a.abs() + 1, a.relu() * 2, a.exp() - 1, a.maximum(-a) + 0, torch.softmax(a, 0)), values)
+
+
+# What it leaves to others.
+
+
+def test_random_numbers_are_eagers() -> None:
+    def function(a: Tensor) -> Tensor:
+        return F.dropout((a * 2).sin() + 1, 0.5) * 3 + torch.rand_like(a)
+
+    jitted = jit(function)
+    for seed in (1, 2):
+        results = []
+        for call in (jitted, function):
+            torch.manual_seed(seed)
+            results.append((step(call, leaf_of_ones()), torch.get_rng_state()))
+        assert_near(results[0], results[1])
+    assert regions(forward(jitted))
+
+
+def leaf_of_ones() -> Tensor:
+    return torch.ones(50, requires_grad=True)
+
+
+def test_reasons() -> None:
+    jitted = jit(lambda a: F.dropout(a.cumsum(0), 0.5))
+    jitted(leaf(4))
+    found = {
+        (one.symbol, reason) for one in sg.last_choices(jitted) for who, reason in one.declined if who == "inductor"
+    }
+    jitted(torch.randn(4))
+    found |= {(one.symbol, reason) for one in sg.last_choices(jitted) for _, reason in one.declined}
+    assert found >= {
+        ("aten.cumsum.default", "Inductor would call PyTorch's own kernel"),
+        ("switchgear.draw_bernoulli", "it draws random numbers, and Inductor draws others than PyTorch"),
+        ("torch.cumsum", "its leaves are taken, one by one"),
+    }
+
+
+def test_libraries_alone_are_no_region() -> None:
+    check(lambda a, b: (a @ b) @ b, torch.randn(3, 3), torch.randn(3, 3), fused=False)
+
+
+# When Inductor fails.
+
+
+def test_region_that_inductor_fails_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    from switchgear_inductor import internals
+
+    tried: list[str] = []
+
+    def fail(region: sg.Trace, options: Any) -> Any:
+        tried.append(region.name)
+        raise RuntimeError("CppCompileError\nmuch more")
+
+    monkeypatch.setattr(internals, "compile_region", fail)
+    executor = InductorExecutor()
+
+    def function(a: Tensor) -> Tensor:
+        return (a.sin() * 2).exp()
+
+    a = torch.randn(3)
+    jitted = sg.jit(function, executors=[executor, "torch"])
+    with pytest.warns(sg.errors.PluginWarning) as caught:
+        found = jitted(a)
+    assert torch.equal(found, function(a))
+    (warning,) = caught
+    for part in ("inductor", "aten.sin.default, aten.mul.Tensor, aten.exp.default", "RuntimeError: CppCompileError"):
+        assert part in str(warning.message)
+    assert "much more" not in str(warning.message)
+    again = sg.jit(function, executors=[executor, "torch"])
+    assert torch.equal(again(a), function(a))
+    assert torch.equal(jitted(a), function(a))
+    assert len(tried) == 1
+
+
+def test_unavailable_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    reason = "no C++ compiler: no-such-compiler is not on the path; install one, or name it in the variable CXX"
+    assert InductorExecutor().unavailable() == reason
+    with pytest.warns(sg.errors.PluginWarning, match="no C\\+\\+ compiler"):
+        jitted = jit(lambda a: (a.sin() * 2).exp())
+    jitted(torch.randn(3))
+    assert not regions(forward(jitted))
+
+
+def test_options_reach_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+    from switchgear_inductor import internals
+
+    seen: list[int] = []
+    original = torch._inductor.compile_fx.compile_fx_inner
+
+    def compile_fx_inner(*args: Any, **kwargs: Any) -> Any:
+        seen.append(torch._inductor.config.cpp.simdlen or 0)
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(internals, "compile_fx_inner", compile_fx_inner)
+    x = torch.randn(20)
+    assert_near(jit(lambda a: a.exp().sin() * 0.3, options={"cpp.simdlen": 1})(x), x.exp().sin() * 0.3)
+    assert seen == [1]
+
+
+# Around it.
+
+
+def test_importing_the_plugin_is_cheap() -> None:
+    probe = "import sys, switchgear_inductor as s; s.InductorExecutor().unavailable(); "
+    probe += "print([name for name in sys.modules if name.startswith('torch._inductor.c')])"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_asked_after_torch() -> None:
+    (executor,) = switchgear_inductor.switchgear_executors()
+    assert executor.priority < -100
+
+
+def test_progress(caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]) -> None:
+    with caplog.at_level(logging.INFO, "switchgear_inductor"):
+        for shown, patience in ((True, 0.0), (False, 0.0), (True, 60.0)):
+            with Progress(2, "inductor", shown=shown, patience=patience) as progress:
+                assert [progress.after(item) for item in "ab"] == ["a", "b"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "inductor compiled 1/2 regions, 0 s",
+        "inductor compiled 2/2 regions, 0 s",
+    ]
+    assert not capsys.readouterr().err
+
+
+def test_progress_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with Progress(2, "inductor", shown=True, patience=0.0) as progress:
+        progress.after("a")
+        progress.after("b")
+    first, second = capsys.readouterr().err.removesuffix("\n").split("\r")[1:]
+    assert first == "inductor [############............] 1/2 regions, 0 s"
+    assert second == "inductor [########################] 2/2 regions, 0 s"
