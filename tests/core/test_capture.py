@@ -782,15 +782,16 @@ def test_views_made_under_no_grad() -> None:
     assert torch.equal(gradients[0][1], gradients[1][1])
 
 
-def test_sparse_result_is_eagers_and_its_backward_refused() -> None:
+def test_sparse_result_is_eagers_and_so_is_its_backward() -> None:
     def sparse(x: T) -> T:
         return x.diag().to_sparse()
 
-    x = numbers(3, grad=True)
-    found = jit(sparse)(x)
-    assert torch.equal(found.detach().to_dense(), sparse(x).detach().to_dense())
-    with pytest.raises(errors.Unsupported, match="grad output is not a strided tensor"):
-        found.backward(torch.ones(3, 3, dtype=x.dtype).to_sparse())
+    x, gradients = numbers(3, grad=True), []
+    expected, found = sparse(x), jit(sparse)(x)
+    assert torch.equal(found.detach().to_dense(), expected.detach().to_dense())
+    for result in (expected, found):
+        gradients.append(torch.autograd.grad(result, x, numbers(3, 3).to_sparse())[0])
+    assert torch.equal(*gradients)
 
 
 def test_jitted_function_inside_a_jitted_function_is_one_trace() -> None:

@@ -17,7 +17,7 @@ from switchgear.printing import compile_trace
 from switchgear.proxy import TensorProxy
 from switchgear.rules import Grads
 from switchgear.selection import Selection
-from switchgear.symbol import CHECK, BoundSymbol, proxies, renamed
+from switchgear.symbol import CHECK, BoundSymbol, proxies, renamed, with_parts
 from switchgear.trace import Trace
 from switchgear.verify import verify
 
@@ -218,14 +218,28 @@ def _other_backward(
     outputs = joint.trace.outputs
     forward, found = outputs[: joint.count], outputs[joint.count :]
     grads = tuple(grad if want else None for grad, want in zip(found, wanted, strict=False))
-    saved = {proxy.name for proxy in training.saved}
-    merged = {name: twin for name, twin in training.merged.items() if twin.name in saved}
-    body = tuple([renamed(item, merged) if _reads(item, merged) else item for item in joint.trace.bound_symbols])
-    trace = replace(joint.trace, outputs=(*forward, *grads, *found[len(wanted) :]), bound_symbols=body)
+    merged = _still_merged(training, higher_order)
+    body = [renamed(item, merged, _as_it_is) if _reads(item, merged) else item for item in joint.trace.bound_symbols]
+    trace = replace(joint.trace, outputs=(*forward, *grads, *found[len(wanted) :]), bound_symbols=tuple(body))
     joint = replace(joint, trace=dead_code(trace))
     start = time.perf_counter()
     stages.keep("partition", backward_for(joint, training.parts), start)
     return stages, joint
+
+
+def _still_merged(training: Training, higher_order: bool) -> Mapping[str, TensorProxy]:
+    """Values of the prepared trace that are not saved, each with the one that is saved in its place.
+
+    Where that is differentiated in its turn, none through which no gradient flows with one through which some does.
+    """
+    saved = {proxy.name for proxy in training.saved}
+    own = {p.name: p for item in with_parts(training.prepared.bound_symbols) for p in item.outputs}
+    pairs = ((own[name], twin) for name, twin in training.merged.items() if name in own and twin.name in saved)
+    return {p.name: twin for p, twin in pairs if not higher_order or p.requires_grad == twin.requires_grad}
+
+
+def _as_it_is(proxy: TensorProxy) -> TensorProxy:
+    return proxy
 
 
 def _differentiated(
