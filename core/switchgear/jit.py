@@ -104,7 +104,10 @@ class JitFunction:
         if entry is not None:
             inputs = entry.prologue(args, kwargs)
             if inputs is not None:
-                return entry.run(inputs)
+                try:
+                    return entry.run(inputs)
+                except OtherData:
+                    pass
         return self._switchgear.look_up(args, kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
