@@ -156,6 +156,30 @@ def test_base_of_a_view_is_the_whole_result(name: str, grad: bool) -> None:
     assert (base.stride(), found.stride()) == (of.stride(), expected.stride())
 
 
+KERNELS_THAT_END_IN_A_VIEW: dict[str, Callable[[Tensor], Tensor]] = {
+    "select_scatter": lambda y: y.select_scatter(y[0], 0, -1),
+    "slice_scatter": lambda y: y.slice_scatter(y[:1], 0, 1, 2),
+    "as_strided_scatter": lambda y: y.as_strided_scatter(y[0], (4,), (1,), 4),
+    "write to a view": lambda y: (y[0].mul_(2), y)[1],
+}
+
+
+@BOTH
+@pytest.mark.parametrize("name", KERNELS_THAT_END_IN_A_VIEW)
+@pytest.mark.parametrize("take", [lambda v: v, lambda v: v.t(), torch.no_grad()(lambda v: v.t())])
+def test_result_that_its_kernel_makes_as_a_view(take: Function, name: str, grad: bool) -> None:
+    """To who has it, it is no view; nor when it comes out of a long program, which runs below autograd."""
+
+    def function(x: Tensor) -> Any:
+        return take(KERNELS_THAT_END_IN_A_VIEW[name]((x * 3).abs()))
+
+    def is_view(target: Function) -> bool:
+        return target(values(4, 4, grad=grad))._is_view()  # type: ignore[no-any-return]
+
+    assert succeeds(check(function, results((4, 4), grad=grad)))
+    assert is_view(jit(function)) == is_view(function)
+
+
 class Turned(torch.autograd.Function):
     """A view of its input, with a gradient of its own."""
 
