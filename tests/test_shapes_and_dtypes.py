@@ -237,6 +237,30 @@ def test_promotion(one: torch.dtype, other: torch.dtype) -> None:
     check(promoted, x, y)
 
 
+@pytest.mark.parametrize("used", [False, True])
+@pytest.mark.parametrize("values", [made(), made(2), torch.tensor(3)], ids=["0-dim", "1-dim", "integer"])
+def test_values_of_another_dtype_by_index_are_eagers_error(values: T, used: bool) -> None:
+    """Though fakes take them, and also where the result is dead code."""
+
+    def function(x: T) -> T:
+        y = x * 2
+        y[torch.tensor([0, -1])] = values
+        return y if used else x + 1
+
+    for call in (function, jit(function)):
+        with pytest.raises(RuntimeError, match="Index put requires the source and destination dtypes match"):
+            call(made(4, dtype=torch.float32))
+
+
+def test_number_of_another_dtype_by_mask_is_no_error() -> None:
+    def function(x: T) -> T:
+        y = x * 2
+        y[x > 1] = made()
+        return y
+
+    check(function, made(4, dtype=torch.float32))
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_half_module(dtype: torch.dtype) -> None:
     layer = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 2)).to(dtype)
