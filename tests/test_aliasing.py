@@ -205,6 +205,30 @@ def test_view_of_a_view_that_an_autograd_function_makes(take: Function, mode: Fu
     assert succeeds(check(function, results((4, 4), grad=grad)))
 
 
+class Sine(torch.autograd.Function):
+    """Saves its result, through which a second derivative flows."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        sin, cos = x.sin(), x.cos()
+        ctx.save_for_backward(sin, cos)
+        return sin, cos
+
+    @staticmethod
+    def backward(ctx: Any, by_sin: Tensor, by_cos: Tensor) -> Any:
+        sin, cos = ctx.saved_tensors
+        return by_sin * cos * 1.5 - by_cos * sin
+
+
+def test_result_that_is_saved_and_returned_under_two_names() -> None:
+    """A function's result, a view of it in its own layout by another function: one tensor in memory, two in autograd."""
+
+    def function(x: Tensor) -> Any:
+        return Turned.apply(Sine.apply(x)[1])  # type: ignore[no-untyped-call]
+
+    assert succeeds(check(function, leaves((1, 1))))
+
+
 class Doubled(torch.autograd.Function):
     """Writes to its input and says so."""
 
