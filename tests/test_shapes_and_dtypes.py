@@ -237,6 +237,18 @@ def test_promotion(one: torch.dtype, other: torch.dtype) -> None:
     check(promoted, x, y)
 
 
+@pytest.mark.parametrize("name", ["add", "minimum", "hypot"])
+def test_strides_where_broadcasting_adds_a_dimension_of_size_one(name: str) -> None:
+    """Fakes have them otherwise; a write whose functional form keeps no strides then shows."""
+
+    def function(x: T, y: T) -> T:
+        z = getattr(torch, name)(x, y)
+        z.masked_fill_(z > 0, 0.5)
+        return z
+
+    check(function, made(4).unfold(0, 1, 1).unfold(0, 4, 1), made(4, 1))
+
+
 @pytest.mark.parametrize("used", [False, True])
 @pytest.mark.parametrize("values", [made(), made(2), torch.tensor(3)], ids=["0-dim", "1-dim", "integer"])
 def test_values_of_another_dtype_by_index_are_eagers_error(values: T, used: bool) -> None:

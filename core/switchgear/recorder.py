@@ -494,7 +494,8 @@ class Recorder:
                 result = torch.empty_like(args[0])
             else:
                 # nothing is drawn on fakes, and some of PyTorch's decompositions for them take no generator
-                result = func(*args, **(kwargs | {"generator": None} if "generator" in kwargs else kwargs))
+                shown = self._with_dims(func, args)
+                result = func(*shown, **(kwargs | {"generator": None} if "generator" in kwargs else kwargs))
         except internals.DATA_DEPENDENT as error:
             return self._on_data(func, args, kwargs, error)
         except internals.NO_FAKE as error:
@@ -506,6 +507,24 @@ class Recorder:
         if not args or result is not args[0]:  # as `resolve_conj` of what needs none
             self._record_leaf(func, args, kwargs, result)
         return result
+
+    def _with_dims(self, func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arguments, for strides as the kernels have them: dimensions that broadcasting adds have stride 0.
+
+        PyTorch's formulas for fakes give those of size 1 another one, and then order the result's dimensions by it.
+        """
+        if torch.Tag.pointwise not in func.tags or func is _aten.equal.default:
+            return args
+        count = max([tensor.dim() for tensor in tensors_in(args)], default=0)
+        if all(tensor.dim() in (0, count) for tensor in tensors_in(args)):
+            return args
+
+        def padded(fake: torch.Tensor) -> torch.Tensor:
+            added = count - fake.dim() if fake.dim() else 0
+            return fake.as_strided((1,) * added + fake.shape, (0,) * added + fake.stride()) if added else fake
+
+        with self.paused():
+            return map_tensors(padded, args)  # type: ignore[no-any-return]
 
     def _check_dtypes(self, base: torch.Tensor, indices: list[Any], values: torch.Tensor) -> None:
         """Raise what eager raises for values of another dtype; fakes take any, and the call may be dead code."""
