@@ -221,7 +221,7 @@ class Sine(torch.autograd.Function):
 
 
 def test_result_that_is_saved_and_returned_under_two_names() -> None:
-    """A function's result, a view of it in its own layout by another function: one tensor in memory, two in autograd."""
+    """A function's result, and a view of it in its own layout by another: one in memory, two to autograd."""
 
     def function(x: Tensor) -> Any:
         return Turned.apply(Sine.apply(x)[1])  # type: ignore[no-untyped-call]

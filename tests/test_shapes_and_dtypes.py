@@ -242,7 +242,7 @@ def test_strides_where_broadcasting_adds_a_dimension_of_size_one(name: str) -> N
     """Fakes have them otherwise; a write whose functional form keeps no strides then shows."""
 
     def function(x: T, y: T) -> T:
-        z = getattr(torch, name)(x, y)
+        z: T = getattr(torch, name)(x, y)
         z.masked_fill_(z > 0, 0.5)
         return z
 
