@@ -156,6 +156,30 @@ def test_base_of_a_view_is_the_whole_result(name: str, grad: bool) -> None:
     assert (base.stride(), found.stride()) == (of.stride(), expected.stride())
 
 
+KERNELS_THAT_END_IN_A_VIEW: dict[str, Callable[[Tensor], Tensor]] = {
+    "select_scatter": lambda y: y.select_scatter(y[0], 0, -1),
+    "slice_scatter": lambda y: y.slice_scatter(y[:1], 0, 1, 2),
+    "as_strided_scatter": lambda y: y.as_strided_scatter(y[0], (4,), (1,), 4),
+    "write to a view": lambda y: (y[0].mul_(2), y)[1],
+}
+
+
+@BOTH
+@pytest.mark.parametrize("name", KERNELS_THAT_END_IN_A_VIEW)
+@pytest.mark.parametrize("take", [lambda v: v, lambda v: v.t(), torch.no_grad()(lambda v: v.t())])
+def test_result_that_its_kernel_makes_as_a_view(take: Function, name: str, grad: bool) -> None:
+    """To who has it, it is no view; nor when it comes out of a long program, which runs below autograd."""
+
+    def function(x: Tensor) -> Any:
+        return take(KERNELS_THAT_END_IN_A_VIEW[name]((x * 3).abs()))
+
+    def is_view(target: Function) -> bool:
+        return target(values(4, 4, grad=grad))._is_view()  # type: ignore[no-any-return]
+
+    assert succeeds(check(function, results((4, 4), grad=grad)))
+    assert is_view(jit(function)) == is_view(function)
+
+
 class Turned(torch.autograd.Function):
     """A view of its input, with a gradient of its own."""
 
@@ -179,6 +203,30 @@ def test_view_of_a_view_that_an_autograd_function_makes(take: Function, mode: Fu
             return made, take(made)
 
     assert succeeds(check(function, results((4, 4), grad=grad)))
+
+
+class Sine(torch.autograd.Function):
+    """Saves its result, through which a second derivative flows."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        sin, cos = x.sin(), x.cos()
+        ctx.save_for_backward(sin, cos)
+        return sin, cos
+
+    @staticmethod
+    def backward(ctx: Any, by_sin: Tensor, by_cos: Tensor) -> Any:
+        sin, cos = ctx.saved_tensors
+        return by_sin * cos * 1.5 - by_cos * sin
+
+
+def test_result_that_is_saved_and_returned_under_two_names() -> None:
+    """A function's result, and a view of it in its own layout by another: one in memory, two to autograd."""
+
+    def function(x: Tensor) -> Any:
+        return Turned.apply(Sine.apply(x)[1])  # type: ignore[no-untyped-call]
+
+    assert succeeds(check(function, leaves((1, 1))))
 
 
 class Doubled(torch.autograd.Function):

@@ -237,6 +237,42 @@ def test_promotion(one: torch.dtype, other: torch.dtype) -> None:
     check(promoted, x, y)
 
 
+@pytest.mark.parametrize("name", ["add", "minimum", "hypot"])
+def test_strides_where_broadcasting_adds_a_dimension_of_size_one(name: str) -> None:
+    """Fakes have them otherwise; a write whose functional form keeps no strides then shows."""
+
+    def function(x: T, y: T) -> T:
+        z: T = getattr(torch, name)(x, y)
+        z.masked_fill_(z > 0, 0.5)
+        return z
+
+    check(function, made(4).unfold(0, 1, 1).unfold(0, 4, 1), made(4, 1))
+
+
+@pytest.mark.parametrize("used", [False, True])
+@pytest.mark.parametrize("values", [made(), made(2), torch.tensor(3)], ids=["0-dim", "1-dim", "integer"])
+def test_values_of_another_dtype_by_index_are_eagers_error(values: T, used: bool) -> None:
+    """Though fakes take them, and also where the result is dead code."""
+
+    def function(x: T) -> T:
+        y = x * 2
+        y[torch.tensor([0, -1])] = values
+        return y if used else x + 1
+
+    for call in (function, jit(function)):
+        with pytest.raises(RuntimeError, match="Index put requires the source and destination dtypes match"):
+            call(made(4, dtype=torch.float32))
+
+
+def test_number_of_another_dtype_by_mask_is_no_error() -> None:
+    def function(x: T) -> T:
+        y = x * 2
+        y[x > 1] = made()
+        return y
+
+    check(function, made(4, dtype=torch.float32))
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_half_module(dtype: torch.dtype) -> None:
     layer = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 2)).to(dtype)

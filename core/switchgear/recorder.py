@@ -470,9 +470,11 @@ class Recorder:
         """Handle one operator overload that the dispatch mode saw."""
         if self._paused or func in _NOISE:
             return self._unrecorded(func, args, kwargs)
-        if func is _aten.index_put.default and self.tracker.proxy_of_fake(args[2]).requires_grad:
-            with contextlib.suppress(DataDependent):  # of a mask, how many values it takes is data for their gradient
-                args = (args[0], self._positions(args[1]), *args[2:])
+        if func is _aten.index_put.default:
+            self._check_dtypes(*args[:3])
+            if self.tracker.proxy_of_fake(args[2]).requires_grad:
+                with contextlib.suppress(DataDependent):  # how many values a mask takes is data for their gradient
+                    args = (args[0], self._positions(args[1]), *args[2:])
         if func is _aten.lift_fresh.default or func is _aten.lift_fresh_copy.default:
             return self._lift(func, args[0])
         frame = self._frames[-1]
@@ -492,7 +494,8 @@ class Recorder:
                 result = torch.empty_like(args[0])
             else:
                 # nothing is drawn on fakes, and some of PyTorch's decompositions for them take no generator
-                result = func(*args, **(kwargs | {"generator": None} if "generator" in kwargs else kwargs))
+                shown = self._with_dims(func, args)
+                result = func(*shown, **(kwargs | {"generator": None} if "generator" in kwargs else kwargs))
         except internals.DATA_DEPENDENT as error:
             return self._on_data(func, args, kwargs, error)
         except internals.NO_FAKE as error:
@@ -504,6 +507,33 @@ class Recorder:
         if not args or result is not args[0]:  # as `resolve_conj` of what needs none
             self._record_leaf(func, args, kwargs, result)
         return result
+
+    def _with_dims(self, func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arguments, for strides as the kernels have them: dimensions that broadcasting adds have stride 0.
+
+        PyTorch's formulas for fakes give those of size 1 another one, and then order the result's dimensions by it.
+        """
+        if torch.Tag.pointwise not in func.tags or func is _aten.equal.default:
+            return args
+        count = max([tensor.dim() for tensor in tensors_in(args)], default=0)
+        if all(tensor.dim() in (0, count) for tensor in tensors_in(args)):
+            return args
+
+        def padded(fake: torch.Tensor) -> torch.Tensor:
+            added = count - fake.dim() if fake.dim() else 0
+            return fake.as_strided((1,) * added + fake.shape, (0,) * added + fake.stride()) if added else fake
+
+        with self.paused():
+            return map_tensors(padded, args)  # type: ignore[no-any-return]
+
+    def _check_dtypes(self, base: torch.Tensor, indices: list[Any], values: torch.Tensor) -> None:
+        """Raise what eager raises for values of another dtype; fakes take any, and the call may be dead code."""
+        given = [index for index in indices if index is not None]
+        filled = values.numel() == 1 and len(given) == 1 and given[0].dtype in (torch.bool, torch.uint8)
+        if values.dtype != base.dtype and not filled:
+            with self.paused(), internals.real_dispatch():
+                nowhere = torch.empty(0, dtype=torch.int64)
+                torch.empty(0, dtype=base.dtype).index_put((nowhere,), torch.empty(0, dtype=values.dtype))
 
     def _made_in(self, frame: _Frame, fake: torch.Tensor) -> bool:
         proxy = self.tracker.proxy_of_fake(fake)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from switchgear import torch_internals as internals
+from switchgear.aliasing import storages
 from switchgear.capture import compiling
 from switchgear.custom_functions import made_as_views
 from switchgear.errors import Unsupported
@@ -53,6 +54,10 @@ class Bridge:
         given = {proxy.name for proxy in training.prepared.inputs}
         ends, views = (*outputs, *training.saved), maybe_views(training.forward)
         self.made = tuple(i for i in views if i < len(ends) and (p := ends[i]) is not None and p.name not in given)
+        home = storages(training.parts.forward.bound_symbols)
+        homes = {i: home.get(p.name, p.name) for i in (*range(self.count), *self.inner) if (p := ends[i]) is not None}
+        first = {name: i for i, name in reversed(homes.items()) if name not in given}
+        self.again = frozenset(i for i, name in homes.items() if first.get(name, i) != i)
         self.written = tuple(place for place in training.backward.targets if place[0] != "grad")
         expected = [None if p is None else (p.stride, p.dtype, False, False) for p in training.joint.grad_outputs]
         wanted = tuple(proxy.requires_grad for proxy in training.prepared.inputs)
@@ -81,14 +86,14 @@ class Bridge:
     def apart(self, results: tuple[Any, ...], inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
         """The results, none of them a view of what was made inside: autograd forbids to write to such an output.
 
-        A view of an input is one in eager too.
+        A view of an input is one in eager too. Nor may one tensor be two outputs, of which it would be the last.
         """
-        views = [index for index in self.made if results[index]._is_view()]
+        views = [index for index in self.made if index in self.again or results[index]._is_view()]
         if not views:
             return results
         found, own = list(results), {internals.storage_key(tensor) for tensor in inputs}
         for index in views:
-            if internals.storage_key(found[index]) not in own:
+            if index in self.again or internals.storage_key(found[index]) not in own:
                 found[index] = found[index].detach()
         return tuple(found)
 

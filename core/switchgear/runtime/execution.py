@@ -26,11 +26,19 @@ def runner(program: Program, *, autocast: bool) -> Callable[..., Any]:
     It takes the program's inputs; for a boxed program they are one list, which it empties. An exception of PyTorch's
     own operators passes as it is, one of a plugin's implementation as `ExecutorFailed`.
     """
-    lines = [item for item in program.stages[-1].bound_symbols if item.symbol is not DEL]
-    run = program.function if all(map(_never_blamed, lines)) else _blaming(program)
-    if len(lines) >= _WORTHWHILE and all(map(_is_pytorch, lines)):
+    run = program.function if all(map(_never_blamed, _lines(program))) else _blaming(program)
+    if _goes_below(program):
         run = _below_autograd(run)
     return _without_autocast(run) if autocast else run
+
+
+def _lines(program: Program) -> list[BoundSymbol]:
+    return [item for item in program.stages[-1].bound_symbols if item.symbol is not DEL]
+
+
+def _goes_below(program: Program) -> bool:
+    lines = _lines(program)
+    return len(lines) >= _WORTHWHILE and all(map(_is_pytorch, lines))
 
 
 def _below_autograd(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -54,8 +62,13 @@ def _without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def maybe_views(program: Program) -> tuple[int, ...]:
-    """The positions of those outputs of a program that may be views; the others PyTorch makes anew."""
+    """The positions of those outputs of a program that may be views; the others PyTorch makes anew.
+
+    Below autograd an operator that is none of a view gives one if its kernel ends in one (`select_scatter`).
+    """
     outputs = program.stages[-1].outputs
+    if _goes_below(program):
+        return tuple([i for i, proxy in enumerate(outputs) if proxy is not None])
     wanted = {proxy.name for proxy in outputs if proxy is not None}
     anew: dict[str, bool] = {}
     for stage in reversed(program.stages):
