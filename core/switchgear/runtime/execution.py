@@ -11,10 +11,11 @@ import torch
 
 from switchgear import torch_internals as internals
 from switchgear.aliasing import aliased_argument
-from switchgear.composites import leaves_of
+from switchgear.composites import bind_outputs, leaves_of
 from switchgear.errors import ExecutorFailed
 from switchgear.passes.pipeline import Program
-from switchgear.symbol import DEL, BoundSymbol
+from switchgear.proxy import TensorProxy
+from switchgear.symbol import DEL, BoundSymbol, map_proxies
 
 #: So many operators have to be run for going below autograd to pay.
 _WORTHWHILE = 3
@@ -96,22 +97,87 @@ def _never_blamed(item: BoundSymbol) -> bool:
 
 
 def _blaming(program: Program) -> Callable[..., Any]:
+    """Runs a program in which plugins have a part; what theirs make is looked at when it first runs."""
     function = program.function
+    checked = False
 
     def run(*arguments: Any) -> Any:
+        nonlocal checked
+        if not checked:
+            results = _run_checked(program, arguments)
+            checked = True
+            return results
         try:
             return function(*arguments)
         except Exception as error:
             failed = _failed(program, error)
-            if failed is None or failed.implementation is None or _never_blamed(failed):
+            if failed is None or _never_blamed(failed):
                 raise
-            raise ExecutorFailed(
-                f"executor {failed.implementation.owner!r} failed in {failed.symbol.name}, called at {failed.source}: "
-                f"{type(error).__name__}: {error}. Leave it out with executors=[...], or give its implementation a "
-                "checker"
-            ) from error
+            raise _fault(failed, error) from error
 
     return run
+
+
+def _run_checked(program: Program, arguments: tuple[Any, ...]) -> Any:
+    """What the program's function does, line by line, each result of a plugin compared with what was expected."""
+    trace = program.stages[-1]
+    given = arguments
+    if program.boxed:
+        (boxed,) = arguments
+        given = tuple(boxed)
+        boxed.clear()
+    values: dict[str, Any] = dict(trace.constants)
+    values.update(zip((proxy.name for proxy in trace.inputs), given, strict=True))
+    del given
+    for item in trace.bound_symbols:
+        if item.symbol is DEL:
+            for proxy in item.inputs:
+                del values[proxy.name]
+            continue
+        args, kwargs = map_proxies(lambda proxy: values[proxy.name], (item.args, dict(item.kwargs)))
+        function = item.implementation.fn if item.implementation else item.symbol.fn
+        if _never_blamed(item):
+            bind_outputs(item.output, function(*args, **kwargs), values)
+            continue
+        try:
+            result = function(*args, **kwargs)
+        except Exception as error:
+            raise _fault(item, error) from error
+        finally:
+            del args, kwargs
+        if unexpected := _unexpected(item.output, result):
+            raise _fault(item, unexpected)
+        bind_outputs(item.output, result, values)
+    return tuple(None if proxy is None else values[proxy.name] for proxy in trace.outputs)
+
+
+def _unexpected(output: Any, result: Any, place: str = "its result") -> str:
+    """How a result is not what the trace says that it is; empty if it is."""
+    if isinstance(output, tuple):
+        if not isinstance(result, (tuple, list)) or len(result) != len(output):
+            return f"{place} is {type(result).__name__}, not the {len(output)} results of the operator"
+        parts = (_unexpected(*pair, f"result {i}") for i, pair in enumerate(zip(output, result, strict=True)))
+        return next(filter(None, parts), "")
+    if not isinstance(output, TensorProxy):
+        return ""
+    if not isinstance(result, torch.Tensor):
+        return f"{place} is {type(result).__name__}, not a tensor"
+    pairs = ((what, getattr(output, what), getattr(result, what)) for what in ("shape", "dtype", "device"))
+    wrong = [
+        f"{what} {tuple(is_) if what == 'shape' else is_}, expected {wanted}"
+        for what, wanted, is_ in pairs
+        if is_ != wanted
+    ]
+    return f"{place} has {'; '.join(wrong)}" if wrong else ""
+
+
+def _fault(item: BoundSymbol, fault: Exception | str) -> ExecutorFailed:
+    assert item.implementation is not None
+    what = fault if isinstance(fault, str) else f"{type(fault).__name__}: {fault}"
+    return ExecutorFailed(
+        f"executor {item.implementation.owner!r} failed in {item.symbol.name}, called at {item.source}: {what}. Leave "
+        "it out with executors=[...], or give its implementation a checker"
+    )
 
 
 def _failed(program: Program, error: Exception) -> BoundSymbol | None:
