@@ -302,7 +302,10 @@ def _environment(modules: _Modules, compiling: bool) -> Iterator[None]:
         yield
         return
     if internals.dispatch_mode_count():
-        raise Unsupported("a __torch_dispatch__ mode is active; call the jitted function once outside of it first")
+        raise Unsupported(
+            "a __torch_dispatch__ mode is active, which would not see the operators as in eager, in their forms and "
+            "order; call the original function under it, or the jitted one outside of it"
+        )
     with (
         internals.outside_inference_mode(),
         internals.autocast_cache_cleared(),

@@ -65,7 +65,7 @@ class _Scope:
         if isinstance(value, slice):
             return f"slice({self.items((value.start, value.stop, value.step))})"
         if isinstance(value, float):
-            return repr(value) if math.isfinite(value) else f'float("{value}")'
+            return float.__repr__(value) if math.isfinite(value) else f'float("{value}")'
         if isinstance(value, complex):
             return f"complex({self.expression(value.real)}, {self.expression(value.imag)})"
         if value is Ellipsis:

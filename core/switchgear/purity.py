@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import numbers
 from typing import Any
 
 import torch
@@ -53,5 +54,5 @@ def _frozen(value: Any) -> Any:
         return (type(value), *[_frozen(item) for item in value])
     if isinstance(value, dict):
         return tuple([(name, _frozen(item)) for name, item in value.items()])
-    # 0.0 is not -0.0, and nan is nan
-    return (type(value), repr(value) if isinstance(value, (float, complex)) else value)
+    # 0.0 is not -0.0, and nan is nan, NumPy's too
+    return (type(value), value if isinstance(value, int) or not isinstance(value, numbers.Number) else repr(value))

@@ -21,7 +21,7 @@ def modules_key(parts: Iterable[torch.nn.Module]) -> tuple[Any, ...]:
 def modules_guard(
     modules: tuple[torch.nn.Module, ...], fetched: Container[tuple[torch.nn.Module, str]]
 ) -> Callable[[], bool]:
-    """A check that training flags, hooks and what is None are as they are now, and the submodules the same.
+    """A check that training flags, hooks, names and what is None are as they are now, and the submodules the same.
 
     What is `fetched` for the call, by its module and name there, is known to be a tensor.
     """
@@ -37,6 +37,8 @@ def modules_guard(
         for name, tensor in part.__dict__[kind].items()
         if (part, name) not in fetched
     ]
+
+    counts = [(held, len(held)) for part in parts for held in (part._parameters, part._buffers)]
 
     def same() -> bool:
         for part, state, training, children in states:
@@ -55,6 +57,9 @@ def modules_guard(
         for state, kind, name, empty in slots:
             if (state[kind].get(name) is None) is not empty:
                 return False
+        for slot, count in counts:
+            if len(slot) != count:
+                return False
         return not any(everywhere)
 
     return same
@@ -66,6 +71,6 @@ def _part_hooks(part: torch.nn.Module) -> list[tuple[Any, ...]]:
 
 def _part_key(part: torch.nn.Module) -> tuple[Any, ...]:
     state = part.__dict__
-    empty = [name for slots in (part._parameters, part._buffers) for name in slots if slots[name] is None]
+    slots = [(name, value is None) for held in (part._parameters, part._buffers) for name, value in held.items()]
     children = map(id, part._modules.values())
-    return (id(part), state["training"], state.get("forward"), *children, *empty, *_part_hooks(part))
+    return (id(part), state["training"], state.get("forward"), *children, *slots, *_part_hooks(part))
