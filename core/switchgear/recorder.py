@@ -637,7 +637,9 @@ class Recorder:
         key = func, mask, tuple(tensor.dtype for tensor in tensors_in(made))
         if (known := _DIFFERENTIABLE.get(key)) is not None:
             return known
-        if func is _aten.as_strided_scatter.default:  # what PyTorch has of it asks for contiguous arguments, and logs that
+        if (
+            func is _aten.as_strided_scatter.default
+        ):  # what PyTorch has of it asks for contiguous arguments, and logs that
             return (True,)
         flags = iter(mask)
         with self.paused(), internals.dispatch_from_top(self._dispatch_state):

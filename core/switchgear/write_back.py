@@ -15,7 +15,7 @@ from .proxy import TensorProxy
 from .shared_memory import overlap_in_part, overlaps_itself
 from .symbol import RANDOM, SAVED, BoundSymbol, renamed
 from .torch_internals import storage_key
-from .writes import SET_VALUE, WRITTEN_VIEW
+from .writes import SET_VALUE, WRITE_STRIDED, WRITTEN_VIEW
 
 _aten = torch.ops.aten
 #: What brings a write through a view back to its base.
@@ -51,12 +51,14 @@ def through_view(
         return recorded
     rest, part = replace(base, name=fresh()), replace(view, name=fresh())
     tags = item.tags - {RANDOM, SAVED}
-    made = replace(item, symbol=WRITTEN_VIEW, args=(base, view), kwargs={}, output=(rest, part), subsymbols=(), tags=tags)
+    made = replace(
+        item, symbol=WRITTEN_VIEW, args=(base, view), kwargs={}, output=(rest, part), subsymbols=(), tags=tags
+    )
 
     def redirected(item: BoundSymbol) -> BoundSymbol:
         viewed = viewed_argument(item)
         if viewed is None:
-            env = {view.name: part} | ({base.name: rest} if item.symbol.fn in _INVERSES else {})
+            env = {view.name: part} | ({base.name: rest} if _writes_back(item) else {})
         else:
             written_to = viewed.name == base.name and all(_only_written_to(proxy, after) for proxy in item.outputs)
             env = {base.name: rest} if written_to else {}
@@ -65,12 +67,16 @@ def through_view(
     return [*recorded[:place], made, *map(redirected, after)]
 
 
+def _writes_back(item: BoundSymbol) -> bool:
+    return item.symbol == WRITE_STRIDED or item.symbol.fn in _INVERSES
+
+
 def _only_written_to(proxy: TensorProxy, recorded: list[BoundSymbol]) -> bool:
     """Whether all that is done to a value is to write a part of it."""
     readers = [item for item in recorded if proxy in item.inputs]
     return bool(readers) and all(
         item.args[1] != proxy
-        if item.symbol.fn in _INVERSES
+        if _writes_back(item)
         else viewed_argument(item) is not None and all(_only_written_to(made, recorded) for made in item.outputs)
         for item in readers
     )

@@ -11,8 +11,8 @@ import torch
 from .registry import GradRule
 from .symbol import Symbol
 
-#: What a rule returns: the output, and its pullback.
-_Pulled = tuple[torch.Tensor, Callable[..., Any]]
+#: What a rule returns: the outputs, and their pullback.
+_Pulled = tuple[torch.Tensor | tuple[torch.Tensor, ...], Callable[..., Any]]
 
 
 def set_value(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
