@@ -378,3 +378,103 @@ def test_write_through_a_complex_view_of_a_real_view() -> None:
 
     x = torch.randn(3, 4)
     assert torch.equal(sg.jit(function, executors=["torch"])(x), function(x))
+
+
+# --- the gradient of what is written to through a view: the base's strides, and the written part in its place ---
+
+
+def zero_row(x: torch.Tensor) -> torch.Tensor:
+    x[1:] = 0
+    return x
+
+
+def write_row(x: torch.Tensor) -> torch.Tensor:
+    x[0].mul_(3)
+    return x
+
+
+def write_through_two_views(x: torch.Tensor) -> torch.Tensor:
+    x[1:].t()[1].mul_(3)
+    return x
+
+
+def write_strided_view(x: torch.Tensor) -> torch.Tensor:
+    x.as_strided((2,), (4,), 1).mul_(2)
+    return x
+
+
+def write_transposed(x: torch.Tensor) -> torch.Tensor:
+    x.t().mul_(2)
+    return x
+
+
+def write_by_itself(x: torch.Tensor) -> torch.Tensor:
+    x[0].mul_(x[0].clone())
+    return x
+
+
+def write_by_a_view(x: torch.Tensor) -> torch.Tensor:
+    x[0].mul_(x.clone()[1]).add_(x[1].clone())
+    return x
+
+
+def write_twice(x: torch.Tensor) -> torch.Tensor:
+    row = x[0]
+    row *= x[1].clone()
+    row.copy_(x[2].clone() * row.clone())
+    return x
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("weight", [0.0, -0.0, 1.5])
+@pytest.mark.parametrize(
+    "write",
+    [
+        zero_row,
+        write_row,
+        write_through_two_views,
+        write_strided_view,
+        write_transposed,
+        write_by_itself,
+        write_by_a_view,
+        write_twice,
+    ],
+)
+def test_gradient_of_a_base_that_is_written_to_through_a_view(write: Function, weight: float, transposed: bool) -> None:
+    """Values with signs of zeros, and strides; of the second gradient values alone."""
+
+    def call(function: Function) -> list[torch.Tensor]:
+        values = torch.arange(1.0, 13.0)
+        leaf = (values.view(4, 3).t() if transposed else values.view(3, 4)).clone().requires_grad_()
+        made = function(leaf)
+        (grad,) = torch.autograd.grad((made * made).sum() * weight, leaf, create_graph=True)
+        (second,) = torch.autograd.grad((grad * grad).sum(), leaf)
+        return [made, grad, second]
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = write(x * 1)
+        return made
+
+    expected, found = call(program), call(sg.jit(program, executors=["torch"]))
+    assert [one.tolist() for one in found] == [one.tolist() for one in expected]
+    assert [one.stride() for one in found[:2]] == [one.stride() for one in expected[:2]]
+    if write is not write_through_two_views:  # there the zeros of the rest are sums with zeros of the other sign
+        assert [one.signbit().tolist() for one in found[:2]] == [one.signbit().tolist() for one in expected[:2]]
+
+
+@pytest.mark.parametrize("part", ["real", "imag"])
+def test_gradient_of_a_complex_base_that_is_written_to_through_its_part(part: str) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = x * 1
+        getattr(y, part).mul_(3)
+        return y * y
+
+    def call(function: Function) -> list[torch.Tensor]:
+        leaf = torch.complex(torch.arange(12.0), -torch.arange(12.0)).view(4, 3).t().clone().requires_grad_()
+        (grad,) = torch.autograd.grad(function(leaf).real.sum(), leaf, create_graph=True)
+        (second,) = torch.autograd.grad(torch.view_as_real(grad).square().sum(), leaf)
+        return [grad, second]
+
+    expected, found = call(program), call(sg.jit(program, executors=["torch"]))
+    assert [one.tolist() for one in found] == [one.tolist() for one in expected]
+    assert found[0].stride() == expected[0].stride()

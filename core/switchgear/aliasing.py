@@ -11,7 +11,7 @@ import torch
 from .composites import leaves_of
 from .proxy import TensorProxy
 from .symbol import BoundSymbol, proxies
-from .writes import IDENTITY, SET_VALUE
+from .writes import IDENTITY, SET_VALUE, WRITTEN_VIEW
 
 _aten = torch.ops.aten
 #: These return their argument itself when there is nothing to do.
@@ -30,7 +30,7 @@ def storages(bound_symbols: Iterable[BoundSymbol]) -> dict[str, str]:
 
 def aliased_argument(bound_symbol: BoundSymbol) -> TensorProxy | None:
     """The argument of a leaf whose storage its outputs may share."""
-    if bound_symbol.symbol in (SET_VALUE, IDENTITY) or bound_symbol.symbol.fn in _MAY_ALIAS:
+    if bound_symbol.symbol in (SET_VALUE, IDENTITY, WRITTEN_VIEW) or bound_symbol.symbol.fn in _MAY_ALIAS:
         return bound_symbol.inputs[-1]
     return viewed_argument(bound_symbol)
 

@@ -37,7 +37,7 @@ from .shared_memory import requires_grad_alone
 from .symbol import CHECK, CHECKPOINT, GRAD_OFF_INSIDE, RANDOM, SAVED, BoundSymbol, Source, Symbol, proxies
 from .trace import Names
 from .tracking import Tracker, history_of, metadata_proxy
-from .write_back import WriteBack, is_in_place
+from .write_back import WriteBack, is_in_place, through_view
 from .writes import DRAW_BERNOULLI, NEW_VERSION, WRITE_STRIDED
 
 _aten = torch.ops.aten
@@ -399,6 +399,8 @@ class Recorder:
     ) -> tuple[Any, Any, bool]:
         """What the function returns, the proxies of that, and whether it wrote to its arguments."""
         before = [(tensor, self.tracker.last_fake(tensor)) for tensor in tensors_in((args, kwargs))]
+        sees_autograd = frame.write_back is not None and frame.grad_enabled and self.follow_autograd
+        bases = [self.tracker.base_proxy(tensor) if sees_autograd else None for tensor, _ in before]
         reopened = isinstance(func, types.FunctionType) and func.__module__ in _REOPENED
         reentered = self._frames[-1].fn is func
         self._frames.append(frame)
@@ -410,11 +412,15 @@ class Recorder:
                 result = func(*args, **kwargs)
             self.track_outputs(result)
             written = False
-            for tensor, fake in before:
+            for (tensor, fake), base in zip(before, bases, strict=True):
                 self.tracker.reconcile(tensor)
                 if self.tracker.last_fake(tensor) is not fake:
                     written = True
                     self.tracker.reconcile_bases(tensor)
+                    if base is not None and base.requires_grad:
+                        target, fresh = self.tracker.proxy_of_fake(fake), self.names.fresh
+                        inside = func is torch.Tensor.__setitem__
+                        frame.recorded = through_view(frame.recorded, base, target, inside, fresh)
             return result, self._output_proxies(result), written
         except RuntimeError as error:
             if _NO_INVERSE in str(error):
@@ -661,6 +667,10 @@ class Recorder:
         key = func, mask, tuple(tensor.dtype for tensor in tensors_in(made))
         if (known := _DIFFERENTIABLE.get(key)) is not None:
             return known
+        if (
+            func is _aten.as_strided_scatter.default
+        ):  # what PyTorch has of it asks for contiguous arguments, and logs that
+            return (True,)
         flags = iter(mask)
         with self.paused(), internals.dispatch_from_top(self._dispatch_state):
             leaves = map_tensors(lambda fake: fake.detach().requires_grad_(next(flags)[0]), (args, kwargs))

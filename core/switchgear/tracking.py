@@ -276,6 +276,11 @@ class Tracker:
                 "use detach()"
             )
 
+    def base_proxy(self, wrapper: torch.Tensor) -> TensorProxy | None:
+        """What stood for a wrapper's base, or for itself if it is no view, when that was last seen."""
+        tracked = self._tracked.get(id(wrapper if wrapper._base is None else wrapper._base))
+        return self.proxy_of_fake(tracked.fake) if tracked is not None else None
+
     def reconcile_bases(self, written: torch.Tensor) -> None:
         """After a write, set the value of every other autograd base that shares the storage."""
         for tracked in tuple(self._bases.get(internals.storage_key(written), ())):

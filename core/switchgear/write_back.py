@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from .aliasing import viewed_argument
 from .errors import Unsupported
 from .nesting import tensors_in
+from .proxy import TensorProxy
 from .shared_memory import overlap_in_part, overlaps_itself
+from .symbol import RANDOM, SAVED, BoundSymbol, renamed
 from .torch_internals import storage_key
+from .writes import SET_VALUE, WRITE_STRIDED, WRITTEN_VIEW
 
 _aten = torch.ops.aten
 #: What brings a write through a view back to its base.
@@ -20,6 +25,61 @@ _INVERSES = (
     _aten.diagonal_scatter.default,
     _aten.as_strided_scatter.default,
 )
+
+
+def through_view(
+    recorded: list[BoundSymbol], base: TensorProxy, target: TensorProxy, inside: bool, fresh: Callable[[], str]
+) -> list[BoundSymbol]:
+    """What a call recorded that wrote to a view of `base`, reading both through a call of `WRITTEN_VIEW`.
+
+    The view is `target`, or if `inside`, one that the call made of it. Where it is told otherwise, nothing changes.
+    """
+    if any(item.symbol in (SET_VALUE, WRITTEN_VIEW) for item in recorded):
+        return recorded
+    views = {target.name}
+    for place, item in enumerate(recorded):  # noqa: B007
+        viewed = viewed_argument(item)
+        if viewed is None and item.args and isinstance(item.args[0], TensorProxy) and item.args[0].name in views:
+            break
+        if inside and viewed is not None and viewed.name in views:
+            views.update(proxy.name for proxy in item.outputs)
+    else:
+        return recorded
+    view, after = item.args[0], recorded[place:]
+    bits = (view.is_conj, view.is_neg) == (base.is_conj, base.is_neg)
+    if view.name == base.name or not view.requires_grad or not bits:
+        return recorded
+    rest, part = replace(base, name=fresh()), replace(view, name=fresh())
+    tags = item.tags - {RANDOM, SAVED}
+    made = replace(
+        item, symbol=WRITTEN_VIEW, args=(base, view), kwargs={}, output=(rest, part), subsymbols=(), tags=tags
+    )
+
+    def redirected(item: BoundSymbol) -> BoundSymbol:
+        viewed = viewed_argument(item)
+        if viewed is None:
+            env = {view.name: part} | ({base.name: rest} if _writes_back(item) else {})
+        else:
+            written_to = viewed.name == base.name and all(_only_written_to(proxy, after) for proxy in item.outputs)
+            env = {base.name: rest} if written_to else {}
+        return renamed(item, env)
+
+    return [*recorded[:place], made, *map(redirected, after)]
+
+
+def _writes_back(item: BoundSymbol) -> bool:
+    return item.symbol == WRITE_STRIDED or item.symbol.fn in _INVERSES
+
+
+def _only_written_to(proxy: TensorProxy, recorded: list[BoundSymbol]) -> bool:
+    """Whether all that is done to a value is to write a part of it."""
+    readers = [item for item in recorded if proxy in item.inputs]
+    return bool(readers) and all(
+        item.args[1] != proxy
+        if _writes_back(item)
+        else viewed_argument(item) is not None and all(_only_written_to(made, recorded) for made in item.outputs)
+        for item in readers
+    )
 
 
 def is_in_place(name: str) -> bool:

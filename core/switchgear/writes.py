@@ -11,8 +11,8 @@ import torch
 from .registry import GradRule
 from .symbol import Symbol
 
-#: What a rule returns: the output, and its pullback.
-_Pulled = tuple[torch.Tensor, Callable[..., Any]]
+#: What a rule returns: the outputs, and their pullback.
+_Pulled = tuple[torch.Tensor | tuple[torch.Tensor, ...], Callable[..., Any]]
 
 
 def set_value(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
@@ -28,7 +28,12 @@ def write_strided(
     base: torch.Tensor, source: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None = None
 ) -> torch.Tensor:
     """`base` with `source` written through a strided view: an in-place call on `base.as_strided(…)`, functional."""
-    return torch.as_strided_scatter(base, source, size, stride, offset)
+    # in place, so that it is this symbol again where a backward is captured: PyTorch's formula of as_strided_scatter
+    # loses the gradient of `base` outside of the view
+    start = 0 if offset is None else offset - base.storage_offset()
+    result = restride(base, base.stride())
+    result.as_strided(size, stride, start).copy_(source)
+    return result
 
 
 def _write_strided_rule(
@@ -45,7 +50,7 @@ def _write_strided_rule(
         view.zero_()
         return rest, written
 
-    return write_strided(base, source, size, stride, offset), pullback
+    return torch.as_strided_scatter(base, source, size, stride, offset), pullback
 
 
 def draw_bernoulli(value: torch.Tensor, p: float, *, generator: torch.Generator | None = None) -> torch.Tensor:
@@ -65,6 +70,27 @@ def restride(value: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
 
 def _restride_rule(value: torch.Tensor, stride: Sequence[int]) -> tuple[torch.Tensor, Callable[..., Any]]:
     return restride(value, stride), lambda grad: grad
+
+
+def written_view(base: torch.Tensor, view: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """`base`, and `view` of it, as a call reads them that writes to the view: all of the view's elements."""
+    return base, view
+
+
+def _written_view_rule(base: torch.Tensor, view: torch.Tensor) -> _Pulled:
+    # as autograd's CopySlices: the gradient of `base`, in its layout, with that of `view` in its place, never a sum
+    outputs, parts = (base, view), base.is_complex() and not view.is_complex()
+    base = torch.view_as_real(base) if parts else base
+    shape, stride = base.shape, base.stride()
+    layout = view.shape, view.stride(), view.storage_offset() - base.storage_offset()
+
+    def pullback(grad: torch.Tensor, written: torch.Tensor) -> tuple[torch.Tensor, None]:
+        grad = torch.view_as_real(grad.resolve_conj()) if parts else grad
+        whole = grad.new_empty_strided(shape, stride).copy_(grad)
+        whole.as_strided(*layout).copy_(written)
+        return torch.view_as_complex(whole) if parts else whole, None
+
+    return outputs, pullback
 
 
 def identity(value: torch.Tensor) -> torch.Tensor:
@@ -97,11 +123,13 @@ DRAW_BERNOULLI = Symbol("switchgear.draw_bernoulli", draw_bernoulli)
 NEW_VERSION = Symbol("torch.autograd.graph.increment_version", torch.autograd.graph.increment_version)
 RESTRIDE = Symbol("switchgear.restride", restride)
 SET_VALUE = Symbol("switchgear.set_value", set_value)
+WRITTEN_VIEW = Symbol("switchgear.written_view", written_view)
 WRITE_STRIDED = Symbol("switchgear.write_strided", write_strided)
 
 _RULES: dict[Symbol, Callable[..., Any]] = {
     SET_VALUE: _set_value_rule,
     WRITE_STRIDED: _write_strided_rule,
+    WRITTEN_VIEW: _written_view_rule,
     IDENTITY: _identity_rule,
     RESTRIDE: _restride_rule,
     DRAW_BERNOULLI: _draw_bernoulli_rule,
