@@ -635,3 +635,20 @@ def test_refusals_change_nothing(pair: str, body: str) -> None:
         assert all(map(torch.equal, before, given))
     else:
         assert not list(differences((BODIES[body](*expected), expected), (found, given), "call"))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.tensor([1.0, 2.0]),
+        lambda x: torch.as_tensor([1.0, 2.0])[0],
+        lambda x: (torch.tensor([1.0, 2.0]).detach(), x * 2),
+    ],
+)
+def test_constants_that_come_out_are_the_callers(function: Function) -> None:
+    jitted, x = jit(function), values(2)
+    for _ in range(3):
+        expected, found = function(x), jitted(x)
+        for one, other in zip(*(r if isinstance(r, tuple) else (r,) for r in (expected, found)), strict=True):
+            assert torch.equal(one, other)
+            other.mul_(7)

@@ -447,7 +447,7 @@ class Recorder:
     ) -> list[BoundSymbol]:
         """The call as one composite, or its parts where it cannot be kept whole."""
         parts = frame.recorded
-        if not parts or (len(parts) == 1 and parts[0].symbol == symbol):
+        if not parts or (len(parts) == 1 and (parts[0].symbol == symbol or self._is_constant(parts[0]))):
             return parts
         hidden = frame.grad_enabled and turns_grad_off(frame.fn, parts)
         if keep and not any(CHECK in part.tags for part in parts) and is_closed(given, parts, output, self.constants):
@@ -460,6 +460,10 @@ class Recorder:
                 "call it without autocast, and not on what it writes to"
             )
         return parts
+
+    def _is_constant(self, part: BoundSymbol) -> bool:
+        """Whether it is all that is left of a call that made a tensor of Python's numbers, read at capture."""
+        return any(proxy.name in self.constants for proxy in part.inputs)
 
     def _output_proxies(self, result: Any) -> Any:
         """The nested output of a composite, or NotImplemented where it holds more than tensors and None."""
@@ -612,7 +616,9 @@ class Recorder:
         name = self.names.claim(f"c{len(self.constants)}")
         with self.paused(), internals.real_dispatch():
             self.constants[name] = tensor.detach().clone()
-        self.tracker.new_proxy(result, False, name)
+        # each call has a tensor of its own, which it may return and be written to
+        given = (metadata_proxy(name, self.constants[name], False),)
+        self.record(Symbol(str(_aten.clone.default), _aten.clone.default), given, self.tracker.new_proxy(result, False))
         return result
 
     def _record_leaf(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -293,3 +294,23 @@ def test_kernel_that_interrupts_is_not_swallowed() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         sg.jit(failing, executors=[executor("fast", {F.gelu: interrupt}), "torch"])(torch.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("result", "fault"),
+    [
+        (lambda x: x.sum(), r"its result has shape \(\), expected \(3, 4\)"),
+        (lambda x: x.double(), "its result has dtype torch.float64, expected torch.float32"),
+        (lambda x: None, "its result is NoneType, not a tensor"),
+    ],
+)
+@pytest.mark.parametrize("grad", [False, True])
+def test_what_an_implementation_returns_is_checked_when_it_first_runs(
+    result: Callable[[torch.Tensor], Any], fault: str, grad: bool
+) -> None:
+    table = sg.Table("bad")
+    table.implementation(torch.sin)(result)
+    jitted = sg.jit(lambda x: torch.sin(x) * 2, executors=[sg.Executor("bad", table=table), "torch"])
+    for _ in range(2):
+        with pytest.raises(ExecutorFailed, match=rf"'bad' failed in torch\.sin, called at test_claim.*{fault}"):
+            jitted(torch.randn(3, 4, requires_grad=grad))

@@ -718,3 +718,24 @@ def test_transformer_encoder_layer_in_train_and_eval() -> None:
     # without grad eager takes a fused path, which asks for function modes: ours is the composed one
     with torch.no_grad():
         torch.testing.assert_close(jit(layer.eval())(x), layer(x), rtol=1e-5, atol=1e-6)
+
+
+def test_parameters_and_buffers_added_later_are_noticed() -> None:
+    class Summed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.held = torch.nn.ParameterList([torch.nn.Parameter(torch.ones(2))])
+
+        def forward(self, x: T) -> T:
+            return sum((p for p in self.held), x) + sum(self.buffers())
+
+    module = Summed()
+    jitted, x = jit(module), numbers(2)
+    for change in (
+        lambda: module.held.append(torch.nn.Parameter(torch.ones(2))),
+        lambda: module.register_buffer("more", torch.ones(2)),
+        lambda: None,
+    ):
+        assert torch.equal(jitted(x), module.forward(x))
+        change()
+        assert torch.equal(jitted(x), module.forward(x))

@@ -58,15 +58,18 @@ def test_text_of_a_forward() -> None:
         '    # t_0: "cpu f32[4, 3]"\n'
         '    # t_1: "cpu f32[2, 3]"\n'
         '    t1 = torch.nn.functional.linear(t_0, t_1)  # t1: "cpu f32[4, 2]"  test_printing.py:N\n'
-        '    t2 = torch.add(t1, c0)  # t2: "cpu f32[4, 2]"  test_printing.py:N\n'
-        '    t3 = torch.tanh(t2)  # t3: "cpu f32[4, 2]"  test_printing.py:N\n'
-        "    return (t3,)\n"
+        '    t2 = torch.ops.aten.clone.default(c0)  # t2: "cpu f32[2]"  test_printing.py:N\n'
+        '    t3 = torch.add(t1, t2)  # t3: "cpu f32[4, 2]"  test_printing.py:N\n'
+        '    t4 = torch.tanh(t3)  # t4: "cpu f32[4, 2]"  test_printing.py:N\n'
+        "    return (t4,)\n"
     )
     assert stable(str(traces[-1])) == (
         "import torch\n"
         "# c0: constant tensor [2] torch.float32\n"
+        "# t2: constant tensor [2] torch.float32\n"
         "# pass capture: N ms\n"
         "# pass dead_code: N ms\n"
+        "# pass fold_constants: N ms\n"
         "# pass claim: N ms\n"
         "# pass dead_code: N ms\n"
         "# pass free_last_used: N ms\n"
@@ -76,11 +79,11 @@ def test_text_of_a_forward() -> None:
         '    # t_1: "cpu f32[2, 3]"\n'
         '    t1 = torch.nn.functional.linear(t_0, t_1)  # t1: "cpu f32[4, 2]"  test_printing.py:N\n'
         "    del t_0, t_1\n"
-        '    t2 = torch.add(t1, c0)  # t2: "cpu f32[4, 2]"  test_printing.py:N\n'
+        '    t3 = torch.add(t1, t2)  # t3: "cpu f32[4, 2]"  test_printing.py:N\n'
         "    del t1\n"
-        '    t3 = torch.tanh(t2)  # t3: "cpu f32[4, 2]"  test_printing.py:N\n'
-        "    del t2\n"
-        "    return (t3,)\n"
+        '    t4 = torch.tanh(t3)  # t4: "cpu f32[4, 2]"  test_printing.py:N\n'
+        "    del t3\n"
+        "    return (t4,)\n"
     )
     shown = stable(traces[0].python(decompositions=True)).splitlines()
     start = shown.index('    t1 = torch.nn.functional.linear(t_0, t_1)  # t1: "cpu f32[4, 2]"  test_printing.py:N')
@@ -465,6 +468,6 @@ def test_provenance_names_passes_in_order_with_times() -> None:
     jitted = jit(elementwise)
     jitted(numbers(3, 4, grad=True), numbers(3, 4))[0].sum().backward()
     names = [mark.name for mark in sg.last_backward_traces(jitted)[-1].provenance]
-    assert names[:4] == ["capture", "dead_code", "differentiate", "partition"]
+    assert names[:5] == ["capture", "dead_code", "differentiate", "fold_constants", "partition"]
     assert names[-1] == "free_last_used"
     assert all(mark.seconds >= 0 for mark in sg.last_backward_traces(jitted)[-1].provenance)
