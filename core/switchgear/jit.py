@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import threading
 import types
@@ -184,7 +185,9 @@ def jit(
         "fuel": fuel,
     }
     if unknown:
-        raise TypeError(f"sg.jit has no option {', '.join(unknown)}; its options are {', '.join(options)}")
+        close = difflib.get_close_matches(next(iter(unknown)), options, n=1)
+        hint = f", did you mean {close[0]}?" if close else ";"
+        raise TypeError(f"sg.jit has no option {', '.join(unknown)}{hint} its options are {', '.join(options)}")
     if memory not in MEMORY:
         raise ValueError(f"memory is one of {', '.join(map(repr, MEMORY))}, not {memory!r}")
     if function is None:

@@ -154,12 +154,17 @@ def _listed(plugins: Plugins, executors: Sequence[str | Executor]) -> list[Execu
     found: dict[str, Executor] = {}
     for item in executors:
         if not isinstance(item, (str, Executor)):
-            raise TypeError(f"{item!r} in executors is neither a name nor an Executor object")
+            raise TypeError(
+                f"a {type(item).__name__} in executors is neither a name nor an Executor object{_HINT.get(type(item), '')}"
+            )
         executor = _installed(plugins, item) if isinstance(item, str) else item
         if executor.name in found:
             raise ValueError(f"executor {executor.name!r} is listed twice; list each once, the first is asked first")
         found[executor.name] = executor
     return list(found.values())
+
+
+_HINT: Mapping[type, str] = {Table: "; write sg.Executor(table.owner, table=table)"}
 
 
 def _installed(plugins: Plugins, name: str) -> Executor:
@@ -170,6 +175,9 @@ def _installed(plugins: Plugins, name: str) -> Executor:
         if status.error and name in (status.name, *status.executors):
             error = f"plugin {status.name} is {status.status}: {status.error}"
             raise UnknownExecutor(f"executor {name!r} is not loaded: {error}")
+        if name == status.name and not status.executors:
+            lacking = "its module has no hook switchgear_executors (see sg.hookimpl)"
+            raise UnknownExecutor(f"plugin {name!r} is loaded and brings no executor: {lacking}")
     close = difflib.get_close_matches(name, known, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     raise UnknownExecutor(f"no executor is called {name!r}{hint} (installed: {', '.join(known) or 'none'})")
