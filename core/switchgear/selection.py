@@ -154,9 +154,9 @@ def _listed(plugins: Plugins, executors: Sequence[str | Executor]) -> list[Execu
     found: dict[str, Executor] = {}
     for item in executors:
         if not isinstance(item, (str, Executor)):
-            raise TypeError(
-                f"a {type(item).__name__} in executors is neither a name nor an Executor object{_HINT.get(type(item), '')}"
-            )
+            kind: type = type(item)
+            hint = _HINT.get(kind, "")
+            raise TypeError(f"a {kind.__name__} in executors is neither a name nor an Executor object{hint}")
         executor = _installed(plugins, item) if isinstance(item, str) else item
         if executor.name in found:
             raise ValueError(f"executor {executor.name!r} is listed twice; list each once, the first is asked first")
