@@ -12,6 +12,7 @@ import torch
 from torch import Tensor as T
 from torch import nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import switchgear as sg
 from switchgear import errors
@@ -403,6 +404,11 @@ GUARDED: dict[str, tuple[Context, Callable[[], Any]]] = {
         lambda: changed(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "medium"),
         torch.get_float32_matmul_precision,
     ),
+    "attention backend": (lambda: sdpa_kernel(SDPBackend.MATH), internals.attention_backends),
+    "attention backends in order": (
+        lambda: sdpa_kernel([SDPBackend.MATH, SDPBackend.FLASH_ATTENTION], set_priority=True),
+        internals.attention_backends,
+    ),
     "deterministic": (
         lambda: changed(ask_deterministic, put_deterministic, (True, False)),
         ask_deterministic,
@@ -483,7 +489,34 @@ def deterministic(x: T) -> T:
     return y
 
 
-INSIDE = [grads_off, grads_off_by_call, decorated, double_dtype, on_a_device, deterministic]
+def made_in_double(x: T) -> tuple[Any, ...]:
+    """Calls of no floating-point tensor, that give the default dtype."""
+    i = torch.arange(1, 4)
+    with changed(torch.get_default_dtype, torch.set_default_dtype, torch.float64):
+        ones, drawn, fft = torch.ones(3) / 3, torch.rand(3), torch.fft.fftfreq(3)
+        filled = torch.full((3,), 1.5), torch.eye(3), torch.linspace(0, 1, 3), torch.ops.aten.ones.default([3])
+        whole = torch.true_divide(i, 7), functional.one_hot(i) * 1.5, i.sqrt(), i * 1j, 2.0**-i, i.sum() / 7
+        imprecise = x.float() / 3, torch.ones(3, dtype=torch.float32) / 3
+    return ones, drawn, fft, *filled, *whole, *imprecise, ones * x, i.sqrt(), torch.ones(3) / 3
+
+
+def read_in_double(x: T) -> T:
+    i = torch.arange(1, 4)
+    root = i.sqrt()
+    with changed(torch.get_default_dtype, torch.set_default_dtype, torch.float64):
+        return x * root.sum().item() * (i / 7).sum().item()
+
+
+INSIDE = [
+    grads_off,
+    grads_off_by_call,
+    decorated,
+    double_dtype,
+    made_in_double,
+    read_in_double,
+    on_a_device,
+    deterministic,
+]
 
 
 @pytest.mark.parametrize("function", INSIDE, ids=lambda function: function.__name__)
@@ -494,10 +527,68 @@ def test_mode_changed_inside(function: Function) -> None:
             check(function, numbers(3))
 
 
+def test_default_device_changed_inside() -> None:
+    def made(x: T) -> list[T]:
+        with changed(lambda: None, torch.set_default_device, "meta"):
+            inside = [torch.ones(3) / 3, torch.rand(3), torch.eye(3), x * 2]
+        return [*inside, torch.ones(3) / 3]
+
+    devices = [tensor.device for tensor in jit(made)(numbers(3))]
+    assert devices == [tensor.device for tensor in made(numbers(3))]
+    assert len(set(devices)) == 2
+
+
+def test_default_dtype_without_a_dtype_to_spell_is_refused() -> None:
+    def counts(x: T) -> T:
+        with changed(torch.get_default_dtype, torch.set_default_dtype, torch.float64):
+            return x * torch.ops.modes_test.half.default(torch.arange(3))
+
+    with torch.library._scoped_library("modes_test", "FRAGMENT") as library:
+        library.define("half(Tensor x) -> Tensor")
+        library.impl("half", lambda x: x / 2, "CompositeExplicitAutograd")
+        with pytest.raises(errors.Unsupported, match="of no floating-point tensor gives the default dtype"):
+            jit(counts)(numbers(3))
+
+
+def attends(q: T) -> T:
+    return functional.scaled_dot_product_attention(q, q, q)
+
+
+def attends_by_math(q: T) -> T:
+    with sdpa_kernel(SDPBackend.MATH):
+        return attends(q) + functional.layer_norm(q, (16,))
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_attention_backend_chosen_inside(gradient: bool) -> None:
+    q = torch.randn(1, 2, 64, 16, requires_grad=gradient)
+    jitted = jit(attends_by_math)
+    found, expected = jitted(q), attends_by_math(q)
+    assert torch.equal(found, expected)
+    assert not torch.equal(attends(q) + functional.layer_norm(q, (16,)), expected)
+    names = [item.symbol.name for item in sg.last_traces(jitted)[0].bound_symbols]
+    assert "torch.nn.functional.layer_norm" in names
+    assert not [name for name in names if "scaled_dot_product" in name]
+
+
+def test_attention_backend_chosen_around() -> None:
+    """A backend that has a gradient of second order is not taken for one that has none."""
+    q = torch.randn(1, 2, 64, 16, requires_grad=True)
+    jitted = jit(attends)
+    for context in (nullcontext, lambda: sdpa_kernel(SDPBackend.MATH), nullcontext):
+        with context():
+            assert torch.equal(jitted(q), attends(q))
+    with sdpa_kernel(SDPBackend.MATH):
+        first = [torch.autograd.grad(f(q).sin().sum(), q, create_graph=True)[0].sum() for f in (jitted, attends)]
+        found, expected = (torch.autograd.grad(one, q)[0] for one in first)
+        torch.testing.assert_close(found, expected)
+
+
 LEFT: dict[str, Callable[[], Any]] = {
     "grad mode": lambda: torch.set_grad_enabled(False),
     "the default dtype": lambda: torch.set_default_dtype(torch.float64),
     "the float32 matmul precision": lambda: torch.set_float32_matmul_precision("medium"),
+    "the attention backends": lambda: torch.backends.cuda.enable_flash_sdp(False),
     "deterministic mode": lambda: torch.use_deterministic_algorithms(True),
 }
 
@@ -513,6 +604,7 @@ def test_mode_left_changed_is_refused_and_put_back(name: str) -> None:
             torch.is_grad_enabled(),
             torch.get_default_dtype(),
             torch.get_float32_matmul_precision(),
+            internals.attention_backends(),
             ask_deterministic(),
         )
 

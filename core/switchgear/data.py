@@ -79,7 +79,7 @@ class Data:
 
         Raises `DataDependent`, which says that there is a `need`, where that cannot be known.
         """
-        with _real():
+        with _real(self._recorder.default_dtype):
             if function is _aten.masked_select.default:
                 # the mask alone says how much is selected
                 args = torch.zeros((), dtype=args[0].dtype, device=args[0].device).expand(args[0].shape), args[1]
@@ -141,7 +141,12 @@ def _itself(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def _real() -> Iterator[None]:
-    """Run on real tensors; the casts of autocast are lines of the program."""
-    with internals.real_dispatch(), internals.autocast_off(), replaced(ACTIVE, "recorder", None):
-        yield
+def _real(default_dtype: torch.dtype) -> Iterator[None]:
+    """Run on real tensors, as the trace will; the casts of autocast are lines of the program."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(default_dtype)
+    try:
+        with internals.real_dispatch(), internals.autocast_off(), replaced(ACTIVE, "recorder", None):
+            yield
+    finally:
+        torch.set_default_dtype(before)

@@ -74,6 +74,8 @@ class _Frame:
     generator: torch.Generator | None = None
     #: Of a call that writes to its arguments.
     write_back: WriteBack | None = None
+    #: Not what the call would be when the trace runs.
+    is_split: bool = False
 
 
 class _FunctionMode(TorchFunctionMode):
@@ -144,6 +146,10 @@ class Recorder:
         self._casts = Casts()
         self._generators: dict[int, tuple[torch.Generator, str]] = {}
         self.enclosing = ACTIVE.recorder
+        #: What a trace runs under, whatever the function changes for a while.
+        self.default_dtype: torch.dtype = self.enclosing.default_dtype if self.enclosing else torch.get_default_dtype()
+        self._devices: Any = self.enclosing._devices if self.enclosing else internals.default_devices()
+        self._attention: Any = self.enclosing._attention if self.enclosing else internals.attention_backends()
         self.fake_mode: internals.FakeMode = self.enclosing.fake_mode if self.enclosing else internals.new_fake_mode()
         self._function_mode = _FunctionMode(self)
         self._dispatch_mode = _DispatchMode(self)
@@ -311,7 +317,8 @@ class Recorder:
         result, output, written = self._run_in_frame(frame, func, args, kwargs)
         if written or symbol.name.rpartition(".")[2] in _METADATA_ONLY:
             self._note_metadata(symbol, (args, kwargs), given, frame.recorded)
-        keep = not written
+        # what is set by `torch.set_default_device` lies below the mode, which is not on the stack here
+        keep = not written and internals.default_devices() == self._devices
         if internals.autocast_active():
             apart = self._casts.apart(given, frame.recorded)
             keep = keep and apart is not None
@@ -365,7 +372,13 @@ class Recorder:
         target = kwargs.get("out")
         out = internals.unwrap(target) if isinstance(target, torch.Tensor) and internals.is_wrapper(target) else None
         writes = "out" in kwargs or is_in_place(getattr(func, "__name__", ""))
-        return _Frame(func, [], torch.is_grad_enabled(), write_back=WriteBack(self.here, out) if writes else None)
+        write_back = WriteBack(self.here, out) if writes else None
+        frame = _Frame(func, [], torch.is_grad_enabled(), write_back=write_back)
+        attends = "scaled_dot_product_attention" in getattr(func, "__name__", "")
+        if attends and internals.attention_backends() != self._attention:
+            for call in (*self._frames, frame):
+                call.is_split = True
+        return frame
 
     def below_transforms(self, tensor: torch.Tensor) -> torch.Tensor:
         """The wrapper of a tensor from outside that a transform of `torch.func` reaches for."""
@@ -449,6 +462,7 @@ class Recorder:
         parts = frame.recorded
         if not parts or (len(parts) == 1 and (parts[0].symbol == symbol or self._is_constant(parts[0]))):
             return parts
+        keep = keep and not frame.is_split and torch.get_default_dtype() is self.default_dtype
         hidden = frame.grad_enabled and turns_grad_off(frame.fn, parts)
         if keep and not any(CHECK in part.tags for part in parts) and is_closed(given, parts, output, self.constants):
             tags = frozenset({GRAD_OFF_INSIDE} if hidden else ()).union(*(part.tags for part in parts))
@@ -457,7 +471,7 @@ class Recorder:
         if hidden:
             raise Unsupported(
                 f"{symbol.name} turns grad mode off inside, in {self.here()}, and cannot be kept whole here; "
-                "call it without autocast, and not on what it writes to"
+                "call it without autocast, under the default dtype around the call, and not on what it writes to"
             )
         return parts
 
@@ -625,6 +639,8 @@ class Recorder:
         frame = self._frames[-1]
         if frame.generator is not None and torch.Tag.nondeterministic_seeded in func.tags:
             kwargs = kwargs | {"generator": frame.generator}
+        if torch.get_default_dtype() is not self.default_dtype:
+            args, kwargs = self._without_default(func, args, kwargs, result)
         given: tuple[Any, Any] = map_tensors(self.tracker.proxy_of_fake, (args, kwargs))
         # a custom operator's autograd is a Function, which turns grad mode off while the operator itself runs
         grad_enabled = torch.is_grad_enabled() or (frame.fn is func and frame.grad_enabled)
@@ -658,6 +674,24 @@ class Recorder:
             tags = tags | {SAVED} if any(saves(func, args, kwargs, result) for saves in self._policies) else tags
         symbol, source = self._leaf_symbol(func), self._find_source()
         frame.recorded.append(BoundSymbol(symbol, *given, output, (), source, grad_enabled, tags))
+
+    def _without_default(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a call that give its result under any default dtype."""
+        made = next(filter(is_inexact, tensors_in(result)), None)
+        if made is None or any(map(is_inexact, tensors_in((args, kwargs)))):
+            return args, kwargs
+        dtype = next((argument for argument in func._schema.arguments if argument.name == "dtype"), None)
+        if dtype is not None:
+            return args, kwargs | {"dtype": made.dtype} if dtype.kwarg_only else kwargs
+        if torch.Tag.pointwise not in func.tags:
+            raise Unsupported(
+                f"{func} of no floating-point tensor gives the default dtype, which the function changes, in "
+                f"{self.here()}; convert what it is called on to {made.dtype} first"
+            )
+        cast = functools.partial(self.on_dispatch, _aten._to_copy.default, kwargs={"dtype": made.dtype})
+        return map_tensors(lambda tensor: cast((tensor,)), (args, kwargs))  # type: ignore[no-any-return]
 
     def _leaf_symbol(self, func: Any) -> Symbol:
         called = self._frames[-1].fn and symbol_of(self._frames[-1].fn)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
@@ -668,7 +669,16 @@ def test_global_modes() -> None:
     assert internals.function_mode_count() == 0
     with torch.device("meta"):
         assert internals.function_mode_count() == 1
+        assert internals.default_devices() == [torch.device("meta")]
     assert internals.float32_precision() == torch.get_float32_matmul_precision()
+    before = internals.attention_backends()
+    with sdpa_kernel([SDPBackend.MATH, SDPBackend.FLASH_ATTENTION], set_priority=True):
+        inside = internals.attention_backends()
+    assert inside != before == internals.attention_backends()
+    internals.set_attention_backends(inside)
+    assert internals.attention_backends() == inside
+    internals.set_attention_backends(before)
+    assert internals.attention_backends() == before
     with torch.enable_grad():
         internals.set_grad_enabled(False)
         assert not torch.is_grad_enabled()

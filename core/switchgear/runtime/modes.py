@@ -20,6 +20,7 @@ def modes_key() -> tuple[Any, ...]:
         torch.get_default_dtype(),
         tuple([_device(mode) for mode in internals.function_modes()]),
         internals.float32_precision(),
+        internals.attention_backends(),
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
         internals.autocast_key(),
@@ -43,6 +44,7 @@ def modes_guard() -> Callable[[], bool]:
     is_inference, inference = torch.is_inference_mode_enabled, torch.is_inference_mode_enabled()
     count_modes, count = internals.function_mode_count, internals.function_mode_count()
     get_precision, precision = internals.float32_precision, internals.float32_precision()
+    get_attention, attention = internals.attention_backends, internals.attention_backends()
     enter, leave, nested = torch.autocast_increment_nesting, torch.autocast_decrement_nesting, key[-1]
 
     def same() -> bool:
@@ -50,7 +52,7 @@ def modes_guard() -> Callable[[], bool]:
         if is_grad() is not grad or is_inference() is not inference or count_modes() != count:
             return False
         enter()
-        if (leave() > 0) is not nested or get_precision() != precision:
+        if (leave() > 0) is not nested or get_precision() != precision or get_attention() != attention:
             return False
         # the C++ guard sees no default device, and looks at what changes no result too, such as the number of threads
         return (not count and check()) or modes_key() == key
