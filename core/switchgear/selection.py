@@ -154,9 +154,7 @@ def _listed(plugins: Plugins, executors: Sequence[str | Executor]) -> list[Execu
     found: dict[str, Executor] = {}
     for item in executors:
         if not isinstance(item, (str, Executor)):
-            kind: type = type(item)
-            hint = _HINT.get(kind, "")
-            raise TypeError(f"a {kind.__name__} in executors is neither a name nor an Executor object{hint}")
+            raise _no_executor(item)
         executor = _installed(plugins, item) if isinstance(item, str) else item
         if executor.name in found:
             raise ValueError(f"executor {executor.name!r} is listed twice; list each once, the first is asked first")
@@ -164,7 +162,9 @@ def _listed(plugins: Plugins, executors: Sequence[str | Executor]) -> list[Execu
     return list(found.values())
 
 
-_HINT: Mapping[type, str] = {Table: "; write sg.Executor(table.owner, table=table)"}
+def _no_executor(item: object) -> TypeError:
+    hint = f"; write sg.Executor({item.owner!r}, table=table)" if isinstance(item, Table) else ""
+    return TypeError(f"a {type(item).__name__} in executors is neither a name nor an Executor object{hint}")
 
 
 def _installed(plugins: Plugins, name: str) -> Executor:
