@@ -330,7 +330,7 @@ class Recorder:
     def _offset_of_input(self, tensor: torch.Tensor) -> int | None:
         """Where an input begins in its memory; None for other tensors, for a write leaves them elsewhere than eager."""
         if not self.follow_autograd:  # a grad rule: what it is given lies where the trace says
-            return tensor.storage_offset()
+            return int(tensor.storage_offset())
         if internals.inside_functorch() or self.enclosing is not None or self.metadata_calls:
             return None
         found = self._input_of.get(id(self.adopted(tensor)))
