@@ -198,7 +198,7 @@ def new_leaf_returned(x: Tensor, y: Tensor) -> Tensor:
 
 
 MEMORY: list[tuple[Callable[..., Any], str]] = [
-    (resized, "resizes a storage"),
+    (resized, "untyped_storage inside a jitted function"),
     (assigned, "gives t_1 other memory"),
     (new_leaf_returned, "told inside to require grad"),
 ]

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor as T
 from torch import nn
+from torch.autograd import forward_ad
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -626,6 +627,51 @@ def test_inference_mode_around() -> None:
         assert [made.is_inference() for made in found] == [made.is_inference() for made in expected]
         assert [made.requires_grad for made in found] == [made.requires_grad for made in expected]
         assert torch.equal(found[0], expected[0])
+
+
+#: What PyTorch itself imports when a level of forward mode is first entered.
+forward_mode_warns = pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+
+FORWARD_MODE: dict[str, Callable[[T], T]] = {
+    "einsum": lambda x: torch.einsum("ij,jk->ik", x, x),
+    "tensordot": lambda x: torch.tensordot(x, x, 1),
+    "cov": torch.cov,
+    "bilinear": lambda x: functional.bilinear(x, x, torch.ones(2, 3, 3, dtype=x.dtype)),
+    "max_pool1d": lambda x: functional.max_pool1d(x, 2),
+    "view": lambda x: x[0],
+    "write": lambda x: x.mul_(2)[0],
+}
+
+
+@forward_mode_warns
+@pytest.mark.parametrize("name", FORWARD_MODE)
+def test_forward_mode_around(name: str) -> None:
+    function = FORWARD_MODE[name]
+    jitted, found = jit(function), []
+    jitted(numbers(3, 3))  # an entry made outside is the same
+    for each in (function, jitted):
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(numbers(3, 3), numbers(3, 3).cos())
+            found.append([*forward_ad.unpack_dual(each(dual)), forward_ad.unpack_dual(dual).tangent])
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
+@forward_mode_warns
+@pytest.mark.parametrize("other", [lambda x: x.detach(), lambda x: x[1:]], ids=["detached", "view"])
+def test_forward_mode_around_a_write_to_shared_memory_is_refused(other: Callable[[T], T]) -> None:
+    def function(x: T, y: T) -> T:
+        x.add_(1)
+        return y * 2
+
+    jitted = jit(function)
+    x = numbers(3, 3)
+    expected = (other(x) + 1) * 2
+    assert torch.equal(jitted(x, other(x)), expected)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(numbers(3, 3), numbers(3, 3).cos())
+        with pytest.raises(errors.Unsupported, match="forward-mode"):
+            jitted(dual, other(dual))
 
 
 def test_inference_tensor_as_argument() -> None:

@@ -69,6 +69,8 @@ class Captured:
     leaves_matter: bool = False
     #: The function makes views under no_grad, which require grad if what they are views of in the end does.
     bases_matter: bool = False
+    #: The function reads the storage offset of an input.
+    offsets_matter: bool = False
 
 
 class _Inputs:
@@ -173,7 +175,7 @@ def capture(
             outer.bases_matter = True
         identical, grad_enabled = tuple(_identical(leaves, recorder)), torch.is_grad_enabled()
         sources, entered = tuple(inputs.sources), tuple(modules.entered)
-        matter = recorder.leaves_matter, recorder.bases_matter
+        matter = recorder.leaves_matter, recorder.bases_matter, recorder.offsets_matter
         return Captured(trace, sources, outputs, identical, grad_enabled, entered, *matter)
 
     compiling, homes = False, dict[int, Home]()

@@ -141,6 +141,8 @@ class Recorder:
         self.leaves_matter = False
         #: Whether it matters which inputs are views of what does not require grad.
         self.bases_matter = False
+        #: Whether it matters where in its memory an input begins.
+        self.offsets_matter = False
         self._input_of: dict[int, RecordedInput] = {}
         self._paused = 0
         self._casts = Casts()
@@ -264,6 +266,7 @@ class Recorder:
             if wrapper is None:
                 wrapper = self.tracker.wrapper_for(proxy, leaf=tensor.is_leaf, autograd=True, alone=alone)
             self.tracker.reconcile(wrapper)
+            wrapper.__class__ = type(tensor)  # a Parameter shows that it is one
             storage = internals.storage_key(wrapper)
             found = RecordedInput(tensor, wrapper, proxy, history_of(wrapper), view is not None, storage)
         self.inputs.append(found)
@@ -292,7 +295,11 @@ class Recorder:
         """Handle one call that the function mode saw."""
         if self._paused:
             return func(*args, **kwargs)
+        if func is torch.Tensor.storage_offset and (offset := self._offset_of_input(args[0])) is not None:
+            return offset
         refuse(func, args, kwargs, self.here)
+        if getattr(func, "__self__", None) is torch.Tensor.is_leaf:
+            self.leaves_matter = True
         # what `torch.func.vjp` returns reads the tensors of its transform after that has ended
         if internals.inside_functorch() or any(map(internals.is_functorch_tensor, tensors_in((args, kwargs)))):
             return self._on_transformed(func, args, kwargs)
@@ -326,6 +333,18 @@ class Recorder:
             self._frames[-1].recorded.extend(casts)
         self._frames[-1].recorded.extend(self._close(symbol, given, frame, output, keep))
         return result
+
+    def _offset_of_input(self, tensor: torch.Tensor) -> int | None:
+        """Where an input begins in its memory; None for other tensors, for a write leaves them elsewhere than eager."""
+        if not self.follow_autograd:  # a grad rule: what it is given lies where the trace says
+            return int(tensor.storage_offset())
+        if internals.inside_functorch() or self.enclosing is not None or self.metadata_calls:
+            return None
+        found = self._input_of.get(id(self.adopted(tensor)))
+        if found is None:
+            return None
+        self.offsets_matter = True
+        return found.proxy.storage_offset
 
     def _by_value(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """The arguments of a call, with numbers for those tensors that PyTorch reads without an operator."""

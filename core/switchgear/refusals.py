@@ -25,6 +25,23 @@ _REFUSED = {
     "torch.Tensor.resize_": "make a new tensor instead",
     "torch.Tensor.data_ptr": "move the call outside the jitted function",
     "torch.Tensor.share_memory_": "move the call outside the jitted function",
+    **dict.fromkeys(
+        (
+            "torch.is_inference",
+            *(f"torch.Tensor.{name}" for name in ("_is_view", "is_inference", "is_set_to", "is_shared")),
+            *(f"torch.Tensor.{name}" for name in ("storage", "untyped_storage")),
+        ),
+        "move the call outside the jitted function",
+    ),
+    "torch.Tensor.storage_offset": "call it on inputs only, or outside the jitted function",
+}
+#: Attributes of tensors that would be captured wrongly, and what to do instead.
+_REFUSED_ATTRIBUTES = {
+    torch.Tensor.grad: "pass the gradient as an argument",
+    torch.Tensor._base: "pass the base as an argument",
+    torch.Tensor._version: "read it outside the jitted function",
+    torch.Tensor.output_nr: "read it outside the jitted function",
+    torch.Tensor.retains_grad: "read it outside the jitted function",
 }
 #: Functions by name, and the kind of tensor that they make, which no trace holds.
 _STRANGE = {
@@ -57,8 +74,10 @@ class GradFn:
 def refuse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], here: Callable[[], str]) -> None:
     """Raise `Unsupported`, naming the user's line that `here` tells, for a call that would be captured wrongly."""
     name = getattr(func, "__name__", "")
-    if name == "__get__" and func.__self__ is torch.Tensor.grad:
-        raise Unsupported(f"the function reads .grad of a tensor, in {here()}; pass the gradient as an argument")
+    if name == "__get__" and func.__self__ in _REFUSED_ATTRIBUTES:
+        attribute = func.__self__
+        what = f"the function reads .{attribute.__name__} of a tensor"
+        raise Unsupported(f"{what}, in {here()}; {_REFUSED_ATTRIBUTES[attribute]}")
     if func is torch.Tensor.requires_grad_ and args[0].requires_grad and (args[1:] or (True,), kwargs) == ((True,), {}):
         return  # as it is already; transformers does so when gradient checkpointing is on
     if name in _STRANGE:

@@ -77,6 +77,15 @@ class Base:
     of: Argument | ModuleState | Closure
     find: Callable[[torch.Tensor], torch.Tensor]
 
+    def fetch(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What `find` gives for a tensor of the source."""
+        if internals.forward_mode_active():
+            raise Unsupported(
+                "the function writes to memory that inputs share, under forward-mode differentiation: their base is "
+                "without their tangents; pass a clone of one"
+            )
+        return self.find(tensor)
+
     def __str__(self) -> str:
         return f"the base of {self.of}"
 

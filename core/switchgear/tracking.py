@@ -332,4 +332,6 @@ def same_history(left: object, right: object) -> bool:
 def metadata_proxy(name: str, tensor: torch.Tensor, requires_grad: bool) -> TensorProxy:
     """A proxy with the metadata of a tensor."""
     layout = tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device
-    return TensorProxy(name, *layout, requires_grad, int(tensor.storage_offset()), tensor.is_conj(), tensor.is_neg())
+    with torch._C.DisableTorchFunction():  # of a function under capture it would be refused
+        offset = int(tensor.storage_offset())
+    return TensorProxy(name, *layout, requires_grad, offset, tensor.is_conj(), tensor.is_neg())

@@ -1075,6 +1075,54 @@ def pointer_inside(x: T) -> T:
     return x * x.data_ptr()
 
 
+def offset_of_result(x: T) -> Any:
+    return x * x[1:].storage_offset()
+
+
+def size_of_storage(x: T) -> T:
+    return x * x.untyped_storage().nbytes()
+
+
+def typed_storage(x: T) -> Any:
+    return x * x.storage().size()
+
+
+def asks_whether_it_is_a_view(x: T) -> T:
+    return x * x._is_view()
+
+
+def asks_for_its_base(x: T) -> T:
+    return x if x._base is None else -x
+
+
+def asks_for_its_version(x: T) -> T:
+    return x * x._version
+
+
+def asks_for_inference(x: T) -> T:
+    return x * x.is_inference()
+
+
+def asks_for_inference_by_function(x: T) -> T:
+    return x * torch.is_inference(x)
+
+
+def asks_whether_gradient_is_retained(x: T) -> T:
+    return x * x.retains_grad
+
+
+def asks_which_output_it_is(x: T) -> T:
+    return x * x.output_nr
+
+
+def asks_whether_memory_is_shared(x: T) -> Any:
+    return x * x.is_shared()
+
+
+def asks_whether_it_is_set_to(x: T) -> T:
+    return x * x.is_set_to(x)
+
+
 def generator_result(x: T) -> Any:
     return (x * index for index in range(3))
 
@@ -1137,6 +1185,18 @@ REFUSED: list[tuple[Function, type[Exception], str]] = [
     (seeds_inside, errors.Unsupported, r"seed.*outside"),
     (numpy_inside, errors.Unsupported, r"numpy.*outside"),
     (pointer_inside, errors.Unsupported, r"data_ptr.*outside"),
+    (offset_of_result, errors.Unsupported, r"storage_offset.*inputs only, or outside"),
+    (size_of_storage, errors.Unsupported, r"untyped_storage.*outside"),
+    (typed_storage, errors.Unsupported, r"torch\.Tensor\.storage .*outside"),
+    (asks_whether_it_is_a_view, errors.Unsupported, r"_is_view.*outside"),
+    (asks_for_its_base, errors.Unsupported, r"\._base.*pass the base as an argument"),
+    (asks_for_its_version, errors.Unsupported, r"\._version.*outside"),
+    (asks_for_inference, errors.Unsupported, r"torch\.Tensor\.is_inference.*outside"),
+    (asks_for_inference_by_function, errors.Unsupported, r"torch\.is_inference.*outside"),
+    (asks_whether_gradient_is_retained, errors.Unsupported, r"\.retains_grad.*outside"),
+    (asks_which_output_it_is, errors.Unsupported, r"\.output_nr.*outside"),
+    (asks_whether_memory_is_shared, errors.Unsupported, r"is_shared.*outside"),
+    (asks_whether_it_is_set_to, errors.Unsupported, r"is_set_to.*outside"),
     (generator_result, errors.InvalidInput, r"returns a builtins\.generator.*return a list"),
     (map_result, errors.InvalidInput, r"returns a builtins\.map"),
     (tolist_inside, errors.DataDependent, r"data of a tensor"),

@@ -68,6 +68,7 @@ class Entry:
         captured, run = self.captured, runner(self.forward, autocast=self._autocast)
         hidden = captured.grad_enabled and any(proxy.requires_grad for proxy in captured.trace.inputs)
         views, set_grad_enabled = maybe_views(self.forward), internals.set_grad_enabled
+        forward_mode_active = internals.forward_mode_active
 
         def outputs_of(inputs: Sequence[torch.Tensor]) -> Sequence[Any]:
             if hidden:
@@ -78,7 +79,8 @@ class Entry:
                     set_grad_enabled(True)
             else:
                 outputs = run(*inputs)
-            if views and any(outputs[index]._is_view() for index in views):
+            # under forward-mode differentiation a result made apart would be without its tangent
+            if views and any(outputs[index]._is_view() for index in views) and not forward_mode_active():
                 return [output if output is None else output.detach() for output in outputs]
             return outputs  # type: ignore[no-any-return]
 
@@ -115,7 +117,7 @@ def tensor_of(source: InputSource, leaves: list[Any]) -> torch.Tensor:
     if isinstance(source, Argument):
         return leaves[source.index]  # type: ignore[no-any-return]
     if isinstance(source, Base):
-        return source.find(tensor_of(source.of, leaves))
+        return source.fetch(tensor_of(source.of, leaves))
     tensor = source.tensor if isinstance(source, Closure) else source.fetch()
     if tensor is None:
         raise InvalidInput(f"{source} vanished from its module while it was captured")

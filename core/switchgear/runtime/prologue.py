@@ -115,7 +115,7 @@ def _fetched(source: InputSource, number: int, scope: dict[str, Any]) -> str:
         scope[f"closure{number}"] = source.tensor
         return f"closure{number}"
     if isinstance(source, Base):
-        scope[f"find{number}"] = source.find
+        scope[f"find{number}"] = source.fetch
         return f"find{number}({_fetched(source.of, number, scope)})"
     if source.tied:
         scope[f"fetch{number}"] = source.fetch
@@ -131,7 +131,11 @@ def _relations(captured: Captured) -> Callable[[Sequence[torch.Tensor]], Any] | 
     written = [mutation.input for mutation in outputs.mutations]
     bases = [index for index, source in enumerate(captured.sources) if isinstance(source, Base)]
     bound_symbols = (*leaves_of(captured.trace.bound_symbols), *outputs.views)
-    strided = bool(bases) or any(item.symbol.name.startswith("aten.as_strided") for item in bound_symbols)
+    strided = (
+        captured.offsets_matter
+        or bool(bases)
+        or any(item.symbol.name.startswith("aten.as_strided") for item in bound_symbols)
+    )
     if not bases_matter and not strided:
         return None
 
