@@ -505,7 +505,8 @@ def read_in_double(x: T) -> T:
     i = torch.arange(1, 4)
     root = i.sqrt()
     with changed(torch.get_default_dtype, torch.set_default_dtype, torch.float64):
-        return x * root.sum().item() * (i / 7).sum().item()
+        total = root.sum().item() * (i / 7).sum().item()
+    return x * total
 
 
 INSIDE = [
@@ -542,7 +543,7 @@ def test_default_device_changed_inside() -> None:
 def test_default_dtype_without_a_dtype_to_spell_is_refused() -> None:
     def counts(x: T) -> T:
         with changed(torch.get_default_dtype, torch.set_default_dtype, torch.float64):
-            return x * torch.ops.modes_test.half.default(torch.arange(3))  # type: ignore[no-any-return]
+            return x.mul(torch.ops.modes_test.half.default(torch.arange(3)))
 
     with torch.library._scoped_library("modes_test", "FRAGMENT") as library:
         library.define("half(Tensor x) -> Tensor")

@@ -23,6 +23,7 @@ from torch._C._dynamo.guards import TensorGuards as _TensorGuards
 from torch._functorch import eager_transforms, pyfunctorch
 from torch._subclasses import fake_tensor
 from torch.autograd import forward_ad
+from torch.nn import attention
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
@@ -435,28 +436,24 @@ function_mode_count: Callable[[], int] = torch._C._len_torch_function_stack
 #: What `torch.get_float32_matmul_precision` gives, without a call in Python.
 float32_precision: Callable[[], str] = torch._C._get_float32_matmul_precision
 
-_get_flash, _get_efficient = torch._C._get_flash_sdp_enabled, torch._C._get_mem_efficient_sdp_enabled
-_get_math, _get_cudnn = torch._C._get_math_sdp_enabled, torch._C._get_cudnn_sdp_enabled
-_get_overrideable, _get_sdp_order = torch._C._get_overrideable_sdp_enabled, torch._C._get_sdp_priority_order
-_get_sdp_reduction = torch._C._get_math_sdp_allow_fp16_bf16_reduction
+_GET_ATTENTION = [getattr(torch._C, f"_get_{name}_sdp_enabled") for name in attention._backend_names]
+_GET_ATTENTION += [torch._C._get_math_sdp_allow_fp16_bf16_reduction]
+_SET_ATTENTION = [getattr(torch._C, f"_set_sdp_use_{name}") for name in attention._backend_names]
+_SET_ATTENTION += [torch._C._set_math_sdp_allow_fp16_bf16_reduction]
+_get_attention_order = torch._C._get_sdp_priority_order
 
 
 def attention_backends() -> tuple[Any, ...]:
     """What decides of which operators `scaled_dot_product_attention` consists, as `sdpa_kernel` sets it; hashable."""
-    order = tuple(_get_sdp_order())
-    flags = (_get_flash(), _get_efficient(), _get_math(), _get_cudnn(), _get_overrideable(), _get_sdp_reduction())
-    return (*flags, order)
+    return (*_get_attention_order(), *[get() for get in _GET_ATTENTION])
 
 
 def set_attention_backends(state: tuple[Any, ...]) -> None:
     """Put back what `attention_backends` gave."""
-    torch._C._set_sdp_use_flash(state[0])
-    torch._C._set_sdp_use_mem_efficient(state[1])
-    torch._C._set_sdp_use_math(state[2])
-    torch._C._set_sdp_use_cudnn(state[3])
-    torch._C._set_sdp_use_overrideable(state[4])
-    torch._C._set_math_sdp_allow_fp16_bf16_reduction(state[5])
-    torch._C._set_sdp_priority_order(list(state[6]))
+    count = len(state) - len(_SET_ATTENTION)
+    torch._C._set_sdp_priority_order(list(state[:count]))
+    for put, value in zip(_SET_ATTENTION, state[count:], strict=True):
+        put(value)
 
 
 def dispatch_mode_count() -> int:

@@ -106,6 +106,7 @@ def llama() -> Any:
     return transformers.LlamaForCausalLM(config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [gpt2, llama])
 def test_language_model_trains(build: Callable[[], Any]) -> None:
     model = build().train()
@@ -130,6 +131,7 @@ def test_language_model_trains(build: Callable[[], Any]) -> None:
     assert sum(map(len, regions(forward(jitted)))) > 10
 
 
+@pytest.mark.slow
 def test_layers_that_repeat_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     from switchgear_inductor import internals
 
@@ -171,6 +173,7 @@ def test_what_nobody_needs_any_more_is_let_go() -> None:
     assert not executor._alive
 
 
+@pytest.mark.slow
 def test_convolution_and_batch_norm() -> None:
     def function(x: Tensor, w: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
         y = F.conv2d(x, w, padding=1)
@@ -179,6 +182,7 @@ def test_convolution_and_batch_norm() -> None:
     check(function, leaf(2, 3, 6, 6), leaf(3, 3, 3, 3), leaf(3), leaf(3))
 
 
+@pytest.mark.slow
 def test_embedding_and_loss() -> None:
     index = torch.tensor([[1, 2, 3], [3, 1, 0]])
 
@@ -192,6 +196,7 @@ def test_embedding_and_loss() -> None:
 # Memory.
 
 
+@pytest.mark.slow
 def test_inputs_in_any_layout() -> None:
     wide = torch.randn(6, 8)
     for value in (
@@ -213,6 +218,7 @@ def test_strides_of_outputs() -> None:
     check(lambda a, b: ((a + b).sin(), (b + a).cos(), a * b), last, image)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "function",
     [
@@ -265,6 +271,7 @@ def test_writes_reach_the_inputs() -> None:
     assert regions(forward(jitted))
 
 
+@pytest.mark.slow
 def test_running_statistics() -> None:
     model = nn.Sequential(nn.BatchNorm1d(4), nn.ReLU()).train()
     twin, x = copy.deepcopy(model), torch.randn(6, 4)
@@ -277,6 +284,7 @@ def test_running_statistics() -> None:
 # Values that are special.
 
 
+@pytest.mark.slow
 def test_mixed_dtypes() -> None:
     def function(a: Tensor, b: Tensor, c: Tensor) -> Any:
         total = a + b
@@ -285,6 +293,7 @@ def test_mixed_dtypes() -> None:
     check(function, torch.randn(4), torch.randn(4, dtype=torch.float64), torch.arange(4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_other_floats(dtype: torch.dtype) -> None:
     x = torch.randn(4, 8, dtype=dtype)
@@ -298,6 +307,7 @@ def test_other_floats(dtype: torch.dtype) -> None:
     assert (found.double() - wanted).abs().max() <= (eager.double() - wanted).abs().max() * 1.5 + torch.finfo(dtype).eps
 
 
+@pytest.mark.slow
 def test_sizes_of_zero_and_one() -> None:
     for shape in ((0,), (2, 0, 3), (), (1, 1)):
         check(lambda a: ((a.sin() * 2).exp() + 1).sum(), torch.randn(shape))
@@ -311,6 +321,7 @@ def test_integers_divided_by_zero_are_eagers_error() -> None:
         jitted(torch.arange(4), torch.zeros(4, dtype=torch.long))
 
 
+@pytest.mark.slow
 def test_infinities() -> None:
     values = torch.tensor([float("inf"), float("-inf"), float("nan"), 0.0, -0.0, 1e-40, 3e38])
     check(lambda a: (a.abs() + 1, a.relu() * 2, a.exp() - 1, a.maximum(-a) + 0, torch.softmax(a, 0)), values)
@@ -352,6 +363,7 @@ def test_reasons() -> None:
     }
 
 
+@pytest.mark.slow
 def test_libraries_alone_are_no_region() -> None:
     check(lambda a, b: (a @ b) @ b, torch.randn(3, 3), torch.randn(3, 3), fused=False)
 
