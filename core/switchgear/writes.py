@@ -24,13 +24,19 @@ def _set_value_rule(old: torch.Tensor, new: torch.Tensor) -> _Pulled:
     return new, lambda grad: (grad, None)
 
 
+def _offset(tensor: torch.Tensor) -> int:
+    # unseen by a recorder, which lets a function ask inputs alone
+    with torch._C.DisableTorchFunction():
+        return int(tensor.storage_offset())
+
+
 def write_strided(
     base: torch.Tensor, source: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None = None
 ) -> torch.Tensor:
     """`base` with `source` written through a strided view: an in-place call on `base.as_strided(…)`, functional."""
     # in place, so that it is this symbol again where a backward is captured: PyTorch's formula of as_strided_scatter
     # loses the gradient of `base` outside of the view
-    start = 0 if offset is None else offset - base.storage_offset()
+    start = 0 if offset is None else offset - _offset(base)
     result = restride(base, base.stride())
     result.as_strided(size, stride, start).copy_(source)
     return result
@@ -41,7 +47,7 @@ def _write_strided_rule(
 ) -> _Pulled:
     # not the formula of as_strided_scatter: its gradient of `base` is not that of the in-place call
     shape, strides = base.shape, base.stride()
-    start = 0 if offset is None else offset - base.storage_offset()
+    start = 0 if offset is None else offset - _offset(base)
 
     def pullback(grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         rest = grad.new_empty_strided(shape, strides).copy_(grad)
@@ -82,7 +88,7 @@ def _written_view_rule(base: torch.Tensor, view: torch.Tensor) -> _Pulled:
     outputs, parts = (base, view), base.is_complex() and not view.is_complex()
     base = torch.view_as_real(base) if parts else base
     shape, stride = base.shape, base.stride()
-    layout = view.shape, view.stride(), view.storage_offset() - base.storage_offset()
+    layout = view.shape, view.stride(), _offset(view) - _offset(base)
 
     def pullback(grad: torch.Tensor, written: torch.Tensor) -> tuple[torch.Tensor, None]:
         grad = torch.view_as_real(grad.resolve_conj()) if parts else grad
