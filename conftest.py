@@ -37,6 +37,11 @@ def shipped(*, group: str) -> list[importlib.metadata.EntryPoint]:
     return [found for found in importlib.metadata.entry_points(group=group) if found.name in EXECUTORS]
 
 
+def pytest_collection_finish() -> None:
+    # what looked for plugins while it was imported saw all that is installed
+    plugins.installed.cache_clear()
+
+
 @pytest.fixture(autouse=True)
 def isolated_plugins(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No test depends on what else is installed, or switched off, where it runs; `discovery` asks for just that."""
