@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -38,3 +39,8 @@ class TensorProxy:
     def is_differentiable(self) -> bool:
         """Whether the dtype can carry a gradient."""
         return self.dtype.is_floating_point or self.dtype.is_complex
+
+
+def bytes_of(*values: TensorProxy) -> int:
+    """The bytes that values take, each by itself."""
+    return sum(math.prod(value.shape) * value.dtype.itemsize for value in values)

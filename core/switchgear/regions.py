@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection, Container, Iterable, Sequence
 
 from .aliasing import aliased_argument
-from .proxy import TensorProxy
+from .proxy import TensorProxy, bytes_of
 from .symbol import BoundSymbol
 
 
@@ -122,17 +122,13 @@ def _waiting(flow: Dataflow, members: Iterable[int]) -> int:
     """The bytes of what others make for a group."""
     own = {proxy.name for index in members for proxy in flow.body[index].outputs}
     read = {base.name: base for index in members for base in map(flow.base, flow.body[index].inputs)}
-    return sum(_bytes(base) for name, base in read.items() if name in flow.maker and name not in own)
+    return sum(bytes_of(base) for name, base in read.items() if name in flow.maker and name not in own)
 
 
 def _leaving(flow: Dataflow, members: Iterable[int], readers: Iterable[int]) -> int:
     """The bytes of what a group makes for its readers."""
     read = {base.name for index in readers for base in map(flow.base, flow.body[index].inputs)}
-    return sum(_bytes(proxy) for index in members for proxy in flow.body[index].outputs if proxy.name in read)
-
-
-def _bytes(proxy: TensorProxy) -> int:
-    return math.prod(proxy.shape) * proxy.dtype.itemsize
+    return sum(bytes_of(proxy) for index in members for proxy in flow.body[index].outputs if proxy.name in read)
 
 
 def _is_view(item: BoundSymbol) -> bool:

@@ -12,7 +12,7 @@ from switchgear import torch_internals as internals
 from switchgear.aliasing import storages
 from switchgear.composites import leaves_of
 from switchgear.evaluation import evaluate
-from switchgear.proxy import TensorProxy
+from switchgear.proxy import TensorProxy, bytes_of
 from switchgear.purity import call_key, is_pure
 from switchgear.symbol import BoundSymbol, proxies, renamed, with_parts
 from switchgear.trace import Trace
@@ -69,7 +69,7 @@ class _Folding:
         if known is not None:
             self.same.update((proxy.name, twin) for proxy, twin in zip(item.outputs, known, strict=True))
             return True
-        new = sum(_size(proxy) for proxy in item.outputs if proxy.name not in self.home)
+        new = sum(bytes_of(proxy) for proxy in item.outputs if proxy.name not in self.home)
         if new > LARGEST or self.size + new > IN_ALL:
             return False
         values = {proxy.name: self._given(proxy) for proxy in item.inputs} | self.values
@@ -99,14 +99,9 @@ class _Folding:
 
 def _reads_metadata(item: BoundSymbol) -> bool:
     leaves = tuple(leaves_of([item]))
-    return len(leaves) == 1 and leaves[0].symbol.fn in _LIKE and all(_size(proxy) <= LARGEST for proxy in item.inputs)
-
-
-def _size(proxy: TensorProxy) -> int:
-    count = proxy.dtype.itemsize
-    for size in proxy.shape:
-        count *= size
-    return count
+    return (
+        len(leaves) == 1 and leaves[0].symbol.fn in _LIKE and all(bytes_of(proxy) <= LARGEST for proxy in item.inputs)
+    )
 
 
 def _is_as(value: torch.Tensor, proxy: TensorProxy) -> bool:

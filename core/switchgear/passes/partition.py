@@ -11,7 +11,7 @@ import torch
 from switchgear.choice import Saved
 from switchgear.errors import NotDifferentiable
 from switchgear.memory import Memory
-from switchgear.proxy import TensorProxy
+from switchgear.proxy import TensorProxy, bytes_of
 from switchgear.symbol import (
     BACKWARD,
     INNER_GRADIENT,
@@ -27,7 +27,7 @@ from switchgear.trace import Names, Trace, names_of
 from .dead_code import live
 from .differentiate import Joint
 from .recompute import Body, recompute
-from .saving import Prices, bytes_of, is_view, overwritten_values, to_save
+from .saving import Prices, is_view, overwritten_values, to_save
 
 _CLONE = Symbol("aten.clone.default", torch.ops.aten.clone.default)
 _CAST = Symbol("aten._to_copy.default", torch.ops.aten._to_copy.default)

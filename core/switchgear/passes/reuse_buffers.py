@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from dataclasses import replace
-from math import prod
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ import torch
 from switchgear import torch_internals as internals
 from switchgear.aliasing import aliased_argument, storages
 from switchgear.choice import Implementation
-from switchgear.proxy import TensorProxy
+from switchgear.proxy import TensorProxy, bytes_of
 from switchgear.symbol import BoundSymbol, Symbol, proxies
 from switchgear.trace import Trace
 
@@ -49,7 +48,7 @@ def reuse_buffers(trace: Trace) -> Trace:
     barred = {home.get(proxy.name, proxy.name) for proxy in proxies(trace.outputs)}
     barred.update(trace.constants, (proxy.name for proxy in trace.inputs))
     barred.update(home.get(name, name) for item in lines for name in _out_of_hand(item))
-    size = {proxy.name: _size(proxy) for item in lines for proxy in item.outputs}
+    size = {proxy.name: bytes_of(proxy) for item in lines for proxy in item.outputs}
     body: list[BoundSymbol] = []
     for index, item in enumerate(lines):
         ending = [
@@ -77,7 +76,7 @@ def _out_of_hand(item: BoundSymbol) -> Iterator[str]:
     elif aliased_argument(item) is None and not _is_pointwise(fn) and fn.overloadpacket not in _ALLOCATING:
         yield from (proxy.name for proxy in item.outputs)
         for proxy in item.inputs:
-            if any(made.dtype == proxy.dtype and _size(made) <= _size(proxy) for made in item.outputs):
+            if any(made.dtype == proxy.dtype and bytes_of(made) <= bytes_of(proxy) for made in item.outputs):
                 yield proxy.name
 
 
@@ -132,7 +131,3 @@ def _writing_forms(fn: Any, device: str) -> tuple[Any, tuple[Any, str] | None]:
 
 def _arguments(overload: Any) -> list[tuple[str, str]]:
     return [(argument.name, str(argument.type)) for argument in overload._schema.arguments]
-
-
-def _size(proxy: TensorProxy) -> int:
-    return proxy.dtype.itemsize * prod(proxy.shape)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -13,7 +12,7 @@ from switchgear.aliasing import aliased_argument, storages
 from switchgear.checkpointing import regions_of
 from switchgear.composites import leaves_of
 from switchgear.memory import Memory
-from switchgear.proxy import TensorProxy
+from switchgear.proxy import TensorProxy, bytes_of
 from switchgear.symbol import BoundSymbol, Symbol
 from switchgear.writes import DRAW_BERNOULLI, RESTRIDE
 
@@ -39,11 +38,6 @@ _NORMALISATIONS = frozenset(_NORMALISATION_NAMES.split())
 _SLOW = 8
 #: Draw nothing but zeros and ones.
 _COINS = frozenset({_aten.bernoulli.default, _aten.bernoulli.p, _aten.bernoulli.Tensor, DRAW_BERNOULLI.fn})
-
-
-def bytes_of(*values: TensorProxy) -> int:
-    """The bytes that values take, each by itself."""
-    return sum(math.prod(value.shape) * value.dtype.itemsize for value in values)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
