@@ -173,6 +173,8 @@ class Recorder:
                 stack.enter_context(self.fake_mode)
             stack.enter_context(replaced(ACTIVE, "recorder", self))
             stack.enter_context(replaced(self, "_source", source or self._source))
+            # Anomaly mode looks for NaN in each gradient: there is no data to look at.
+            stack.enter_context(torch.autograd.set_detect_anomaly(False))
             stack.enter_context(internals.functionalization())
             stack.enter_context(self._dispatch_mode)
             stack.enter_context(self._function_mode)

@@ -20,6 +20,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 import switchgear as sg
 from switchgear import errors
 from switchgear import torch_internals as internals
+from switchgear.passes.derived import clear_templates
 from tests.core.against_eager import numbers
 
 T = torch.Tensor
@@ -589,13 +590,20 @@ def test_executor_that_fails_in_the_backward_is_named() -> None:
 
 
 def test_anomaly_mode_works() -> None:
+    def slope(x: T) -> T:
+        return torch.autograd.grad(torch.sin(x).sum(), x, create_graph=True)[0]
+
     x = numbers(3, grad=True)
+    clear_templates()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with torch.autograd.detect_anomaly():
             jit(torch.sin)(x).sum().backward()
+            inner = jit(slope)(x)
+            assert torch.is_anomaly_enabled()
     assert x.grad is not None
     assert torch.equal(x.grad, torch.cos(numbers(3)))
+    assert torch.equal(inner, x.grad)
 
 
 def test_saved_tensor_hooks_are_called() -> None:
