@@ -1,0 +1,63 @@
+"""Is nvFuser here, can it translate, can it execute: asked without importing it, for that takes a second."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import sys
+import warnings
+from typing import Any
+
+import torch
+
+import switchgear as sg
+
+#: What nvFuser's last wheels are built for, and the version after it, which lacks one symbol: see `load`.
+TORCH_VERSIONS = ("2.10", "2.11")
+WHEEL = "nvfuser-cu130-torch210==0.2.36.dev20260301"
+
+
+def untranslatable() -> str | None:
+    """Why nvFuser cannot even define fusions here; None when it can."""
+    if importlib.util.find_spec("nvfuser_direct") is None:
+        return f"nvFuser is not installed (pip install --no-deps --pre {WHEEL})"
+    version = ".".join(torch.__version__.split(".")[:2])
+    if version not in TORCH_VERSIONS:
+        return f"nvFuser is built for PyTorch {' and '.join(TORCH_VERSIONS)}, and this is {torch.__version__}"
+    if torch.version.cuda is None:
+        return f"nvFuser needs a PyTorch that is built with CUDA, and this is {torch.__version__}"
+    if os.environ.get("LD_BIND_NOW"):
+        return "the variable LD_BIND_NOW is set, and nvFuser has a symbol that PyTorch 2.11 lacks; unset it"
+    return None
+
+
+def inexecutable() -> str | None:
+    """Why nvFuser cannot run anything here; None when it can."""
+    reason = untranslatable()
+    if reason is None and not torch.cuda.is_available():
+        return "nvFuser translates, but cannot execute: there is no CUDA device"
+    return reason
+
+
+@functools.cache
+def load() -> Any:
+    """The module `nvfuser_direct`."""
+    reason = untranslatable()
+    if reason is not None:
+        raise sg.errors.ExecutorUnavailable(f"executor nvfuser: {reason}")
+    # Built for PyTorch 2.10, it refers to a constructor (c10::MessageLogger) that 2.11 has not. Only what several
+    # processes run when they find no port calls it: so it is bound lazily, and the port is there.
+    os.environ.setdefault("NVFUSER_MASTER_PORT", "29542")
+    flags = sys.getdlopenflags()
+    sys.setdlopenflags((flags & ~os.RTLD_NOW) | os.RTLD_LAZY)
+    try:
+        with warnings.catch_warnings():
+            # what its own imports warn of is no concern of a user's
+            warnings.simplefilter("ignore")
+            import nvfuser_direct  # noqa: PLC0415 - takes a second, and is not to be had everywhere
+    except ImportError as error:
+        raise sg.errors.ExecutorUnavailable(f"executor nvfuser: nvFuser cannot be imported: {error}") from error
+    finally:
+        sys.setdlopenflags(flags)
+    return nvfuser_direct

@@ -1,0 +1,5 @@
+"""Grad rules."""
+
+import switchgear as sg
+
+rules = sg.Table("nvfuser")

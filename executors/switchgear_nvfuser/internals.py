@@ -1,0 +1,49 @@
+"""Every private API of PyTorch that this executor leans on, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._decomp import decomposition_table
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import switchgear as sg
+
+#: From an operator and its arguments to what it returns, or NotImplemented.
+Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+
+
+class Dispatched(TorchDispatchMode):
+    """While it is on, every call of an operator overload goes to `handler`, where it is off."""
+
+    def __init__(self, handler: Handler) -> None:
+        super().__init__()
+        self.handler = handler
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Hand the call over."""
+        return self.handler(func, args, kwargs or {})
+
+
+def decomposition_of(overload: Any) -> Callable[..., Any] | None:
+    """What PyTorch decomposes an overload into, as a function of its arguments."""
+    found: Any = decomposition_table.get(overload)
+    if found is not None:
+        return found  # type: ignore[no-any-return]
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CompositeImplicitAutograd")
+    return overload.decompose if composite else None
+
+
+def fake_mode() -> Any:
+    """A mode in which tensors have no data, on devices that need not be there."""
+    return FakeTensorMode()
+
+
+def fake(proxy: sg.TensorProxy) -> torch.Tensor:
+    """A tensor with the metadata of a proxy, inside a fake mode."""
+    return torch.empty_strided(proxy.shape, proxy.stride, dtype=proxy.dtype, device=proxy.device)

@@ -1,0 +1,174 @@
+"""Which calls nvFuser runs, as they are or taken apart, and the definition of a region of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+import switchgear as sg
+
+# each fills the table of translations
+from . import factories, indexing, pointwise, reductions, shapes  # noqa: F401
+from .definition import DTYPES, Definition, Value, frozen, layout_of, mapped
+from .internals import Dispatched, decomposition_of, fake, fake_mode
+from .translation import LEFT, TRANSLATIONS, Translator, Untranslatable
+
+#: More dimensions nvFuser does not take.
+RANKS = 8
+_KNOWN_MAX = 4096
+#: What `lowered` found, by operator and metadata.
+_known: dict[Any, tuple[sg.BoundSymbol, ...] | str] = {}
+
+
+def lowered(item: sg.BoundSymbol) -> tuple[sg.BoundSymbol, ...]:
+    """The calls of translated operators that a leaf comes to; `Untranslatable` says why there are none."""
+    fn = item.symbol.fn
+    if not isinstance(fn, torch._ops.OpOverload):
+        raise Untranslatable("it is no operator of PyTorch's")
+    proxies = (*item.inputs, *item.outputs)
+    for proxy in proxies:
+        _check(proxy)
+    if len({proxy.device for proxy in proxies}) > 1:
+        raise Untranslatable("on more than one device")
+    numbers: dict[str, str] = {}
+
+    def anonymous(proxy: sg.TensorProxy) -> sg.TensorProxy:
+        name = numbers.setdefault(proxy.name, str(len(numbers)))
+        return sg.TensorProxy(name, proxy.shape, proxy.stride, proxy.dtype, proxy.device)
+
+    parts = (item.args, dict(item.kwargs), item.output)
+    args, kwargs, output = mapped(anonymous, parts, sg.TensorProxy)
+    key = (item.symbol.name, frozen((args, kwargs, output)))
+    found = _known.get(key)
+    if found is None:
+        if len(_known) >= _KNOWN_MAX:
+            _known.clear()
+        found = _known[key] = _template(sg.BoundSymbol(item.symbol, args, kwargs, output))
+    if isinstance(found, str):
+        raise Untranslatable(found)
+    names = {number: name for name, number in numbers.items()}
+
+    def named(proxy: sg.TensorProxy) -> sg.TensorProxy:
+        # no name of a trace has a dot: what is made on the way is the first output's
+        return replace(proxy, name=names.get(proxy.name) or f"{item.outputs[0].name}.{proxy.name}")
+
+    return tuple([
+        sg.BoundSymbol(call.symbol, *mapped(named, (call.args, dict(call.kwargs), call.output), sg.TensorProxy))
+        for call in found
+    ])
+
+
+def _check(proxy: sg.TensorProxy) -> None:
+    if proxy.dtype not in DTYPES:
+        raise Untranslatable(f"nvFuser does not compute with {str(proxy.dtype).removeprefix('torch.')} here")
+    if len(proxy.shape) > RANKS:
+        raise Untranslatable(f"{len(proxy.shape)} dimensions, more than nvFuser's {RANKS}")
+    if not math.prod(proxy.shape):
+        raise Untranslatable("a tensor without elements")
+    if proxy.is_conj or proxy.is_neg:
+        raise Untranslatable("a tensor that is negative or conjugate by a bit")
+
+
+def _template(item: sg.BoundSymbol) -> tuple[sg.BoundSymbol, ...] | str:
+    """The calls, or the reason why there are none."""
+    try:
+        calls = (item,) if item.symbol.fn in TRANSLATIONS else _decomposed(item)
+        define(sg.Trace("call", _distinct(item), item.outputs, calls), static=False)
+    except Untranslatable as reason:
+        return str(reason)
+    return calls
+
+
+def _distinct(item: sg.BoundSymbol) -> tuple[sg.TensorProxy, ...]:
+    return tuple({proxy.name: proxy for proxy in item.inputs}.values())
+
+
+def _decomposed(item: sg.BoundSymbol) -> tuple[sg.BoundSymbol, ...]:
+    """What PyTorch decomposes a call into, of operators that are translated."""
+    calls: list[sg.BoundSymbol] = []
+    made: list[torch.Tensor] = []  # alive, for they are known by their ids
+    proxies: dict[int, sg.TensorProxy] = {}
+
+    def proxy_of(value: torch.Tensor) -> sg.TensorProxy:
+        if id(value) not in proxies:
+            made.append(value)
+            shape, stride = tuple(map(int, value.shape)), tuple(map(int, value.stride()))
+            name = f"d{len(made)}"
+            proxies[id(value)] = sg.TensorProxy(name, shape, stride, value.dtype, value.device)
+            _check(proxies[id(value)])
+        return proxies[id(value)]
+
+    def handle(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func in TRANSLATIONS:
+            result = func(*args, **kwargs)
+            bound = mapped(proxy_of, (args, kwargs), torch.Tensor)
+            output = mapped(proxy_of, tuple(result) if isinstance(result, list) else result, torch.Tensor)
+            calls.append(sg.BoundSymbol(sg.Symbol(_name(func), func), *bound, output))
+            return result
+        decomposition = decomposition_of(func)
+        if func in LEFT or decomposition is None:
+            reason = LEFT.get(func, f"nvFuser has no {_name(func)}")
+            raise Untranslatable(reason if func is item.symbol.fn else f"{reason}, a part of it")
+        with mode:
+            result = decomposition(*args, **kwargs)
+        if result is NotImplemented:
+            raise Untranslatable(f"PyTorch does not decompose {_name(func)} of these arguments")
+        return result
+
+    mode = Dispatched(handle)
+    with fake_mode(), torch.no_grad():
+        given = {proxy.name: fake(proxy) for proxy in _distinct(item)}
+        for proxy in _distinct(item):
+            proxies[id(given[proxy.name])] = proxy
+        fn: Any = item.symbol.fn
+        args, kwargs = mapped(lambda proxy: given[proxy.name], (item.args, dict(item.kwargs)), sg.TensorProxy)
+        try:
+            result = handle(fn, args, kwargs)
+        except (RuntimeError, TypeError, NotImplementedError) as error:
+            raise Untranslatable(f"PyTorch's decomposition fails: {type(error).__name__}: {error}") from error
+    return tuple(_renamed(calls, _flat(result, proxies), item))
+
+
+def _flat(result: Any, proxies: Mapping[int, sg.TensorProxy]) -> list[sg.TensorProxy]:
+    values = result if isinstance(result, (tuple, list)) else [result]
+    found = [proxies.get(id(value)) for value in values if value is not None]
+    if None in found:
+        raise Untranslatable("its decomposition gives a value that comes from nowhere")
+    return [proxy for proxy in found if proxy is not None]
+
+
+def _renamed(calls: list[sg.BoundSymbol], results: list[sg.TensorProxy], item: sg.BoundSymbol) -> list[sg.BoundSymbol]:
+    """The calls, the last ones under the names of the results that they stand for."""
+    clone: Any = torch.ops.aten._to_copy.default
+    for own, wanted in zip(results, item.outputs, strict=True):
+        if (own.shape, own.dtype) != (wanted.shape, wanted.dtype):
+            raise Untranslatable(f"its decomposition gives {own.type_string}, not {wanted.type_string}")
+        calls.append(sg.BoundSymbol(sg.Symbol(_name(clone), clone), (own,), {}, wanted))
+    return calls
+
+
+def _name(func: Any) -> str:
+    return str(func)
+
+
+def define(region: sg.Trace, *, static: bool) -> Definition:
+    """The definition of a region of translated calls; its outputs are laid out as their proxies."""
+    definition = Definition(None if region.inputs else next(p.device for p in region.outputs if p is not None))
+    values: dict[str, Value] = {}
+    translator = Translator(definition, values, static=static)
+    for proxy in region.inputs:
+        values[proxy.name] = definition.input(layout_of(proxy, static=static))
+    for item in region.bound_symbols:
+        translator.translate(item)
+    for proxy in region.outputs:
+        if proxy is not None:
+            value, order = values[proxy.name], layout_of(proxy, static=static).stride_order
+            if len(order) > 1:
+                # said even where it is the usual one, for nvFuser may lay out an output as an input
+                value = definition.call("stride_order", value, order, dtype=value.dtype)
+            definition.outputs.append(value)
+    return definition

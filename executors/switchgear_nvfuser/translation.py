@@ -1,0 +1,191 @@
+"""From PyTorch's operators to nvFuser's: the table that the modules of translations fill, and what these write with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+
+import switchgear as sg
+
+from .definition import DTYPES, Definition, Value
+
+#: Writes one call into a definition: `translation(translator, *args, **kwargs)`, with the call's own arguments, in
+#: which a tensor is a proxy. Returns what the call returns, as values.
+Translation: TypeAlias = Callable[..., Any]
+
+TRANSLATIONS: dict[Any, Translation] = {}
+#: Operators that nvFuser has in some form and that are left to others all the same, with the reason.
+LEFT: dict[Any, str] = {}
+
+
+class Untranslatable(Exception):
+    """A call that nvFuser cannot run, or not as PyTorch does; its text is the reason."""
+
+
+def overload(name: str) -> Any:
+    """The overload of PyTorch's that is called `add.Tensor`; without a dot, the default one."""
+    packet, _, variant = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), variant or "default")
+
+
+def translates(*names: str) -> Callable[[Translation], Translation]:
+    """Declare how overloads of PyTorch's are translated."""
+
+    def declare(translation: Translation) -> Translation:
+        for name in names:
+            if TRANSLATIONS.setdefault(overload(name), translation) is not translation:
+                raise sg.errors.RegistrationError(f"executor nvfuser: two translations of {name}")
+        return translation
+
+    return declare
+
+
+def leaves(reason: str, *names: str) -> None:
+    """Declare that overloads of PyTorch's are left to other executors."""
+    LEFT.update((overload(name), reason) for name in names)
+
+
+class Translator:
+    """Writes one call after another into `definition`; `values` are those of the proxies made so far.
+
+    A value has its proxy's dtype. nvFuser computes in 32 bits what has 16 and gives that back, so a translation
+    computes in `compute`, and what it returns is cast: results are rounded where PyTorch rounds them.
+    """
+
+    def __init__(self, definition: Definition, values: dict[str, Value], *, static: bool) -> None:
+        self.definition = definition
+        self.values = values
+        self.static = static
+        self.outputs: tuple[sg.TensorProxy, ...] = ()
+
+    def translate(self, item: sg.BoundSymbol) -> None:
+        """Write one call; `Untranslatable` says why that cannot be done."""
+        self.outputs = item.outputs
+        translation = TRANSLATIONS[item.symbol.fn]
+        result = translation(self, *item.args, **item.kwargs)
+        results = result if isinstance(result, tuple) else (result,)
+        for proxy, value in zip(item.outputs, results, strict=True):
+            self.values[proxy.name] = self.cast(value, proxy.dtype)
+
+    @property
+    def output(self) -> sg.TensorProxy:
+        """The proxy of the call's first result."""
+        return self.outputs[0]
+
+    @property
+    def compute(self) -> torch.dtype:
+        """The dtype to compute the result in."""
+        return widened(self.output.dtype)
+
+    @property
+    def rank(self) -> int:
+        """The number of dimensions of the result."""
+        return len(self.output.shape)
+
+    def call(self, operator: str, *args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Value:
+        """The result of an operator of nvFuser's: of `dtype`, by default that of the first tensor given."""
+        if dtype is None:
+            dtype = next(arg.dtype for arg in args if isinstance(arg, Value))
+        return self.definition.call(operator, *args, dtype=dtype, **kwargs)
+
+    def cast(self, value: Value, dtype: torch.dtype) -> Value:
+        """A value in another dtype."""
+        if value.dtype == dtype:
+            return value
+        # as PyTorch does: not zero is True, nan too
+        if dtype == torch.bool:
+            return self.call("ne", value, 0, dtype=torch.bool)
+        return self.definition.call("cast", value, dtype, dtype=dtype)
+
+    def tensor(self, proxy: Any, dtype: torch.dtype | None = None) -> Value:
+        """The value of a proxy, in `compute` or another dtype."""
+        if not isinstance(proxy, sg.TensorProxy):
+            raise Untranslatable(f"{proxy!r} is no tensor")
+        return self.cast(self.values[proxy.name], self.compute if dtype is None else dtype)
+
+    def operand(self, given: Any, dtype: torch.dtype | None = None) -> Value | float:
+        """A tensor of the result's rank, or a number, to compute with element by element."""
+        wanted = self.compute if dtype is None else dtype
+        if isinstance(given, sg.TensorProxy):
+            return self.raised(self.tensor(given, wanted), len(given.shape), self.rank)
+        return number(given, wanted)
+
+    def raised(self, value: Value, rank: int, wanted: int) -> Value:
+        """A value with dimensions of one in front, up to a rank, for what is written out cannot be misread."""
+        if rank == wanted:
+            return value
+        return self.call("broadcast", value, [True] * (wanted - rank) + [False] * rank)
+
+    def size(self, proxy: sg.TensorProxy, dim: int) -> Any:
+        """The size of a dimension: read from the tensor where it runs, so that other sizes run the same code."""
+        if self.static or proxy.shape[dim] == 1:
+            return proxy.shape[dim]
+        return self.definition.call("size", self.values[proxy.name], dim, dtype=None)
+
+    def shape(self, proxy: sg.TensorProxy) -> list[Any]:
+        """All of them."""
+        return [self.size(proxy, dim) for dim in range(len(proxy.shape))]
+
+    def count(self, proxy: sg.TensorProxy, dims: Sequence[int]) -> Any:
+        """The number of elements along some dimensions."""
+        total: Any = 1
+        for dim in dims:
+            size = self.size(proxy, dim)
+            if isinstance(total, int) and (total == 1 or isinstance(size, int)):
+                total = size if total == 1 else total * size
+            elif size != 1:
+                total = self.definition.call("mul", total, size, dtype=None)
+        return total
+
+    def full(self, shape: Sequence[Any], fill: Any, dtype: torch.dtype) -> Value:
+        """A tensor of one number."""
+        return self.definition.call("full", list(shape), number(fill, dtype), dtype, dtype=dtype)
+
+    def iota(self, shape: Sequence[Any], dim: int) -> Value:
+        """Each element's index in a dimension, a tensor with dimensions of one elsewhere."""
+        row = self.definition.call("iota", shape[dim], 0, 1, dtype=torch.int64)
+        return self.call("broadcast", row, [other != dim for other in range(len(shape))])
+
+
+def widened(dtype: torch.dtype) -> torch.dtype:
+    """What PyTorch's kernels compute a dtype in."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def number(given: Any, dtype: torch.dtype) -> float:
+    """A Python number as an operand of a dtype."""
+    if not isinstance(given, (bool, int, float)):
+        raise Untranslatable(f"{given!r} is no number that nvFuser computes with")
+    if dtype.is_floating_point:
+        return float(given)
+    if isinstance(given, float) and not given.is_integer():
+        raise Untranslatable(f"{given!r} among {DTYPES[dtype]}")
+    return bool(given) if dtype == torch.bool else int(given)
+
+
+def promoted(*given: Any) -> torch.dtype:
+    """The dtype that PyTorch compares two operands in, a Python number counting less than a tensor."""
+    one, other = [
+        torch.empty((1,) * len(value.shape), dtype=value.dtype, device="meta")
+        if isinstance(value, sg.TensorProxy)
+        else value
+        for value in given
+    ]
+    return widened(torch.result_type(one, other))
+
+
+def dims_of(given: Any, rank: int) -> list[int]:
+    """Dimensions as a sorted list of numbers from 0; None and none are all."""
+    if given is None or given == [] or given == ():
+        return list(range(rank))
+    dims = [given] if isinstance(given, int) else given
+    return sorted({dim % max(rank, 1) for dim in dims}) if rank else []
+
+
+def plain(values: Mapping[str, Any]) -> None:
+    """Refuse arguments that are given and change what an operator does."""
+    for name, value in values.items():
+        if value is not None and value is not False:
+            raise Untranslatable(f"with {name}={value!r}")

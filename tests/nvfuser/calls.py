@@ -1,0 +1,149 @@
+"""Calls of operator overloads with real tensors, taken from PyTorch's own database while it runs in eager."""
+
+from __future__ import annotations
+
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import switchgear as sg
+from switchgear_nvfuser.definition import frozen, mapped
+from switchgear_nvfuser.translation import TRANSLATIONS
+
+DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool)
+#: How many calls of one overload in one dtype are kept.
+KEPT = 6
+_aten = torch.ops.aten
+_x, _i = torch.arange(12.0).reshape(3, 4) / 7 - 1, torch.arange(6) - 2
+#: What the database does not come to.
+BY_HAND: tuple[Callable[[], Any], ...] = (
+    lambda: _aten.bitwise_and.Scalar(_i, 3),
+    lambda: _aten.bitwise_or.Scalar(_i, 3),
+    lambda: _aten.bitwise_xor.Scalar(_i, 3),
+    lambda: _aten.clamp_max.default(_x, 0.5),
+    lambda: _aten.clamp_max.default(_i, 1),
+    lambda: _aten.div.Scalar_mode(_x, 0.3, rounding_mode="trunc"),
+    lambda: _aten.div.Scalar_mode(_x, 0.3, rounding_mode=None),
+    lambda: _aten.fmod.Scalar(_x, 0.3),
+    lambda: _aten.remainder.Scalar(_x, -0.3),
+    lambda: _aten._fused_rms_norm.default(_x, [4], None, 1e-5),
+    lambda: _aten._fused_rms_norm.default(_x, [3, 4], _x * 2, None),
+    lambda: _aten._fused_rms_norm.default(_x.bfloat16(), [4], _x[0].bfloat16(), None),
+    lambda: _aten._fused_rms_norm_backward.default(_x + 1, _x, [4], _x[:, :1] * 2, _x[0], [True, True]),
+    lambda: _aten._fused_rms_norm_backward.default(_x + 1, _x, [4], _x[:, :1] * 2, None, [True, False]),
+    lambda: _aten._reshape_alias.default(_x, [4, 3], [3, 1]),
+    lambda: _aten.nll_loss_forward.default(_x, torch.tensor([0, 3, -100]), _x[0].abs(), 1, -100),
+    lambda: _aten.view.default(_x, [3, 1, 4]),
+)
+
+
+class Call(NamedTuple):
+    """Arguments that an overload was called with."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def __str__(self) -> str:
+        return str(mapped(lambda x: f"{str(x.dtype)[6:]}{list(x.shape)}{list(x.stride())}", tuple(self), Tensor))
+
+
+class _Collector(TorchDispatchMode):
+    """Keeps the first calls of every translated overload that differ in metadata."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[Any, list[Call]] = defaultdict(list)
+        self.seen: dict[Any, int] = defaultdict(int)
+        self.known: set[Any] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in TRANSLATIONS:
+            tensors: list[Tensor] = []
+            mapped(tensors.append, (args, kwargs), Tensor)
+            dtypes = tuple(dict.fromkeys(x.dtype for x in tensors))
+            described = mapped(lambda x: (x.dtype, x.shape, x.stride()), (args, kwargs), Tensor)
+            key = (func, frozen(described))
+            if key not in self.known and self.seen[func, dtypes] < KEPT and not any(x.is_complex() for x in tensors):
+                self.known.add(key)
+                self.seen[func, dtypes] += 1
+                self.found[func].append(Call(*mapped(copied, (args, kwargs), Tensor)))
+        return func(*args, **kwargs)
+
+
+def copied(x: Tensor) -> Tensor:
+    """A tensor of its own, laid out alike."""
+    fresh = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype)
+    return x.detach().clone() if 0 in x.stride() else fresh.copy_(x.detach())
+
+
+def collected() -> dict[Any, list[Call]]:
+    """The calls by overload, those of backwards among them."""
+    collector = _Collector()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for info in op_db:
+            for dtype in DTYPES:
+                for sample in _samples(info, dtype):
+                    _run(info, sample, collector)
+        for run in BY_HAND:
+            with collector:
+                run()
+    return collector.found
+
+
+def _samples(info: Any, dtype: torch.dtype) -> Iterator[Any]:
+    if dtype not in info.supported_dtypes("cpu"):
+        return
+    grad = info.supports_autograd and dtype == torch.float32
+    try:
+        for count, sample in enumerate(info.sample_inputs("cpu", dtype, requires_grad=grad)):
+            if count == KEPT:
+                return
+            yield sample
+    except (RuntimeError, TypeError, NotImplementedError, ImportError):
+        return
+
+
+def _run(info: Any, sample: Any, collector: _Collector) -> None:
+    try:
+        with collector:
+            result = info.op(sample.input, *sample.args, **sample.kwargs)
+            first = result[0] if isinstance(result, (tuple, list)) and result else result
+            if isinstance(first, Tensor) and first.requires_grad and not first.is_complex():
+                first.sum().backward()
+    except (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError, AssertionError, AttributeError):
+        return
+
+
+def proxy(name: str, x: Tensor) -> sg.TensorProxy:
+    """A proxy of a tensor's metadata."""
+    return sg.TensorProxy(name, tuple(x.shape), tuple(x.stride()), x.dtype, x.device)
+
+
+def region_of(overload: Any, call: Call, result: Any) -> tuple[sg.Trace, list[Tensor]]:
+    """A region of one call, and the tensors to run it on."""
+    tensors: dict[int, Tensor] = {}
+
+    def given(x: Tensor) -> sg.TensorProxy:
+        tensors.setdefault(id(x), x)
+        return proxy(f"x{list(tensors).index(id(x))}", x)
+
+    args, kwargs = mapped(given, tuple(call), Tensor)
+    made: list[sg.TensorProxy] = []
+
+    def out(x: Tensor) -> sg.TensorProxy:
+        # an output of a region is no view, so none that was expanded
+        made.append(proxy(f"y{len(made)}", x.contiguous() if 0 in x.stride() else x))
+        return made[-1]
+
+    output = mapped(out, tuple(result) if isinstance(result, list) else result, Tensor)
+    item = sg.BoundSymbol(sg.Symbol(str(overload), overload), args, kwargs, output)
+    inputs = tuple(given(x) for x in tensors.values())
+    return sg.Trace("region", inputs, tuple(made), (item,)), list(tensors.values())
