@@ -30,8 +30,15 @@ def types(nvfuser: Any) -> Mapping[torch.dtype, Any]:
 def fusion(definition: Definition) -> Any:
     """An nvFuser `FusionDefinition`."""
     nvfuser = load()
+    fault: Exception | None = None
     with nvfuser.FusionDefinition() as made:
-        definition.define(made, types(nvfuser))
+        # raised in here, nvFuser would print it too
+        try:
+            definition.define(made, types(nvfuser))
+        except Exception as error:
+            fault = error
+    if fault is not None:
+        raise fault
     return made
 
 

@@ -1,5 +1,160 @@
-"""Grad rules."""
+"""Gradients that keep statistics of a row in place of what was computed from it.
+
+PyTorch's formula for the cross entropy keeps the logarithms of all probabilities, a copy of the logits in size and, of
+logits in 16 bits that were cast, twice that; one for a norm that is written out keeps every step. Here the backward
+makes them again, in the kernels that read them, from the input, which lives anyway or is cheap to make, and one number
+or two of each row. In 32 bits at least, and with the conventions of PyTorch's formulas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 import switchgear as sg
 
+Gradients: TypeAlias = tuple[Tensor | None, ...]
+
 rules = sg.Table("nvfuser")
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def _floating(call: sg.BoundSymbol) -> str | None:
+    """Why a call is not one for these rules, whatever the operator."""
+    if any(proxy.dtype.is_complex for proxy in call.inputs):
+        return "complex numbers"
+    if call.inputs and not call.inputs[0].shape:
+        return "a tensor without dimensions"
+    if len({proxy.dtype for proxy in call.inputs if proxy.dtype.is_floating_point}) > 1:
+        return "tensors of several dtypes"
+    return None
+
+
+def _plain_norm(call: sg.BoundSymbol) -> bool | str:
+    return _floating(call) or True
+
+
+def _rows_of(x: Tensor, normalized_shape: Sequence[int]) -> tuple[list[int], list[int]]:
+    """The dimensions that are not normalised, and those that are."""
+    split = x.dim() - len(normalized_shape)
+    return list(range(split)), list(range(split, x.dim()))
+
+
+def _summed(x: Tensor, dims: list[int]) -> Tensor:
+    return x.sum(dims) if dims else x
+
+
+@rules.grad_rule(F.rms_norm, checker=_plain_norm)
+def rms_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
+) -> tuple[Tensor, Callable[[Tensor], Gradients]]:
+    """The root mean square's reciprocal is kept."""
+    outer, inner = _rows_of(input, normalized_shape)
+    x = _wide(input)
+    scale = torch.rsqrt((x * x).mean(inner, keepdim=True) + (torch.finfo(x.dtype).eps if eps is None else eps))
+    normal = x * scale
+    result = normal if weight is None else normal * weight
+
+    def pullback(grad: Tensor) -> Gradients:
+        normal = _wide(input) * scale
+        given = _wide(grad)
+        own = given if weight is None else given * weight
+        found = (own - normal * (own * normal).mean(inner, keepdim=True)) * scale
+        gradients: list[Tensor | None] = [found.to(input.dtype)]
+        if weight is not None:
+            gradients.append(_summed(given * normal, outer).to(weight.dtype))
+        return tuple(gradients)
+
+    return result.to(input.dtype), pullback
+
+
+@rules.grad_rule(F.layer_norm, checker=_plain_norm)
+def layer_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> tuple[Tensor, Callable[[Tensor], Gradients]]:
+    """Mean and reciprocal standard deviation are kept."""
+    outer, inner = _rows_of(input, normalized_shape)
+    x = _wide(input)
+    spread, mean = torch.var_mean(x, inner, correction=0, keepdim=True)
+    scale = torch.rsqrt(spread + eps)
+    result = (x - mean) * scale
+    result = result if weight is None else result * weight
+    result = result if bias is None else result + bias
+
+    def pullback(grad: Tensor) -> Gradients:
+        normal = (_wide(input) - mean) * scale
+        given = _wide(grad)
+        own = given if weight is None else given * weight
+        found = own - own.mean(inner, keepdim=True) - normal * (own * normal).mean(inner, keepdim=True)
+        gradients: list[Tensor | None] = [(found * scale).to(input.dtype)]
+        if weight is not None:
+            gradients.append(_summed(given * normal, outer).to(weight.dtype))
+        if bias is not None:
+            gradients.append(_summed(given, outer).to(bias.dtype))
+        return tuple(gradients)
+
+    return result.to(input.dtype), pullback
+
+
+def _indexed_rows(call: sg.BoundSymbol) -> bool | str:
+    names = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing")
+    given = dict(zip(names, call.args, strict=False)) | dict(call.kwargs)
+    reason = _floating(call)
+    if reason is not None:
+        return reason
+    if len(given["input"].shape) != 2:
+        return "logits that are no rows"
+    if given["target"].dtype.is_floating_point:
+        return "targets that are probabilities"
+    if any(given.get(name) is not None for name in ("weight", "size_average", "reduce")):
+        return "weights of classes, or an argument that PyTorch has deprecated"
+    if given.get("label_smoothing", 0.0) != 0.0:
+        return "smoothed labels"
+    return True
+
+
+@rules.grad_rule(F.cross_entropy, checker=_indexed_rows)
+def cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: None = None,
+    size_average: Any = None,
+    ignore_index: int = -100,
+    reduce: Any = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> tuple[Tensor, Callable[[Tensor], Gradients]]:
+    """The logarithm of each row's sum of exponentials is kept."""
+    counts = target != ignore_index
+    column = torch.where(counts, target, 0).unsqueeze(1)
+    x = _wide(input)
+    total = x.logsumexp(1)
+    losses = torch.where(counts, total - x.gather(1, column).squeeze(1), 0.0)
+    number = counts.sum().to(x.dtype)
+    if reduction == "none":
+        result = losses
+    elif reduction == "sum":
+        result = losses.sum()
+    else:
+        result = losses.sum() / number
+
+    def pullback(grad: Tensor) -> Gradients:
+        given = _wide(grad)
+        given = given / number if reduction == "mean" else given
+        weighted = torch.where(counts, given, 0.0).unsqueeze(1)
+        chosen = torch.arange(input.shape[1], device=input.device) == column
+        probability = torch.exp(_wide(input) - total.unsqueeze(1))
+        return ((probability - chosen.to(probability.dtype)) * weighted).to(input.dtype), None
+
+    return result.to(input.dtype), pullback

@@ -24,11 +24,9 @@ leaves(
 
 def _rows(t: Translator, x: sg.TensorProxy, dim: int, index: sg.TensorProxy, positions: Value) -> Value:
     """`x` at some positions in a dimension, which the dimensions of `index` replace."""
-    flat = positions
-    if len(index.shape) != 1:
-        flat = t.call("reshape", positions, [math.prod(index.shape)])
-    rows = t.call("index_select", t.tensor(x, x.dtype), flat, dim)
-    return rows if len(index.shape) == 1 else t.call("reshape", rows, list(t.output.shape))
+    count = math.prod(index.shape)
+    rows = t.call("index_select", t.tensor(x, x.dtype), t.reshaped(positions, index.shape, [count]), dim)
+    return t.reshaped(rows, (*x.shape[:dim], count, *x.shape[dim + 1 :]), t.output.shape)
 
 
 @translates("index_select")

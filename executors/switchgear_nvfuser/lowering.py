@@ -109,6 +109,9 @@ def _decomposed(item: sg.BoundSymbol) -> tuple[sg.BoundSymbol, ...]:
             output = mapped(proxy_of, tuple(result) if isinstance(result, list) else result, torch.Tensor)
             calls.append(sg.BoundSymbol(sg.Symbol(_name(func), func), *bound, output))
             return result
+        if func.namespace == "prim":
+            # what a decomposition asks of a tensor, such as its device
+            return func(*args, **kwargs)
         decomposition = decomposition_of(func)
         if func in LEFT or decomposition is None:
             reason = LEFT.get(func, f"nvFuser has no {_name(func)}")
@@ -170,5 +173,7 @@ def define(region: sg.Trace, *, static: bool) -> Definition:
             if len(order) > 1:
                 # said even where it is the usual one, for nvFuser may lay out an output as an input
                 value = definition.call("stride_order", value, order, dtype=value.dtype)
+            elif value in definition.outputs or value in [given for given, _ in definition.inputs]:
+                value = definition.call("set", value, dtype=value.dtype)
             definition.outputs.append(value)
     return definition

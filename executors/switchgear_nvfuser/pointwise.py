@@ -37,7 +37,7 @@ def _floating(name: str) -> None:
 def _rounding(name: str) -> None:
     @translates(name)
     def translation(t: Translator, x: sg.TensorProxy) -> Value:
-        return t.call(name, t.tensor(x)) if x.dtype.is_floating_point else t.call("set", t.tensor(x))
+        return t.call(name, t.tensor(x)) if x.dtype.is_floating_point else t.tensor(x)
 
 
 def _telling(name: str) -> None:
@@ -146,13 +146,13 @@ def bitwise_not(t: Translator, x: sg.TensorProxy) -> Value:
 
 @translates("alias", "detach", "lift_fresh", "clone")
 def same(t: Translator, x: sg.TensorProxy, *, memory_format: Any = None) -> Value:
-    return t.call("set", t.tensor(x, x.dtype))
+    return t.tensor(x, x.dtype)
 
 
 @translates("_to_copy")
 def to_copy(t: Translator, x: sg.TensorProxy, **options: Any) -> Value:
-    # the device is the argument's, as the checker of every call sees to
-    return t.cast(t.call("set", t.tensor(x, x.dtype)), t.output.dtype)
+    # all of a call is on one device, which `lowered` sees to
+    return t.tensor(x, t.output.dtype)
 
 
 # Arithmetic of two.
@@ -272,7 +272,7 @@ for _name in SHIFTS:
 def pow_of_number(t: Translator, x: sg.TensorProxy, exponent: float) -> Value:
     value = t.tensor(x)
     if exponent == 1:
-        return t.call("set", value)
+        return value
     if exponent in (2, 3):
         square = t.call("mul", value, value)
         return square if exponent == 2 else t.call("mul", square, value)

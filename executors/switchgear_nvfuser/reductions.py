@@ -14,7 +14,7 @@ from .translation import Translator, Untranslatable, dims_of, plain, translates,
 
 def _reduced(t: Translator, name: str, value: Value, dims: list[int], keepdim: bool) -> Value:
     """Along `dims`; along none, as of a tensor without dimensions, the value itself."""
-    return t.call(name, value, dims, keepdim) if dims else t.call("set", value)
+    return t.call(name, value, dims, keepdim) if dims else value
 
 
 @translates("sum", "sum.dim_IntList")
@@ -97,7 +97,7 @@ def _scan(name: str) -> None:
     @translates(name)
     def translation(t: Translator, x: sg.TensorProxy, dim: int, *, dtype: Any = None) -> Value:
         if not x.shape:
-            return t.call("set", t.tensor(x))
+            return t.tensor(x)
         return t.call(name, t.tensor(x), dim % len(x.shape))
 
 

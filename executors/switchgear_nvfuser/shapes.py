@@ -20,20 +20,7 @@ def _value(t: Translator, x: sg.TensorProxy) -> Value:
 
 @translates("view", "_unsafe_view", "_reshape_alias")
 def view(t: Translator, x: sg.TensorProxy, size: Any, stride: Any = None) -> Value:
-    value, shape = _value(t, x), t.output.shape
-    if shape == x.shape:
-        return t.call("set", value)
-    ones = [dim for dim, size in enumerate(shape) if size == 1]
-    if tuple(size for size in shape if size != 1) == tuple(size for size in x.shape if size != 1):
-        # dimensions of one come and go: no size has to be written down
-        dropped = _squeezed(t, value, x, [dim for dim, size in enumerate(x.shape) if size == 1])
-        return t.call("broadcast", dropped, [dim in ones for dim in range(len(shape))]) if ones else dropped
-    return t.call("reshape", value, list(shape))
-
-
-def _squeezed(t: Translator, value: Value, x: sg.TensorProxy, dims: list[int]) -> Value:
-    # one that was expanded and is of size one is PyTorch's business alone
-    return t.call("squeeze", value, dims, True) if dims else value
+    return t.reshaped(_value(t, x), x.shape, t.output.shape)
 
 
 @translates("expand")
@@ -42,7 +29,7 @@ def expand(t: Translator, x: sg.TensorProxy, size: Any, *, implicit: bool = Fals
     value = t.raised(_value(t, x), len(x.shape), len(shape))
     before = (1,) * (len(shape) - len(x.shape)) + x.shape
     if before == shape:
-        return t.call("set", value)
+        return value
     sizes = [-1 if old == new else new for old, new in zip(before, shape, strict=True)]
     return t.call("expand", value, sizes)
 
@@ -67,7 +54,7 @@ def transposed(t: Translator, x: sg.TensorProxy) -> Value:
 
 def _permuted(t: Translator, x: sg.TensorProxy, dims: list[int]) -> Value:
     value = _value(t, x)
-    return t.call("set", value) if dims == sorted(dims) else t.call("permute", value, dims)
+    return value if dims == sorted(dims) else t.call("permute", value, dims)
 
 
 @translates("unsqueeze")
@@ -80,18 +67,22 @@ def unsqueeze(t: Translator, x: sg.TensorProxy, dim: int) -> Value:
 def squeeze(t: Translator, x: sg.TensorProxy, dim: Any = None) -> Value:
     dims = [] if dim == [] or dim == () else dims_of(dim, len(x.shape))
     dropped = [dim for dim in dims if x.shape[dim] == 1]
-    return _squeezed(t, t.call("set", _value(t, x)), x, dropped)
+    return t.call("squeeze", _value(t, x), dropped, True) if dropped else _value(t, x)
 
 
 def _sliced(t: Translator, x: sg.TensorProxy, dim: int, start: int, end: int) -> Value:
     """From `start` up to `end`, which lie inside."""
     value = _value(t, x)
     if (start, end) == (0, x.shape[dim]):
-        return t.call("set", value)
+        return value
     rank = range(len(x.shape))
     starts = [start if other == dim else 0 for other in rank]
     ends = [end if other == dim else t.size(x, other) for other in rank]
-    return t.call("slice", value, starts, ends)
+    cut = t.call("slice", value, starts, ends)
+    if end - start > 1:
+        return cut
+    # as with `reshape`, a dimension of one is made to be broadcast
+    return t.call("broadcast", t.call("squeeze", cut, [dim], True), [other == dim for other in rank])
 
 
 @translates("slice.Tensor")
@@ -222,11 +213,11 @@ def repeat(t: Translator, x: sg.TensorProxy, repeats: Sequence[int]) -> Value:
     shape = (1,) * (len(repeats) - len(x.shape)) + x.shape
     value = t.raised(_value(t, x), len(x.shape), len(shape))
     if math.prod(repeats) == 1:
-        return t.call("set", value)
+        return value
     flags = [place % 2 == 0 for place in range(2 * len(shape))]
     sizes = [part for count, size in zip(repeats, shape, strict=True) for part in (count, size)]
     tiled = t.call("expand", t.call("broadcast", value, flags), sizes)
-    return t.call("reshape", tiled, list(t.output.shape))
+    return t.reshaped(tiled, sizes, t.output.shape)
 
 
 def _triangle(name: str, comparison: str) -> None:
@@ -235,7 +226,7 @@ def _triangle(name: str, comparison: str) -> None:
         shape, rank = t.shape(x), len(x.shape)
         column, row = t.iota(shape, rank - 1), t.iota(shape, rank - 2)
         kept = t.call(comparison, t.call("sub", column, row), diagonal, dtype=torch.bool)
-        return t.call("where", kept, _value(t, x), number(0, x.dtype), dtype=x.dtype)
+        return t.call("where", kept, _value(t, x), t.constant(0, x.dtype, rank), dtype=x.dtype)
 
 
 for _name, _comparison in (("tril", "le"), ("triu", "ge")):

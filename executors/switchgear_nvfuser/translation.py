@@ -47,6 +47,12 @@ def leaves(reason: str, *names: str) -> None:
     LEFT.update((overload(name), reason) for name in names)
 
 
+leaves(
+    "a product, for which there are libraries",
+    *("mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot", "convolution", "convolution_backward", "_addmm_activation"),
+)
+
+
 class Translator:
     """Writes one call after another into `definition`; `values` are those of the proxies made so far.
 
@@ -110,13 +116,33 @@ class Translator:
         wanted = self.compute if dtype is None else dtype
         if isinstance(given, sg.TensorProxy):
             return self.raised(self.tensor(given, wanted), len(given.shape), self.rank)
-        return number(given, wanted)
+        return self.constant(given, wanted, self.rank)
+
+    def constant(self, given: Any, dtype: torch.dtype, rank: int) -> Any:
+        """A Python number as an operand; one among booleans as a tensor, for nvFuser counts it among the integers."""
+        value = number(given, dtype)
+        return self.full([1] * rank, value, dtype) if dtype == torch.bool else value
 
     def raised(self, value: Value, rank: int, wanted: int) -> Value:
         """A value with dimensions of one in front, up to a rank, for what is written out cannot be misread."""
         if rank == wanted:
             return value
         return self.call("broadcast", value, [True] * (wanted - rank) + [False] * rank)
+
+    def reshaped(self, value: Value, old: Sequence[int], new: Sequence[int]) -> Value:
+        """A value in another shape, its dimensions of one made by `broadcast`.
+
+        One that `reshape` makes counts as any other while sizes are not known, and is not broadcast.
+        """
+        ones, sizes = [dim for dim, size in enumerate(old) if size == 1], [size for size in new if size != 1]
+        if ones:
+            # one that was expanded and is of size one is PyTorch's business alone
+            value = self.call("squeeze", value, ones, True)
+        if sizes != [size for size in old if size != 1]:
+            value = self.call("reshape", value, sizes)
+        if len(sizes) < len(new):
+            value = self.call("broadcast", value, [size == 1 for size in new])
+        return value
 
     def size(self, proxy: sg.TensorProxy, dim: int) -> Any:
         """The size of a dimension: read from the tensor where it runs, so that other sizes run the same code."""

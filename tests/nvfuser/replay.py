@@ -69,8 +69,10 @@ def _prod(x: Tensor, dims: Sequence[int], keepdim: bool = False, dtype: Any = No
     return x
 
 
-def _where(condition: Tensor, x: Any, y: Any) -> Tensor:
-    tensor = next(value for value in (x, y, condition) if isinstance(value, Tensor))
+def _where(condition: Any, x: Any, y: Any) -> Any:
+    tensor = next((value for value in (x, y, condition) if isinstance(value, Tensor)), None)
+    if tensor is None:
+        return x if condition else y
     one, other = (v if isinstance(v, Tensor) else torch.tensor(v, dtype=tensor.dtype) for v in (x, y))
     return torch.where(condition, one, other)
 
@@ -89,7 +91,9 @@ def _slice(
 
 
 def _stride_order(x: Tensor, stride_order: Sequence[int]) -> Tensor:
-    slowest_first = sorted(range(x.dim()), key=lambda dim: -stride_order[dim])
+    # nvFuser prints none for the usual one
+    order = stride_order or list(reversed(range(x.dim())))
+    slowest_first = sorted(range(x.dim()), key=lambda dim: -order[dim])
     back = [slowest_first.index(dim) for dim in range(x.dim())]
     return x.permute(slowest_first).contiguous().permute(back)
 
@@ -145,7 +149,7 @@ def _operators(dtypes: Mapping[Any, torch.dtype]) -> dict[str, Callable[..., Any
         "expand": lambda x, shape: x.expand(shape),
         "full": lambda shape, fill_value, dtype: torch.full(shape, fill_value, dtype=dtypes[dtype]),
         "gather": lambda x, index, dim: x.gather(dim, index),
-        "index_select": lambda x, index, dim: x.index_select(dim, index),
+        "index_select": lambda x, index, dim: x.index_select(dim, index.flatten()),
         "iota": iota,
         "max": _summed("amax"),
         "min": _summed("amin"),
