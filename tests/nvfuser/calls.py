@@ -25,6 +25,8 @@ _aten = torch.ops.aten
 _x, _i = torch.arange(12.0).reshape(3, 4) / 7 - 1, torch.arange(6) - 2
 #: What the database does not come to.
 BY_HAND: tuple[Callable[[], Any], ...] = (
+    lambda: _aten.all.dims(_x > 0, [0, 1]),
+    lambda: _aten.any.dims(_x > 0, [1], True),
     lambda: _aten.bitwise_and.Scalar(_i, 3),
     lambda: _aten.bitwise_or.Scalar(_i, 3),
     lambda: _aten.bitwise_xor.Scalar(_i, 3),
@@ -38,6 +40,7 @@ BY_HAND: tuple[Callable[[], Any], ...] = (
     lambda: _aten._fused_rms_norm.default(_x, [3, 4], _x * 2, None),
     lambda: _aten._fused_rms_norm.default(_x.bfloat16(), [4], _x[0].bfloat16(), None),
     lambda: _aten._reshape_alias.default(_x, [4, 3], [3, 1]),
+    lambda: _aten.lerp.Tensor(_x, _x + 1, _x[0]),
     lambda: _aten.nll_loss_forward.default(_x, torch.tensor([0, 3, -100]), _x[0].abs(), 1, -100),
     lambda: _aten.view.default(_x, [3, 1, 4]),
 )
