@@ -1,4 +1,4 @@
-"""What is to be defined in nvFuser, as a value: made without nvFuser, compared, printed, and defined when it is there."""
+"""What is to be defined in nvFuser, as a value: made without nvFuser, compared and printed; defined where it is."""
 
 from __future__ import annotations
 
@@ -85,7 +85,9 @@ class Definition:
         """The result of an operator, of the dtype that nvFuser gives it."""
         return self.calls(operator, *args, dtypes=(dtype,), **kwargs)[0]
 
-    def calls(self, operator: str, *args: Any, dtypes: Sequence[torch.dtype | None], **kwargs: Any) -> tuple[Value, ...]:
+    def calls(
+        self, operator: str, *args: Any, dtypes: Sequence[torch.dtype | None], **kwargs: Any
+    ) -> tuple[Value, ...]:
         """The results of an operator that has several."""
         results = tuple([self._new(dtype) for dtype in dtypes])
         self.lines.append(Line(operator, args, kwargs, results))
@@ -98,12 +100,14 @@ class Definition:
     @property
     def key(self) -> Any:
         """What two definitions of the same fusion have in common."""
-        return frozen((
-            [(value.number, layout) for value, layout in self.inputs],
-            [(line.operator, line.args, line.kwargs, line.results) for line in self.lines],
-            self.outputs,
-            self.device,
-        ))
+        return frozen(
+            (
+                [(value.number, layout) for value, layout in self.inputs],
+                [(line.operator, line.args, line.kwargs, line.results) for line in self.lines],
+                self.outputs,
+                self.device,
+            )
+        )
 
     def __str__(self) -> str:
         given = [f"{value} = {DTYPES[layout.dtype]}{list(layout.shape)}" for value, layout in self.inputs]

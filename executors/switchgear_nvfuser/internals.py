@@ -20,7 +20,7 @@ class Dispatched(TorchDispatchMode):
     """While it is on, every call of an operator overload goes to `handler`, where it is off."""
 
     def __init__(self, handler: Handler) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call] # of PyTorch
         self.handler = handler
 
     def __torch_dispatch__(

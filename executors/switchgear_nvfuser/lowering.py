@@ -56,10 +56,12 @@ def lowered(item: sg.BoundSymbol) -> tuple[sg.BoundSymbol, ...]:
         # no name of a trace has a dot: what is made on the way is the first output's
         return replace(proxy, name=names.get(proxy.name) or f"{item.outputs[0].name}.{proxy.name}")
 
-    return tuple([
-        sg.BoundSymbol(call.symbol, *mapped(named, (call.args, dict(call.kwargs), call.output), sg.TensorProxy))
-        for call in found
-    ])
+    return tuple(
+        [
+            sg.BoundSymbol(call.symbol, *mapped(named, (call.args, dict(call.kwargs), call.output), sg.TensorProxy))
+            for call in found
+        ]
+    )
 
 
 def _check(proxy: sg.TensorProxy) -> None:
@@ -105,9 +107,9 @@ def _decomposed(item: sg.BoundSymbol) -> tuple[sg.BoundSymbol, ...]:
     def handle(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func in TRANSLATIONS:
             result = func(*args, **kwargs)
-            bound = mapped(proxy_of, (args, kwargs), torch.Tensor)
+            bound, named = mapped(proxy_of, (args, kwargs), torch.Tensor)
             output = mapped(proxy_of, tuple(result) if isinstance(result, list) else result, torch.Tensor)
-            calls.append(sg.BoundSymbol(sg.Symbol(_name(func), func), *bound, output))
+            calls.append(sg.BoundSymbol(sg.Symbol(_name(func), func), bound, named, output))
             return result
         if func.namespace == "prim":
             # what a decomposition asks of a tensor, such as its device
@@ -167,9 +169,9 @@ def define(region: sg.Trace, *, static: bool) -> Definition:
         values[proxy.name] = definition.input(layout_of(proxy, static=static))
     for item in region.bound_symbols:
         translator.translate(item)
-    for proxy in region.outputs:
-        if proxy is not None:
-            value, order = values[proxy.name], layout_of(proxy, static=static).stride_order
+    for made in region.outputs:
+        if made is not None:
+            value, order = values[made.name], layout_of(made, static=static).stride_order
             if len(order) > 1:
                 # said even where it is the usual one, for nvFuser may lay out an output as an input
                 value = definition.call("stride_order", value, order, dtype=value.dtype)

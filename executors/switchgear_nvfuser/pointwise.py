@@ -14,7 +14,22 @@ from .translation import Translator, Untranslatable, number, promoted, translate
 
 #: nvFuser's operators of PyTorch's name that take one tensor and give a floating-point one.
 FLOATING = (
-    *("acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "erf", "erfc", "erfinv", "exp", "exp2", "expm1"),
+    *(
+        "acos",
+        "acosh",
+        "asin",
+        "asinh",
+        "atan",
+        "atanh",
+        "cos",
+        "cosh",
+        "erf",
+        "erfc",
+        "erfinv",
+        "exp",
+        "exp2",
+        "expm1",
+    ),
     *("lgamma", "log", "log10", "log1p", "log2", "reciprocal", "rsqrt", "sigmoid", "silu", "sin", "sinh", "sqrt"),
     *("tan", "tanh"),
 )
@@ -164,7 +179,7 @@ def _arithmetic(t: Translator, name: str, x: Any, y: Any) -> Value:
     return t.call(name, t.operand(x), t.operand(y))
 
 
-def _scaled(t: Translator, given: Any, factor: float) -> Value | float:
+def _scaled(t: Translator, given: Any, factor: float) -> Any:
     value = t.operand(given)
     if factor == 1:
         return value

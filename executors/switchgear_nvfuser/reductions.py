@@ -191,9 +191,10 @@ def layer_norm_backward(
         rest = t.call("sub", t.call("sub", inner, first), t.call("mul", normal, second))
         found.append(t.call("mul", rest, scale))
     outer = list(range(rank - len(dims)))
-    for wanted, term in ((output_mask[1], lambda: t.call("mul", given, normal)), (output_mask[2], lambda: given)):
-        if wanted:
-            found.append(_reduced(t, "sum", term(), outer, False))
+    if output_mask[1]:
+        found.append(_reduced(t, "sum", t.call("mul", given, normal), outer, False))
+    if output_mask[2]:
+        found.append(_reduced(t, "sum", given, outer, False))
     return tuple(found)
 
 

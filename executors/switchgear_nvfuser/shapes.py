@@ -86,9 +86,7 @@ def _sliced(t: Translator, x: sg.TensorProxy, dim: int, start: int, end: int) ->
 
 
 @translates("slice.Tensor")
-def slice_(
-    t: Translator, x: sg.TensorProxy, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
-) -> Value:
+def slice_(t: Translator, x: sg.TensorProxy, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Value:
     if step != 1:
         raise Untranslatable(f"with step={step}, which nvFuser's slice has not")
     first, last, _ = slice(start, end).indices(x.shape[dim])

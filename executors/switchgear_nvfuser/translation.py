@@ -49,7 +49,18 @@ def leaves(reason: str, *names: str) -> None:
 
 leaves(
     "a product, for which there are libraries",
-    *("mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot", "convolution", "convolution_backward", "_addmm_activation"),
+    *(
+        "mm",
+        "addmm",
+        "bmm",
+        "baddbmm",
+        "addmv",
+        "mv",
+        "dot",
+        "convolution",
+        "convolution_backward",
+        "_addmm_activation",
+    ),
 )
 
 
@@ -111,7 +122,7 @@ class Translator:
             raise Untranslatable(f"{proxy!r} is no tensor")
         return self.cast(self.values[proxy.name], self.compute if dtype is None else dtype)
 
-    def operand(self, given: Any, dtype: torch.dtype | None = None) -> Value | float:
+    def operand(self, given: Any, dtype: torch.dtype | None = None) -> Any:
         """A tensor of the result's rank, or a number, to compute with element by element."""
         wanted = self.compute if dtype is None else dtype
         if isinstance(given, sg.TensorProxy):

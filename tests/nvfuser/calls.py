@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -22,28 +22,6 @@ KEPT = 6
 #: How many samples are run of an operator of the database.
 SAMPLES = 3
 _aten = torch.ops.aten
-_x, _i = torch.arange(12.0).reshape(3, 4) / 7 - 1, torch.arange(6) - 2
-#: What the database does not come to.
-BY_HAND: tuple[Callable[[], Any], ...] = (
-    lambda: _aten.all.dims(_x > 0, [0, 1]),
-    lambda: _aten.any.dims(_x > 0, [1], True),
-    lambda: _aten.bitwise_and.Scalar(_i, 3),
-    lambda: _aten.bitwise_or.Scalar(_i, 3),
-    lambda: _aten.bitwise_xor.Scalar(_i, 3),
-    lambda: _aten.clamp_max.default(_x, 0.5),
-    lambda: _aten.clamp_max.default(_i, 1),
-    lambda: _aten.div.Scalar_mode(_x, 0.3, rounding_mode="trunc"),
-    lambda: _aten.div.Scalar_mode(_x, 0.3, rounding_mode=None),
-    lambda: _aten.fmod.Scalar(_x, 0.3),
-    lambda: _aten.remainder.Scalar(_x, -0.3),
-    lambda: _aten._fused_rms_norm.default(_x, [4], None, 1e-5),
-    lambda: _aten._fused_rms_norm.default(_x, [3, 4], _x * 2, None),
-    lambda: _aten._fused_rms_norm.default(_x.bfloat16(), [4], _x[0].bfloat16(), None),
-    lambda: _aten._reshape_alias.default(_x, [4, 3], [3, 1]),
-    lambda: _aten.lerp.Tensor(_x, _x + 1, _x[0]),
-    lambda: _aten.nll_loss_forward.default(_x, torch.tensor([0, 3, -100]), _x[0].abs(), 1, -100),
-    lambda: _aten.view.default(_x, [3, 1, 4]),
-)
 
 
 class Call(NamedTuple):
@@ -60,7 +38,7 @@ class _Collector(TorchDispatchMode):
     """Keeps the first calls of every translated overload that differ in metadata."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call] # of PyTorch
         self.found: dict[Any, list[Call]] = defaultdict(list)
         self.seen: dict[Any, int] = defaultdict(int)
         self.known: set[Any] = set()
@@ -86,6 +64,179 @@ def copied(x: Tensor) -> Tensor:
     return x.detach().clone() if 0 in x.stride() else fresh.copy_(x.detach())
 
 
+def by_hand() -> dict[Any, list[Call]]:
+    """Calls that the database does not come to."""
+    x, i = torch.arange(12.0).reshape(3, 4) / 7 - 1, torch.arange(6) - 2
+    return {
+        _aten.all.dims: [
+            Call(
+                (
+                    x > 0,
+                    [0, 1],
+                ),
+                {},
+            )
+        ],
+        _aten.any.dims: [
+            Call(
+                (
+                    x > 0,
+                    [1],
+                    True,
+                ),
+                {},
+            )
+        ],
+        _aten.bitwise_and.Scalar: [
+            Call(
+                (
+                    i,
+                    3,
+                ),
+                {},
+            )
+        ],
+        _aten.bitwise_or.Scalar: [
+            Call(
+                (
+                    i,
+                    3,
+                ),
+                {},
+            )
+        ],
+        _aten.bitwise_xor.Scalar: [
+            Call(
+                (
+                    i,
+                    3,
+                ),
+                {},
+            )
+        ],
+        _aten.clamp_max.default: [
+            Call(
+                (
+                    x,
+                    0.5,
+                ),
+                {},
+            ),
+            Call(
+                (
+                    i,
+                    1,
+                ),
+                {},
+            ),
+        ],
+        _aten.div.Scalar_mode: [
+            Call(
+                (
+                    x,
+                    0.3,
+                ),
+                {"rounding_mode": "trunc"},
+            ),
+            Call(
+                (
+                    x,
+                    0.3,
+                ),
+                {"rounding_mode": None},
+            ),
+        ],
+        _aten.fmod.Scalar: [
+            Call(
+                (
+                    x,
+                    0.3,
+                ),
+                {},
+            )
+        ],
+        _aten.remainder.Scalar: [
+            Call(
+                (
+                    x,
+                    -0.3,
+                ),
+                {},
+            )
+        ],
+        _aten._fused_rms_norm.default: [
+            Call(
+                (
+                    x,
+                    [4],
+                    None,
+                    1e-5,
+                ),
+                {},
+            ),
+            Call(
+                (
+                    x,
+                    [3, 4],
+                    x * 2,
+                    None,
+                ),
+                {},
+            ),
+            Call(
+                (
+                    x.bfloat16(),
+                    [4],
+                    x[0].bfloat16(),
+                    None,
+                ),
+                {},
+            ),
+        ],
+        _aten._reshape_alias.default: [
+            Call(
+                (
+                    x,
+                    [4, 3],
+                    [3, 1],
+                ),
+                {},
+            )
+        ],
+        _aten.lerp.Tensor: [
+            Call(
+                (
+                    x,
+                    x + 1,
+                    x[0],
+                ),
+                {},
+            )
+        ],
+        _aten.nll_loss_forward.default: [
+            Call(
+                (
+                    x,
+                    torch.tensor([0, 3, -100]),
+                    x[0].abs(),
+                    1,
+                    -100,
+                ),
+                {},
+            )
+        ],
+        _aten.view.default: [
+            Call(
+                (
+                    x,
+                    [3, 1, 4],
+                ),
+                {},
+            )
+        ],
+    }
+
+
 def collected() -> dict[Any, list[Call]]:
     """The calls by overload, those of backwards among them."""
     collector = _Collector()
@@ -95,9 +246,8 @@ def collected() -> dict[Any, list[Call]]:
             for dtype in DTYPES:
                 for sample in _samples(info, dtype):
                     _run(info, sample, collector)
-        for run in BY_HAND:
-            with collector:
-                run()
+    for overload, calls in by_hand().items():
+        collector.found[overload].extend(calls)
     return collector.found
 
 

@@ -58,7 +58,8 @@ def _alike(name: str) -> Callable[..., Any]:
 
 def _summed(name: str) -> Callable[..., Any]:
     def operator(x: Tensor, dims: Sequence[int], keepdim: bool = False, dtype: Any = None) -> Tensor:
-        return getattr(torch, name)(x, dim=tuple(dims), keepdim=keepdim)
+        found: Tensor = getattr(torch, name)(x, dim=tuple(dims), keepdim=keepdim)
+        return found
 
     return operator
 

@@ -44,7 +44,8 @@ class Gated(nn.Module):
         self.gate, self.up, self.down = nn.Linear(16, 24), nn.Linear(16, 24), nn.Linear(24, 16)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.silu(self.gate(x)) * self.up(x))
+        made: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
+        return made
 
 
 class Rotary(nn.Module):
@@ -52,7 +53,9 @@ class Rotary(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         heads = x.view(2, 6, 2, 8).transpose(1, 2)
-        angles = torch.arange(6, device=x.device).unsqueeze(1) * 10000.0 ** (-torch.arange(0, 8, 2, device=x.device) / 8)
+        angles = torch.arange(6, device=x.device).unsqueeze(1) * 10000.0 ** (
+            -torch.arange(0, 8, 2, device=x.device) / 8
+        )
         angles = torch.cat([angles, angles], -1)
         turned = torch.cat([-heads[..., 4:], heads[..., :4]], -1)
         return heads * angles.cos() + turned * angles.sin()
@@ -92,7 +95,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         positions = torch.arange(6, device=x.device).unsqueeze(0)
         result = self.block(x, position_embeddings=self.rotary(x, positions))
-        return result[0] if isinstance(result, tuple) else result
+        made: Tensor = result[0] if isinstance(result, tuple) else result
+        return made
 
 
 class Gpt2(nn.Module):
@@ -106,7 +110,8 @@ class Gpt2(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         result = self.block(x)
-        return result[0] if isinstance(result, tuple) else result
+        made: Tensor = result[0] if isinstance(result, tuple) else result
+        return made
 
 
 BLOCKS: list[tuple[str, Callable[[], nn.Module], int, int]] = [
@@ -195,7 +200,8 @@ def test_sixteen_bits(runner: Runner) -> None:
 def test_lists_give_different_programs() -> None:
     x = torch.randn(2, 6, 16)
     programs = []
-    for executors in ([NvfuserExecutor(runner=recorded), "torch"], ["torch"]):
+    lists: list[list[str | sg.Executor]] = [[NvfuserExecutor(runner=recorded), "torch"], ["torch"]]
+    for executors in lists:
         jitted = sg.jit(Gated(), executors=executors)
         jitted(x)
         programs.append((len(regions(forward(jitted))), "nvfuser" in sg.explain(jitted)))

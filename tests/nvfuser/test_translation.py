@@ -37,9 +37,9 @@ def calls() -> dict[str, list[Call]]:
 
 def assert_near(found: Tensor, wanted: Tensor, exact: Callable[[], Tensor]) -> None:
     """Within the tolerance of eager's result; or not twice as far from that of 64 bits as eager's is."""
-    tolerance = {"rtol": 1.6e-2, "atol": 1e-2} if wanted.element_size() == 2 else {"rtol": 1e-5, "atol": 1e-5}
+    rtol, atol = (1.6e-2, 1e-2) if wanted.element_size() == 2 else (1e-5, 1e-5)
     try:
-        torch.testing.assert_close(found, wanted, equal_nan=True, **tolerance)
+        torch.testing.assert_close(found, wanted, equal_nan=True, rtol=rtol, atol=atol)
     except AssertionError:
         if not wanted.is_floating_point():
             raise
@@ -138,7 +138,7 @@ x, i = torch.randn(3, 4), torch.arange(4)
     [
         ((aten.mm.default, x, x.t()), "a product, for which there are libraries"),
         ((aten.add.Tensor, i.short(), i.short()), "nvFuser does not compute with int16 here"),
-        ((aten.add.Tensor, x.cfloat(), x), "nvFuser does not compute with complex64 here"),
+        ((aten.add.Tensor, x.to(torch.complex64), x), "nvFuser does not compute with complex64 here"),
         ((aten.sin.default, torch.randn((1,) * 9)), "9 dimensions, more than nvFuser's 8"),
         ((aten.sin.default, torch.randn(0, 3)), "a tensor without elements"),
         ((aten.slice.Tensor, x, 1, 0, 4, 2), "with step=2, which nvFuser's slice has not"),
@@ -154,7 +154,10 @@ x, i = torch.randn(3, 4), torch.arange(4)
     ],
 )
 def test_reasons(args: tuple[Any, ...], wanted: str) -> None:
-    named = {aten.div.Tensor_mode: {"rounding_mode": "floor"}, aten.var.correction: {"correction": 0.5}}
+    named: dict[Any, dict[str, Any]] = {
+        aten.div.Tensor_mode: {"rounding_mode": "floor"},
+        aten.var.correction: {"correction": 0.5},
+    }
     assert reason(*args, **named.get(args[0], {})).endswith(wanted)
 
 
