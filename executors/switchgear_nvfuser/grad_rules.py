@@ -1,9 +1,9 @@
 """Gradients that keep statistics of a row in place of what was computed from it.
 
-PyTorch's formula for the cross entropy keeps the logarithms of all probabilities, a copy of the logits in size and, of
-logits in 16 bits that were cast, twice that; one for a norm that is written out keeps every step. Here the backward
-makes them again, in the kernels that read them, from the input, which lives anyway or is cheap to make, and one number
-or two of each row. In 32 bits at least, and with the conventions of PyTorch's formulas.
+PyTorch's formula for the cross entropy keeps the logarithms of all probabilities: of logits in 16 bits that were cast,
+twice their size. A root mean square norm is taken apart outside of CUDA's fused kernel, and keeps its steps. Here the
+backward makes these again, in the kernels that read them, from the input, which lives anyway or is cheap to make, and
+from one number of each row, in 32 bits at least. Layer norms keep two numbers of each row in PyTorch already.
 """
 
 from __future__ import annotations
@@ -70,38 +70,6 @@ def rms_norm(
         gradients: list[Tensor | None] = [found.to(input.dtype)]
         if weight is not None:
             gradients.append(_summed(given * normal, outer).to(weight.dtype))
-        return tuple(gradients)
-
-    return result.to(input.dtype), pullback
-
-
-@rules.grad_rule(F.layer_norm, checker=_plain_norm)
-def layer_norm(
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-) -> tuple[Tensor, Callable[[Tensor], Gradients]]:
-    """Mean and reciprocal standard deviation are kept."""
-    outer, inner = _rows_of(input, normalized_shape)
-    x = _wide(input)
-    spread, mean = torch.var_mean(x, inner, correction=0, keepdim=True)
-    scale = torch.rsqrt(spread + eps)
-    result = (x - mean) * scale
-    result = result if weight is None else result * weight
-    result = result if bias is None else result + bias
-
-    def pullback(grad: Tensor) -> Gradients:
-        normal = (_wide(input) - mean) * scale
-        given = _wide(grad)
-        own = given if weight is None else given * weight
-        found = own - own.mean(inner, keepdim=True) - normal * (own * normal).mean(inner, keepdim=True)
-        gradients: list[Tensor | None] = [(found * scale).to(input.dtype)]
-        if weight is not None:
-            gradients.append(_summed(given * normal, outer).to(weight.dtype))
-        if bias is not None:
-            gradients.append(_summed(given, outer).to(bias.dtype))
         return tuple(gradients)
 
     return result.to(input.dtype), pullback

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 
@@ -14,6 +14,7 @@ from .definition import DTYPES, Definition, Value
 #: Writes one call into a definition: `translation(translator, *args, **kwargs)`, with the call's own arguments, in
 #: which a tensor is a proxy. Returns what the call returns, as values.
 Translation: TypeAlias = Callable[..., Any]
+_Declared = TypeVar("_Declared", bound=Translation)
 
 TRANSLATIONS: dict[Any, Translation] = {}
 #: Operators that nvFuser has in some form and that are left to others all the same, with the reason.
@@ -30,10 +31,10 @@ def overload(name: str) -> Any:
     return getattr(getattr(torch.ops.aten, packet), variant or "default")
 
 
-def translates(*names: str) -> Callable[[Translation], Translation]:
+def translates(*names: str) -> Callable[[_Declared], _Declared]:
     """Declare how overloads of PyTorch's are translated."""
 
-    def declare(translation: Translation) -> Translation:
+    def declare(translation: _Declared) -> _Declared:
         for name in names:
             if TRANSLATIONS.setdefault(overload(name), translation) is not translation:
                 raise sg.errors.RegistrationError(f"executor nvfuser: two translations of {name}")
