@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch._decomp import decomposition_table
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 import switchgear as sg
 
@@ -37,6 +38,19 @@ def decomposition_of(overload: Any) -> Callable[..., Any] | None:
         return found  # type: ignore[no-any-return]
     composite = torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CompositeImplicitAutograd")
     return overload.decompose if composite else None
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Where no mode sees what is called, nothing is functionalized, and nothing is cast: a capture may be going on."""
+    functionalize = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
+    with (
+        _disable_current_modes(),
+        torch._C.DisableTorchFunction(),
+        torch._C._DisableAutocast(),
+        torch._C._ExcludeDispatchKeyGuard(functionalize),
+    ):
+        yield
 
 
 def fake_mode() -> Any:

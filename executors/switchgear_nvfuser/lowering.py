@@ -14,7 +14,7 @@ import switchgear as sg
 # each fills the table of translations
 from . import factories, indexing, pointwise, reductions, shapes  # noqa: F401
 from .definition import DTYPES, Definition, Value, frozen, layout_of, mapped
-from .internals import Dispatched, decomposition_of, fake, fake_mode
+from .internals import Dispatched, decomposition_of, fake, fake_mode, undisturbed
 from .translation import LEFT, TRANSLATIONS, Translator, Untranslatable
 
 #: More dimensions nvFuser does not take.
@@ -29,6 +29,8 @@ def lowered(item: sg.BoundSymbol) -> tuple[sg.BoundSymbol, ...]:
     fn = item.symbol.fn
     if not isinstance(fn, torch._ops.OpOverload):
         raise Untranslatable("it is no operator of PyTorch's")
+    if not item.outputs:
+        raise Untranslatable("it returns no tensor")
     proxies = (*item.inputs, *item.outputs)
     for proxy in proxies:
         _check(proxy)
@@ -56,12 +58,11 @@ def lowered(item: sg.BoundSymbol) -> tuple[sg.BoundSymbol, ...]:
         # no name of a trace has a dot: what is made on the way is the first output's
         return replace(proxy, name=names.get(proxy.name) or f"{item.outputs[0].name}.{proxy.name}")
 
-    return tuple(
-        [
-            sg.BoundSymbol(call.symbol, *mapped(named, (call.args, dict(call.kwargs), call.output), sg.TensorProxy))
-            for call in found
-        ]
-    )
+    calls = []
+    for call in found:
+        args, kwargs, output = mapped(named, (call.args, dict(call.kwargs), call.output), sg.TensorProxy)
+        calls.append(sg.BoundSymbol(call.symbol, args, kwargs, output))
+    return tuple(calls)
 
 
 def _check(proxy: sg.TensorProxy) -> None:
@@ -125,7 +126,7 @@ def _decomposed(item: sg.BoundSymbol) -> tuple[sg.BoundSymbol, ...]:
         return result
 
     mode = Dispatched(handle)
-    with fake_mode(), torch.no_grad():
+    with undisturbed(), fake_mode(), torch.no_grad():
         given = {proxy.name: fake(proxy) for proxy in _distinct(item)}
         for proxy in _distinct(item):
             proxies[id(given[proxy.name])] = proxy
@@ -133,7 +134,9 @@ def _decomposed(item: sg.BoundSymbol) -> tuple[sg.BoundSymbol, ...]:
         args, kwargs = mapped(lambda proxy: given[proxy.name], (item.args, dict(item.kwargs)), sg.TensorProxy)
         try:
             result = handle(fn, args, kwargs)
-        except (RuntimeError, TypeError, NotImplementedError) as error:
+        except Untranslatable:
+            raise
+        except Exception as error:
             raise Untranslatable(f"PyTorch's decomposition fails: {type(error).__name__}: {error}") from error
     return tuple(_renamed(calls, _flat(result, proxies), item))
 

@@ -118,6 +118,7 @@ def test_of_logits_that_were_cast_a_number_a_row_is_saved() -> None:
         (lambda x: F.rms_norm(x, (6,), torch.ones(6).double()), (4, 6), "tensors of several dtypes"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
 def test_what_the_rules_decline(function: Function, shape: tuple[int, ...], reason: str) -> None:
     x = leaf(*shape)
     jitted = jit(function)
