@@ -42,14 +42,8 @@ def decomposition_of(overload: Any) -> Callable[..., Any] | None:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Where no mode sees what is called, nothing is functionalized, and nothing is cast: a capture may be going on."""
-    functionalize = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
-    with (
-        _disable_current_modes(),
-        torch._C.DisableTorchFunction(),
-        torch._C._DisableAutocast(),
-        torch._C._ExcludeDispatchKeyGuard(functionalize),
-    ):
+    """Where no mode of the user's sees, or changes, what is called."""
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
         yield
 
 

@@ -139,14 +139,21 @@ def stack(t: Translator, tensors: Sequence[sg.TensorProxy], dim: int = 0) -> Val
 
 @translates("constant_pad_nd")
 def pad(t: Translator, x: sg.TensorProxy, widths: Sequence[int], value: float = 0) -> Value:
-    return t.call("pad", _value(t, x), list(widths), number(value, x.dtype))
+    return _filled_up(t, _value(t, x), list(widths), value)
+
+
+def _filled_up(t: Translator, value: Value, widths: list[int], fill: float) -> Value:
+    assert value.dtype is not None
+    # nvFuser wants the number in the tensor's dtype, and counts True among the integers
+    wide = t.cast(value, torch.int64) if value.dtype == torch.bool else value
+    assert wide.dtype is not None
+    return t.cast(t.call("pad", wide, widths, number(fill, wide.dtype)), value.dtype)
 
 
 def _padded(t: Translator, value: Value, rank: int, dim: int, before: int, after: int) -> Value:
     """A tensor with zeros around it in one dimension."""
-    assert value.dtype is not None
     widths = [0] * (2 * (rank - 1 - dim)) + [before, after]
-    return t.call("pad", value, widths, number(0, value.dtype)) if before or after else value
+    return _filled_up(t, value, widths, 0) if before or after else value
 
 
 @translates("slice_backward")

@@ -10,6 +10,7 @@ import torch
 import switchgear as sg
 
 from .definition import DTYPES, Definition, Value
+from .internals import undisturbed
 
 #: Writes one call into a definition: `translation(translator, *args, **kwargs)`, with the call's own arguments, in
 #: which a tensor is a proxy. Returns what the call returns, as values.
@@ -205,13 +206,16 @@ def number(given: Any, dtype: torch.dtype) -> float:
 
 def promoted(*given: Any) -> torch.dtype:
     """The dtype that PyTorch compares two operands in, a Python number counting less than a tensor."""
-    one, other = [
-        torch.empty((1,) * len(value.shape), dtype=value.dtype, device="meta")
-        if isinstance(value, sg.TensorProxy)
-        else value
-        for value in given
-    ]
-    return widened(torch.result_type(one, other))
+    with undisturbed():
+        one, other = map(_stand_in, given)
+        return widened(torch.result_type(one, other))
+
+
+def _stand_in(given: Any) -> Any:
+    """A tensor of a proxy's kind; that it has dimensions or none makes a difference."""
+    if isinstance(given, sg.TensorProxy):
+        return torch.empty((1,) * len(given.shape), dtype=given.dtype, device="meta")
+    return given
 
 
 def dims_of(given: Any, rank: int) -> list[int]:

@@ -304,29 +304,3 @@ def test_too_little_memory_is_an_error() -> None:
 
     with pytest.raises(sg.errors.ExecutorFailed, match="out of memory"):
         jit(lambda a: (a.sin() * 2).exp(), running_out)(torch.randn(3))
-
-
-# While a capture goes on.
-
-
-@pytest.mark.parametrize("enabled", [False, True])
-def test_what_is_taken_apart_does_not_show_in_a_capture(enabled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Derivatives inside ask executors too, under the modes that record, functionalize and cast."""
-    monkeypatch.setattr(lowering, "_known", {})
-
-    def function(a: Tensor) -> Tensor:
-        with torch.autocast("cpu", enabled=enabled):
-            return F.elu(a * 2).sum() + F.softplus(a).sum() + F.mish(a @ a).sum()
-
-    a = torch.randn(3, 3)
-    executors: list[str | sg.Executor] = [NvfuserExecutor(runner=recorded), "torch"]
-    found = sg.jit(sg.grad(function), executors=executors)
-    own = sg.jit(sg.grad(function), executors=["torch"])
-    torch.testing.assert_close(found(a), own(a), rtol=1e-5, atol=1e-5)
-    assert regions(forward(found))
-
-    def names(jitted: Any) -> list[str]:
-        (trace,) = [one for one in sg.last_traces(jitted) if one.provenance[-1].name == "dead_code"][:1]
-        return [item.symbol.name for item in trace.bound_symbols]
-
-    assert names(found) == names(own)

@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 import switchgear as sg
-from switchgear_nvfuser import NvfuserExecutor
+from switchgear_nvfuser import NvfuserExecutor, lowering
 from switchgear_nvfuser.executor import Runner
+from switchgear_nvfuser.internals import Dispatched
 from switchgear_nvfuser.lowering import lowered
 from switchgear_nvfuser.translation import LEFT, TRANSLATIONS, Untranslatable, number, overload, translates
 from tests.nvfuser.calls import Call, collected, region_of
@@ -187,6 +189,21 @@ def test_numbers_that_are_none_of_a_dtype() -> None:
         number(0.5, torch.int64)
     with pytest.raises(Untranslatable, match="no number"):
         number(1j, torch.float32)
+
+
+def test_no_mode_sees_what_is_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lowering, "_known", {})
+    seen: list[Any] = []
+
+    class Functions(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    region, _ = region_of(aten.elu.default, Call((x,), {}), aten.elu.default(x))
+    with Functions(), Dispatched(lambda func, args, kwargs: seen.append(func)):
+        assert len(lowered(region.bound_symbols[0])) > 3
+    assert not seen
 
 
 def operators_called() -> Iterator[str]:
