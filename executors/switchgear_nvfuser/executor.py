@@ -34,7 +34,7 @@ class NvfuserExecutor(sg.FusionExecutor):
     """
 
     def __init__(self, *, static_sizes: bool = False, runner: Runner | None = None) -> None:
-        super().__init__("nvfuser", priority=-100, table=rules)
+        super().__init__("nvfuser", priority=-150, table=rules)
         self.static_sizes = static_sizes
         self.runner = runner
         self._alive: WeakValueDictionary[Any, Fused] = WeakValueDictionary()

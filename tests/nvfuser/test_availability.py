@@ -14,6 +14,7 @@ import torch
 
 import switchgear as sg
 import switchgear_nvfuser
+import switchgear_torch
 from switchgear_nvfuser import NvfuserExecutor, availability
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -90,7 +91,9 @@ def test_it_is_skipped_with_its_reason() -> None:
 
 def test_plugin() -> None:
     (executor,) = switchgear_nvfuser.switchgear_executors()
-    assert (executor.name, executor.priority < 0) == ("nvfuser", True)
+    (torch_executor,) = switchgear_torch.switchgear_executors()
+    assert executor.name == "nvfuser"
+    assert executor.priority < torch_executor.priority
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["entry-points"]["switchgear"]["nvfuser"] == "switchgear_nvfuser"
 

@@ -120,7 +120,7 @@ BLOCKS: list[tuple[str, Callable[[], nn.Module], int, int]] = [
     ("GPT-2 block", Gpt2, 4, 4),
     ("RMSNorm", lambda: nn.RMSNorm(16), 1, 1),
     ("RMSNorm written out", Norm, 1, 1),
-    ("LayerNorm", lambda: nn.LayerNorm(16), 1, 1),
+    ("LayerNorm", lambda: nn.Sequential(nn.GELU(), nn.LayerNorm(16)), 1, 1),
     ("SwiGLU", Gated, 1, 1),
     ("RoPE", Rotary, 1, 1),
     ("dropout", Dropped, 1, 1),

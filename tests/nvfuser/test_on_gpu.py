@@ -139,7 +139,8 @@ def test_checkpointed_dropout_is_repeated() -> None:
     from torch.utils.checkpoint import checkpoint
 
     def function(a: Tensor) -> Tensor:
-        return checkpoint(lambda x: F.dropout(x.sin() * 2 + 1, 0.5) * x.cos(), a, use_reentrant=False)
+        made: Tensor = checkpoint(lambda x: F.dropout(x.sin() * 2 + 1, 0.5) * x.cos(), a, use_reentrant=False)
+        return made
 
     a, found = torch.randn(1000, device="cuda", requires_grad=True), []
     for call in (jit(function), function):
