@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import torch
 import switchgear as sg
 import switchgear_nvfuser
 import switchgear_torch
+from switchgear.plugins import load as load_plugins
 from switchgear_nvfuser import NvfuserExecutor, availability
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -96,6 +98,17 @@ def test_plugin() -> None:
     assert executor.priority < torch_executor.priority
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["entry-points"]["switchgear"]["nvfuser"] == "switchgear_nvfuser"
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_plugin_report(machine: Any, installed: bool) -> None:
+    machine(installed=installed, device=False)
+    entry = importlib.metadata.EntryPoint("nvfuser", "switchgear_nvfuser", "switchgear")
+    (status,) = load_plugins([entry]).report
+    reason = "nvFuser translates, but cannot execute: there is no CUDA device"
+    if not installed:
+        reason = "nvFuser is not installed (pip install --no-deps --pre nvfuser-cu130-torch210==0.2.36.dev20260301)"
+    assert (status.status, status.error, status.executors) == ("unavailable", f"nvfuser: {reason}", ("nvfuser",))
 
 
 def test_importing_it_and_asking_is_cheap() -> None:
