@@ -54,7 +54,7 @@ def test_loaded_plugin(site: Site) -> None:
         + """
 @hookimpl
 def switchgear_passes():
-    return [sg.PassPlacement("same", "before_grad", lambda trace: trace)]
+    return [sg.PassPlacement("same", "before_grad", lambda trace, context: trace)]
 
 @hookimpl
 def switchgear_is_constant_for_vjp(bound_symbol):
