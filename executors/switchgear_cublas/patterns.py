@@ -49,6 +49,9 @@ class _Lines:
         self.readers: defaultdict[str, set[int]] = defaultdict(set)
         self.returned = {proxy.name for proxy in trace.outputs if proxy is not None}
         self._instead: dict[int, sg.BoundSymbol | None] = {}
+        self._names = {
+            proxy.name for item in _with_parts(trace.bound_symbols) for proxy in (*item.inputs, *item.outputs)
+        }
         for index, item in enumerate(trace.bound_symbols):
             self.place.update((proxy.name, index) for proxy in item.outputs)
             for proxy in item.inputs:
@@ -70,6 +73,13 @@ class _Lines:
         for part in parts:
             self._instead[self.place[part.outputs[0].name]] = None
         self._instead[at] = candidate
+
+    def fresh(self, name: str) -> str:
+        """A name that the trace does not use, made of one that it does."""
+        while name in self._names:
+            name += "_"
+        self._names.add(name)
+        return name
 
     def result(self) -> sg.Trace:
         """The trace with what stands instead; the very trace where nothing does."""
@@ -163,43 +173,40 @@ def _fuse_bgrad(lines: _Lines, context: sg.PassContext, leaf: sg.BoundSymbol) ->
     if len(grad.shape) != 2 or [*leaf.args[1:], *leaf.kwargs.values()] != [[0], True]:
         return
     total = lines.trace.bound_symbols[lines.place[leaf.outputs[0].name]]
-    for transpose, product, rows, transposed in _weight_gradients(lines, grad):
+    for product, transpose, transposed in _weight_gradients(lines, grad):
         at = lines.place[product.outputs[0].name]
-        reason = lines.seen_elsewhere(transpose.outputs[0])
         if any(place < at for place in lines.readers[total.outputs[0].name]):
-            reason = f"{total.outputs[0].name} is read before the product is made"
-        if reason:
+            reason = f"{total.outputs[0].name} is read before the gradient of the weight is made"
             context.decline(_OWNER, total, reason)
             continue
-        arguments = (grad, rows, True) if transposed else (grad, rows)
-        output = (product.output, total.output)
-        candidate = _candidate(MATMUL_BGRAD, arguments, output, (transpose, product, total))
+        left, right = product.inputs
+        # others may read the transpose too, so that line stays, and is dead code if they do not
+        again = replace(left, name=lines.fresh(left.name))
+        parts = (replace(transpose, output=again), replace(product, args=(again, right)), total)
+        arguments = (grad, transpose.inputs[0], True) if transposed else (grad, right)
+        candidate = _candidate(MATMUL_BGRAD, arguments, (product.output, total.output), parts)
         if context.takes(_OWNER, candidate):
-            lines.replace(candidate.subsymbols, at, candidate)
+            lines.replace(parts[1:], at, candidate)
         return
 
 
-def _weight_gradients(
-    lines: _Lines, grad: sg.TensorProxy
-) -> Iterator[tuple[sg.BoundSymbol, sg.BoundSymbol, sg.TensorProxy, bool]]:
-    """The products of a linear layer's gradient with its rows: the transpose in it, itself, the rows, and which way.
+def _weight_gradients(lines: _Lines, grad: sg.TensorProxy) -> Iterator[tuple[sg.BoundSymbol, sg.BoundSymbol, bool]]:
+    """The products of a linear layer's gradient with its rows, each with the transpose in it.
 
     That is `grad.t() @ rows`, or, for a transposed weight, `rows.t() @ grad`.
     """
     for index in sorted({reader for name in _with_transposes(lines, grad) for reader in lines.readers[name]}):
-        product = lines.trace.bound_symbols[index]
-        leaf = _leaf(product)
-        if leaf is None or leaf.symbol.name != _MM or lines.maker(leaf.output) is None:
+        product = _leaf(lines.trace.bound_symbols[index])
+        if product is None or product.symbol.name != _MM or lines.maker(product.output) is None:
             continue
-        left, right = leaf.inputs
-        transpose = lines.maker(left)
-        turned = None if transpose is None else _leaf(transpose)
-        if transpose is None or turned is None or turned.symbol.name != _T:
-            continue
-        if turned.inputs[0] == grad:
-            yield transpose, product, right, False
-        elif right == grad:
-            yield transpose, product, turned.inputs[0], True
+        left, right = product.inputs
+        maker = lines.maker(left)
+        transpose = None if maker is None else _leaf(maker)
+        if transpose is not None and transpose.symbol.name == _T:
+            if transpose.inputs[0] == grad:
+                yield product, transpose, False
+            elif right == grad:
+                yield product, transpose, True
 
 
 def _with_transposes(lines: _Lines, value: sg.TensorProxy) -> Iterator[str]:
@@ -231,6 +238,12 @@ def _product(call: sg.BoundSymbol | None) -> _Product | None:
         return None
     fits = len(found.weight.shape) == 2 and (found.bias is None or found.bias.shape == (width,))
     return found if fits else None
+
+
+def _with_parts(calls: Iterable[sg.BoundSymbol]) -> Iterator[sg.BoundSymbol]:
+    for call in calls:
+        yield call
+        yield from _with_parts(call.subsymbols)
 
 
 def _leaf(call: sg.BoundSymbol) -> sg.BoundSymbol | None:
