@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 
 import pytest
+import torch
 
 from switchgear import plugins
 
@@ -19,3 +20,11 @@ def installed_plugins(isolated_plugins: None, monkeypatch: pytest.MonkeyPatch) -
     plugins.installed.cache_clear()
     yield
     plugins.installed.cache_clear()
+
+
+@pytest.fixture
+def tf32_policy() -> Iterator[None]:
+    """The test may change `torch.backends.cuda.matmul.allow_tf32`."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = before

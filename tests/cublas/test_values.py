@@ -17,15 +17,16 @@ from tests.cublas.layers import ACTIVATIONS, FUSED, LAYOUTS, MLP, addmm, cublas,
 
 #: A gradient is summed in another order than eager's where views are taken elsewhere.
 TOLERANCES = {
-    torch.float64: {"rtol": 1e-12, "atol": 1e-12},
-    torch.float32: {"rtol": 1e-5, "atol": 1e-5},
-    torch.bfloat16: {"rtol": 1.6e-2, "atol": 1e-2},
-    torch.float16: {"rtol": 2e-3, "atol": 2e-3},
+    torch.float64: (1e-12, 1e-12),
+    torch.float32: (1e-5, 1e-5),
+    torch.bfloat16: (1.6e-2, 1e-2),
+    torch.float16: (2e-3, 2e-3),
 }
 
 
 def assert_near(found: Any, wanted: Any, dtype: torch.dtype) -> None:
-    torch.testing.assert_close(found, wanted, **TOLERANCES[dtype], check_stride=True)
+    rtol, atol = TOLERANCES[dtype]
+    torch.testing.assert_close(found, wanted, rtol=rtol, atol=atol, check_stride=True)
 
 
 def arguments(shape: tuple[int, ...], layout: str, *, bias: bool, weight_layout: str) -> list[Tensor]:
