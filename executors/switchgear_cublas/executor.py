@@ -35,12 +35,9 @@ _REFERENCE: _Kernels = {
     MATMUL_DGELU: operators.matmul_dgelu,
     MATMUL_BGRAD: operators.matmul_bgrad,
 }
-#: On CUDA; what the GELU was taken of is no result of PyTorch's entry point, so that runs in two kernels.
-_TORCH: _Kernels = {
-    LINEAR_GELU: kernels.linear_gelu,
-    LINEAR_GELU_AUX: operators.linear_gelu_aux,
-    LINEAR_RELU: kernels.linear_relu,
-}
+#: On CUDA, by PyTorch's entry points.
+_TORCH: _Kernels = {LINEAR_GELU: kernels.linear_gelu, LINEAR_RELU: kernels.linear_relu}
+#: On CUDA, by plans of nvmath.
 _NVMATH: _Kernels = {
     LINEAR_GELU_AUX: plans.linear_gelu_aux,
     MATMUL_DGELU: plans.matmul_dgelu,
@@ -94,12 +91,12 @@ class CublasExecutor(sg.Executor):
             return sg.Declined(reason) if reason else sg.Implementation(self.name, kernels.linear_fp8)
         if call.inputs[0].device.type == "cpu":
             return sg.Implementation(self.name, _REFERENCE[call.symbol])
-        missing = "PyTorch has no entry point to this epilogue; CublasExecutor(nvmath=True) has"
-        reason = plans.declined(call) if call.symbol in _NVMATH and self.nvmath else missing
-        if call.symbol in _NVMATH and not reason:
-            return sg.Implementation(self.name, _NVMATH[call.symbol])
         kernel = _TORCH.get(call.symbol)
-        return sg.Declined(reason) if kernel is None else sg.Implementation(self.name, kernel)
+        if kernel is not None:
+            return sg.Implementation(self.name, kernel)
+        missing = "PyTorch has no entry point to this epilogue; CublasExecutor(nvmath=True) has"
+        reason = plans.declined(call) if self.nvmath else missing
+        return sg.Declined(reason) if reason else sg.Implementation(self.name, _NVMATH[call.symbol])
 
 
 def _unsuitable(call: sg.BoundSymbol) -> str:
