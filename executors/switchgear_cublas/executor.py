@@ -119,12 +119,14 @@ def _irregular(call: sg.BoundSymbol) -> str:
         return "an operand is negated lazily"
     if any(math.prod(proxy.shape) == 0 for proxy in (*call.inputs, *call.outputs)):
         return "empty"
-    if not all(is_contiguous(proxy) for proxy in call.outputs):
+    if not all(_is_contiguous(proxy) for proxy in call.outputs):
         return "its result is not contiguous"
+    if call.symbol == MATMUL_DGELU and not _is_contiguous(call.inputs[2]):
+        return "what the GELU was taken of is not contiguous"
     return ""
 
 
-def is_contiguous(proxy: sg.TensorProxy) -> bool:
+def _is_contiguous(proxy: sg.TensorProxy) -> bool:
     """Whether the elements lie row by row, with nothing between them."""
     step = 1
     for size, stride in zip(reversed(proxy.shape), reversed(proxy.stride), strict=True):

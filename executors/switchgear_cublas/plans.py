@@ -50,8 +50,6 @@ def declined(call: sg.BoundSymbol) -> str:
         return "the epilogue takes no product over a single element"
     if call.symbol != MATMUL_BGRAD and call.outputs[0].shape[-1] % 8:
         return f"{call.outputs[0].shape[-1]} features are no multiple of 8"
-    if call.symbol == MATMUL_DGELU and call.inputs[2].stride[-1] != 1:
-        return "what the GELU was taken of is not contiguous"
     return ""
 
 
@@ -61,7 +59,7 @@ def linear_gelu_aux(
     """`operators.linear_gelu_aux` in one kernel."""
     features = weight.t() if transposed else weight
     rows = x.reshape(-1, x.shape[-1])
-    epilogue, given = ("GELU_AUX", {}) if bias is None else ("GELU_AUX_BIAS", {"bias": bias})
+    epilogue, given = ("GELU_AUX", {}) if bias is None else ("GELU_AUX_BIAS", {"bias": bias.contiguous()})
     y, beside = _run(epilogue, features, rows.t(), given)
     shape = (*x.shape[:-1], features.shape[0])
     return y.t().reshape(shape), beside["gelu_aux"].t().reshape(shape)
@@ -85,6 +83,7 @@ def matmul_bgrad(grad: Tensor, rows: Tensor, transposed: bool = False) -> tuple[
 
 def _run(epilogue: str, a: Tensor, b: Tensor, given: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
     """`a @ b` with an epilogue: the result, and what the epilogue makes beside it."""
+    a, b = _dense(a), _dense(b)
     tf32 = a.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
     key = (epilogue, tf32, a.dtype, a.device, *map(_kind, (a, b, *given.values())))
     stream = torch.cuda.current_stream(a.device)
@@ -110,6 +109,13 @@ def _planned(epilogue: str, a: Tensor, b: Tensor, given: dict[str, Tensor], tf32
     plan = advanced.Matmul(a, b, options=options, stream=stream)
     plan.plan(epilog=advanced.MatmulEpilog[epilogue], epilog_inputs=given or None, stream=stream)
     return plan
+
+
+def _dense(matrix: Tensor) -> Tensor:
+    """A matrix whose rows or columns have no gaps, which is what cuBLASLt takes."""
+    down, along = matrix.stride()
+    rows, columns = matrix.shape
+    return matrix if (along == 1 and down >= columns) or (down == 1 and along >= rows) else matrix.contiguous()
 
 
 def _kind(tensor: Tensor) -> tuple[Any, ...]:

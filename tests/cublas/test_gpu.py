@@ -67,6 +67,17 @@ def test_gelu_of_the_entry_point_is_by_tanh(dtype: torch.dtype, shape: tuple[int
         assert (kernels.linear_gelu(*made) - F.gelu(F.linear(*made))).abs().max() > 1e-6
 
 
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_what_is_no_number_stays_so(dtype: torch.dtype) -> None:
+    x, weight, bias = (on_gpu(*shape, dtype=dtype) for shape in ((16, 32), (64, 32), (64,)))
+    x[3, 5] = float("nan")
+    x[4, 5] = float("inf")
+    for kernel, wanted in ((kernels.linear_relu, operators.linear_relu), (kernels.linear_gelu, operators.linear_gelu)):
+        found = kernel(x, weight, bias)
+        assert found[3].isnan().all()
+        assert torch.equal(found.isnan(), wanted(x, weight, bias).isnan())
+
+
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, *HALF])
 @needs_nvmath

@@ -17,8 +17,8 @@ from tests.cublas.layers import LAYOUTS, linear, own
 
 
 def made(*shape: int, layout: str = "contiguous", transposed: bool = False, bias: bool = True) -> list[Any]:
-    weight = LAYOUTS[layout](torch.randn(8, shape[-1]))
-    given: list[Any] = [torch.randn(shape), weight.t().contiguous() if transposed else weight]
+    weight = LAYOUTS[layout](torch.randn((shape[-1], 8) if transposed else (8, shape[-1])))
+    given: list[Any] = [LAYOUTS[layout](torch.randn(shape)) if len(shape) > 1 else torch.randn(shape), weight]
     return [*given, torch.randn(8) if bias else None, transposed]
 
 
@@ -121,6 +121,7 @@ class Matmul:
     planned = 0
 
     def __init__(self, a: Tensor, b: Tensor, *, options: dict[str, Any], stream: object) -> None:
+        assert all(1 in matrix.stride() for matrix in (a, b)), "cuBLASLt takes no matrix with gaps in both directions"
         self.a: Tensor | None = a
         self.b: Tensor | None = b
         self.options = options
