@@ -26,18 +26,8 @@ TORCH = "torch==2.11.0"
 #: Built for torch 2.10: its requirements are not asked for, since they name no torch and bring a second CUDA runtime.
 NVFUSER = "nvfuser-cu130-torch210==0.2.36.dev20260301"
 
-# torch 2.11 lacks a function that nvFuser calls in programs of several processes alone: bound lazily, it is not missed.
-PROBE = """
-import os, sys, torch
-if not (torch.version.cuda or "").startswith("13."):
-    sys.exit(f"PyTorch {torch.__version__} is not built for CUDA 13, as nvFuser is; is pip's index one of CPU builds?")
-sys.setdlopenflags(os.RTLD_LAZY)
-import nvfuser_direct as nvfuser
-with nvfuser.FusionDefinition() as definition:
-    x = definition.define_tensor(shape=[-1], contiguity=[True], dtype=nvfuser.DataType.Float)
-    definition.add_output(definition.ops.relu(x))
-print(f"nvFuser {nvfuser.version()} translates under PyTorch {torch.__version__}")
-"""
+#: Says whether nvFuser translates in the environment of the Python that runs it.
+PROBE = ROOT / "scripts" / "probe_nvfuser.py"
 
 
 class CannotMake(Exception):
@@ -68,13 +58,14 @@ def make(folder: Path, python: str | None) -> bool:
     if stamp.is_file() and stamp.read_text() == contents and runs(folder / "bin" / "python"):
         return False
     if not runs(folder / "bin" / "python"):
-        say("an empty environment")
-        run([find_python(python), "-m", "venv", "--clear", str(folder)], f"the venv module of Python {PYTHON}")
+        found = find_python(python)
+        say(f"an empty environment of {found}")
+        run([found, "-m", "venv", "--clear", str(folder)], f"the venv module of Python {PYTHON}")
     for what, packages in installations().items():
         say(what)
         run([*pip(folder), *packages], what)
     say("does nvFuser load?")
-    run([str(folder / "bin" / "python"), "-c", PROBE], "a working nvFuser")
+    run([str(folder / "bin" / "python"), str(PROBE)], "a working nvFuser")
     stamp.write_text(contents)  # last: an interrupted installation is taken up again
     return True
 
