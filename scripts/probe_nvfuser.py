@@ -14,7 +14,7 @@ def main() -> int:
     if not (torch.version.cuda or "").startswith("13."):
         print(f"PyTorch {torch.__version__} is not built for CUDA 13, as nvFuser is: from an index of CPU builds?")
         return 1
-    # torch 2.11 lacks one function, which nvFuser calls in programs of several processes alone: bind it when it is called
+    # torch 2.11 lacks a function that nvFuser calls in programs of several processes alone: bind when called
     sys.setdlopenflags(os.RTLD_LAZY)
     nvfuser = importlib.import_module("nvfuser_direct")
     with nvfuser.FusionDefinition() as definition:

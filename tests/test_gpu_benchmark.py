@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from benchmarks import gpu
 from benchmarks.contestants import Contestant
 from benchmarks.gpu_workloads import WORKLOADS, Place
 from benchmarks.measure import Samples
+from benchmarks.throughput import WrongResult
 from benchmarks.workloads import Function, Mode, Task
 
 CONTESTANTS = ["eager", "switchgear"]
@@ -110,9 +112,9 @@ def test_one_wrong_gradient_is_enough() -> None:
     smallest = min(range(1, len(results)), key=lambda index: float(results[index].float().norm()))
     spoilt: list[Tensor] = [*results]
     spoilt[smallest] = 2 * spoilt[smallest]
-    with pytest.raises(gpu.WrongResult, match=f"result {smallest} is off"):
+    with pytest.raises(WrongResult, match=f"result {smallest} is off"):
         reference.check(spoilt)
-    with pytest.raises(gpu.WrongResult, match="results, or of other shapes"):
+    with pytest.raises(WrongResult, match="results, or of other shapes"):
         reference.check(results[:-1])
 
 
@@ -169,7 +171,7 @@ def test_command_refuses(
     with pytest.raises(SystemExit) as ended:
         command.main(["gpu", *arguments])
     assert ended.value.code == 2
-    assert all(part in capsys.readouterr().err for part in said.split(".*"))
+    assert re.search(said, capsys.readouterr().err)
 
 
 def test_it_runs_only_where_it_is_named() -> None:

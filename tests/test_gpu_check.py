@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import sys
 import tarfile
 import zipfile
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 import torch
 
 from scripts import gpu_check as script
+from scripts.make_nvfuser_env import NVFUSER, ROOT
 
 FILES = {
     "nvfuser_direct/__init__.py": b"python",
@@ -79,7 +82,7 @@ def test_more_than_may_travel(
 
 
 def test_wheels_are_pinned() -> None:
-    assert all(name.count("==") == 1 for name in (script.NVFUSER, *script.WHEELS))
+    assert all(name.count("==") == 1 for name in (NVFUSER, *script.WHEELS))
 
 
 def test_progress(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,11 +157,11 @@ def test_a_run_without_a_device(packed: Path, tmp_path: Path) -> None:
 def as_python(monkeypatch: pytest.MonkeyPatch, **programs: str) -> None:
     """Each step named runs a program of Python's; the others do nothing."""
 
-    def steps(options: script.argparse.Namespace) -> list[script.Step]:
+    def steps(options: argparse.Namespace) -> list[script.Step]:
         commands = {name: programs.get(name, "") for name in script.STEPS}
         names = {"REPORT": str(options.report)}
         return [
-            script.Step(name, [script.sys.executable, "-c", f"{names=}\n{text}"], script.STEPS[name])
+            script.Step(name, [sys.executable, "-c", f"{names=}\n{text}"], script.STEPS[name])
             for name, text in commands.items()
         ]
 
@@ -209,4 +212,4 @@ def test_steps_see_the_checkout_and_what_was_unpacked(
     as_python(monkeypatch, machine=see, tests=suite(1, 0, 0))
     assert script.main(["run", str(packed), str(tmp_path / "report"), "--site", str(tmp_path / "site")]) == 0
     said = json.loads((tmp_path / "report/report.json").read_text())["steps"][0]["said"]
-    assert said == [f"{script.ROOT}/core:{script.ROOT}/executors:{tmp_path}/site", "None", str(script.ROOT)]
+    assert said == [f"{ROOT}/core:{ROOT}/executors:{tmp_path}/site", "None", str(ROOT)]
