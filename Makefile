@@ -46,7 +46,7 @@ nvfuser-env: ## an environment in which nvFuser translates: needs Python 3.12 an
 	@"$(PYTHON)" scripts/make_nvfuser_env.py "$(NVFUSER_VENV)"
 
 test-nvfuser: nvfuser-env ## the tests that need nvFuser, and no GPU, in that environment
-	@"$(NVFUSER_VENV)/bin/python" -m pytest -m "nvfuser and not slow" tests/nvfuser
+	@"$(NVFUSER_VENV)/bin/python" -m pytest $(PYTEST_ARGS) -m "nvfuser and not slow" tests/nvfuser
 
 lint: $(STAMP) ## formatting, lint and types
 	@$(PY) -m ruff format --check .
