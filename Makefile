@@ -3,6 +3,7 @@
 
 PYTHON ?= python3
 VENV   ?= .venv
+NVFUSER_VENV ?= .venv-nvfuser
 TORCH  ?= torch==2.13.0
 # An index of CPU builds of torch, such as PyTorch's own (see its "get started" page); empty: pip's own index.
 TORCH_INDEX ?=
@@ -18,8 +19,15 @@ $(shell [ "$$(cat "$(STAMP)" 2>/dev/null)" = "$$(pwd) $(TORCH)" ] || rm -f "$(ST
 # A path from outside would come before what is installed.
 unexport PYTHONPATH
 
+define CHECK_PYTHON
+@command -v "$(PYTHON)" >/dev/null || \
+	    { echo "Switchgear needs Python 3.11 or newer; '$(PYTHON)' was not found. Try: make PYTHON=/path/to/python3" >&2; exit 1; }
+@"$(PYTHON)" -c "import sys; sys.exit(sys.version_info < (3, 11))" || \
+	    { echo "Switchgear needs Python 3.11 or newer; '$(PYTHON)' is $$("$(PYTHON)" -V 2>&1). Try: make PYTHON=python3.12" >&2; exit 1; }
+endef
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint format wheel-check benchmarks clean
+.PHONY: help demo test test-slow nvfuser-env test-nvfuser lint format wheel-check benchmarks clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -32,6 +40,13 @@ test: $(STAMP) ## the test suite
 
 test-slow: $(STAMP) ## the test suite, long-running tests included
 	@$(PY) -m pytest $(PYTEST_ARGS) -m ""
+
+nvfuser-env: ## an environment in which nvFuser translates: needs Python 3.12 and downloads 2.7 GB
+	$(CHECK_PYTHON)
+	@"$(PYTHON)" scripts/make_nvfuser_env.py "$(NVFUSER_VENV)"
+
+test-nvfuser: nvfuser-env ## the tests that need nvFuser, and no GPU, in that environment
+	@"$(NVFUSER_VENV)/bin/python" -m pytest $(PYTEST_ARGS) -m "nvfuser and not slow" tests/nvfuser
 
 lint: $(STAMP) ## formatting, lint and types
 	@$(PY) -m ruff format --check .
@@ -49,15 +64,12 @@ benchmarks: $(STAMP) ## every benchmark, peers side by side; takes an hour, BENC
 	@$(PY) -m benchmarks $(BENCHMARK_ARGS)
 
 clean: ## remove the environment, build products and caches
-	rm -rf "$(VENV)" build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf "$(VENV)" "$(NVFUSER_VENV)" .gpu-pack build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 # The stamp is written last: an interrupted installation is taken up again. An environment whose Python does not start
 # (moved, or its base Python is gone) is made anew. torch comes first: left to the resolver, it may be the build with CUDA.
 $(STAMP): pyproject.toml
-	@command -v "$(PYTHON)" >/dev/null || \
-	    { echo "Switchgear needs Python 3.11 or newer; '$(PYTHON)' was not found. Try: make PYTHON=/path/to/python3" >&2; exit 1; }
-	@"$(PYTHON)" -c "import sys; sys.exit(sys.version_info < (3, 11))" || \
-	    { echo "Switchgear needs Python 3.11 or newer; '$(PYTHON)' is $$("$(PYTHON)" -V 2>&1). Try: make PYTHON=python3.12" >&2; exit 1; }
+	$(CHECK_PYTHON)
 	@$(PY) -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear "$(VENV)" || \
 	    { echo "could not make a virtual environment: on Debian and Ubuntu, install the python3-venv package" >&2; exit 1; }
 	@echo "Installing $(TORCH) and Switchgear into $(VENV); the first time, this takes some minutes."

@@ -15,7 +15,18 @@ from typing import Any
 
 import torch
 
-from benchmarks import checkpoint_memory, compile_latency, dispatch, long_trace, malloc, plot, throughput, whole_step
+from benchmarks import (
+    checkpoint_memory,
+    compile_latency,
+    dispatch,
+    gpu,
+    gpu_workloads,
+    long_trace,
+    malloc,
+    plot,
+    throughput,
+    whole_step,
+)
 from benchmarks.contestants import CONTESTANTS
 from benchmarks.workloads import WORKLOADS
 
@@ -24,14 +35,20 @@ BENCHMARKS: dict[str, tuple[Callable[[int], Any], int]] = {
     "checkpoint_memory": (checkpoint_memory.run, 1),
     "compile_latency": (compile_latency.run, 5),
     "dispatch": (dispatch.run, 15),
+    "gpu": (gpu.run, gpu.ROUNDS),
     "long_trace": (long_trace.run, 1),
     "throughput": (throughput.run, throughput.ROUNDS),
     "whole_step": (whole_step.run, 15),
 }
-EPILOG = f"""benchmarks:
+#: Run only where they are named: they need what not every machine has.
+ON_REQUEST = ("gpu",)
+#: Those that take a choice of workloads and contestants, and `--quick`.
+WITH_CHOICE = {"throughput": throughput.QUICK_ROUNDS, "gpu": gpu.QUICK_ROUNDS}
+EPILOG = f"""benchmarks (marked *: only where named):
   checkpoint_memory  bytes of a checkpointed GPT-2
   compile_latency    first training result of a GPT-2, by depth
   dispatch           a cached call of x + 1
+  gpu*               training in bf16 on a GPU: tokens per second, host time of a call, peak bytes
   long_trace         compile time of functions of up to 50,000 operators
   throughput         time per call, first call (cold and warm), saved and peak bytes, by workload and contestant
   whole_step         a training step of an MLP with AdamW
@@ -40,6 +57,10 @@ workloads of throughput:
   {", ".join(WORKLOADS)}
 contestants of throughput (marked *: only where named):
   {", ".join(item.name + "*" * item.on_request for item in CONTESTANTS)}
+workloads of gpu:
+  {", ".join(gpu_workloads.WORKLOADS)}
+contestants of gpu:
+  {", ".join(item.name for item in gpu.contestants_on("cuda"))}
 
 Ratios are medians over rounds in which every contestant is called in turn, with a 95 % interval.
 Progress goes to stderr.
@@ -54,18 +75,24 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which: {', '.join(BENCHMARKS)} (default: all)")
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help=f"which: {', '.join(BENCHMARKS)} (default: all but {', '.join(ON_REQUEST)})",
+    )
     parser.add_argument("--rounds", type=int, help="rounds of each benchmark; more are steadier")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every measurement there as well")
     parser.add_argument(
-        "--plot", type=Path, metavar="FILE", help="draw throughput there (.svg, .png); needs matplotlib"
+        "--plot", type=Path, metavar="FILE", help="draw throughput or gpu there (.svg, .png); needs matplotlib"
     )
-    of_throughput = parser.add_argument_group("of throughput alone")
-    of_throughput.add_argument(
+    chosen = parser.add_argument_group("of throughput and gpu alone")
+    chosen.add_argument(
         "--workloads", nargs="+", default=[], metavar="NAME", help="in whole or in part: gpt2/training, gpt2, inference"
     )
-    of_throughput.add_argument("--contestants", nargs="+", default=[], metavar="NAME", help="eager is the baseline")
-    of_throughput.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs")
+    chosen.add_argument("--contestants", nargs="+", default=[], metavar="NAME", help="eager is the baseline")
+    chosen.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs")
+    chosen.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="of gpu; cpu goes with --quick")
     parser.add_argument(
         "--keep-memory",
         action="store_true",
@@ -76,11 +103,20 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"no such benchmark: {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}")
     if options.rounds is not None and options.rounds < 1:
         parser.error("--rounds takes a positive number")
+    options.names = options.names or [name for name in BENCHMARKS if name not in ON_REQUEST]
     try:
-        throughput.chosen_workloads(options.workloads)
-        throughput.chosen_contestants(options.contestants)
+        if "throughput" in options.names:
+            throughput.chosen_workloads(options.workloads)
+            throughput.chosen_contestants(options.contestants)
+        if "gpu" in options.names:
+            gpu.chosen_workloads(options.workloads)
+            gpu.chosen_contestants(options.contestants, options.device)
     except ValueError as error:
         parser.error(str(error))
+    if "gpu" in options.names and options.device == "cpu" and not options.quick:
+        parser.error("--device cpu goes with --quick: the sizes of gpu are those of a GPU")
+    if "gpu" in options.names and (reason := gpu.no_device(options.device)):
+        parser.error(reason)
     if options.plot and not plot.AVAILABLE:
         parser.error("--plot needs matplotlib; install it with: pip install 'switchgear[plot]'")
     return options
@@ -102,16 +138,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if os.environ.get("SWITCHGEAR_VERIFY"):
         print("SWITCHGEAR_VERIFY is set: Switchgear verifies every trace, and compiles slower for it", file=sys.stderr)
     written: dict[str, Any] = {"where": where}
-    for name in options.names or BENCHMARKS:
+    for name in options.names:
         benchmark, rounds = BENCHMARKS[name]
-        if name == "throughput":
+        if name in WITH_CHOICE:
             choice = {"workloads": options.workloads, "contestants": options.contestants, "quick": options.quick}
-            benchmark = functools.partial(throughput.run, **choice)
-            rounds = throughput.QUICK_ROUNDS if options.quick else rounds
+            choice |= {"device": options.device} if name == "gpu" else {}
+            benchmark = functools.partial(benchmark, **choice)
+            rounds = WITH_CHOICE[name] if options.quick else rounds
         result = benchmark(options.rounds or rounds)
         print(f"\n{result}", flush=True)
         written[name] = {**asdict(result), "ratio": result.ratio}
-        if name == "throughput" and options.plot:
+        if name in WITH_CHOICE and options.plot:
             plot.write(result, options.plot, ", ".join(f"{key} {value}" for key, value in where.items()))
     if options.json:
         options.json.write_text(json.dumps(written, indent=2) + "\n")

@@ -1,11 +1,12 @@
-"""The throughput of every contestant as bars; needs matplotlib."""
+"""The time of every contestant as bars, of `throughput` or of `gpu`; needs matplotlib."""
 
 from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
 
-from benchmarks.throughput import BASELINE, Result
+from benchmarks import gpu, throughput
+from benchmarks.throughput import BASELINE
 
 if importlib.util.find_spec("matplotlib"):
     from matplotlib.figure import Figure
@@ -15,17 +16,18 @@ else:
     AVAILABLE = False
 
 
-def write(result: Result, path: Path, title: str) -> None:
+def write(result: throughput.Result | gpu.Result, path: Path, title: str) -> None:
     """Each workload a group of bars: time by eager's with its 95 % interval. The file's suffix says the format."""
-    names = dict.fromkeys(item.contestant for each in result.comparisons for item in each.measured)
+    comparisons: list[throughput.Comparison | gpu.Comparison] = [*result.comparisons]
+    names = dict.fromkeys(item.contestant for each in comparisons for item in each.measured)
     names.pop(BASELINE, None)
-    figure = Figure(figsize=(3 + 0.9 * len(result.comparisons), 5), layout="constrained")
+    figure = Figure(figsize=(3 + 0.9 * len(comparisons), 5), layout="constrained")
     axes = figure.subplots()
     thickness = 0.8 / max(len(names), 1)
     for index, name in enumerate(names):
         found = [
             (place + index * thickness, item.to_eager)
-            for place, each in enumerate(result.comparisons)
+            for place, each in enumerate(comparisons)
             for item in each.measured
             if item.contestant == name and item.to_eager is not None
         ]
@@ -41,8 +43,8 @@ def write(result: Result, path: Path, title: str) -> None:
     axes.set_ylabel(f"time ÷ {BASELINE}'s (log)")
     middle = thickness * (len(names) - 1) / 2
     axes.set_xticks(
-        [place + middle for place in range(len(result.comparisons))],
-        [item.workload for item in result.comparisons],
+        [place + middle for place in range(len(comparisons))],
+        [item.workload for item in comparisons],
         rotation=30,
         ha="right",
     )

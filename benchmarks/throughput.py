@@ -181,7 +181,7 @@ class Lane:
             try:
                 stage()
             except Exception as error:
-                self.error = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"[:300]
+                self.error = reason_of(error)
 
     def first_call(self) -> tuple[float, Tensor]:
         """Compile and call once, with caches on disk of its own; the seconds and the result."""
@@ -305,6 +305,11 @@ def caches_in(folder: Path) -> Iterator[None]:
         os.environ.pop(name)
         if before is not None:
             os.environ[name] = before
+
+
+def reason_of(error: Exception) -> str:
+    """A failure in one line."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"[:300]
 
 
 def say(what: str) -> None:

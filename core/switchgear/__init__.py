@@ -8,6 +8,7 @@ from .functional import grad, value_and_grad, vjp
 from .hookspecs import PassPlacement, hookimpl
 from .inspect.explain import explain
 from .jit import jit, last_backward_traces, last_choices, last_saved, last_traces
+from .passes.plugin_passes import PassContext
 from .plugins import plugin_report
 from .proxy import TensorProxy
 from .registry import Registry, Table
@@ -23,6 +24,7 @@ __all__ = [
     "Fuel",
     "FusionExecutor",
     "Implementation",
+    "PassContext",
     "PassPlacement",
     "Registry",
     "Saved",

@@ -26,8 +26,8 @@ def _plugins() -> int:
     report = plugin_report()
     for status in report:
         executors = f" (executors: {', '.join(status.executors)})" if status.executors else ""
-        error = f": {status.error}" if status.error else ""
-        print(f"{status.name} {status.distribution} {status.version} {status.status}{executors}{error}")
+        reason = ": " + "; ".join(filter(None, (status.error, status.limits))) if status.error or status.limits else ""
+        print(f"{status.name} {status.distribution} {status.version} {status.status}{executors}{reason}")
     if not report:
         print("no plugin is installed")
     return int(any(status.status in ("failed", "conflict") for status in report))

@@ -32,6 +32,10 @@ class Executor:
         """The reason why this executor cannot run here, such as a missing device; None when it can."""
         return None
 
+    def limited(self) -> str | None:
+        """What does not work here, such as a device that is missing, though the executor can run; None if all does."""
+        return None
+
     def claim(self, bound_symbol: BoundSymbol, entry: ImplementationEntry | None) -> Implementation | Declined:
         """Take the bound symbol or decline it; `entry` is what this executor registered for the symbol."""
         if entry is None:
@@ -87,7 +91,16 @@ class FusionExecutor(Executor):
 
 def reason_unavailable(executor: Executor) -> str | None:
     """`executor.unavailable()`, an exception being a reason too."""
+    return _answer(executor.unavailable)
+
+
+def reason_limited(executor: Executor) -> str | None:
+    """`executor.limited()`, an exception being a reason too."""
+    return _answer(executor.limited)
+
+
+def _answer(asked: Callable[[], str | None]) -> str | None:
     try:
-        return executor.unavailable()
+        return asked()
     except Exception as error:
         return f"its availability check raised {type(error).__name__}: {error}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import pluggy
 
@@ -19,6 +19,9 @@ from .executor import Executor
 from .registry import Registry
 from .symbol import BoundSymbol
 from .trace import Trace
+
+if TYPE_CHECKING:
+    from .passes.plugin_passes import PassContext
 
 PROJECT = "switchgear"
 
@@ -31,11 +34,14 @@ Stage: TypeAlias = Literal["before_grad", "after_grad", "before_claim"]
 
 @dataclass(frozen=True, slots=True)
 class PassPlacement:
-    """A pass of a plugin and where it runs: before or after differentiation, or before executors claim."""
+    """A pass of a plugin and where it runs: before or after differentiation, or before executors claim.
+
+    A pass that puts calls of its own in the place of others asks the context who would run them.
+    """
 
     name: str
     stage: Stage
-    run: Callable[[Trace], Trace]
+    run: Callable[[Trace, PassContext], Trace]
 
     def __post_init__(self) -> None:
         stages = get_args(Stage)

@@ -16,7 +16,7 @@ import pluggy
 
 from . import hookspecs
 from .errors import PluginWarning, RegistrationError
-from .executor import Executor, reason_unavailable
+from .executor import Executor, reason_limited, reason_unavailable
 from .hookspecs import HOOKS, PROJECT, PassPlacement
 from .registry import Registry
 from .symbol import BoundSymbol
@@ -32,7 +32,7 @@ _Item = TypeVar("_Item")
 
 @dataclass(frozen=True, slots=True)
 class PluginStatus:
-    """One line of the report: how loading a plugin went, and why not better."""
+    """One line of the report: how loading a plugin went, and why not better; `limits` is what does not work here."""
 
     name: str
     distribution: str
@@ -40,6 +40,7 @@ class PluginStatus:
     status: Status
     error: str = ""
     executors: tuple[str, ...] = ()
+    limits: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +154,13 @@ def _refused(entries: Sequence[EntryPoint]) -> dict[str, Fault]:
 
 
 def _status(entry: EntryPoint, plugin: Plugin | None, fault: Fault | None) -> PluginStatus:
-    reasons = {executor.name: reason_unavailable(executor) for executor in (plugin.executors if plugin else ())}
+    executors = plugin.executors if plugin else ()
+    reasons = {executor.name: reason_unavailable(executor) for executor in executors}
     if fault is None and reasons and None not in reasons.values():
         fault = ("unavailable", "; ".join(f"{name}: {reason}" for name, reason in reasons.items()))
-    return PluginStatus(entry.name, *_distribution(entry), *(fault or ("loaded", "")), tuple(reasons))
+    limits = [reason_limited(executor) for executor in executors if reasons[executor.name] is None]
+    status = fault or ("loaded", "")
+    return PluginStatus(entry.name, *_distribution(entry), *status, tuple(reasons), "; ".join(filter(None, limits)))
 
 
 def _load_one(entry: EntryPoint) -> Plugin:

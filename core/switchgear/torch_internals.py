@@ -235,16 +235,30 @@ def exact_functionalization() -> Iterator[None]:
     `native_batch_norm` writes its running statistics without declaring it; the overload that declares it is used.
     `masked_fill_` keeps strides, which its functional overload does not; formulas of PyTorch's gradients call it.
     """
-    library = torch.library.Library("aten", "IMPL")
+    with _EXACT_LOCK:
+        _EXACT.append(_EXACT[0] if _EXACT else _exact_kernels())
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # PyTorch says once that there is a kernel already
-            library.impl("native_batch_norm", _declared_batch_norm, "Functionalize")
-            for overload in ("Scalar", "Tensor"):
-                library.impl(f"masked_fill_.{overload}", _masked_fill_, "Functionalize")
         yield
     finally:
-        library._destroy()
+        with _EXACT_LOCK:
+            library = _EXACT.pop()
+            if not _EXACT:
+                library._destroy()
+
+
+#: The library of those kernels, once for everyone who is inside: PyTorch 2.11 refuses to register them twice.
+_EXACT: list[torch.library.Library] = []
+_EXACT_LOCK = threading.Lock()
+
+
+def _exact_kernels() -> torch.library.Library:
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # PyTorch says once that there is a kernel already
+        library.impl("native_batch_norm", _declared_batch_norm, "Functionalize")
+        for overload in ("Scalar", "Tensor"):
+            library.impl(f"masked_fill_.{overload}", _masked_fill_, "Functionalize")
+    return library
 
 
 def _declared_batch_norm(input: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *rest: float) -> Any:

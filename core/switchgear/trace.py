@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -62,6 +63,16 @@ class Names:
     def __init__(self, taken: Iterable[str] = ()) -> None:
         self._taken = set(taken)
         self._intermediates = (f"t{number}" for number in itertools.count())
+        self._apart = (f"u{number}" for number in itertools.count())
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Intermediates get other names inside: `u0`, `u1`, …, so that those outside are what they are without it."""
+        outside, self._intermediates = self._intermediates, self._apart
+        try:
+            yield
+        finally:
+            self._intermediates = outside
 
     def fresh(self) -> str:
         """The next free intermediate name."""

@@ -189,6 +189,7 @@ def _facts(tensor: Tensor) -> dict[str, object]:
     return {
         "type": type(tensor),
         "dtype": tensor.dtype,
+        "device": tensor.device,
         "shape": tuple(tensor.shape),
         "strides": tensor.stride(),
         "offset": tensor.storage_offset(),
@@ -242,7 +243,7 @@ def _note_gradients(seen: Observation, named: dict[str, Tensor]) -> None:
     ]
     roots = _distinct(roots)
     if roots:
-        grads = [values(*root.shape, dtype=root.dtype) + index for index, root in enumerate(roots)]
+        grads = [values(*root.shape, dtype=root.dtype).to(root.device) + index for index, root in enumerate(roots)]
         seen.note("backward", _error_of(torch.autograd.backward, roots, grads))
     for name, leaf in named.items():
         if not _is_leaf(leaf):

@@ -12,6 +12,7 @@ import torch
 
 import switchgear as sg
 from switchgear import plugins
+from switchgear.cli import main
 from switchgear.errors import PluginWarning, RegistrationError
 from switchgear.plugins import Plugins, PluginStatus, load
 from tests.core.made_up import Site, call, executor_plugin, rules_plugin
@@ -54,7 +55,7 @@ def test_loaded_plugin(site: Site) -> None:
         + """
 @hookimpl
 def switchgear_passes():
-    return [sg.PassPlacement("same", "before_grad", lambda trace: trace)]
+    return [sg.PassPlacement("same", "before_grad", lambda trace, context: trace)]
 
 @hookimpl
 def switchgear_is_constant_for_vjp(bound_symbol):
@@ -271,6 +272,33 @@ def switchgear_executors():
     assert loaded.report[0].status == "unavailable"
     assert reason in loaded.report[0].error
     assert loaded.report[0].executors == ("mine",)
+
+
+@pytest.mark.parametrize(
+    ("action", "limits"),
+    [("return 'no device'", "no device"), ("raise OSError('boom')", "raised OSError: boom"), ("return None", "")],
+)
+def test_what_does_not_work_here_is_reported(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], action: str, limits: str
+) -> None:
+    source = f"""
+class Limited(sg.Executor):
+    def limited(self):
+        {action}
+
+@sg.hookimpl
+def switchgear_executors():
+    return [Limited("mine")]
+"""
+    loaded = load([site.add("mine", source)])
+    assert (loaded.report[0].status, loaded.report[0].error) == ("loaded", "")
+    assert limits in loaded.report[0].limits
+    assert bool(loaded.report[0].limits) == bool(limits)
+    monkeypatch.setattr("switchgear.cli.plugin_report", lambda: loaded.report)
+    assert main(["plugins"]) == 0
+    printed = capsys.readouterr().out.strip()
+    reason = f": {loaded.report[0].limits}" if limits else ""
+    assert printed == f"mine switchgear-mine 1.0 loaded (executors: mine){reason}"
 
 
 def test_total_order_is_priority_then_name(site: Site) -> None:

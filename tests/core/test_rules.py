@@ -660,3 +660,52 @@ def test_operators_of_a_rule_are_run_by_executors() -> None:
     torch.testing.assert_close(step(jitted, x), step(sine, x))
     assert len(calls) == 1
     assert "torch.cos" in operators(backward(jitted))
+
+
+# What a rule makes in its forward and saves.
+
+
+def with_argument(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x.tanh(), x * 2
+
+
+LIBRARY = torch.library.Library("made_up_rules", "DEF")
+LIBRARY.define("with_argument(Tensor x) -> (Tensor, Tensor)")
+LIBRARY.impl("with_argument", with_argument, "CompositeImplicitAutograd")
+WITH_ARGUMENT = torch.ops.made_up_rules.with_argument.default
+
+
+def saving_rules() -> sg.Table:
+    """`tanh` saves what a further result of an operator holds, which has a rule of its own."""
+    table = sg.Table("mine")
+
+    @table.grad_rule(torch.tanh)
+    def of_tanh(x: Tensor) -> tuple[Tensor, Callable[..., Any]]:
+        y, z = WITH_ARGUMENT(x)
+        return y, lambda grad: grad * (1 - (z / 2).tanh().square())
+
+    @table.grad_rule(WITH_ARGUMENT)
+    def of_pair(x: Tensor) -> tuple[tuple[Tensor, Tensor], Callable[..., Any]]:
+        y, z = WITH_ARGUMENT(x)
+        return (y, z), lambda grad, other: grad * (1 - (z / 2).tanh().square()) + 2 * other
+
+    return table
+
+
+def chain(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = (((x * 3).tanh() * 2).tanh() * 2).tanh()
+    return y.square().sum(), y
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_saved_values_that_rules_make_are_found_by_another_backward(which: int) -> None:
+    """The names of those of later calls must not depend on whether those of earlier ones are differentiated."""
+    x = torch.rand(3, dtype=torch.float64, requires_grad=True)
+    jitted = sg.jit(chain, executors=["torch"], grad_rules=saving_rules())
+    found, wanted = (torch.autograd.grad(function(x)[which].sum(), x) for function in (jitted, chain))
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+    seconds = []
+    for function in (jitted, chain):
+        (first,) = torch.autograd.grad(function(x)[which].sum(), x, create_graph=True)
+        seconds.append(torch.autograd.grad(first.sum(), x))
+    torch.testing.assert_close(seconds[0], seconds[1], rtol=1e-12, atol=1e-12)

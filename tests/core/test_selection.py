@@ -339,7 +339,7 @@ def switchgear_executors():
 
 @sg.hookimpl
 def switchgear_passes():
-    return [sg.PassPlacement("same", "before_grad", lambda trace: trace)]
+    return [sg.PassPlacement("same", "before_grad", lambda trace, context: trace)]
 
 @sg.hookimpl
 def switchgear_is_constant_for_vjp():
@@ -356,7 +356,7 @@ def test_passes_are_those_of_the_plugins_that_take_part(site: Site) -> None:
     add = """
 @sg.hookimpl
 def switchgear_passes():
-    return [sg.PassPlacement("of {0}", "before_grad", lambda trace: trace)]
+    return [sg.PassPlacement("of {0}", "before_grad", lambda trace, context: trace)]
 """
     plugins = load(
         [

@@ -549,6 +549,19 @@ def test_batch_norm_declares_its_writes(mode: Any, statistics: bool) -> None:
     assert torch.native_batch_norm(x, None, None, None, None, True, 0.1, 1e-5)[0].shape == (4, 3)
 
 
+def test_exact_kernels_stay_until_the_last_one_leaves(mode: Any) -> None:
+    seen = Seen()
+    with internals.exact_functionalization():
+        with internals.exact_functionalization():
+            pass
+        with mode, internals.functionalization(), seen:
+            torch.native_batch_norm(
+                internals.wrap(fake_of(mode, numbers(4, 3))), None, None, None, None, True, 0.1, 1e-5
+            )
+    assert "aten.native_batch_norm.default" not in seen.names
+    assert not internals._EXACT
+
+
 @pytest.mark.parametrize("value", [0.5, torch.tensor(0.5)], ids=["number", "tensor"])
 def test_masked_fill_in_place_keeps_strides(mode: Any, value: Any) -> None:
     with internals.exact_functionalization(), mode, internals.functionalization():

@@ -17,6 +17,7 @@ from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
 import switchgear as sg
+from switchgear_cublas import CublasExecutor
 from switchgear_nvfuser import NvfuserExecutor
 from switchgear_nvfuser.executor import Runner
 from tests.core.training import backward, forward, lines
@@ -198,11 +199,16 @@ def test_sixteen_bits(runner: Runner) -> None:
 
 
 def test_lists_give_different_programs() -> None:
-    x = torch.randn(2, 6, 16)
+    x, fused = torch.randn(2, 6, 16), NvfuserExecutor(runner=recorded)
+    lists: list[list[str | sg.Executor]] = [[CublasExecutor(), fused, "torch"], [fused, "torch"], ["torch"]]
     programs = []
-    lists: list[list[str | sg.Executor]] = [[NvfuserExecutor(runner=recorded), "torch"], ["torch"]]
     for executors in lists:
         jitted = sg.jit(Gated(), executors=executors)
         jitted(x)
-        programs.append((len(regions(forward(jitted))), "nvfuser" in sg.explain(jitted)))
-    assert programs == [(1, True), (0, False)]
+        owners = Counter(item.implementation.owner for item in lines(forward(jitted)) if item.implementation)
+        report = sg.explain(jitted)
+        assert report.startswith(
+            f"executors: {', '.join(one if isinstance(one, str) else one.name for one in executors)}"
+        )
+        programs.append((owners["cublas"] > 0, owners["nvfuser"], "by nvfuser (in nvfuser_" in report))
+    assert programs == [(True, 1, True), (False, 1, True), (False, 0, False)]

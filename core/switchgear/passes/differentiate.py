@@ -195,8 +195,10 @@ class Forward:
         link = Link(origin, rule_origin)
         inside = {proxy.name for made in applied.forward for proxy in made.outputs}
         if self.ends & inside - {proxy.name for proxy in applied.outputs}:
-            for made in applied.forward:
-                self.linearise(made, origin)
+            # what rules make is saved by its name, which must not depend on what is asked for
+            with self.names.apart():
+                for made in applied.forward:
+                    self.linearise(made, origin)
         else:
             self.body.extend(linked(made, link, *item.tags & {SAVED}) for made in applied.forward)
         for proxy, output in zip(item.outputs, applied.outputs, strict=True):

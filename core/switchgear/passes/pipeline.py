@@ -32,6 +32,7 @@ from .fuse import fuse
 from .inner_gradients import inner_gradients
 from .no_ops import no_ops
 from .partition import Partitioned, backward_for, partition
+from .plugin_passes import PassContext
 from .reuse_buffers import reuse_buffers
 
 #: A tensor that a backward writes to: the index of an "input", of an "output" of the forward, or of a "grad" output.
@@ -64,6 +65,7 @@ class _Stages:
     """Runs passes one after another, timing and, under `SWITCHGEAR_VERIFY`, verifying what each makes."""
 
     traces: list[Trace]
+    choices: list[Choice] = field(default_factory=list)
     checking: bool = field(default_factory=lambda: bool(os.environ.get("SWITCHGEAR_VERIFY")))
 
     def keep(self, name: str, trace: Trace, start: float) -> Trace:
@@ -85,13 +87,15 @@ class _Stages:
     def plugin_passes(self, stage: str, selection: Selection) -> Trace:
         for placement in selection.passes:
             if placement.stage == stage:
-                self.run(placement.name, partial(_run_guarded, placement))
+                context = PassContext(selection)
+                self.change(placement.name, partial(_run_guarded, placement, context))
+                self.choices += context.choices
         return self.traces[-1]
 
 
-def _run_guarded(placement: PassPlacement, trace: Trace) -> Trace:
+def _run_guarded(placement: PassPlacement, context: PassContext, trace: Trace) -> Trace:
     try:
-        result: Any = placement.run(trace)
+        result: Any = placement.run(trace, context)
     except SwitchgearError:
         raise
     except Exception as error:
@@ -112,7 +116,7 @@ def prepare(trace: Trace, selection: Selection) -> tuple[tuple[Trace, ...], tupl
         stages.keep("inner_gradients", replaced, start)
     stages.run("dead_code", dead_code)
     stages.plugin_passes("before_grad", selection)
-    return tuple(stages.traces), choices
+    return tuple(stages.traces), (*choices, *stages.choices)
 
 
 def compile_forward(stages: tuple[Trace, ...], selection: Selection, choices: tuple[Choice, ...] = ()) -> Program:
@@ -305,7 +309,9 @@ def _executable(
     stages.run("dead_code", dead_code)
     stages.change("reuse_buffers", reuse_buffers)
     trace = stages.run("free_last_used", free_last_used)
-    return Program(tuple(stages.traces), compile_trace(trace, boxed=boxed), (*choices, *made), boxed, targets)
+    return Program(
+        tuple(stages.traces), compile_trace(trace, boxed=boxed), (*choices, *stages.choices, *made), boxed, targets
+    )
 
 
 def expected_grad(proxy: TensorProxy) -> TensorProxy | None:

@@ -1,0 +1,67 @@
+"""Passes of plugins: what they may ask about the call of `jit` that they run for, and what they say of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from switchgear.choice import Choice
+from switchgear.executor import Executor
+from switchgear.selection import Selection
+from switchgear.symbol import BoundSymbol, with_parts
+
+from .claim import claimant
+
+
+class PassContext:
+    """The executors of the call, in the order asked, and what they take.
+
+    `choices` are the answers given so far, for `explain`: of the kind `pattern`, and owned by who takes a pattern, or
+    by `decomposition` where its parts stay as they are.
+    """
+
+    def __init__(self, selection: Selection) -> None:
+        self._selection = selection
+        self.executors: tuple[Executor, ...] = selection.executors
+        self.choices: list[Choice] = []
+
+    def takes(self, owner: str, candidate: BoundSymbol) -> bool:
+        """Whether `owner` takes `candidate`, a call made to stand in the place of its subsymbols.
+
+        Not where an executor asked before it takes the candidate or one of the subsymbols, or where someone else says
+        how one of those is differentiated: a rule asked before the owner's, or a skip rule.
+        """
+        implementation, declined = claimant(candidate, self._selection)
+        if implementation is None:
+            reason = ""
+        elif implementation.owner != owner:
+            reason = f"{implementation.owner} comes before it"
+        else:
+            reason = next(self._objections(owner, candidate), "")
+            if not reason:
+                self.choices.append(Choice("pattern", candidate.symbol.name, owner, "", declined))
+                return True
+        self.decline(owner, candidate, reason, declined)
+        return False
+
+    def decline(
+        self, owner: str, bound_symbol: BoundSymbol, reason: str, others: tuple[tuple[str, str], ...] = ()
+    ) -> None:
+        """Have `explain` say why `owner` makes no pattern of a call; `others` are those asked before."""
+        declined = (*others, (owner, reason)) if reason else others
+        self.choices.append(Choice("pattern", bound_symbol.symbol.name, "decomposition", "", declined))
+
+    def _objections(self, owner: str, candidate: BoundSymbol) -> Iterator[str]:
+        """Why the parts of a candidate are not differentiated by a rule for the whole."""
+        if not any(proxy.requires_grad for proxy in candidate.inputs):
+            return
+        sources = self._selection.rule_sources
+        position = [source.name for source in sources].index(owner)
+        before = replace(self._selection, rule_sources=sources[:position])
+        for part in with_parts(candidate.subsymbols):
+            rule, _ = before.grad_rule(part)
+            if rule is not None:
+                yield f"{rule.owner}, which comes before it, has a grad rule for {part.symbol.name} inside"
+            skipped, reason = self._selection.constant(part)
+            if skipped:
+                yield f"{part.symbol.name} inside is a constant by a {reason}"

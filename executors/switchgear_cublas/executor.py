@@ -1,0 +1,147 @@
+"""Which matrix products the executor takes, and by which kernels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+import switchgear as sg
+
+from . import kernels, operators, plans
+from .operators import (
+    LINEAR_FP8,
+    LINEAR_GELU,
+    LINEAR_GELU_AUX,
+    LINEAR_RELU,
+    MATMUL_BGRAD,
+    MATMUL_DGELU,
+)
+
+_LEAVES = frozenset(f"aten.{name}.default" for name in ("mm", "addmm", "bmm", "baddbmm"))
+#: `spmm` is what PyTorch's table of names calls `mm`.
+_COMPOSITE_NAMES = "nn.functional.linear matmul mm spmm addmm bmm baddbmm"
+_COMPOSITES = frozenset(f"torch.{name}" for name in _COMPOSITE_NAMES.split())
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+_HALF = (torch.bfloat16, torch.float16)
+_Kernels = Mapping[sg.Symbol, Callable[..., Any]]
+#: What the operators compute, by PyTorch.
+_REFERENCE: _Kernels = {
+    LINEAR_GELU: operators.linear_gelu,
+    LINEAR_GELU_AUX: operators.linear_gelu_aux,
+    LINEAR_RELU: operators.linear_relu,
+    MATMUL_DGELU: operators.matmul_dgelu,
+    MATMUL_BGRAD: operators.matmul_bgrad,
+}
+#: On CUDA, by PyTorch's entry points.
+_TORCH: _Kernels = {LINEAR_GELU: kernels.linear_gelu, LINEAR_RELU: kernels.linear_relu}
+#: On CUDA, by plans of nvmath.
+_NVMATH: _Kernels = {
+    LINEAR_GELU_AUX: plans.linear_gelu_aux,
+    MATMUL_DGELU: plans.matmul_dgelu,
+    MATMUL_BGRAD: plans.matmul_bgrad,
+}
+
+
+class CublasExecutor(sg.Executor):
+    """Runs matrix products by cuBLAS, and activations, their gradients and those of biases in its epilogues.
+
+    On a CPU the same operators are run by PyTorch, to the same semantics. `nvmath`: take the epilogues that PyTorch has
+    no entry point for from the package nvmath-python, on CUDA. `fp8`: multiply what linear layers are given in 8 bits,
+    where it is bfloat16 or float16; gradients are computed in the precision of the arguments.
+    """
+
+    def __init__(self, *, nvmath: bool = False, fp8: bool = False) -> None:
+        super().__init__("cublas", priority=-300)
+        self.nvmath = nvmath
+        self.fp8 = fp8
+
+    def unavailable(self) -> str | None:
+        """It runs on a CPU too; what was asked for has to be there."""
+        return plans.unavailable() if self.nvmath else None
+
+    def limited(self) -> str | None:
+        """Without CUDA, there is the CPU reference path alone."""
+        if torch.cuda.is_available():
+            return None
+        why = "no device is found" if torch.version.cuda else "this PyTorch is built without it"
+        return f"available on its CPU reference path; CUDA absent: {why}"
+
+    def claim(self, bound_symbol: sg.BoundSymbol, entry: object) -> sg.Implementation | sg.Declined:
+        """Take products of real numbers as PyTorch runs them, and the operators of this package."""
+        symbol = bound_symbol.symbol
+        if symbol in _REFERENCE or symbol == LINEAR_FP8:
+            return self._own(bound_symbol)
+        if symbol.name in _COMPOSITES:
+            if any(proxy.requires_grad for proxy in bound_symbol.inputs):
+                return sg.Declined("its path in PyTorch can depend on requires_grad; its leaves are taken instead")
+        elif symbol.name not in _LEAVES:
+            return sg.Declined("no matrix product")
+        reason = _unsuitable(bound_symbol)
+        return sg.Declined(reason) if reason else sg.Implementation(self.name, symbol.fn)
+
+    def _own(self, call: sg.BoundSymbol) -> sg.Implementation | sg.Declined:
+        reason = _unsuitable(call) or _irregular(call)
+        if reason:
+            return sg.Declined(reason)
+        if call.symbol == LINEAR_FP8:
+            reason = _unfit_for_8_bits(call) if self.fp8 else "CublasExecutor(fp8=True) would take it"
+            return sg.Declined(reason) if reason else sg.Implementation(self.name, kernels.linear_fp8)
+        if call.inputs[0].device.type == "cpu":
+            return sg.Implementation(self.name, _REFERENCE[call.symbol])
+        kernel = _TORCH.get(call.symbol)
+        if kernel is not None:
+            return sg.Implementation(self.name, kernel)
+        missing = "PyTorch has no entry point to this epilogue; CublasExecutor(nvmath=True) has"
+        reason = plans.declined(call) if self.nvmath else missing
+        return sg.Declined(reason) if reason else sg.Implementation(self.name, _NVMATH[call.symbol])
+
+
+def _unsuitable(call: sg.BoundSymbol) -> str:
+    """Why a product is none for cuBLAS, or an empty string."""
+    first = call.inputs[0]
+    if first.device.type not in ("cpu", "cuda"):
+        return f"not on {first.device.type}"
+    if first.dtype not in _DTYPES:
+        return f"no kernels for {first.dtype}"
+    if any(proxy.device != first.device for proxy in (*call.inputs, *call.outputs)):
+        return "on several devices"
+    if any(proxy.dtype != first.dtype for proxy in (*call.inputs, *call.outputs)):
+        return "of several dtypes"
+    return ""
+
+
+def _irregular(call: sg.BoundSymbol) -> str:
+    """Why the operands of a product with an epilogue are not as its kernels take them, or an empty string."""
+    if any(proxy.is_neg for proxy in call.inputs):
+        return "an operand is negated lazily"
+    if any(math.prod(proxy.shape) == 0 for proxy in (*call.inputs, *call.outputs)):
+        return "empty"
+    if not all(_is_contiguous(proxy) for proxy in call.outputs):
+        return "its result is not contiguous"
+    if call.symbol == MATMUL_DGELU and not _is_contiguous(call.inputs[2]):
+        return "what the GELU was taken of is not contiguous"
+    return ""
+
+
+def _is_contiguous(proxy: sg.TensorProxy) -> bool:
+    """Whether the elements lie row by row, with nothing between them."""
+    step = 1
+    for size, stride in zip(reversed(proxy.shape), reversed(proxy.stride), strict=True):
+        if size != 1 and stride != step:
+            return False
+        step *= size
+    return True
+
+
+def _unfit_for_8_bits(call: sg.BoundSymbol) -> str:
+    x, weight = call.inputs[:2]
+    if x.dtype not in _HALF:
+        return f"8 bits take the place of bfloat16 and float16, not of {x.dtype}"
+    if any(size % 16 for size in weight.shape):
+        return f"sizes {list(weight.shape)} of the weight are no multiples of 16"
+    if x.device.type == "cuda" and torch.cuda.get_device_capability(x.device) < (8, 9):
+        return f"{torch.cuda.get_device_name(x.device)} has no products of 8 bits"
+    return ""

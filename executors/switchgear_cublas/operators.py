@@ -1,0 +1,80 @@
+"""The operators of this package, one for each epilogue of cuBLASLt that it uses: what they compute, on any device.
+
+They are composites of PyTorch's operators (`CompositeImplicitAutograd`), so PyTorch infers their shapes and
+differentiates them to any order, and whoever does not take one runs what it is made of. In what follows rows are all
+dimensions but the last, taken together; a weight is laid out as that of `torch.nn.Linear`, or, `transposed`, as the
+second argument of `torch.addmm`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import switchgear as sg
+
+_NAMESPACE = "switchgear_cublas"
+_library = torch.library.Library(_NAMESPACE, "DEF")
+_LINEAR = "Tensor x, Tensor weight, Tensor? bias=None, bool transposed=False"
+
+
+def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None = None, transposed: bool = False) -> Tensor:
+    """Linear and GELU in its form with tanh, which is that of the epilogue."""
+    return linear_gelu_aux(x, weight, bias, transposed)[0]
+
+
+def linear_gelu_aux(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, transposed: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The same, and what the GELU was taken of, for the backward."""
+    z = linear(x, weight, bias, transposed)
+    return F.gelu(z, approximate="tanh"), z
+
+
+def linear_relu(x: Tensor, weight: Tensor, bias: Tensor | None = None, transposed: bool = False) -> Tensor:
+    """Linear and ReLU."""
+    return F.relu(linear(x, weight, bias, transposed))
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, transposed: bool = False) -> Tensor:
+    """Linear by itself."""
+    return F.linear(x, weight.t() if transposed else weight, bias)
+
+
+def linear_fp8(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Linear whose product an executor may make of numbers of 8 bits; by PyTorch it is exact."""
+    return F.linear(x, weight, bias)
+
+
+def matmul_dgelu(grad: Tensor, weight: Tensor, z: Tensor) -> Tensor:
+    """The gradient of what a GELU (tanh) was taken of, `z`, from that of the rows of the linear layer behind it."""
+    product = torch.mm(grad, weight).view(z.shape)
+    result: Tensor = torch.ops.aten.gelu_backward(product, z, approximate="tanh")
+    return result
+
+
+def matmul_bgrad(grad: Tensor, rows: Tensor, transposed: bool = False) -> tuple[Tensor, Tensor]:
+    """The gradients of a linear layer's weight and, as one row, of its bias, from that of its rows."""
+    product = torch.mm(rows.t(), grad) if transposed else torch.mm(grad.t(), rows)
+    return product, grad.sum(0, keepdim=True)
+
+
+def _define(function: Callable[..., Any], arguments: str, result: str) -> sg.Symbol:
+    name = function.__name__
+    _library.define(f"{name}({arguments}) -> {result}")
+    _library.impl(name, function, "CompositeImplicitAutograd")
+    overload = getattr(torch.ops.switchgear_cublas, name).default
+    return sg.Symbol(str(overload), overload)
+
+
+#: The operators as symbols of traces.
+LINEAR_GELU = _define(linear_gelu, _LINEAR, "Tensor")
+LINEAR_GELU_AUX = _define(linear_gelu_aux, _LINEAR, "(Tensor, Tensor)")
+LINEAR_RELU = _define(linear_relu, _LINEAR, "Tensor")
+LINEAR_FP8 = _define(linear_fp8, "Tensor x, Tensor weight, Tensor? bias=None", "Tensor")
+MATMUL_DGELU = _define(matmul_dgelu, "Tensor grad, Tensor weight, Tensor z", "Tensor")
+MATMUL_BGRAD = _define(matmul_bgrad, "Tensor grad, Tensor rows, bool transposed=False", "(Tensor, Tensor)")

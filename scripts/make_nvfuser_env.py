@@ -1,0 +1,149 @@
+"""Make an environment in which nvFuser translates: Python 3.12, PyTorch with CUDA, nvFuser, Switchgear and its tests.
+
+Neither a GPU nor a driver is needed for that; only running what was translated needs them. 2.7 GB are downloaded, and
+the environment takes 5 GB. One that is already made, for this checkout and these versions, is left as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+#: nvFuser's wheels are for Python 3.10 and 3.12, and Switchgear needs 3.11.
+PYTHON = "3.12"
+#: On Linux its default build is the one for CUDA 13.0, as nvFuser's has to be.
+TORCH = "torch==2.11.0"
+#: Built for torch 2.10: its requirements are not asked for, since they name no torch and bring a second CUDA runtime.
+NVFUSER = "nvfuser-cu130-torch210==0.2.36.dev20260301"
+
+#: Says whether nvFuser translates in the environment of the Python that runs it.
+PROBE = ROOT / "scripts" / "probe_nvfuser.py"
+
+
+class CannotMake(Exception):
+    """What is missing for the environment."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Make the environment; 1 with the reason if something for it is missing."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="where the environment is, or is to be")
+    parser.add_argument("--python", help=f"a Python {PYTHON} (default: this one, one on the path, or one of pyenv's)")
+    options = parser.parse_args(arguments)
+    start = time.monotonic()
+    try:
+        made = make(options.folder, options.python)
+    except CannotMake as error:
+        print(f"no environment with nvFuser: {error}", file=sys.stderr)
+        return 1
+    print(
+        f"{options.folder} {'is made' if made else 'is up to date'}, {time.monotonic() - start:.0f} s", file=sys.stderr
+    )
+    return 0
+
+
+def make(folder: Path, python: str | None) -> bool:
+    """Make it, unless it is made; whether there was something to do."""
+    stamp, contents = folder / ".installed", fingerprint()
+    if stamp.is_file() and stamp.read_text() == contents and runs(folder / "bin" / "python"):
+        return False
+    if not runs(folder / "bin" / "python"):
+        found = find_python(python)
+        say(f"an empty environment of {found}")
+        run([found, "-m", "venv", "--clear", str(folder)], f"the venv module of Python {PYTHON}")
+    for what, packages in installations().items():
+        say(what)
+        run([*pip(folder), *packages], what)
+    say("does nvFuser load?")
+    run([str(folder / "bin" / "python"), str(PROBE)], "a working nvFuser")
+    stamp.write_text(contents)  # last: an interrupted installation is taken up again
+    return True
+
+
+def installations() -> dict[str, list[str]]:
+    """What pip is asked for, in this order, by what it brings."""
+    return {
+        f"{TORCH} and what the tests need": [TORCH, *requirements()],
+        NVFUSER: ["--no-deps", "--pre", NVFUSER],
+        "Switchgear": ["--no-deps", "--editable", str(ROOT)],
+    }
+
+
+def requirements() -> list[str]:
+    """What Switchgear and its tests require, but for torch."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    required = [*project["dependencies"], *project["optional-dependencies"]["test"]]
+    return [item for item in required if re.match(r"[\w.-]+", item).group() != "torch"]  # type: ignore[union-attr]
+
+
+def fingerprint() -> str:
+    """Changes with the checkout's place, the requirements, the entry points and the versions above."""
+    return f"{ROOT}\n{TORCH}\n{NVFUSER}\n{hashlib.sha256((ROOT / 'pyproject.toml').read_bytes()).hexdigest()}\n"
+
+
+def find_python(named: str | None) -> str:
+    """A Python of the right version, which really starts."""
+    tried = []
+    for candidate in candidates() if named is None else [named]:
+        found = None if shutil.which(candidate) is None else version(candidate)
+        if found == PYTHON:
+            return candidate
+        tried.append(f"{candidate} {'was not found' if found is None else f'says {found!r}'}")
+    raise CannotMake(f"Python {PYTHON} is missing: {'; '.join(tried)}. Name one by --python")
+
+
+def candidates() -> Iterator[str]:
+    """This Python, the path's, and those of pyenv, whose command runs only one that is switched on."""
+    yield sys.executable
+    yield f"python{PYTHON}"
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    yield from map(str, sorted(pyenv.glob(f"versions/{PYTHON}.*/bin/python{PYTHON}")))
+
+
+def version(python: str) -> str:
+    """Major and minor, or what it says instead."""
+    command = [python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    return (found.stdout or found.stderr).strip().partition("\n")[0]
+
+
+def pip(folder: Path) -> list[str]:
+    """The command that installs; it shows progress where somebody looks on."""
+    quiet = [] if sys.stderr.isatty() else ["-qq"]
+    # most of what would be compiled is never imported
+    options = ["--disable-pip-version-check", "--no-compile", *quiet]
+    return [str(folder / "bin" / "python"), "-m", "pip", "install", *options]
+
+
+def runs(python: Path) -> bool:
+    """Whether an environment's Python starts, with its pip: one that was moved has none."""
+    if not python.exists():
+        return False
+    return subprocess.run([python, "-m", "pip", "--version"], capture_output=True, check=False).returncode == 0
+
+
+def run(command: Sequence[str], what: str) -> None:
+    """Run a step; what it says of a failure is passed on."""
+    done = subprocess.run(command, stderr=subprocess.PIPE if "-qq" in command else None, text=True, check=False)
+    if done.returncode:
+        reason = (done.stderr or "").strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
+        raise CannotMake(f"{what} is missing: {reason[0]}")
+
+
+def say(what: str) -> None:
+    """Progress."""
+    print(f"nvFuser environment: {what}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

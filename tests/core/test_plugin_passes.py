@@ -1,0 +1,180 @@
+"""Passes of plugins: where they run, what they may ask, and what `explain` says of the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from importlib.metadata import EntryPoint
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import switchgear as sg
+from switchgear import plugins
+from switchgear.errors import RuleError
+from tests.core.made_up import Site, executor_plugin
+from tests.core.training import backward, executor, forward, operators, rules
+
+#: An executor `mine` with an operator for `sin` and then `cos`, and a pass that puts it in their place.
+PATTERN = """
+import dataclasses
+
+library = torch.library.Library("made_up_{name}", "DEF")
+library.define("sincos(Tensor x) -> Tensor")
+
+def sincos(x):
+    return x.sin().cos()
+
+library.impl("sincos", sincos, "CompositeImplicitAutograd")
+overload = torch.ops.made_up_{name}.sincos.default
+table.implementation(overload)(lambda x: sincos(x))
+table.grad_rule(overload)(lambda x: (overload(x), lambda grad: -grad * x.sin().sin() * x.cos()))
+
+def fuse(trace, context):
+    assert {{"mine", "torch"}} <= {{executor.name for executor in context.executors}}
+    for first, second in zip(trace.bound_symbols, trace.bound_symbols[1:]):
+        if (first.symbol.name, second.symbol.name) == ("torch.sin", "torch.cos"):
+            if len(first.output.shape) > 1:
+                context.decline("mine", second, "for vectors alone")
+                continue
+            symbol = sg.Symbol(str(overload), overload)
+            call = sg.BoundSymbol(symbol, first.args, {{}}, second.output, (first, second), second.source)
+            if context.takes("mine", call):
+                body = [call if item is second else item for item in trace.bound_symbols if item is not first]
+                return dataclasses.replace(trace, bound_symbols=tuple(body))
+    return trace
+
+@hookimpl
+def switchgear_passes():
+    return [sg.PassPlacement("mine_sincos", "before_grad", fuse)]
+"""
+
+
+TORCH = EntryPoint("torch", "switchgear_torch", "switchgear")
+
+
+@pytest.fixture
+def install(site: Site, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Has a plugin `mine` with this source installed beside `torch`."""
+
+    def add(source: str) -> None:
+        entries = [site.add("mine", executor_plugin("mine", source)), TORCH]
+        monkeypatch.setattr(plugins, "entry_points", lambda *, group: entries)
+        plugins.installed.cache_clear()
+
+    yield add
+    plugins.installed.cache_clear()
+
+
+@pytest.fixture
+def installed(request: Any, install: Callable[[str], None]) -> None:
+    name = "".join(letter if letter.isalnum() else "_" for letter in request.node.name)
+    install(PATTERN.format(name=name))
+
+
+def function(x: Tensor) -> Tensor:
+    return x.sin().cos() * 2
+
+
+def patterns(jitted: Any) -> list[str]:
+    return [str(choice).partition(": ")[2] for choice in sg.last_choices(jitted) if choice.kind == "pattern"]
+
+
+def is_fused(jitted: Any) -> bool:
+    return any("sincos" in name for name in operators(forward(jitted)))
+
+
+@pytest.mark.usefixtures("installed")
+def test_pattern_is_taken_forward_and_backward() -> None:
+    x = torch.randn(3, requires_grad=True)
+    jitted = sg.jit(function, executors=["mine", "torch"])
+    (found,) = torch.autograd.grad(jitted(x).sum(), x)
+    torch.testing.assert_close(found, torch.autograd.grad(function(x).sum(), x)[0])
+    assert patterns(jitted) == ["pattern by mine"]
+    assert is_fused(jitted)
+    assert [trace.provenance[-1].name for trace in sg.last_traces(jitted)][2] == "mine_sincos"
+    assert "rule: mine (pullback)" in backward(jitted).python(link=True)
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_pass_that_changes_nothing_leaves_no_stage() -> None:
+    jitted = sg.jit(torch.tan, executors=["mine", "torch"])
+    jitted(torch.randn(3))
+    assert "mine_sincos" not in [trace.provenance[-1].name for trace in sg.last_traces(jitted)]
+
+
+@pytest.mark.usefixtures("installed")
+def test_declined_with_a_reason() -> None:
+    jitted = sg.jit(function, executors=["mine", "torch"])
+    jitted(torch.randn(2, 3))
+    assert patterns(jitted) == ["pattern by decomposition; mine: for vectors alone"]
+    assert "torch.cos: pattern by decomposition; mine: for vectors alone" in sg.explain(jitted)
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_who_comes_before_keeps_the_parts(requires_grad: bool) -> None:
+    x = torch.randn(3, requires_grad=requires_grad)
+    jitted = sg.jit(function, executors=[executor("other", {torch.cos: torch.cos}), "mine", "torch"])
+    torch.testing.assert_close(jitted(x), function(x))
+    (reason,) = patterns(jitted)
+    assert reason.endswith("; mine: other, which comes before it, takes torch.cos inside")
+    assert not is_fused(jitted)
+
+
+@pytest.mark.usefixtures("installed")
+def test_without_a_list_the_declared_priority_decides() -> None:
+    jitted = sg.jit(function)
+    jitted(torch.randn(3))
+    assert patterns(jitted) == ["pattern by mine"]
+    last = sg.jit(function, executors=["torch", "mine"])
+    last(torch.randn(3))
+    assert patterns(last) == ["pattern by decomposition; mine: torch comes before it"]
+
+
+@pytest.mark.usefixtures("installed")
+def test_rule_asked_before_keeps_the_parts_if_there_is_a_gradient() -> None:
+    doubled = rules(torch.sin, lambda x: (x.sin(), lambda grad: 2 * grad * x.cos()))
+    jitted = sg.jit(function, executors=["mine", "torch"], grad_rules=doubled)
+    x = torch.randn(3, requires_grad=True)
+    (found,) = torch.autograd.grad(jitted(x).sum(), x)
+    torch.testing.assert_close(found, 2 * torch.autograd.grad(function(x).sum(), x)[0])
+    assert patterns(jitted) == [
+        "pattern by decomposition; mine: jit, which comes before it, has a grad rule for torch.sin inside"
+    ]
+    jitted(x.detach())
+    assert patterns(jitted) == ["pattern by mine"]
+
+
+@pytest.mark.usefixtures("installed")
+def test_rule_of_an_executor_asked_later_does_not() -> None:
+    other = executor("other", rules={torch.sin: lambda x: (x.sin(), lambda grad: 2 * grad * x.cos())})
+    jitted = sg.jit(function, executors=["mine", other, "torch"])
+    x = torch.randn(3, requires_grad=True)
+    (found,) = torch.autograd.grad(jitted(x).sum(), x)
+    torch.testing.assert_close(found, torch.autograd.grad(function(x).sum(), x)[0])
+    assert patterns(jitted) == ["pattern by mine"]
+
+
+@pytest.mark.usefixtures("installed")
+def test_skip_rule_keeps_the_parts() -> None:
+    class Constant(sg.Executor):
+        def is_constant_for_vjp(self, bound_symbol: sg.BoundSymbol) -> bool | None:
+            return True if bound_symbol.symbol.name == "torch.sin" else None
+
+    jitted = sg.jit(lambda x: function(x) + x, executors=["mine", Constant("other"), "torch"])
+    x = torch.randn(3, requires_grad=True)
+    (found,) = torch.autograd.grad(jitted(x).sum(), x)
+    torch.testing.assert_close(found, torch.ones(3))
+    assert "mine: torch.sin inside is a constant by a skip rule of other" in patterns(jitted)[0]
+
+
+def test_a_pass_that_raises(install: Callable[[str], None]) -> None:
+    install("""
+@hookimpl
+def switchgear_passes():
+    return [sg.PassPlacement("broken", "before_claim", lambda trace, context: 1 / 0)]
+""")
+    with pytest.raises(RuleError, match="pass 'broken' of a plugin raised ZeroDivisionError"):
+        sg.jit(torch.sin, executors=["mine", "torch"])(torch.randn(2))
