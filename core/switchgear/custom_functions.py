@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -240,9 +241,12 @@ def _finish(
         # values, not results: nothing is told of autograd's part in them yet
         proxies = [_value(recorder, result) if isinstance(result, torch.Tensor) else None for result in results]
         places = tuple((p, linked.index(i) if i in linked else None) for i, p in enumerate(proxies))
+        seen = {id(tensor): tensor for tensor in tensors_in((args, results))}
+        homes = Counter(map(internals.storage_key, seen.values()))
+        alone = {id(results[i]) for i in linked if homes[internals.storage_key(results[i])] == 1}
         saved, materialize = len(context.to_save), context.materialize_grads
         call = Call(function, len(args), tensors, places, saved, tuple(attributes), plain, materialize)
-        _record(recorder, call, [given[i] for i in tensors], [results[i] for i in linked], kept, dirty)
+        _record(recorder, call, [given[i] for i in tensors], [results[i] for i in linked], kept, dirty, alone)
     for result in results:
         if isinstance(result, torch.Tensor) and _value(recorder, result).requires_grad > result.requires_grad:
             recorder.tracker.track(result)  # made under enable_grad, and PyTorch detached it in place
@@ -265,8 +269,12 @@ def _record(
     results: Sequence[torch.Tensor],
     kept: Sequence[Any],
     dirty: set[int],
+    alone: set[int],
 ) -> None:
-    """Record `HISTORY`, and let the results stand for what it makes."""
+    """Record `HISTORY`, and let the results stand for what it makes.
+
+    So do views of those that were written to, or are alone in their memory; other memory has a history of its own.
+    """
     values = tuple([_value(recorder, result) for result in results])
     held = tuple([_value(recorder, leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in kept])
     outputs = []
@@ -276,7 +284,7 @@ def _record(
         outputs.append(recorder.tracker.new_proxy(fake, result.requires_grad))
         if id(result) not in dirty:
             recorder.tracker.begin(outputs[-1], result)
-        internals.rebind(result, fake, aliases=id(result) in dirty)
+        internals.rebind(result, fake, aliases=id(result) in dirty | alone)
     recorder.record(HISTORY, (call, tuple(inputs), values, held), tuple(outputs))
     for result in results:
         recorder.tracker.reconcile(result)
@@ -294,7 +302,7 @@ def _history(
     # what the forward computed on its way is constant for whoever differentiates the backward
     kept = tuple(k.detach() if isinstance(k, torch.Tensor) and id(k) not in arguments else k for k in kept)
     with torch._C.DisableTorchFunction():
-        _record(recorder, call, [recorder.tracker.proxy_of(tensor) for tensor in inputs], results, kept, set())
+        _record(recorder, call, [recorder.tracker.proxy_of(tensor) for tensor in inputs], results, kept, set(), set())
     return results
 
 
