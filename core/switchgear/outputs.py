@@ -107,6 +107,8 @@ class _Collector:
             self.tracker.reconcile(tensor)
             self._sharing.setdefault(internals.storage_key(tensor), []).append(tensor)
         self._memories: dict[int, _Memory | None] = {}
+        #: What is made by its place in an input's memory, by the id of the tensor returned.
+        self._placed: dict[int, Returned] = {}
         self._inputs: dict[int, int] = {}
         self._parts: dict[str, int] = {}
         for index, found in enumerate(recorder.inputs):
@@ -225,11 +227,13 @@ class _Collector:
                 "followed; return a clone of it"
             )
         self.roots[found.proxy.name] = ("input", index)
-        made = replace(now, name=self.recorder.names.fresh())
-        layout = (now.shape, now.stride, now.storage_offset)
-        call = BoundSymbol(_AS_STRIDED, (found.proxy, *layout), {}, made, grad_enabled=now.requires_grad)
-        self.views[-1 - len(self.views)] = call
-        return Returned("view", made.name)
+        if id(leaf) not in self._placed:
+            made = replace(now, name=self.recorder.names.fresh())
+            layout = (now.shape, now.stride, now.storage_offset)
+            call = BoundSymbol(_AS_STRIDED, (found.proxy, *layout), {}, made, grad_enabled=now.requires_grad)
+            self.views[-1 - len(self.views)] = call
+            self._placed[id(leaf)] = Returned("view", made.name)
+        return self._placed[id(leaf)]
 
     def _replayed(self, lineage: Lineage, home: str, kind: str, index: int) -> Returned:
         """The last of a lineage, to be made from `home` by the calls that made it."""
