@@ -16,6 +16,7 @@ from .gradients_inside import NEW_LEAF
 from .lineage import Lineage, Lineages
 from .proxy import TensorProxy
 from .recorder import RecordedInput, Recorder
+from .shared_memory import requires_grad_alone
 from .signature import check_returned
 from .structure import Structure, flatten
 from .symbol import BoundSymbol, Symbol
@@ -142,7 +143,9 @@ class _Collector:
             while root is not first and (viewed := self._lineages.viewed(root.name)) is not None:
                 root = viewed
             if root.name != first.name:
-                tracked = not same_history(history_of(found.wrapper), found.history)
+                # autograd lets nobody write, where it sees it, to a view that alone requires grad
+                alone = requires_grad_alone(found.tensor)
+                tracked = not alone and not same_history(history_of(found.wrapper), found.history)
                 yield Mutation(index, self._output(final), tracked)
 
     def _refuse_other_memory(self, found: RecordedInput) -> None:
@@ -165,6 +168,7 @@ class _Collector:
         itself = self.recorder.input_of(leaf)
         if itself is not None:
             return Returned("input", self.recorder.inputs.index(itself))
+        self.tracker.refuse_outdated(leaf)
         if is_spoiled(leaf):
             raise Unsupported(
                 "the function returns a view, made under no_grad or with others at once, whose base was written to "

@@ -253,6 +253,7 @@ class Recorder:
                 with torch._C.DisableTorchFunction():
                     return self._adopt(tensor)
         with torch._C.DisableTorchFunction():
+            self.tracker.refuse_outdated(tensor)
             self.tracker.reconcile(tensor)
         return tensor
 

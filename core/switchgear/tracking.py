@@ -45,6 +45,8 @@ class Tracker:
         self._first_names: dict[str, str] = {}
         self._first_seen: dict[str, torch.Tensor] = {}
         self._alone: set[str] = set()
+        #: Views, by id, of what was reshaped in place since.
+        self._outdated: dict[int, torch.Tensor] = {}
         self._constant_bases: dict[int, torch.Tensor] = {}
 
     def __contains__(self, wrapper: torch.Tensor) -> bool:
@@ -274,6 +276,16 @@ class Tracker:
             self._first_names.setdefault(new.name, self.first_name(old.name))
         else:
             self._first_seen.setdefault(self.first_name(new.name), wrapper)
+            views = (found.wrapper for found in self._tracked.values() if found.wrapper._base is wrapper)
+            self._outdated.update((id(view), view) for view in views)
+
+    def refuse_outdated(self, wrapper: torch.Tensor) -> None:
+        """Refuse a view of what was reshaped in place since, if its history cannot be made again of the new shape."""
+        if id(wrapper) in self._outdated and is_spoiled(wrapper):
+            raise Unsupported(
+                f"in {self._recorder.here()} a view is used of a tensor that was given other sizes or strides in place "
+                "(as by transpose_()) since the view was made; use transpose() in its place, or make the view again"
+            )
 
     def _refuse_views(self, wrapper: torch.Tensor) -> None:
         key = internals.storage_key(wrapper)

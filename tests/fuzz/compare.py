@@ -34,7 +34,10 @@ REFUSALS = (sg.errors.Unsupported, sg.errors.DataDependent, sg.errors.InvalidInp
 
 #: What eager says where a tensor that a backward needs has been overwritten; the second, where that is one of several
 #: views made at once, or a view of one.
-OVERWRITTEN = ("modified by an inplace operation", "is a view and its base or another view of its base has been modified")
+OVERWRITTEN = (
+    "modified by an inplace operation",
+    "is a view and its base or another view of its base has been modified",
+)
 
 
 #: Begins the facts that were seen after the write that follows the first gradient.
@@ -179,8 +182,9 @@ def look(named: dict[str, Tensor], prefix: str = "") -> Facts:
     first: dict[int, str] = {}
     bases: dict[int, str] = {}
     # a base that nobody else shows is no fact: what an operator makes inside and returns a view of
-    seen_often = Counter(id(tensor._base) for tensor in named.values() if tensor._base is not None)
-    seen_often.update({id(tensor) for tensor in named.values()})
+    unique = {id(tensor): tensor for tensor in named.values()}
+    seen_often = Counter(id(tensor._base) for tensor in unique.values() if tensor._base is not None)
+    seen_often.update(unique.keys())
     storages: dict[int, tuple[str, int | torch.SymInt]] = {}
     for name, tensor in named.items():
         base = tensor._base

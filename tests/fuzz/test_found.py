@@ -1,0 +1,119 @@
+"""Programs that the fuzzer found to differ from eager, made small."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.fuzz.compare import Outcome, judge
+from tests.fuzz.functions import Cubed, SinAndCos
+from tests.fuzz.source import Script
+
+Arguments = tuple[list[Any], list[Tensor]]
+
+
+def non_leaf() -> Arguments:
+    torch.manual_seed(7)
+    leaf = torch.randn(3, 4).requires_grad_()
+    return [leaf * 1], [leaf]
+
+
+def rows_of_a_leaf() -> Arguments:
+    torch.manual_seed(7)
+    leaf = torch.randn(4, 4).requires_grad_()
+    return [leaf[1:]], [leaf]
+
+
+def complex_plain() -> Arguments:
+    torch.manual_seed(7)
+    return [torch.randn(4, dtype=torch.complex64)], []
+
+
+def booleans() -> Arguments:
+    torch.manual_seed(7)
+    return [torch.randint(0, 2, (3, 4), dtype=torch.bool)], []
+
+
+def empty_view_of_a_leaf_that_is_a_view() -> Arguments:
+    leaf = torch.zeros(1)[1:].requires_grad_()
+    return [leaf, leaf.view_as(leaf)], [leaf]
+
+
+def result_written_to_through_a_view(x: Tensor) -> Tensor:
+    y = Cubed.apply(x)
+    y.diagonal(1).zero_()
+    return y * 2
+
+
+def one_of_two_results_written_to_through_a_view(x: Tensor) -> Tensor:
+    sin, cos = SinAndCos.apply(x * 1)
+    cos.diagonal(1).zero_()
+    return sin * cos
+
+
+def result_written_to_through_views_and_by_itself(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = Cubed.apply(x)
+    view = y.mT[1:]
+    view.mul_(2)
+    y.mul_(3)
+    view.add_(x.mT[1:])
+    return view, y
+
+
+def view_of_a_view_after_a_write(x: Tensor) -> Tensor:
+    x.mul_(0.5)
+    rows = x[1:]
+    return rows @ rows.mT
+
+
+def base_written_to_through_a_conjugate(x: Tensor) -> Tensor:
+    parts = torch.view_as_real(x)
+    x.conj().mul_(2)
+    return parts * 2
+
+
+def one_view_of_a_reshaped_input_twice(x: Tensor) -> tuple[Tensor, Tensor]:
+    x.t_()
+    view = x[...]
+    return view, view
+
+
+def empty_view_written_to(x: Tensor, view: Tensor) -> Tensor:
+    with torch.no_grad():
+        return view.mul_(0.5)
+
+
+def saved_part_of_a_split_overwritten(x: Tensor) -> Tensor:
+    part, _ = x.split([1, 2])
+    y = part @ part.mT
+    x.detach().mul_(2)
+    return y
+
+
+def view_used_after_its_base_was_reshaped(x: Tensor) -> Tensor:
+    view = x.view(-1, 2)
+    x.transpose_(0, -1)
+    return view.mT.exp()
+
+
+PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
+    (result_written_to_through_a_view, non_leaf, Outcome.EQUAL),
+    (one_of_two_results_written_to_through_a_view, non_leaf, Outcome.OVERWRITTEN),
+    (result_written_to_through_views_and_by_itself, non_leaf, Outcome.EQUAL),
+    (view_of_a_view_after_a_write, non_leaf, Outcome.EQUAL),
+    (base_written_to_through_a_conjugate, complex_plain, Outcome.EQUAL),
+    (one_view_of_a_reshaped_input_twice, booleans, Outcome.EQUAL),
+    (empty_view_written_to, empty_view_of_a_leaf_that_is_a_view, Outcome.EQUAL),
+    (saved_part_of_a_split_overwritten, rows_of_a_leaf, Outcome.OVERWRITTEN),
+    (view_used_after_its_base_was_reshaped, non_leaf, Outcome.REFUSED),
+]
+
+
+@pytest.mark.parametrize(("function", "arguments", "outcome"), PROGRAMS, ids=[case[0].__name__ for case in PROGRAMS])
+def test_found(function: Callable[..., Any], arguments: Callable[[], Arguments], outcome: Outcome) -> None:
+    verdict = judge(Script(arguments, function))
+    assert verdict.outcome is outcome, verdict.detail
