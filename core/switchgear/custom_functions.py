@@ -329,6 +329,12 @@ def origin_of(item: BoundSymbol) -> RuleOrigin:
     return RuleOrigin(item.args[0].function.__qualname__, "autograd.Function")
 
 
+def saved(item: BoundSymbol) -> tuple[TensorProxy, ...]:
+    """What a call of `HISTORY` saves for the backward, which may read less of it than that backward's own backward."""
+    held = [item.outputs[k.position] if isinstance(k, _Result) else k for k in item.args[3][: item.args[0].saved]]
+    return tuple([value for value in held if isinstance(value, TensorProxy)])
+
+
 def linearise(item: BoundSymbol, recorder: Recorder, higher_order: bool) -> Applied:
     """A call of `HISTORY` with the class's own backward as its pullback."""
     call: Call = item.args[0]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tests.fuzz.compare import Outcome, judge
 from tests.fuzz.functions import Cubed, SinAndCos
+from tests.fuzz.programs import Write
 from tests.fuzz.source import Script
 
 Arguments = tuple[list[Any], list[Tensor]]
@@ -100,6 +101,21 @@ def view_used_after_its_base_was_reshaped(x: Tensor) -> Any:
     return view.mT.exp()
 
 
+def low_and_wide() -> Arguments:
+    torch.manual_seed(7)
+    low, wide = torch.randn(3, 4).bfloat16().requires_grad_(), torch.randn(3, 1).requires_grad_()
+    return [low * 1, wide], [low, wide]
+
+
+def wide_operands_of_in_place_calls(low: Tensor, wide: Tensor) -> Any:
+    low.mul_(wide)
+    low[1:].add_(wide[0])
+    low.mT.atan2_(wide[0]).xlogy_(wide[1])
+    low[0] = wide[2]
+    low *= wide
+    return low
+
+
 PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
     (result_written_to_through_a_view, non_leaf, Outcome.EQUAL),
     (one_of_two_results_written_to_through_a_view, non_leaf, Outcome.OVERWRITTEN),
@@ -109,6 +125,7 @@ PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
     (one_view_of_a_reshaped_input_twice, booleans, Outcome.EQUAL),
     (empty_view_written_to, empty_view_of_a_leaf_that_is_a_view, Outcome.EQUAL),
     (saved_part_of_a_split_overwritten, rows_of_a_leaf, Outcome.OVERWRITTEN),
+    (wide_operands_of_in_place_calls, low_and_wide, Outcome.EQUAL),
     (view_used_after_its_base_was_reshaped, non_leaf, Outcome.REFUSED),
 ]
 
@@ -117,3 +134,20 @@ PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
 def test_found(function: Callable[..., Any], arguments: Callable[[], Arguments], outcome: Outcome) -> None:
     verdict = judge(Script(arguments, function))
     assert verdict.outcome is outcome, verdict.detail
+
+
+def base_and_rows() -> Arguments:
+    torch.manual_seed(7)
+    leaf = torch.randn(3, 4).requires_grad_()
+    base = leaf * 1
+    return [base, base[1:]], [leaf]
+
+
+def one_of_two_results(base: Tensor, rows: Tensor) -> Any:
+    _, cos = SinAndCos.apply(rows)  # type: ignore[no-untyped-call]
+    return cos, base
+
+
+def test_what_a_function_saved_is_not_made_again_from_an_argument_overwritten_since() -> None:
+    verdict = judge(Script(base_and_rows, one_of_two_results, ("same", "same"), 0, Write(slot=1, how="row")))
+    assert verdict.outcome is Outcome.EQUAL, verdict.detail

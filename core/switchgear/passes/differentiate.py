@@ -161,6 +161,8 @@ class Forward:
         if item.symbol == HISTORY:
             rule_origin = origin_of(item)
             self._choose(item, rule_origin.owner, f"{rule_origin.form} rule")
+            if not regions_of(item):
+                self.kept.extend(custom_functions.saved(item))
             self._append(custom_functions.linearise(item, self.recorder, self.higher_order), rule_origin, item, origin)
             return ()
         own = RULES.get(item.symbol)
