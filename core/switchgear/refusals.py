@@ -74,12 +74,13 @@ class GradFn:
 
 
 _OWN_FILES = str(Path(__file__).parent)
+_NESTED_FILES = str(Path(torch.nested.__file__).parent)
 
 
 def refuse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], here: Callable[[], str]) -> None:
     """Raise `Unsupported`, naming the user's line that `here` tells, for a call that would be captured wrongly."""
     name = getattr(func, "__name__", "")
-    if name == "__get__" and func.__self__ in _REFUSED_ATTRIBUTES and not _asked_here():
+    if name == "__get__" and func.__self__ in _REFUSED_ATTRIBUTES and not _asker().startswith(_OWN_FILES):
         attribute = func.__self__
         what = f"the function reads .{attribute.__name__} of a tensor"
         raise Unsupported(f"{what}, in {here()}; {_REFUSED_ATTRIBUTES[attribute]}")
@@ -92,10 +93,14 @@ def refuse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], here: Calla
         )
     if name in _REFUSED_NAMES:
         full = resolve_name(func) or f"{getattr(func, '__module__', '')}.{name}"
-        if full in _REFUSED and not _asked_here():
+        if full in _REFUSED and not (asker := _asker()).startswith(_OWN_FILES):
+            if asker.startswith(_NESTED_FILES):
+                raise Unsupported(
+                    f"a nested tensor made inside a jitted function, in {here()}: make it, and use it, outside"
+                )
             raise Unsupported(f"{full} inside a jitted function, in {here()}; {_REFUSED[full]}")
 
 
-def _asked_here() -> bool:
-    """Whether it is this package that makes the call, by way of the recorder's mode, to learn what it records."""
-    return sys._getframe(4).f_code.co_filename.startswith(_OWN_FILES)
+def _asker() -> str:
+    """The file that makes the call: by way of the recorder's mode, it may be this package, to learn what it records."""
+    return sys._getframe(4).f_code.co_filename

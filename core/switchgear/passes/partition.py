@@ -20,6 +20,7 @@ from switchgear.symbol import (
     Link,
     RuleOrigin,
     Symbol,
+    changed,
     proxies,
 )
 from switchgear.trace import Names, Trace, names_of
@@ -218,4 +219,4 @@ def _just_in_time(body: Body) -> Body:
 def unlinked(item: BoundSymbol) -> BoundSymbol:
     """A line of the forward: only those that are gradients themselves keep their links."""
     links = item.links if INNER_GRADIENT in item.tags else ()
-    return replace(item, links=links, subsymbols=tuple(unlinked(part) for part in item.subsymbols))
+    return changed(item, links=links, subsymbols=tuple([unlinked(part) for part in item.subsymbols]))
