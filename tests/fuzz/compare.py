@@ -23,10 +23,10 @@ Jit = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 #: The one way in which a gradient may differ from eager's, by rounding or in strides.
 AROUND = (
-    "a gradient that flows both through the compiled function and around it (an argument, a view of one, or several "
-    "views of one result are returned; or an argument is written to that is a view, shares memory with another, or "
-    "where autograd does not see it) is the sum of the same terms, added in another order; a sum has the layout of its "
-    "first term"
+    "a gradient that flows both through the compiled function and around it (an argument, a view of one, or a view of "
+    "a result is returned, which is made around it; or an argument is written to that is a view, shares memory with "
+    "another, or where autograd does not see it) is the sum of the same terms, added in another order; a sum has the "
+    "layout of its first term"
 )
 
 #: Errors that say "not here"; any other error of ours is a fault.
@@ -39,6 +39,9 @@ OVERWRITTEN = (
     "is a view and its base or another view of its base has been modified",
 )
 
+
+#: The fact that names the results that are views, which says where gradients flow and is not compared.
+VIEWS = "(results that are views)"
 
 #: Begins the facts that were seen after the write that follows the first gradient.
 AFTERWARDS = "after the write: "
@@ -157,6 +160,7 @@ def observe(script: Script, function: Callable[..., Any], kind: str, *, saves_co
     # Arguments first: what comes later is then said to be an argument, or to share storage with one.
     named = inner | {f"leaf {place}": value for place, value in enumerate(leaves)} | outer
     seen.facts.update(look(named))
+    seen.facts[VIEWS] = [name for name, value in outer.items() if value._is_view() and value.requires_grad]
     # What was written to is a result too. Any other argument would only hide that a gradient is None.
     roots = [*outer.values(), *(args[place] for place, version in before.items() if args[place]._version > version)]
     seen.facts.update(gradients(roots, leaves, script.omitted, "gradient"))
@@ -369,7 +373,7 @@ def _by_order_of_a_sum(one: Difference) -> bool:
 
 
 def _flows_around(eager: Facts) -> bool:
-    """Whether a result shares memory with an argument or another result: gradients then flow around the node too.
+    """Whether a result is a view, or shares memory with an argument or another: gradients then flow around the node.
 
     An argument that was written to is a result as well, and where autograd did not see the write is no result of the
     node.
@@ -382,6 +386,8 @@ def _flows_around(eager: Facts) -> bool:
             continue
         if name.startswith("output") or eager[f"{name}: same object as"] == name:
             together.setdefault(earliest, []).append(name)
+    if eager.get(VIEWS):
+        return True
     written = {name for names in together.values() for name in names if eager.get(f"{name}: version has risen")}
     unseen = {name for name in written if eager[f"{name}: requires_grad"] and not eager[f"{name}: has a new node"]}
     return bool(unseen) or any(
@@ -403,7 +409,7 @@ def differences(eager: Facts, jitted: Facts, call: str) -> list[Difference]:
     found = [
         Difference(call, fact, eager.get(fact, _ABSENT), jitted.get(fact, _ABSENT))
         for fact in dict.fromkeys((*eager, *jitted))
-        if eager.get(fact, _ABSENT) != jitted.get(fact, _ABSENT)
+        if fact != VIEWS and eager.get(fact, _ABSENT) != jitted.get(fact, _ABSENT)
     ]
     raised = [one for one in found if isinstance(one.jitted, Raised)]
     raised += [one for one in found if isinstance(one.eager, Raised) and one not in raised]

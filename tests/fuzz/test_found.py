@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.fuzz.compare import Outcome, judge
-from tests.fuzz.functions import Cubed, SinAndCos
+from tests.fuzz.functions import Cubed, SinAndCos, Swapped
 from tests.fuzz.programs import Write
 from tests.fuzz.source import Script
 
@@ -101,6 +101,11 @@ def view_used_after_its_base_was_reshaped(x: Tensor) -> Any:
     return view.mT.exp()
 
 
+def view_by_a_function_of_an_input_written_to(x: Tensor) -> Any:
+    x.mul_(2)
+    return Swapped.apply(x)  # type: ignore[no-untyped-call]
+
+
 def low_and_wide() -> Arguments:
     torch.manual_seed(7)
     low, wide = torch.randn(3, 4).bfloat16().requires_grad_(), torch.randn(3, 1).requires_grad_()
@@ -126,6 +131,7 @@ PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
     (empty_view_written_to, empty_view_of_a_leaf_that_is_a_view, Outcome.EQUAL),
     (saved_part_of_a_split_overwritten, rows_of_a_leaf, Outcome.OVERWRITTEN),
     (wide_operands_of_in_place_calls, low_and_wide, Outcome.EQUAL),
+    (view_by_a_function_of_an_input_written_to, non_leaf, Outcome.REFUSED),
     (view_used_after_its_base_was_reshaped, non_leaf, Outcome.REFUSED),
 ]
 
