@@ -42,7 +42,7 @@ def viewed_argument(bound_symbol: BoundSymbol) -> TensorProxy | None:
     if position is None:
         return None
     name = fn._schema.arguments[position].name
-    return next(proxies((bound_symbol.args[position : position + 1], bound_symbol.kwargs.get(name))), None)
+    return next(iter(proxies((bound_symbol.args[position : position + 1], bound_symbol.kwargs.get(name)))), None)
 
 
 def written_arguments(bound_symbol: BoundSymbol) -> tuple[TensorProxy, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -17,7 +18,7 @@ import torch
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from . import torch_internals as internals
-from .aliasing import viewed_argument
+from .aliasing import storages, viewed_argument
 from .backward_writes import Watch
 from .composites import leaves_of
 from .errors import NotDifferentiable, RuleError, Unsupported
@@ -27,7 +28,8 @@ from .proxy import TensorProxy
 from .recorder import Recorder, active_recorder
 from .rules import Applied, Grads
 from .structure import Structure, flatten
-from .symbol import CUSTOM_FUNCTION, BoundSymbol, RuleOrigin, Symbol, map_proxies
+from .symbol import CUSTOM_FUNCTION, BoundSymbol, RuleOrigin, Symbol, map_proxies, proxies
+from .trace import Trace
 from .tracking import DETACH
 from .writes import IDENTITY
 
@@ -240,9 +242,12 @@ def _finish(
         # values, not results: nothing is told of autograd's part in them yet
         proxies = [_value(recorder, result) if isinstance(result, torch.Tensor) else None for result in results]
         places = tuple((p, linked.index(i) if i in linked else None) for i, p in enumerate(proxies))
+        seen = {id(tensor): tensor for tensor in tensors_in((args, results))}
+        homes = Counter(map(internals.storage_key, seen.values()))
+        alone = {id(results[i]) for i in linked if homes[internals.storage_key(results[i])] == 1}
         saved, materialize = len(context.to_save), context.materialize_grads
         call = Call(function, len(args), tensors, places, saved, tuple(attributes), plain, materialize)
-        _record(recorder, call, [given[i] for i in tensors], [results[i] for i in linked], kept, dirty)
+        _record(recorder, call, [given[i] for i in tensors], [results[i] for i in linked], kept, dirty, alone)
     for result in results:
         if isinstance(result, torch.Tensor) and _value(recorder, result).requires_grad > result.requires_grad:
             recorder.tracker.track(result)  # made under enable_grad, and PyTorch detached it in place
@@ -265,8 +270,12 @@ def _record(
     results: Sequence[torch.Tensor],
     kept: Sequence[Any],
     dirty: set[int],
+    alone: set[int],
 ) -> None:
-    """Record `HISTORY`, and let the results stand for what it makes."""
+    """Record `HISTORY`, and let the results stand for what it makes.
+
+    So do views of those that were written to, or are alone in their memory; other memory has a history of its own.
+    """
     values = tuple([_value(recorder, result) for result in results])
     held = tuple([_value(recorder, leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in kept])
     outputs = []
@@ -276,7 +285,7 @@ def _record(
         outputs.append(recorder.tracker.new_proxy(fake, result.requires_grad))
         if id(result) not in dirty:
             recorder.tracker.begin(outputs[-1], result)
-        internals.rebind(result, fake, aliases=id(result) in dirty)
+        internals.rebind(result, fake, aliases=id(result) in dirty | alone)
     recorder.record(HISTORY, (call, tuple(inputs), values, held), tuple(outputs))
     for result in results:
         recorder.tracker.reconcile(result)
@@ -294,7 +303,7 @@ def _history(
     # what the forward computed on its way is constant for whoever differentiates the backward
     kept = tuple(k.detach() if isinstance(k, torch.Tensor) and id(k) not in arguments else k for k in kept)
     with torch._C.DisableTorchFunction():
-        _record(recorder, call, [recorder.tracker.proxy_of(tensor) for tensor in inputs], results, kept, set())
+        _record(recorder, call, [recorder.tracker.proxy_of(tensor) for tensor in inputs], results, kept, set(), set())
     return results
 
 
@@ -303,11 +312,30 @@ HISTORY = Symbol("switchgear.autograd_function", _history)
 
 def made_as_views(bound_symbols: Iterable[BoundSymbol]) -> frozenset[str]:
     """The names of the results of Functions that are views: autograd forbids to write to them."""
+    return frozenset(made.name for _, made in _views(bound_symbols))
+
+
+def _views(bound_symbols: Iterable[BoundSymbol]) -> Iterator[tuple[TensorProxy, TensorProxy]]:
     leaves = [*leaves_of(bound_symbols)]
     viewing = (leaf for leaf in leaves if leaf.symbol != DETACH and viewed_argument(leaf) is not None)
     views = {proxy.name for leaf in viewing for proxy in leaf.outputs}
     pairs = (pair for leaf in leaves if leaf.symbol == HISTORY for pair in zip(leaf.args[2], leaf.outputs, strict=True))
-    return frozenset(made.name for value, made in pairs if value.name in views)
+    return ((value, made) for value, made in pairs if value.name in views)
+
+
+def refuse_views_of_written(trace: Trace, written: Iterable[TensorProxy]) -> None:
+    """Raise `Unsupported` where a result is a view, made by a Function, of an input that is written to.
+
+    The view would be one of the value that is then copied into the input.
+    """
+    home, returned = storages(trace.bound_symbols), {proxy.name for proxy in proxies(trace.outputs)}
+    homes = {home.get(proxy.name, proxy.name) for proxy in written}
+    views = (value for value, made in _views(trace.bound_symbols) if made.name in returned)
+    if any(home.get(value.name, value.name) in homes for value in views):
+        raise Unsupported(
+            "an autograd.Function returns a view of an input that is written to, and that view is returned: its memory "
+            "would not be the input's; return a clone of it"
+        )
 
 
 def as_identities(item: BoundSymbol) -> tuple[BoundSymbol, ...]:
@@ -319,6 +347,12 @@ def as_identities(item: BoundSymbol) -> tuple[BoundSymbol, ...]:
 def origin_of(item: BoundSymbol) -> RuleOrigin:
     """Whose rule differentiates a call of `HISTORY`."""
     return RuleOrigin(item.args[0].function.__qualname__, "autograd.Function")
+
+
+def saved(item: BoundSymbol) -> tuple[TensorProxy, ...]:
+    """What a call of `HISTORY` saves for the backward, which may read less of it than that backward's own backward."""
+    held = [item.outputs[k.position] if isinstance(k, _Result) else k for k in item.args[3][: item.args[0].saved]]
+    return tuple([value for value in held if isinstance(value, TensorProxy)])
 
 
 def linearise(item: BoundSymbol, recorder: Recorder, higher_order: bool) -> Applied:

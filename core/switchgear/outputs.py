@@ -16,6 +16,7 @@ from .gradients_inside import NEW_LEAF
 from .lineage import Lineage, Lineages
 from .proxy import TensorProxy
 from .recorder import RecordedInput, Recorder
+from .shared_memory import requires_grad_alone
 from .signature import check_returned
 from .structure import Structure, flatten
 from .symbol import BoundSymbol, Symbol
@@ -107,6 +108,8 @@ class _Collector:
             self.tracker.reconcile(tensor)
             self._sharing.setdefault(internals.storage_key(tensor), []).append(tensor)
         self._memories: dict[int, _Memory | None] = {}
+        #: What is made by its place in an input's memory, by the id of the tensor returned.
+        self._placed: dict[int, Returned] = {}
         self._inputs: dict[int, int] = {}
         self._parts: dict[str, int] = {}
         for index, found in enumerate(recorder.inputs):
@@ -140,7 +143,9 @@ class _Collector:
             while root is not first and (viewed := self._lineages.viewed(root.name)) is not None:
                 root = viewed
             if root.name != first.name:
-                tracked = not same_history(history_of(found.wrapper), found.history)
+                # autograd lets nobody write, where it sees it, to a view that alone requires grad
+                alone = requires_grad_alone(found.tensor)
+                tracked = not alone and not same_history(history_of(found.wrapper), found.history)
                 yield Mutation(index, self._output(final), tracked)
 
     def _refuse_other_memory(self, found: RecordedInput) -> None:
@@ -163,6 +168,7 @@ class _Collector:
         itself = self.recorder.input_of(leaf)
         if itself is not None:
             return Returned("input", self.recorder.inputs.index(itself))
+        self.tracker.refuse_outdated(leaf)
         if is_spoiled(leaf):
             raise Unsupported(
                 "the function returns a view, made under no_grad or with others at once, whose base was written to "
@@ -225,11 +231,13 @@ class _Collector:
                 "followed; return a clone of it"
             )
         self.roots[found.proxy.name] = ("input", index)
-        made = replace(now, name=self.recorder.names.fresh())
-        layout = (now.shape, now.stride, now.storage_offset)
-        call = BoundSymbol(_AS_STRIDED, (found.proxy, *layout), {}, made, grad_enabled=now.requires_grad)
-        self.views[-1 - len(self.views)] = call
-        return Returned("view", made.name)
+        if id(leaf) not in self._placed:
+            made = replace(now, name=self.recorder.names.fresh())
+            layout = (now.shape, now.stride, now.storage_offset)
+            call = BoundSymbol(_AS_STRIDED, (found.proxy, *layout), {}, made, grad_enabled=now.requires_grad)
+            self.views[-1 - len(self.views)] = call
+            self._placed[id(leaf)] = Returned("view", made.name)
+        return self._placed[id(leaf)]
 
     def _replayed(self, lineage: Lineage, home: str, kind: str, index: int) -> Returned:
         """The last of a lineage, to be made from `home` by the calls that made it."""

@@ -36,6 +36,12 @@ class TensorProxy:
         return f"{self.device} {_SHORT_KINDS.get(kind, kind)}{dtype.removeprefix(kind)}{list(self.shape)}"
 
     @property
+    def metadata(self) -> tuple[object, ...]:
+        """Everything but the name."""
+        layout = self.shape, self.stride, self.storage_offset
+        return *layout, self.dtype, self.device, self.requires_grad, self.is_conj, self.is_neg
+
+    @property
     def is_differentiable(self) -> bool:
         """Whether the dtype can carry a gradient."""
         return self.dtype.is_floating_point or self.dtype.is_complex

@@ -37,7 +37,7 @@ from .shared_memory import requires_grad_alone
 from .symbol import CHECK, CHECKPOINT, GRAD_OFF_INSIDE, RANDOM, SAVED, BoundSymbol, Source, Symbol, proxies
 from .trace import Names
 from .tracking import Tracker, history_of, metadata_proxy
-from .write_back import WriteBack, is_in_place, through_view
+from .write_back import WriteBack, is_in_place, through_view, with_casts
 from .writes import DRAW_BERNOULLI, NEW_VERSION, WRITE_STRIDED
 
 _aten = torch.ops.aten
@@ -253,6 +253,7 @@ class Recorder:
                 with torch._C.DisableTorchFunction():
                     return self._adopt(tensor)
         with torch._C.DisableTorchFunction():
+            self.tracker.refuse_outdated(tensor)
             self.tracker.reconcile(tensor)
         return tensor
 
@@ -455,6 +456,8 @@ class Recorder:
                         target, fresh = self.tracker.proxy_of_fake(fake), self.names.fresh
                         inside = func is torch.Tensor.__setitem__
                         frame.recorded = through_view(frame.recorded, base, target, inside, fresh)
+            if written and sees_autograd:
+                frame.recorded = with_casts(frame.recorded)
             return result, self._output_proxies(result), written
         except RuntimeError as error:
             if _NO_INVERSE in str(error):

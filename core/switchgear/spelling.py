@@ -30,7 +30,7 @@ def spelling(overload: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Map
     """The path of a function that dispatches to `overload` with these very arguments, found out by calling it."""
     given = args, dict(kwargs)
     # a function without tensors is one that a default device changes
-    if overload.namespace != "aten" or next(proxies(given), None) is None:
+    if overload.namespace != "aten" or not proxies(given):
         return None
     key = (overload, _kind(given))
     if key not in _KEPT:

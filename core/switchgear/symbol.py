@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from .choice import Implementation
@@ -113,6 +113,20 @@ class BoundSymbol:
         return RANDOM in self.tags
 
 
+_FIELDS = tuple(BoundSymbol.__slots__)
+_NESTS = frozenset({"args", "kwargs", "output"})
+
+
+def changed(bound_symbol: BoundSymbol, **changes: Any) -> BoundSymbol:
+    """`dataclasses.replace`, which passes spend much of their time in, without looking for the same proxies again."""
+    made = object.__new__(BoundSymbol)
+    for name in _FIELDS:
+        object.__setattr__(made, name, changes[name] if name in changes else getattr(bound_symbol, name))
+    if not _NESTS.isdisjoint(changes):
+        made.__post_init__()
+    return made
+
+
 def with_parts(bound_symbols: Iterable[BoundSymbol]) -> Iterator[BoundSymbol]:
     """Bound symbols, each followed by everything in its decomposition."""
     for bound_symbol in bound_symbols:
@@ -133,19 +147,25 @@ def renamed(
     args, kwargs = map_proxies(read, (bound_symbol.args, dict(bound_symbol.kwargs)))
     parts = tuple([renamed(part, env, define) for part in bound_symbol.subsymbols])
     output = map_proxies(define or read, bound_symbol.output)
-    return replace(bound_symbol, args=args, kwargs=kwargs, output=output, subsymbols=parts)
+    return changed(bound_symbol, args=args, kwargs=kwargs, output=output, subsymbols=parts)
 
 
-def proxies(value: Any) -> Iterator[TensorProxy]:
+def proxies(value: Any) -> list[TensorProxy]:
     """The proxies in a nest of tuples, lists and dicts, in order."""
+    found: list[TensorProxy] = []
+    _collect(value, found)
+    return found
+
+
+def _collect(value: Any, found: list[TensorProxy]) -> None:
     if isinstance(value, TensorProxy):
-        yield value
+        found.append(value)
     elif isinstance(value, (tuple, list)):
         for item in value:
-            yield from proxies(item)
+            _collect(item, found)
     elif isinstance(value, Mapping):
         for item in value.values():
-            yield from proxies(item)
+            _collect(item, found)
 
 
 def map_proxies(function: Callable[[TensorProxy], Any], value: Any) -> Any:

@@ -45,6 +45,8 @@ class Tracker:
         self._first_names: dict[str, str] = {}
         self._first_seen: dict[str, torch.Tensor] = {}
         self._alone: set[str] = set()
+        #: Views, by id, of what was reshaped in place since.
+        self._outdated: dict[int, torch.Tensor] = {}
         self._constant_bases: dict[int, torch.Tensor] = {}
 
     def __contains__(self, wrapper: torch.Tensor) -> bool:
@@ -160,11 +162,10 @@ class Tracker:
         """Take note of a wrapper that has not been seen before; `is_base`: for writes it is one, view or not."""
         made = internals.unwrap(wrapper, synchronise=False)
         fake = internals.unwrap(wrapper)
-        proxy = self.proxy_of_fake(fake)
         if self._recorder.follow_autograd:
             if made is not fake and self.knows(made):
-                # a view that is made after a write to its base is at once made again
-                self._first_names.setdefault(proxy.name, self.first_name(self.proxy_of_fake(made).name))
+                fake = self._made_once(wrapper, made, fake)
+            proxy = self.proxy_of_fake(fake)
             if proxy.requires_grad > wrapper.requires_grad or self._stands_for_another(proxy, wrapper):
                 # `x.data` shares the fake of `x` and none of its history
                 fake = self._record_alias(wrapper, DETACH, (proxy,), False)
@@ -176,6 +177,14 @@ class Tracker:
         self._first_seen.setdefault(self.first_name(self.proxy_of_fake(fake).name), wrapper)
         if tracked.is_base:
             self._bases.setdefault(internals.storage_key(wrapper), []).append(tracked)
+
+    def _made_once(self, wrapper: torch.Tensor, made: torch.Tensor, again: torch.Tensor) -> torch.Tensor:
+        """A view that is made after a write to its base is at once made again, of the base and not of another view."""
+        if internals.storage_key(made) == internals.storage_key(again):
+            internals.rebind(wrapper, made, aliases=False)
+            return made
+        self._first_names.setdefault(self.proxy_of_fake(again).name, self.first_name(self.proxy_of_fake(made).name))
+        return again
 
     def _stands_for_another(self, proxy: TensorProxy, wrapper: torch.Tensor) -> bool:
         """Whether another wrapper stands for `proxy` already, where neither requires grad: `x` and `x.data`."""
@@ -231,8 +240,9 @@ class Tracker:
                 f"in {self._recorder.here()} a view of an input is used, after a write to it, where the input is "
                 "itself a view that requires_grad_() was called on: autograd loses its history; make the view again"
             )
-        if written and new.shape == old.shape and new.stride != old.stride:
-            # a write keeps strides, the functional operator in its place need not
+        bits = new.is_conj > old.is_conj or new.is_neg > old.is_neg
+        if written and new.shape == old.shape and (new.stride != old.stride or bits):
+            # a write keeps strides and bits, the functional operator in its place need not
             make, args = functools.partial(restride, stride=old.stride), (new, old.stride)
             fake = self._record_made(wrapper, RESTRIDE, args, tracked.is_base, make, new.requires_grad)
             new = self.proxy_of_fake(fake)
@@ -266,6 +276,16 @@ class Tracker:
             self._first_names.setdefault(new.name, self.first_name(old.name))
         else:
             self._first_seen.setdefault(self.first_name(new.name), wrapper)
+            views = (found.wrapper for found in self._tracked.values() if found.wrapper._base is wrapper)
+            self._outdated.update((id(view), view) for view in views)
+
+    def refuse_outdated(self, wrapper: torch.Tensor) -> None:
+        """Refuse a view of what was reshaped in place since, if its history cannot be made again of the new shape."""
+        if id(wrapper) in self._outdated and is_spoiled(wrapper):
+            raise Unsupported(
+                f"in {self._recorder.here()} a view is used of a tensor that was given other sizes or strides in place "
+                "(as by transpose_()) since the view was made; use transpose() in its place, or make the view again"
+            )
 
     def _refuse_views(self, wrapper: torch.Tensor) -> None:
         key = internals.storage_key(wrapper)

@@ -13,9 +13,9 @@ from .errors import Unsupported
 from .nesting import tensors_in
 from .proxy import TensorProxy
 from .shared_memory import overlap_in_part, overlaps_itself
-from .symbol import RANDOM, SAVED, BoundSymbol, renamed
+from .symbol import GRAD_OFF_INSIDE, RANDOM, SAVED, BoundSymbol, renamed
 from .torch_internals import storage_key
-from .writes import SET_VALUE, WRITE_STRIDED, WRITTEN_VIEW
+from .writes import IN_PLACE, SET_VALUE, WRITE_STRIDED, WRITTEN_VIEW
 
 _aten = torch.ops.aten
 #: What brings a write through a view back to its base.
@@ -65,6 +65,39 @@ def through_view(
         return renamed(item, env)
 
     return [*recorded[:place], made, *map(redirected, after)]
+
+
+def with_casts(recorded: list[BoundSymbol]) -> list[BoundSymbol]:
+    """What an in-place call recorded, its operator and the cast to what it writes to as one.
+
+    Autograd sees one call, so an argument of a wider dtype gets a gradient that was computed in the narrower one.
+    """
+    found: list[BoundSymbol] = []
+    for item in recorded:
+        before = found[-1] if found else item
+        if item.symbol.fn is _aten._to_copy.default and before.is_leaf and item.args[0] == before.output:
+            (value, *others), dtype = before.args, item.output.dtype
+            overload = _in_place(before.symbol.fn)
+            wider = any(proxy.requires_grad and proxy.dtype != dtype for proxy in before.inputs)
+            if overload and wider and isinstance(value, TensorProxy) and value.dtype == dtype:
+                tags, parts = before.tags | {GRAD_OFF_INSIDE}, (before, item)
+                found[-1] = replace(
+                    before,
+                    symbol=IN_PLACE,
+                    args=(value, overload, *others),
+                    output=item.output,
+                    subsymbols=parts,
+                    tags=tags,
+                )
+                continue
+        found.append(item)
+    return found
+
+
+def _in_place(fn: Any) -> str | None:
+    """The name in `torch.ops.aten` of the in-place twin of an overload."""
+    name = f"{fn._schema.name.removeprefix('aten::')}_" if isinstance(fn, torch._ops.OpOverload) else ""
+    return f"{name}.{fn._overloadname}" if hasattr(getattr(_aten, name, None), fn._overloadname) else None
 
 
 def _writes_back(item: BoundSymbol) -> bool:

@@ -99,6 +99,13 @@ def _written_view_rule(base: torch.Tensor, view: torch.Tensor) -> _Pulled:
     return outputs, pullback
 
 
+def in_place(value: torch.Tensor, overload: str, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """What an in-place call, of an overload of `torch.ops.aten`, leaves in `value`."""
+    name, _, which = overload.partition(".")
+    result: torch.Tensor = getattr(getattr(torch.ops.aten, name), which)(value.clone(), *args, **kwargs)
+    return result
+
+
 def identity(value: torch.Tensor) -> torch.Tensor:
     """The value under another name: what a rule returns that it did not make."""
     return value
@@ -124,6 +131,7 @@ WRITTEN_VIEWS: dict[Any, Callable[..., torch.Tensor]] = {
 }
 
 IDENTITY = Symbol("switchgear.identity", identity)
+IN_PLACE = Symbol("switchgear.in_place", in_place)
 DRAW_BERNOULLI = Symbol("switchgear.draw_bernoulli", draw_bernoulli)
 #: What an in-place call leaves in an input when it changes sizes or strides of a view of it.
 NEW_VERSION = Symbol("torch.autograd.graph.increment_version", torch.autograd.graph.increment_version)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from switchgear.choice import Choice, Implementation
 from switchgear.errors import ExecutorUnavailable
 from switchgear.selection import Reasons, Selection
-from switchgear.symbol import BoundSymbol, with_parts
+from switchgear.symbol import BoundSymbol, changed, with_parts
 from switchgear.trace import Trace
 
 
@@ -27,7 +27,7 @@ def claim(trace: Trace, selection: Selection) -> tuple[Trace, tuple[Choice, ...]
         implementation, declined = claimant(item, selection)
         if implementation is not None:
             parts = item.subsymbols if implementation.owner in fusion else ()
-            body.append(replace(item, implementation=implementation, subsymbols=parts))
+            body.append(changed(item, implementation=implementation, subsymbols=parts))
             choices.append(Choice("execution", item.symbol.name, implementation.owner, "", declined))
         elif item.is_leaf:
             reasons = "; ".join(f"{owner}: {reason}" for owner, reason in declined)
@@ -37,7 +37,7 @@ def claim(trace: Trace, selection: Selection) -> tuple[Trace, tuple[Choice, ...]
             )
         else:
             choices.append(Choice("execution", item.symbol.name, "decomposition", "", declined))
-            pending.extendleft(replace(part, links=part.links or item.links) for part in reversed(item.subsymbols))
+            pending.extendleft(changed(part, links=part.links or item.links) for part in reversed(item.subsymbols))
     return replace(trace, bound_symbols=tuple(body)), tuple(choices)
 
 

@@ -69,7 +69,7 @@ def clear_templates() -> None:
 def _frozen(value: Any) -> Any:
     """A value as a dictionary key: proxies by metadata, numbers by type too."""
     if isinstance(value, TensorProxy):
-        return replace(value, name="")
+        return value.metadata
     if isinstance(value, (tuple, list)):
         return tuple([_frozen(item) for item in value])
     if isinstance(value, dict):

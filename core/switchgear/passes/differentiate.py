@@ -34,6 +34,7 @@ from switchgear.symbol import (
     Link,
     RuleOrigin,
     Symbol,
+    changed,
     map_proxies,
     proxies,
     renamed,
@@ -146,7 +147,7 @@ class Forward:
         while pending:
             item = self._current(pending.popleft())
             parts = self._decide(item, origin)
-            pending.extendleft(replace(part, tags=part.tags | item.tags & _INHERITED) for part in reversed(parts))
+            pending.extendleft(changed(part, tags=part.tags | item.tags & _INHERITED) for part in reversed(parts))
 
     def _decide(self, item: BoundSymbol, origin: BoundSymbol) -> tuple[BoundSymbol, ...]:
         """The one place that picks how a bound symbol is differentiated; returns the parts that replace it, if any."""
@@ -161,6 +162,8 @@ class Forward:
         if item.symbol == HISTORY:
             rule_origin = origin_of(item)
             self._choose(item, rule_origin.owner, f"{rule_origin.form} rule")
+            if not regions_of(item):
+                self.kept.extend(custom_functions.saved(item))
             self._append(custom_functions.linearise(item, self.recorder, self.higher_order), rule_origin, item, origin)
             return ()
         own = RULES.get(item.symbol)
@@ -339,7 +342,7 @@ def linked(item: BoundSymbol, link: Link, *tags: str) -> BoundSymbol:
     parts = tuple([linked(part, link, *tags) for part in item.subsymbols])
     source = item.source or link.forward.source
     links = item.links if INNER_GRADIENT in item.tags else (link,)
-    return replace(item, links=links or (link,), source=source, subsymbols=parts, tags=item.tags.union(tags))
+    return changed(item, links=links or (link,), source=source, subsymbols=parts, tags=item.tags.union(tags))
 
 
 def _sum(left: TensorProxy, right: TensorProxy, recorder: Recorder, links: tuple[Link, ...]) -> list[BoundSymbol]:
@@ -353,7 +356,7 @@ def _sum(left: TensorProxy, right: TensorProxy, recorder: Recorder, links: tuple
         output = replace(left, name=recorder.names.fresh(), requires_grad=False, storage_offset=0)
         source = links[-1].forward.source if links else None
         made = (BoundSymbol(_ADD, (left, right), {}, output, source=source, grad_enabled=False),)
-    return [replace(item, links=links, tags=frozenset({BACKWARD})) for item in made]
+    return [changed(item, links=links, tags=frozenset({BACKWARD})) for item in made]
 
 
 def is_dense(proxy: TensorProxy) -> bool:

@@ -20,6 +20,7 @@ from switchgear.symbol import (
     Link,
     RuleOrigin,
     Symbol,
+    changed,
     proxies,
 )
 from switchgear.trace import Names, Trace, names_of
@@ -156,7 +157,9 @@ class _Halves:
         self.grads = trace.outputs[joint.count :]
         self.given = tuple(proxies(joint.grad_outputs))
         body = tuple(item for item in trace.bound_symbols if BACKWARD not in item.tags)
-        body = live(body, proxies(trace.outputs[: joint.count]))
+        kept = {proxy.name for proxy in joint.kept} if known is None else known
+        also = (proxy for item in body for proxy in item.outputs if proxy.name in kept)
+        body = live(body, (*proxies(trace.outputs[: joint.count]), *also))
         ran = frozenset(body)
         rest = live(tuple(item for item in trace.bound_symbols if item not in ran), proxies(self.grads))
         self.names = Names(names_of(trace))
@@ -165,8 +168,8 @@ class _Halves:
         own = {proxy.name for item in self.later for proxy in item.outputs}
         own.update(trace.constants, (proxy.name for proxy in self.given))
         used = (*(proxy for item in self.later for proxy in item.inputs), *proxies(self.grads))
-        kept = (proxy for proxy in joint.kept if proxy.name in made)
-        self.read = tuple({p.name: p for p in (*used, *kept) if p.name not in own}.values())
+        read = (*used, *(proxy for proxy in joint.kept if proxy.name in made))
+        self.read = tuple({p.name: p for p in read if p.name not in own}.values())
 
     def backward(self, again: Body, saved: tuple[TensorProxy, ...]) -> Trace:
         """The backward that takes `saved`, and runs `again` the lines of the forward that it needs."""
@@ -216,4 +219,4 @@ def _just_in_time(body: Body) -> Body:
 def unlinked(item: BoundSymbol) -> BoundSymbol:
     """A line of the forward: only those that are gradients themselves keep their links."""
     links = item.links if INNER_GRADIENT in item.tags else ()
-    return replace(item, links=links, subsymbols=tuple(unlinked(part) for part in item.subsymbols))
+    return changed(item, links=links, subsymbols=tuple([unlinked(part) for part in item.subsymbols]))

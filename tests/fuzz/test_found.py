@@ -1,0 +1,159 @@
+"""Programs that the fuzzer found to differ from eager, made small."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.fuzz.compare import Outcome, judge
+from tests.fuzz.functions import Cubed, SinAndCos, Swapped
+from tests.fuzz.programs import Write
+from tests.fuzz.source import Script
+
+Arguments = tuple[list[Any], list[Tensor]]
+
+
+def non_leaf() -> Arguments:
+    torch.manual_seed(7)
+    leaf = torch.randn(3, 4).requires_grad_()
+    return [leaf * 1], [leaf]
+
+
+def rows_of_a_leaf() -> Arguments:
+    torch.manual_seed(7)
+    leaf = torch.randn(4, 4).requires_grad_()
+    return [leaf[1:]], [leaf]
+
+
+def complex_plain() -> Arguments:
+    torch.manual_seed(7)
+    return [torch.randn(4, dtype=torch.complex64)], []
+
+
+def booleans() -> Arguments:
+    torch.manual_seed(7)
+    return [torch.randint(0, 2, (3, 4), dtype=torch.bool)], []
+
+
+def empty_view_of_a_leaf_that_is_a_view() -> Arguments:
+    leaf = torch.zeros(1)[1:].requires_grad_()
+    return [leaf, leaf.view_as(leaf)], [leaf]
+
+
+def result_written_to_through_a_view(x: Tensor) -> Any:
+    y = Cubed.apply(x)  # type: ignore[no-untyped-call]
+    y.diagonal(1).zero_()
+    return y * 2
+
+
+def one_of_two_results_written_to_through_a_view(x: Tensor) -> Any:
+    sin, cos = SinAndCos.apply(x * 1)  # type: ignore[no-untyped-call]
+    cos.diagonal(1).zero_()
+    return sin * cos
+
+
+def result_written_to_through_views_and_by_itself(x: Tensor) -> Any:
+    y = Cubed.apply(x)  # type: ignore[no-untyped-call]
+    view = y.mT[1:]
+    view.mul_(2)
+    y.mul_(3)
+    view.add_(x.mT[1:])
+    return view, y
+
+
+def view_of_a_view_after_a_write(x: Tensor) -> Any:
+    x.mul_(0.5)
+    rows = x[1:]
+    return rows @ rows.mT
+
+
+def base_written_to_through_a_conjugate(x: Tensor) -> Any:
+    parts = torch.view_as_real(x)
+    x.conj().mul_(2)
+    return parts * 2
+
+
+def one_view_of_a_reshaped_input_twice(x: Tensor) -> Any:
+    x.t_()
+    view = x[...]
+    return view, view
+
+
+def empty_view_written_to(x: Tensor, view: Tensor) -> Any:
+    with torch.no_grad():
+        return view.mul_(0.5)
+
+
+def saved_part_of_a_split_overwritten(x: Tensor) -> Any:
+    part, _ = x.split([1, 2])
+    y = part @ part.mT
+    x.detach().mul_(2)
+    return y
+
+
+def view_used_after_its_base_was_reshaped(x: Tensor) -> Any:
+    view = x.view(-1, 2)
+    x.transpose_(0, -1)
+    return view.mT.exp()
+
+
+def view_by_a_function_of_an_input_written_to(x: Tensor) -> Any:
+    x.mul_(2)
+    return Swapped.apply(x)  # type: ignore[no-untyped-call]
+
+
+def low_and_wide() -> Arguments:
+    torch.manual_seed(7)
+    low, wide = torch.randn(3, 4).bfloat16().requires_grad_(), torch.randn(3, 1).requires_grad_()
+    return [low * 1, wide], [low, wide]
+
+
+def wide_operands_of_in_place_calls(low: Tensor, wide: Tensor) -> Any:
+    low.mul_(wide)
+    low[1:].add_(wide[0])
+    low.mT.atan2_(wide[0]).xlogy_(wide[1])
+    low[0] = wide[2]
+    low *= wide
+    return low
+
+
+PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
+    (result_written_to_through_a_view, non_leaf, Outcome.EQUAL),
+    (one_of_two_results_written_to_through_a_view, non_leaf, Outcome.OVERWRITTEN),
+    (result_written_to_through_views_and_by_itself, non_leaf, Outcome.EQUAL),
+    (view_of_a_view_after_a_write, non_leaf, Outcome.EQUAL),
+    (base_written_to_through_a_conjugate, complex_plain, Outcome.EQUAL),
+    (one_view_of_a_reshaped_input_twice, booleans, Outcome.EQUAL),
+    (empty_view_written_to, empty_view_of_a_leaf_that_is_a_view, Outcome.EQUAL),
+    (saved_part_of_a_split_overwritten, rows_of_a_leaf, Outcome.OVERWRITTEN),
+    (wide_operands_of_in_place_calls, low_and_wide, Outcome.EQUAL),
+    (view_by_a_function_of_an_input_written_to, non_leaf, Outcome.REFUSED),
+    (view_used_after_its_base_was_reshaped, non_leaf, Outcome.REFUSED),
+]
+
+
+@pytest.mark.parametrize(("function", "arguments", "outcome"), PROGRAMS, ids=[case[0].__name__ for case in PROGRAMS])
+def test_found(function: Callable[..., Any], arguments: Callable[[], Arguments], outcome: Outcome) -> None:
+    verdict = judge(Script(arguments, function))
+    assert verdict.outcome is outcome, verdict.detail
+
+
+def base_and_rows() -> Arguments:
+    torch.manual_seed(7)
+    leaf = torch.randn(3, 4).requires_grad_()
+    base = leaf * 1
+    return [base, base[1:]], [leaf]
+
+
+def one_of_two_results(base: Tensor, rows: Tensor) -> Any:
+    _, cos = SinAndCos.apply(rows)  # type: ignore[no-untyped-call]
+    return cos, base
+
+
+def test_what_a_function_saved_is_not_made_again_from_an_argument_overwritten_since() -> None:
+    verdict = judge(Script(base_and_rows, one_of_two_results, ("same", "same"), 0, Write(slot=1, how="row")))
+    assert verdict.outcome is Outcome.EQUAL, verdict.detail
