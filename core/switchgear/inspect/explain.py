@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
+from switchgear.choice import Choice
 from switchgear.jit import compiler_of, last_choices, last_saved
+from switchgear.selection import Reasons
 
 
 def explain(jitted: Any) -> str:
-    """A report on the entry last run: executors, those skipped, every choice and every saved value, with reasons."""
+    """A report on the entry last run: executors, those skipped, every choice and every saved value, with reasons.
+
+    Who was skipped is said once, and who has nothing registered for an operator is not named beside it;
+    `sg.last_choices` has these too.
+    """
     selection = compiler_of(jitted).selection
     lines = [f"executors: {', '.join(executor.name for executor in selection.executors)}"]
     lines += [f"skipped: {name}: {reason}" for name, reason in selection.skipped]
-    counts = Counter(map(str, last_choices(jitted)))
+    counts = Counter(str(_with_objections(choice, selection.skipped)) for choice in last_choices(jitted))
     lines += [f"{count:4} x {text}" for text, count in counts.items()]
     saved = last_saved(jitted)
     if saved:
@@ -25,3 +32,10 @@ def explain(jitted: Any) -> str:
         )
         lines += [f"  {value}" for value in sorted(saved, key=lambda value: (value.alive, -value.bytes))]
     return "\n".join(lines)
+
+
+def _with_objections(choice: Choice, skipped: Reasons) -> Choice:
+    nothing = (f"no grad rule for {choice.symbol}", f"no implementation of {choice.symbol}")
+    return replace(
+        choice, declined=tuple([one for one in choice.declined if one not in skipped and one[1] not in nothing])
+    )
