@@ -17,7 +17,12 @@ class Absent(sg.Executor):
 def test_says_once_who_was_skipped_and_names_those_alone_who_objected() -> None:
     picky = sg.Table("picky")
     picky.implementation(torch.ops.aten.sin.default, checker=lambda x: sg.Declined("not today"))(torch.sin)
-    executors = [Absent("absent"), sg.Executor("picky", table=picky), sg.Executor("idle"), "torch"]
+    executors: list[str | sg.Executor] = [
+        Absent("absent"),
+        sg.Executor("picky", table=picky),
+        sg.Executor("idle"),
+        "torch",
+    ]
     with pytest.warns(sg.errors.PluginWarning, match="absent is listed but skipped"):
         jitted = sg.jit(lambda x: x.sin().cos(), executors=executors)
     jitted(numbers(3, grad=True)).sum().backward()

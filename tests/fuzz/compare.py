@@ -36,7 +36,7 @@ REFUSALS = (sg.errors.Unsupported, sg.errors.DataDependent, sg.errors.InvalidInp
 #: views made at once, or a view of one.
 OVERWRITTEN = (
     "modified by an inplace operation",
-    "is a view and its base or another view of its base has been modified",
+    "its base or another view of its base has been modified",
 )
 
 

@@ -106,6 +106,25 @@ def view_by_a_function_of_an_input_written_to(x: Tensor) -> Any:
     return Swapped.apply(x)  # type: ignore[no-untyped-call]
 
 
+def input_reshaped_and_then_saved(x: Tensor) -> Any:
+    x.t_()
+    return x.sin()
+
+
+def plain_and_leaf() -> Arguments:
+    torch.manual_seed(7)
+    plain, leaf = torch.randn(3, 1), torch.randn(3, 1).requires_grad_()
+    return [plain, leaf], [leaf]
+
+
+def saved_view_of_no_grad_whose_base_is_overwritten(plain: Tensor, leaf: Tensor) -> Any:
+    with torch.no_grad():
+        view = plain.transpose(0, 1)
+    y = torch.maximum(view, leaf)
+    plain.add_(leaf)
+    return y
+
+
 def low_and_wide() -> Arguments:
     torch.manual_seed(7)
     low, wide = torch.randn(3, 4).bfloat16().requires_grad_(), torch.randn(3, 1).requires_grad_()
@@ -132,6 +151,8 @@ PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
     (saved_part_of_a_split_overwritten, rows_of_a_leaf, Outcome.OVERWRITTEN),
     (wide_operands_of_in_place_calls, low_and_wide, Outcome.EQUAL),
     (view_by_a_function_of_an_input_written_to, non_leaf, Outcome.REFUSED),
+    (input_reshaped_and_then_saved, non_leaf, Outcome.EQUAL),
+    (saved_view_of_no_grad_whose_base_is_overwritten, plain_and_leaf, Outcome.OVERWRITTEN),
     (view_used_after_its_base_was_reshaped, non_leaf, Outcome.REFUSED),
 ]
 

@@ -107,6 +107,9 @@ class Entry:
         mutated = {proxy.name: mutation.input for mutation, proxy in ends if proxy is not None}
         # in the memory of one that is written to they have the same version counter
         beside = {other for _, other, _ in sharing(tensors, [mutation.input for mutation in outputs.mutations])}
+        # and one that is given other sizes has a new version
+        reshaped = {call.inputs[0].name for call in outputs.metadata}
+        beside |= {index for index, proxy in enumerate(stages[-1].inputs) if proxy.name in reshaped}
         training = compile_training(stages, selection, grad_outputs, mutated, beside, choices)
         self.forward = training.forward
         self.bridge = Bridge(
