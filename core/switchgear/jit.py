@@ -26,6 +26,7 @@ from .registry import Table
 from .runtime.cache import Cache, call_key
 from .runtime.entry import Entry
 from .selection import Selection, select
+from .sizes import Dynamic, check_dynamic, marked
 from .signature import check_devices, flatten_arguments
 from .trace import Trace
 
@@ -41,10 +42,12 @@ class Compiler:
         self.selection = selection
         self.link: bool = options["link"]
         self.specialize_on_data: bool = options["specialize_on_data"]
+        self.dynamic: Dynamic = options["dynamic"]
+        self._signature = check_dynamic(self.dynamic, function if module is None else module.forward)
         name = getattr(function, "__qualname__", repr(function)) if module is None else type(module).__name__
         self.cache = Cache(name, options["cache_size"], options["recompile_limit"])
         self.last: Entry | None = None
-        self._rejit = lambda function: Compiler(function, None, selection, options)
+        self._rejit = lambda function: Compiler(function, None, selection, options | {"dynamic": False})
         self._lock = threading.RLock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -64,7 +67,8 @@ class Compiler:
         if active_recorder() is not None:
             return self.function(*args, **kwargs)
         leaves, spec = flatten_arguments(args, kwargs)
-        key = call_key(leaves, spec, self.module)
+        marks = marked(self.dynamic, self._signature, args, kwargs, leaves) if self.dynamic else {}
+        key = call_key(leaves, spec, self.module, marks)
         unfit: dict[Entry, str] = {}
         while True:
             with self._lock:
@@ -72,7 +76,7 @@ class Compiler:
                 fresh = found is None
                 if found is None:
                     check_devices(leaves)
-                    options = self.selection, self._rejit, self.specialize_on_data
+                    options = self.selection, self._rejit, self.specialize_on_data, marks
                     entry = Entry(self.function, leaves, spec, self.module, *options)
                     self.cache.add(key, entry, next(iter(unfit.values()), ""))
                     inputs = entry.prologue(args, kwargs)
@@ -148,6 +152,7 @@ def jit(
     cache_size: int = 64,
     link: bool = False,
     specialize_on_data: bool = False,
+    dynamic: Dynamic = False,
     fuel: int | Fuel | None = None,
     **unknown: Any,
 ) -> Any:
@@ -169,6 +174,10 @@ def jit(
     link: print every backward line with the forward line and the rule that it comes from, in `str(trace)` too.
     specialize_on_data: where a Python value or a shape depends on the data of tensors (`item()`, a branch, indexing by
         a mask), compile for what it is in a call, and check in every call that it is; else that is `DataDependent`.
+    dynamic: sizes that one entry is to serve, so that another sequence length or batch does not compile again: True for
+        those of every tensor argument, or a dict from parameters to dimensions, `dynamic={"input_ids": {1}}`. As in
+        PyTorch, 0 and 1 are sizes of their own, and what the function decides by a size (a branch, `range(len(x))`) an
+        entry holds other calls to. Python numbers among the arguments are never dynamic.
     fuel: fuse so many regions only, the first ones, to find the one that makes a result differ.
 
     Raises `UnknownExecutor`, `ExecutorUnavailable`; calls raise `CaptureError`, `NotDifferentiable`, `RuleError`.
@@ -182,6 +191,7 @@ def jit(
         "cache_size": cache_size,
         "link": link,
         "specialize_on_data": specialize_on_data,
+        "dynamic": dynamic,
         "fuel": fuel,
     }
     if unknown:

@@ -158,7 +158,8 @@ class _Collector:
     def returned(self, leaf: Any) -> Returned:
         """Where a leaf of the return value is to be found after a call."""
         if not isinstance(leaf, torch.Tensor):
-            check_returned(leaf)
+            if not isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool):
+                check_returned(leaf)
             return Returned("value", value=leaf)
         itself = self.recorder.input_of(leaf)
         if itself is not None:

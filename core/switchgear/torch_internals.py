@@ -13,7 +13,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch._functorch.vmap as functorch_vmap
@@ -29,7 +29,9 @@ from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .patches import redirected, replaced
-from .proxy import TensorProxy
+
+if TYPE_CHECKING:
+    from .proxy import TensorProxy
 
 FakeMode = fake_tensor.FakeTensorMode
 DATA_DEPENDENT = (fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException)
@@ -45,9 +47,96 @@ def is_fake(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, fake_tensor.FakeTensor)
 
 
-def new_fake_mode() -> FakeMode:
-    """A mode in which operators compute metadata only, sizes static."""
-    return _FakeMode(allow_non_fake_inputs=False)
+def new_fake_mode(shape_env: Any = None) -> FakeMode:
+    """A mode in which operators compute metadata only; sizes are static but for those of a shape environment."""
+    return _FakeMode(allow_non_fake_inputs=False, shape_env=shape_env)
+
+
+@functools.cache
+def _symbolic() -> Any:
+    """PyTorch's symbolic sizes, with names that count from `s0`; imported on first use, for sympy takes a while."""
+    from torch._guards import Source
+    from torch.fx.experimental import symbolic_shapes
+    from torch.utils._sympy.printers import PythonPrinter
+
+    class Place(Source):
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        @property
+        def name(self) -> str:
+            return self._name
+
+    class ShapeEnv(symbolic_shapes.ShapeEnv):
+        where: Callable[[], str]
+
+        def _generate_unique_id(self, source_name: str) -> int:
+            self.unique_ids.add(number := len(self.unique_ids))
+            return number
+
+        def _get_stack_summary(self, is_debug: bool = False, framework_loc: Any = None) -> Any:
+            return symbolic_shapes.SLoc(self.where(), None), ""
+
+        def _check_frozen(self, expr: Any, concrete_val: Any) -> None:
+            if self.frozen:
+                raise ValueError(f"{expr} is asked for, and what it must be is not known any more")
+
+    return ShapeEnv, Place, symbolic_shapes.DimDynamic.DYNAMIC, PythonPrinter()
+
+
+def new_shape_env(where: Callable[[], str]) -> Any:
+    """An environment for symbolic sizes; what is decided about them while `where()` is kept among its guards."""
+    env = _symbolic()[0](
+        allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False, specialize_zero_one=True, duck_shape=False
+    )
+    env.where = where
+    return env
+
+
+def new_size(shape_env: Any, place: str, value: int) -> torch.SymInt:
+    """A symbolic size, at least 2, whose value is `value` in the call at hand."""
+    _, kind, dynamic, _ = _symbolic()
+    symbol = shape_env.create_symbol(value, kind(place), dynamic)
+    return shape_env.create_symintnode(symbol, hint=value)  # type: ignore[no-any-return]
+
+
+def close_shape_env(shape_env: Any) -> list[tuple[str, str]]:
+    """What the sizes must be for all that was decided to hold, as Python, and where it was; it decides no more."""
+    shape_env.freeze()
+    return [(python_of_expression(guard.expr), str(guard.sloc.framework_loc)) for guard in shape_env.guards]
+
+
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def python_of_number(number: Any) -> str:
+    """A symbolic number as Python, in terms of the names of sizes."""
+    return python_of_expression(number.node.expr)
+
+
+def python_of_expression(expression: Any) -> str:
+    """An expression of sympy's as Python."""
+    return str(_symbolic()[3].doprint(expression))
+
+
+def rounds_once(number: torch.SymFloat) -> bool:
+    """Whether a symbolic float is one operation on integers, and so the same however it is written."""
+    import sympy
+
+    expression = number.node.expr
+    kinds = ("IntTrueDiv", "ToFloat", "FloatPow", "FloatTrueDiv", "OpaqueUnaryFn_sqrt")
+    arguments = [
+        argument.args[0] if type(argument).__name__ == "ToFloat" else argument for argument in expression.args
+    ]
+    return type(expression).__name__ in kinds and all(argument.is_integer for argument in arguments) and not (
+        expression.atoms(sympy.Float)
+    )
+
+
+def hint_of(number: Any) -> Any:
+    """What a symbolic number is in the call that it was captured for."""
+    node = number.node
+    return eval(python_of_number(number), {"torch": torch}, {str(k): int(v) for k, v in node.shape_env.backed_var_to_val.items()})
 
 
 def make_fake(mode: FakeMode, proxy: TensorProxy) -> torch.Tensor:
@@ -65,9 +154,10 @@ def make_fake(mode: FakeMode, proxy: TensorProxy) -> torch.Tensor:
 
 
 def make_meta(proxy: TensorProxy) -> torch.Tensor:
-    """A tensor without data, of a proxy's sizes, strides, dtype and bits."""
+    """A tensor without data, of a proxy's sizes, strides, dtype and bits; symbolic ones as in the call at hand."""
     with real_dispatch():
-        tensor = torch.empty_strided(proxy.shape, proxy.stride, dtype=proxy.dtype, device="meta")
+        shape, stride = ([hint_of(n) if isinstance(n, torch.SymInt) else n for n in ns] for ns in (proxy.shape, proxy.stride))
+        tensor = torch.empty_strided(shape, stride, dtype=proxy.dtype, device="meta")
         tensor = torch._conj(tensor) if proxy.is_conj else tensor
         return torch._neg_view(tensor) if proxy.is_neg else tensor
 
@@ -358,9 +448,16 @@ def autocast_key() -> tuple[Any, ...]:
     return (torch.is_autocast_cache_enabled(), *dtypes)
 
 
-def tensor_guards(tensors: list[torch.Tensor]) -> Callable[..., bool]:
-    """One C++ check that other tensors have the type, dispatch keys, dtype, device, sizes, strides of these."""
-    return _TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+def tensor_guards(
+    tensors: list[torch.Tensor],
+    sizes: list[list[int | None]] | None = None,
+    strides: list[list[int | None]] | None = None,
+) -> Callable[..., bool]:
+    """One C++ check that other tensors have the type, dispatch keys, dtype, device, sizes, strides of these.
+
+    Where `sizes` and `strides` are given, these; None in them stands for any.
+    """
+    return _TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
 
 
 #: Operators dispatch below autograd while this is active, and so cost less.

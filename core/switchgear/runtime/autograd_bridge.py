@@ -18,6 +18,7 @@ from switchgear.passes.pipeline import Program, Training, compile_backward, diff
 from switchgear.proxy import TensorProxy
 from switchgear.rules import Grads
 from switchgear.selection import Selection
+from switchgear.sizes import Sizes, concrete
 from switchgear.symbol import DEL, proxies
 from switchgear.trace import Trace
 
@@ -36,8 +37,16 @@ class Bridge:
     """
 
     def __init__(
-        self, training: Training, selection: Selection, rejit: Jit, *, grad_enabled: bool, autocast: bool
+        self,
+        training: Training,
+        selection: Selection,
+        rejit: Jit,
+        *,
+        grad_enabled: bool,
+        autocast: bool,
+        sizes: Sizes | None = None,
     ) -> None:
+        self.sizes = sizes
         self.training = training
         self.selection = selection
         self.rejit = rejit
@@ -62,7 +71,8 @@ class Bridge:
         expected = [None if p is None else (p.stride, p.dtype, False, False) for p in training.joint.grad_outputs]
         wanted = tuple(proxy.requires_grad for proxy in training.prepared.inputs)
         nothing = (None,) * len(self.inner)
-        self._backwards: dict[Any, Program] = {(*expected, *nothing, wanted, ()): training.backward}
+        self._expected = (*expected, *nothing, wanted, ())
+        self._backwards: dict[Any, Program] = {} if sizes else {(self._expected, ()): training.backward}
         self._differentiable: dict[Any, tuple[Callable[..., Any], Trace]] = {}
         self._last: _Last | None = None
         self.last_backward: Program = training.backward
@@ -97,86 +107,106 @@ class Bridge:
                 found[index] = found[index].detach()
         return tuple(found)
 
-    def backward_for(self, grads: Arriving, wanted: tuple[bool, ...]) -> _Last:
-        """The backward that takes these grad outputs, and gives the gradients of the inputs that are wanted."""
+    def backward_for(self, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]) -> _Last:
+        """The backward that takes these grad outputs, and gives the gradients of the inputs that are wanted.
+
+        `sizes` are those of the call. The backward that is expected takes any, each other one is for its own.
+        """
         last = self._last
-        if last is not None and last.fits(grads, wanted):
+        if last is not None and last.fits(grads, wanted, sizes):
             return last
         _check_strided(grads)
-        key = _pattern(grads, wanted)
-        program = self._backwards.get(key)
+        pattern = _pattern(grads, wanted)
+        program = self.training.backward if pattern == self._expected_at(sizes) else None
+        key = pattern, sizes
+        if program is None:
+            program = self._backwards.get(key)
         if program is None:
             with compiling(), torch.no_grad():
                 program = self._backwards.get(key)
                 if program is None:
-                    program = compile_backward(self.training, self.selection, self._proxies(grads), wanted)
+                    training = self._training_at(sizes)
+                    program = compile_backward(training, self.selection, _proxies(training, grads), wanted)
                     self._backwards[key] = program
         self.last_backward = program
-        last = self._last = _Last(program, grads, wanted)
+        last = self._last = _Last(program, grads, wanted, sizes)
         return last
 
-    def differentiable_for(self, grads: Arriving, wanted: tuple[bool, ...]) -> Callable[..., Any]:
+    def _expected_at(self, sizes: tuple[int, ...]) -> Any:
+        return concrete(self._expected, self.sizes.binding(sizes)) if self.sizes else None
+
+    def _training_at(self, sizes: tuple[int, ...]) -> Training:
+        return self.training.at(self.sizes.binding(sizes)) if self.sizes else self.training
+
+    def differentiable_for(
+        self, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]
+    ) -> Callable[..., Any]:
         """The same as a function of what is saved and the grad outputs, for `create_graph=True`."""
         _check_strided(grads)
-        key = _pattern(grads, wanted)
+        key = _pattern(grads, wanted), sizes
         found = self._differentiable.get(key)
         if found is None:
+            training = self._training_at(sizes)
             with compiling(), torch.no_grad():
-                trace = differentiable_backward(self.training, self.selection, self._proxies(grads), wanted)
+                trace = differentiable_backward(training, self.selection, _proxies(training, grads), wanted)
             found = self._differentiable[key] = self.rejit(_evaluated(trace)), trace
         return found[0]
 
-    def unread(self, grads: Arriving, wanted: tuple[bool, ...]) -> frozenset[int]:
+    def unread(self, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]) -> frozenset[int]:
         """The positions of the saved values that are not read by the backward for these grad outputs."""
         if torch.is_grad_enabled():
-            self.differentiable_for(grads, wanted)
-            trace = self._differentiable[_pattern(grads, wanted)][1]
+            self.differentiable_for(grads, wanted, sizes)
+            trace = self._differentiable[_pattern(grads, wanted), sizes][1]
         else:
-            trace = self.backward_for(grads, wanted).program.stages[-1]
+            trace = self.backward_for(grads, wanted, sizes).program.stages[-1]
         lines = [item for item in trace.bound_symbols if item.symbol != DEL]
         read = {proxy.name for proxy in proxies((trace.outputs, [item.inputs for item in lines]))}
         saved = trace.inputs[: len(self.training.saved)]
         return frozenset(index for index, proxy in enumerate(saved) if proxy.name not in read)
 
-    def _proxies(self, grads: Arriving) -> Grads:
-        return tuple(
-            None
-            if proxy is None or grad is None
-            else replace(
-                proxy,
-                name=f"g_{proxy.name}",
-                stride=grad.stride(),
-                dtype=grad.dtype,
-                is_conj=grad.is_conj(),
-                is_neg=grad.is_neg(),
-                requires_grad=False,
-                storage_offset=0,
-            )
-            for proxy, grad in zip(self.training.ends, grads, strict=True)
-        )
-
 
 class _Last:
     """The backward run last, and a cheap check that other grad outputs are for it too."""
 
-    def __init__(self, program: Program, grads: Arriving, wanted: tuple[bool, ...]) -> None:
+    def __init__(self, program: Program, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]) -> None:
         self.program = program
         self.targets = program.targets
         self.run = runner(program, autocast=internals.autocast_active())
+        self.takes_sizes = bool(program.stages[-1].numbers)
+        self._sizes = sizes
         self._wanted = wanted
         self._defined = [grad is not None for grad in grads]
         self._check = internals.tensor_guards([grad for grad in grads if grad is not None])
         self._autocast = internals.autocast_key()
 
-    def fits(self, grads: Arriving, wanted: tuple[bool, ...]) -> bool:
+    def fits(self, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]) -> bool:
         """Whether it surely takes these grad outputs."""
         return (
             wanted == self._wanted
+            and (sizes == self._sizes or self.takes_sizes)
             # before the check, which raises for another number of tensors
             and [grad is not None for grad in grads] == self._defined
             and self._check(*[grad for grad in grads if grad is not None])
             and internals.autocast_key() == self._autocast
         )
+
+
+def _proxies(training: Training, grads: Arriving) -> Grads:
+    return tuple(
+        None
+        if proxy is None or grad is None
+        else replace(
+            proxy,
+            name=f"g_{proxy.name}",
+            stride=grad.stride(),
+            dtype=grad.dtype,
+            is_conj=grad.is_conj(),
+            is_neg=grad.is_neg(),
+            requires_grad=False,
+            storage_offset=0,
+        )
+        for proxy, grad in zip(training.ends, grads, strict=True)
+    )
 
 
 def _check_strided(grads: Arriving) -> None:
@@ -236,6 +266,8 @@ class _Node(torch.autograd.Function):
             ctx.save_for_backward(*results[count:])
         if bridge.plain:
             ctx.mark_non_differentiable(*[outputs[i] for i in bridge.plain])
+        if bridge.sizes is not None:
+            ctx.sizes = bridge.sizes.measure(inputs)
         ctx.set_materialize_grads(False)
         if bridge.written:
             held = {"input": inputs, "output": outputs}
@@ -249,13 +281,16 @@ class _Node(torch.autograd.Function):
         bridge: Bridge = ctx.bridge
         if bridge.sparse:
             grads = tuple([_strided(*pair) for pair in zip(grads, bridge.training.ends, strict=True)])
-        arguments = [grad for grad in grads if grad is not None]
+        arguments: list[Any] = [grad for grad in grads if grad is not None]
+        sizes: tuple[int, ...] = () if bridge.sizes is None else ctx.sizes
         if bridge.saves:
-            arguments = [*_saved(ctx, grads, wanted), *arguments]
+            arguments = [*_saved(ctx, grads, wanted, sizes), *arguments]
             internals.clear_saved_tensors(ctx)
         if torch.is_grad_enabled():
-            return (None, *bridge.differentiable_for(grads, wanted)(*arguments))
-        last = bridge.backward_for(grads, wanted)
+            return (None, *bridge.differentiable_for(grads, wanted, sizes)(*arguments))
+        last = bridge.backward_for(grads, wanted, sizes)
+        if last.takes_sizes:
+            arguments[:0] = sizes
         found = last.run(arguments)
         if last.targets:
             for (kind, index), value in zip(last.targets, found[len(wanted) :], strict=True):
@@ -265,10 +300,12 @@ class _Node(torch.autograd.Function):
         return (None, *found)
 
 
-def _saved(ctx: Any, grads: Arriving, wanted: tuple[bool, ...]) -> tuple[torch.Tensor, ...]:
+def _saved(
+    ctx: Any, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]
+) -> tuple[torch.Tensor, ...]:
     """The saved values; that one was overwritten since is an error only of a backward that reads it, as in eager."""
     unwatched: frozenset[int] = getattr(ctx, "unwatched", frozenset())
-    if unwatched and not unwatched <= ctx.bridge.unread(grads, wanted):
+    if unwatched and not unwatched <= ctx.bridge.unread(grads, wanted, sizes):
         raise RuntimeError(
             f"one of the variables needed for gradient computation has been {_OVERWRITTEN} since; an earlier backward "
             "of this graph did not need it"
@@ -276,7 +313,7 @@ def _saved(ctx: Any, grads: Arriving, wanted: tuple[bool, ...]) -> tuple[torch.T
     try:
         return ctx.saved_tensors  # type: ignore[no-any-return]
     except RuntimeError as error:
-        unread = ctx.bridge.unread(grads, wanted) if _OVERWRITTEN in str(error) else ()
+        unread = ctx.bridge.unread(grads, wanted, sizes) if _OVERWRITTEN in str(error) else ()
         if not unread:
             raise
         internals.unwatch_saved_tensors(ctx, unread)

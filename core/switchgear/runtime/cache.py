@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from switchgear.errors import RecompileWarning
+from switchgear.sizes import Marks
 from switchgear.structure import Structure
 
 from .entry import Entry
@@ -72,14 +73,19 @@ class Cache:
         return "; ".join(changed) or "a parameter, buffer or closed-over tensor changed, or how inputs alias"
 
 
-def call_key(leaves: list[Any], spec: Structure, module: torch.nn.Module | None) -> tuple[Any, ...]:
-    """What a call is compiled for, a hashable value per topic."""
+def call_key(leaves: list[Any], spec: Structure, module: torch.nn.Module | None, marks: Marks) -> tuple[Any, ...]:
+    """What a call is compiled for, a hashable value per topic; of dynamic sizes only whether they are 0 or 1."""
     state = () if module is None else modules_key(module.modules())
-    return (spec, tuple(map(_leaf_key, leaves)), modes_key(), state)
+    keys = tuple([_leaf_key(leaf, marks.get(index, ())) for index, leaf in enumerate(leaves)])
+    return (spec, keys, modes_key(), state)
 
 
-def _leaf_key(leaf: Any) -> Any:
+def _leaf_key(leaf: Any, dynamic: Collection[int]) -> Any:
     if not isinstance(leaf, torch.Tensor):
         return value_key(leaf)
     bits = (leaf.requires_grad, leaf.is_conj(), leaf.is_neg())
-    return (tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device, *bits)
+    if not dynamic:
+        return (tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device, *bits)
+    # strides may go with the sizes; the prologue has a look at them
+    sizes = tuple([None if dim in dynamic and size > 1 else size for dim, size in enumerate(leaf.shape)])
+    return (sizes, leaf.dtype, leaf.device, *bits)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from switchgear.passes.pipeline import Program, compile_forward, compile_trainin
 from switchgear.selection import Selection
 from switchgear.shared_memory import sharing
 from switchgear.signature import Argument, Base, Closure, InputSource
+from switchgear.sizes import Marks, symbolic
 from switchgear.structure import Structure
 
 from .autograd_bridge import Bridge, Jit
@@ -37,14 +39,17 @@ class Entry:
         selection: Selection,
         rejit: Jit,
         reads_inputs: bool = False,
+        marks: Marks = MappingProxyType({}),
     ) -> None:
         #: Casts are part of the trace.
         self._autocast = internals.autocast_active()
         with compiling():
-            captured = self.captured = capture(function, leaves, spec, module, reads_inputs=reads_inputs)
+            captured = self.captured = capture(function, leaves, spec, module, reads_inputs=reads_inputs, marks=marks)
             tensors = [tensor_of(source, leaves) for source in captured.sources]
-            with torch.no_grad(), internals.autocast_off():
+            with torch.no_grad(), internals.autocast_off(), symbolic(captured.sizes):
                 self._compile(tensors, selection, rejit)
+            if captured.sizes is not None:
+                captured.sizes.close(captured.trace.inputs)
         self.prologue = make_prologue(captured, leaves, spec, tensors)
         #: What the function returns for the inputs that `prologue` gives.
         self.run: Run = self._switching_on() if captured.outputs.switched_on else self._finishing()
@@ -60,7 +65,8 @@ class Entry:
         return run
 
     def _finishing(self) -> Run:
-        outputs_of, complete = self.bridge or self._without_gradients(), finisher(self.captured.outputs)
+        outputs_of = self.bridge or self._without_gradients()
+        complete = finisher(self.captured.outputs, self.captured.sizes)
         return lambda inputs: complete(outputs_of(inputs), inputs)
 
     def _without_gradients(self) -> Run:
@@ -108,7 +114,12 @@ class Entry:
         training = compile_training(stages, selection, grad_outputs, mutated, beside, choices)
         self.forward = training.forward
         self.bridge = Bridge(
-            training, selection, rejit, grad_enabled=self.captured.grad_enabled, autocast=self._autocast
+            training,
+            selection,
+            rejit,
+            grad_enabled=self.captured.grad_enabled,
+            autocast=self._autocast,
+            sizes=self.captured.sizes,
         )
 
 
