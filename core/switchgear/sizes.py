@@ -40,6 +40,17 @@ class Constraint:
         return f"{self.condition}, which {self.where} decides by" if self.where else self.condition
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Computed:
+    """A value that constants and sizes alone decide, and that has to be the one that it was: `need` says who asked."""
+
+    holds: Callable[[Mapping[str, int]], bool]
+    need: str
+
+    def __str__(self) -> str:
+        return f"{self.need}, which sizes decide"
+
+
 class Sizes:
     """The symbolic sizes of one capture."""
 
@@ -48,6 +59,7 @@ class Sizes:
         self.numbers: list[NumberProxy] = []
         #: The templates of derived rules, which hold these sizes.
         self.templates: dict[Any, Any] = {}
+        self.computed: list[Computed] = []
         self._strides: list[tuple[str, int, torch.SymInt]] = []
         self._constraints: tuple[Constraint, ...] = ()
 
@@ -89,15 +101,24 @@ class Sizes:
         """Whether the input tensors of a call meet the constraints."""
         names = "".join([f"{number.name}, " for number in self.numbers])
         condition = " and ".join([f"({constraint.condition})" for constraint in self._constraints])
-        scope = {"measure": self.measure, "torch": torch}
-        body = f"def fits(input):\n    {names}= measure(input)\n    return {condition}\n"
+        scope = {"measure": self.measure, "torch": torch, "computed": functools.lru_cache(1024)(self._agree)}
+        body = f"def fits(input):\n    {names}= values = measure(input)\n    return {condition}"
+        body += " and computed(values)" if self.computed else ""
         exec(compile(body, "<switchgear sizes>", "exec"), scope)
         return scope.pop("fits")
 
-    def violated(self, inputs: Sequence[torch.Tensor]) -> Constraint | None:
+    def _agree(self, values: tuple[int, ...]) -> bool:
+        binding = self.binding(values)
+        return all(computed.holds(binding) for computed in self.computed)
+
+    def violated(self, inputs: Sequence[torch.Tensor]) -> Constraint | Computed | None:
         """The first constraint that the input tensors of a call do not meet."""
-        values = {**self.binding(self.measure(inputs)), "input": inputs}
-        return next((one for one in self._constraints if not eval(one.condition, {"torch": torch}, values)), None)
+        binding = self.binding(self.measure(inputs))
+        scope = {**binding, "input": inputs}
+        for one in self._constraints:
+            if not eval(one.condition, {"torch": torch}, scope):
+                return one
+        return next((one for one in self.computed if not one.holds(binding)), None)
 
     def binding(self, values: Sequence[int]) -> dict[str, int]:
         """What `measure` gave, by name."""

@@ -20,6 +20,7 @@ import torch._functorch.vmap as functorch_vmap
 import torch.utils.checkpoint
 from torch._C._dynamo.guards import GlobalStateGuard as GlobalStateGuard
 from torch._C._dynamo.guards import TensorGuards as _TensorGuards
+from torch._dispatch.python import enable_python_dispatcher
 from torch._functorch import eager_transforms, pyfunctorch
 from torch._subclasses import fake_tensor
 from torch.autograd import forward_ad
@@ -652,7 +653,11 @@ class _FakeMode(FakeMode):
             raise RuntimeError(
                 "Subtraction, the `-` operator, with a bool tensor is not supported: use `^`, `~` or logical_not()"
             )
-        return super().__torch_dispatch__(func, types, args, kwargs)
+        if self.shape_env is None:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        # kernels in C++ know numbers alone; what was dispatched, and is recorded, stays
+        with enable_python_dispatcher():
+            return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 _SUBTRACTIONS = frozenset(
