@@ -11,7 +11,7 @@ import functools
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 
@@ -23,6 +23,7 @@ from .proxy import NumberProxy, TensorProxy, is_symbolic
 from .structure import flatten
 from .symbol import BoundSymbol, proxies
 
+Made = TypeVar("Made")
 #: Which dimensions are dynamic: those of every tensor among the arguments, or those named, by parameter.
 Dynamic: TypeAlias = bool | Mapping[str, Collection[int]]
 #: The dynamic dimensions of the tensors among the flattened arguments, by position.
@@ -35,6 +36,10 @@ class Constraint:
 
     condition: str
     where: str
+
+    def holds(self, binding: Mapping[str, Any]) -> bool:
+        """Whether it does for these sizes, by name."""
+        return bool(eval(self.condition, {"torch": torch}, dict(binding)))
 
     def __str__(self) -> str:
         return f"{self.condition}, which {self.where} decides by" if self.where else self.condition
@@ -59,6 +64,7 @@ class Sizes:
         self.numbers: list[NumberProxy] = []
         #: The templates of derived rules, which hold these sizes.
         self.templates: dict[Any, Any] = {}
+        self.is_narrowed = False
         self.computed: list[Computed] = []
         self._strides: list[tuple[str, int, torch.SymInt]] = []
         self._constraints: tuple[Constraint, ...] = ()
@@ -84,13 +90,28 @@ class Sizes:
         """Nothing more is decided by these sizes: what was is what calls are held to."""
         place = {proxy.name: index for index, proxy in enumerate(inputs)}
         found = [Constraint(f"2 <= {number.name}", "0/1 specialisation") for number in self.numbers]
-        found += [Constraint(*decided) for decided in internals.close_shape_env(self.env)]
+        found += [Constraint(*decided) for decided in internals.decided(self.env)]
+        internals.set_closed(self.env, True)
         for name, dim, step in self._strides:
             found.append(Constraint(f"input[{place[name]}].stride({dim}) == {python(step)}", ""))
         self._constraints = tuple(dict.fromkeys(found))
         self.measure = _measuring(self.numbers, place)
 
     measure: Callable[[Sequence[torch.Tensor]], tuple[int, ...]]
+
+    def compile_more(self, make: Callable[[], Made]) -> tuple[Made, tuple[Constraint, ...]]:
+        """What is made later on for the same entry, and what its sizes must be beyond the constraints."""
+        start = len(internals.decided(self.env))
+        internals.set_closed(self.env, False)
+        try:
+            with symbolic(self):
+                made = make()
+        finally:
+            internals.set_closed(self.env, True)
+        more = tuple([Constraint(*decided) for decided in internals.decided(self.env, start)])
+        # from now on it knows of its sizes what is true of some calls alone
+        self.is_narrowed = self.is_narrowed or bool(more)
+        return made, more
 
     @property
     def constraints(self) -> tuple[Constraint, ...]:
@@ -116,7 +137,7 @@ class Sizes:
         binding = self.binding(self.measure(inputs))
         scope = {**binding, "input": inputs}
         for one in self._constraints:
-            if not eval(one.condition, {"torch": torch}, scope):
+            if not one.holds(scope):
                 return one
         return next((one for one in self.computed if not one.holds(binding)), None)
 
@@ -205,7 +226,7 @@ def concrete(value: Any, binding: Mapping[str, int]) -> Any:
         return eval(text, {"torch": torch}, dict(binding))
 
     def number(symbolic: Any) -> Any:
-        return evaluated(python(symbolic))
+        return evaluated(internals.python_of_number(symbolic, simplified=False))
 
     def made(value: Any) -> Any:
         if isinstance(value, TensorProxy):

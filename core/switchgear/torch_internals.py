@@ -101,18 +101,22 @@ def new_size(shape_env: Any, place: str, value: int) -> torch.SymInt:
     return shape_env.create_symintnode(symbol, hint=value)  # type: ignore[no-any-return]
 
 
-def close_shape_env(shape_env: Any) -> list[tuple[str, str]]:
-    """What the sizes must be for all that was decided to hold, as Python, and where it was; it decides no more."""
-    shape_env.freeze()
-    return [(python_of_expression(guard.expr), str(guard.sloc.framework_loc)) for guard in shape_env.guards]
+def decided(shape_env: Any, start: int = 0) -> list[tuple[str, str]]:
+    """What the sizes must be for all that was decided, from the `start`th on, to hold: as Python, and where it was."""
+    return [(python_of_expression(guard.expr), str(guard.sloc.framework_loc)) for guard in shape_env.guards[start:]]
+
+
+def set_closed(shape_env: Any, closed: bool) -> None:
+    """Let an environment decide no more, a `ValueError` where it would have to, or let it again."""
+    shape_env.frozen = closed
 
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
-def python_of_number(number: Any) -> str:
-    """A symbolic number as Python, in terms of the names of sizes."""
-    return python_of_expression(number.node.expr)
+def python_of_number(number: Any, *, simplified: bool = True) -> str:
+    """A symbolic number as Python, in terms of the names of sizes; `simplified` by all that was decided."""
+    return python_of_expression(number.node.expr if simplified else number.node._expr)
 
 
 def python_of_expression(expression: Any) -> str:

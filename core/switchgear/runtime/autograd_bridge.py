@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,13 +19,15 @@ from switchgear.passes.pipeline import Program, Training, compile_backward, diff
 from switchgear.proxy import TensorProxy
 from switchgear.rules import Grads
 from switchgear.selection import Selection
-from switchgear.sizes import Sizes, concrete
+from switchgear.sizes import Constraint, Sizes, concrete
 from switchgear.symbol import DEL, proxies
 from switchgear.trace import Trace
 
 from .execution import maybe_views, runner
 
 Jit = Callable[[Callable[..., Any]], Callable[..., Any]]
+#: In a pattern, strides as those of the output.
+EXPECTED = "expected"
 #: The grad outputs that arrive, None where one is undefined.
 Arriving = tuple[torch.Tensor | None, ...]
 
@@ -71,8 +74,14 @@ class Bridge:
         expected = [None if p is None else (p.stride, p.dtype, False, False) for p in training.joint.grad_outputs]
         wanted = tuple(proxy.requires_grad for proxy in training.prepared.inputs)
         nothing = (None,) * len(self.inner)
-        self._expected = (*expected, *nothing, wanted, ())
-        self._backwards: dict[Any, Program] = {} if sizes else {(self._expected, ()): training.backward}
+        if sizes is not None:
+            expected = [p and (EXPECTED if any(p[0]) else p[0], *p[1:]) for p in expected]
+        #: By pattern, for calls of any sizes that meet the constraints.
+        self._generals: dict[Any, list[tuple[Program, tuple[Constraint, ...]]]] = {
+            (*expected, *nothing, wanted, ()): [(training.backward, ())]
+        }
+        #: By pattern and the sizes of the calls.
+        self._backwards: dict[Any, Program] = {}
         self._differentiable: dict[Any, tuple[Callable[..., Any], Trace]] = {}
         self._last: _Last | None = None
         self.last_backward: Program = training.backward
@@ -116,24 +125,56 @@ class Bridge:
         if last is not None and last.fits(grads, wanted, sizes):
             return last
         _check_strided(grads)
-        pattern = _pattern(grads, wanted)
-        program = self.training.backward if pattern == self._expected_at(sizes) else None
-        key = pattern, sizes
-        if program is None:
-            program = self._backwards.get(key)
-        if program is None:
-            with compiling(), torch.no_grad():
-                program = self._backwards.get(key)
-                if program is None:
-                    training = self._training_at(sizes)
-                    program = compile_backward(training, self.selection, _proxies(training, grads), wanted)
-                    self._backwards[key] = program
+        program = self._program(_pattern(grads, wanted), grads, wanted, sizes)
         self.last_backward = program
         last = self._last = _Last(program, grads, wanted, sizes)
         return last
 
-    def _expected_at(self, sizes: tuple[int, ...]) -> Any:
-        return concrete(self._expected, self.sizes.binding(sizes)) if self.sizes else None
+    def _program(self, pattern: Any, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]) -> Program:
+        general = pattern if self.sizes is None else self._general(pattern, sizes)
+        program = self._backwards.get((pattern, sizes)) or self._for_any_sizes(general, sizes)
+        if program is not None:
+            return program
+        with compiling(), torch.no_grad():
+            program = self._backwards.get((pattern, sizes)) or self._for_any_sizes(general, sizes)
+            if program is None and self.sizes is not None and general is not None and not self.sizes.is_narrowed:
+                program = self._compile_general(general, wanted, sizes)
+            if program is None:
+                training = self._training_at(sizes)
+                program = compile_backward(training, self.selection, _proxies(training, pattern), wanted)
+                self._backwards[pattern, sizes] = program
+        return program
+
+    def _general(self, pattern: Any, sizes: tuple[int, ...]) -> Any:
+        """A pattern of grad outputs for calls of any sizes: of the strides of their outputs, or expanded from a scalar.
+
+        None where it is another one.
+        """
+        assert self.sizes is not None
+        own = self._strides_at(sizes)
+        found = [
+            each if each is None or not any(each[0]) else (EXPECTED, *each[1:]) if each[0] == stride else NotImplemented
+            for each, stride in zip(pattern, own, strict=False)
+        ]
+        return None if NotImplemented in found else (*found, *pattern[len(own) :])
+
+    def _strides_at(self, sizes: tuple[int, ...]) -> tuple[Any, ...]:
+        assert self.sizes is not None
+        return concrete(tuple([p and p.stride for p in self.training.ends]), self.sizes.binding(sizes))  # type: ignore[no-any-return]
+
+    def _for_any_sizes(self, general: Any, sizes: tuple[int, ...]) -> Program | None:
+        binding = self.sizes.binding(sizes) if self.sizes else {}
+        for program, constraints in self._generals.get(general, ()):
+            if all(constraint.holds(binding) for constraint in constraints):
+                return program
+        return None
+
+    def _compile_general(self, general: Any, wanted: tuple[bool, ...], sizes: tuple[int, ...]) -> Program | None:
+        assert self.sizes is not None
+        grads = _proxies(self.training, general)
+        make = partial(compile_backward, self.training, self.selection, grads, wanted)
+        self._generals.setdefault(general, []).append(self.sizes.compile_more(make))
+        return self._for_any_sizes(general, sizes)
 
     def _training_at(self, sizes: tuple[int, ...]) -> Training:
         return self.training.at(self.sizes.binding(sizes)) if self.sizes else self.training
@@ -148,7 +189,7 @@ class Bridge:
         if found is None:
             training = self._training_at(sizes)
             with compiling(), torch.no_grad():
-                trace = differentiable_backward(training, self.selection, _proxies(training, grads), wanted)
+                trace = differentiable_backward(training, self.selection, _proxies(training, _pattern(grads, wanted)), wanted)
             found = self._differentiable[key] = self.rejit(_evaluated(trace)), trace
         return found[0]
 
@@ -183,7 +224,7 @@ class _Last:
         """Whether it surely takes these grad outputs."""
         return (
             wanted == self._wanted
-            and (sizes == self._sizes or self.takes_sizes)
+            and sizes == self._sizes
             # before the check, which raises for another number of tensors
             and [grad is not None for grad in grads] == self._defined
             and self._check(*[grad for grad in grads if grad is not None])
@@ -191,22 +232,18 @@ class _Last:
         )
 
 
-def _proxies(training: Training, grads: Arriving) -> Grads:
-    return tuple(
-        None
-        if proxy is None or grad is None
-        else replace(
-            proxy,
-            name=f"g_{proxy.name}",
-            stride=grad.stride(),
-            dtype=grad.dtype,
-            is_conj=grad.is_conj(),
-            is_neg=grad.is_neg(),
-            requires_grad=False,
-            storage_offset=0,
-        )
-        for proxy, grad in zip(training.ends, grads, strict=True)
-    )
+def _proxies(training: Training, pattern: Any) -> Grads:
+    """The grad outputs of a pattern."""
+    found: list[TensorProxy | None] = []
+    for proxy, each in zip(training.ends, pattern, strict=False):
+        if proxy is None or each is None:
+            found.append(None)
+            continue
+        stride, dtype, is_conj, is_neg = each
+        layout = {"stride": proxy.stride if stride is EXPECTED else stride, "dtype": dtype, "storage_offset": 0}
+        bits = {"is_conj": is_conj, "is_neg": is_neg, "requires_grad": False}
+        found.append(replace(proxy, name=f"g_{proxy.name}", **layout, **bits))
+    return tuple(found)
 
 
 def _check_strided(grads: Arriving) -> None:
