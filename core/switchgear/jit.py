@@ -76,9 +76,10 @@ class Compiler:
                 fresh = found is None
                 if found is None:
                     check_devices(leaves)
+                    reason = self.cache.misfit(key, leaves) if marks else ""
                     options = self.selection, self._rejit, self.specialize_on_data, marks
                     entry = Entry(self.function, leaves, spec, self.module, *options)
-                    self.cache.add(key, entry, next(iter(unfit.values()), ""))
+                    self.cache.add(key, entry, next(iter(unfit.values()), "") or reason)
                     inputs = entry.prologue(args, kwargs)
                     if inputs is None:
                         raise SwitchgearError("a freshly compiled entry does not fit its own call; please report this")
@@ -243,7 +244,8 @@ def compiler_of(jitted: Any) -> Compiler:
     return compiler
 
 
-def _last_entry(jitted: Any) -> Entry:
+def last_entry(jitted: Any) -> Entry:
+    """The entry last run."""
     entry = compiler_of(jitted).last
     if entry is None:
         raise SwitchgearError("the jitted function has not been called yet")
@@ -252,12 +254,12 @@ def _last_entry(jitted: Any) -> Entry:
 
 def last_traces(jitted: Any) -> list[Trace]:
     """The stages of the forward of the entry last run; the last one is what is executed."""
-    return _shown(jitted, _last_entry(jitted).forward.stages)
+    return _shown(jitted, last_entry(jitted).forward.stages)
 
 
 def last_backward_traces(jitted: Any) -> list[Trace]:
     """The stages of the backward last run, or about to run, of the entry last run; empty if it has no gradient."""
-    bridge = _last_entry(jitted).bridge
+    bridge = last_entry(jitted).bridge
     return [] if bridge is None else _shown(jitted, bridge.last_backward.stages)
 
 
@@ -268,12 +270,12 @@ def _shown(jitted: Any, stages: tuple[Trace, ...]) -> list[Trace]:
 
 def last_choices(jitted: Any) -> tuple[Choice, ...]:
     """Who was chosen for what, and why others were not, in the entry last run: gradients, forward, backward."""
-    entry = _last_entry(jitted)
+    entry = last_entry(jitted)
     backward = entry.bridge.last_backward.choices if entry.bridge is not None else ()
     return (*entry.forward.choices, *backward)
 
 
 def last_saved(jitted: Any) -> tuple[Saved, ...]:
     """What the forward of the entry last run keeps for its backward, and why; nothing if it has no gradient."""
-    bridge = _last_entry(jitted).bridge
+    bridge = last_entry(jitted).bridge
     return () if bridge is None else saved_values(bridge.training.parts)

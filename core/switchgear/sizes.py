@@ -24,6 +24,7 @@ from .structure import flatten
 from .symbol import BoundSymbol, proxies
 
 Made = TypeVar("Made")
+Part = TypeVar("Part")
 #: Which dimensions are dynamic: those of every tensor among the arguments, or those named, by parameter.
 Dynamic: TypeAlias = bool | Mapping[str, Collection[int]]
 #: The dynamic dimensions of the tensors among the flattened arguments, by position.
@@ -42,7 +43,7 @@ class Constraint:
         return bool(eval(self.condition, {"torch": torch}, dict(binding)))
 
     def __str__(self) -> str:
-        return f"{self.condition}, which {self.where} decides by" if self.where else self.condition
+        return f"{self.condition} ({self.where})" if self.where else self.condition
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,7 +54,7 @@ class Computed:
     need: str
 
     def __str__(self) -> str:
-        return f"{self.need}, which sizes decide"
+        return f"the same answer where {self.need}, which sizes decide"
 
 
 class Sizes:
@@ -97,6 +98,11 @@ class Sizes:
         self._constraints = tuple(dict.fromkeys(found))
         self.measure = _measuring(self.numbers, place)
 
+    def check(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Raise `ValueError` unless the call that all was decided for meets the constraints."""
+        if (found := self.violated(inputs)) is not None:
+            raise ValueError(f"the call at hand does not meet {found}")
+
     measure: Callable[[Sequence[torch.Tensor]], tuple[int, ...]]
 
     def compile_more(self, make: Callable[[], Made]) -> tuple[Made, tuple[Constraint, ...]]:
@@ -114,9 +120,9 @@ class Sizes:
         return made, more
 
     @property
-    def constraints(self) -> tuple[Constraint, ...]:
+    def constraints(self) -> tuple[Constraint | Computed, ...]:
         """What the sizes of a call must be."""
-        return self._constraints
+        return (*self._constraints, *self.computed)
 
     def fits(self) -> Callable[[Sequence[torch.Tensor]], bool]:
         """Whether the input tensors of a call meet the constraints."""
@@ -171,15 +177,15 @@ def python(number: Any) -> str:
 
 
 def settled(value: Any) -> Any:
-    """Arguments of a call, without symbolic numbers that a trace does not hold: truth values, and floats that are more
-    than one operation on sizes, for a sum or product of them may be written in another order."""
+    """Arguments of a call, without symbolic numbers that a trace does not hold: truth values, and floats that may not
+    be the same to the bit as they were computed.
+    """
 
     def settle(number: Any) -> Any:
-        if isinstance(number, torch.SymBool):
-            return bool(number)
-        if isinstance(number, torch.SymFloat) and not internals.rounds_once(number):
-            return float(number)
-        return number
+        if isinstance(number, torch.SymFloat) and internals.rounds_once(number) or isinstance(number, torch.SymInt):
+            return number
+        internals.decide_all(number)
+        return internals.hint_of(number)
 
     return map_numbers(settle, value)
 
@@ -225,9 +231,20 @@ def concrete(value: Any, binding: Mapping[str, int]) -> Any:
     def evaluated(text: str) -> Any:
         return eval(text, {"torch": torch}, dict(binding))
 
-    def number(symbolic: Any) -> Any:
-        return evaluated(internals.python_of_number(symbolic, simplified=False))
+    return _with_numbers(lambda number: evaluated(internals.python_of_number(number, simplified=False)), value)
 
+
+def fixed(value: Part) -> Part:
+    """A part of a trace with the sizes of the call at hand, to which other calls are held from now on."""
+    return _with_numbers(_decide, value)  # type: ignore[no-any-return]
+
+
+def _decide(number: Any) -> Any:
+    kinds = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+    return kinds[type(number)](number)
+
+
+def _with_numbers(number: Callable[[Any], Any], value: Any) -> Any:
     def made(value: Any) -> Any:
         if isinstance(value, TensorProxy):
             shape, stride, offset = map_numbers(number, (value.shape, value.stride, value.storage_offset))

@@ -102,8 +102,21 @@ def new_size(shape_env: Any, place: str, value: int) -> torch.SymInt:
 
 
 def decided(shape_env: Any, start: int = 0) -> list[tuple[str, str]]:
-    """What the sizes must be for all that was decided, from the `start`th on, to hold: as Python, and where it was."""
+    """What the sizes must be for all that was decided, from the `start`th on, to hold: as Python, and where it was.
+
+    Raises `ValueError` where that cannot be said to the bit.
+    """
+    for guard in shape_env.guards[start:]:
+        if not _rounds_once(guard.expr):
+            raise ValueError(f"{guard.expr} was asked for, which computes with floats, {guard.sloc.framework_loc}")
     return [(python_of_expression(guard.expr), str(guard.sloc.framework_loc)) for guard in shape_env.guards[start:]]
+
+
+def decide_all(number: Any) -> None:
+    """Let every size in a symbolic number be what it is in the call at hand."""
+    env = number.node.shape_env
+    for symbol in number.node.expr.free_symbols:
+        int(env.create_symintnode(symbol, hint=int(env.backed_var_to_val[symbol])))
 
 
 def set_closed(shape_env: Any, closed: bool) -> None:
@@ -124,18 +137,29 @@ def python_of_expression(expression: Any) -> str:
     return str(_symbolic()[3].doprint(expression))
 
 
-def rounds_once(number: torch.SymFloat) -> bool:
-    """Whether a symbolic float is one operation on integers, and so the same however it is written."""
-    import sympy
+def rounds_once(number: Any) -> bool:
+    """Whether a symbolic number is at most one rounding away from integers, so that it is the same as it was written.
 
-    expression = number.node.expr
-    kinds = ("IntTrueDiv", "ToFloat", "FloatPow", "FloatTrueDiv", "OpaqueUnaryFn_sqrt")
-    arguments = [
-        argument.args[0] if type(argument).__name__ == "ToFloat" else argument for argument in expression.args
-    ]
-    return type(expression).__name__ in kinds and all(argument.is_integer for argument in arguments) and not (
-        expression.atoms(sympy.Float)
-    )
+    Sums and products of several that round may be written in another order.
+    """
+    return _rounds_once(number.node.expr)
+
+
+def _rounds_once(expression: Any) -> bool:
+    kinds = ("IntTrueDiv", "FloatTrueDiv", "FloatPow", "OpaqueUnaryFn_sqrt")
+    if expression.is_Boolean or expression.is_Relational:
+        return all(map(_rounds_once, expression.args))
+    if type(expression).__name__ in kinds:
+        return all(argument.is_Float or _is_exact(argument) for argument in expression.args)
+    return _is_exact(expression)
+
+
+def _is_exact(expression: Any) -> bool:
+    """Whether it is an integer, or a float that has been made of integers without rounding."""
+    if expression.is_integer or (expression.is_Float and float(expression).is_integer()):
+        return True
+    kinds = ("ToFloat", "Add", "Mul", "Max", "Min")
+    return type(expression).__name__ in kinds and all(map(_is_exact, expression.args))
 
 
 def hint_of(number: Any) -> Any:

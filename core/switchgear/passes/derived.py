@@ -18,7 +18,7 @@ from switchgear.products import index_product, scatter_product
 from switchgear.proxy import TensorProxy, key_of
 from switchgear.recorder import Recorder
 from switchgear.rules import Grads
-from switchgear.sizes import depends_on_sizes
+from switchgear.sizes import depends_on_sizes, fixed
 from switchgear.symbol import BoundSymbol, map_proxies, proxies, renamed
 from switchgear.trace import Names
 from switchgear.writes import WRITTEN_VIEWS
@@ -88,6 +88,16 @@ def _placeholders(bound_symbol: BoundSymbol, grad_outputs: Grads) -> dict[str, T
 
 
 def _record(bound_symbol: BoundSymbol, grad_outputs: Grads, higher_order: bool) -> Template:
+    try:
+        return _recorded(bound_symbol, grad_outputs, higher_order)
+    except NotDifferentiable:
+        if not depends_on_sizes(bound_symbol):
+            raise
+    # some formulas know numbers alone
+    return _recorded(fixed(bound_symbol), fixed(grad_outputs), higher_order)
+
+
+def _recorded(bound_symbol: BoundSymbol, grad_outputs: Grads, higher_order: bool) -> Template:
     failure: Exception | None = None
     for call in _spellings(bound_symbol, higher_order):
         try:

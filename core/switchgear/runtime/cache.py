@@ -46,14 +46,18 @@ class Cache:
                 return entry, inputs
         return None
 
-    def add(self, key: tuple[Any, ...], entry: Entry, other_data: str = "") -> None:
+    def misfit(self, key: tuple[Any, ...], leaves: list[Any]) -> str:
+        """Why a call with dynamic sizes fits no entry under its key, as far as sizes go."""
+        return "; ".join(dict.fromkeys(filter(None, (entry.misfit(leaves) for entry in self._buckets.get(key, ())))))
+
+    def add(self, key: tuple[Any, ...], entry: Entry, reason: str = "") -> None:
         """Keep a new entry, and drop the one that was used longest ago if there are too many.
 
-        `other_data` says what of its data set the call apart from those that others were compiled for.
+        `reason` says what of its data or sizes set the call apart from those that others were compiled for.
         """
         self._compilations += 1
         if self._compilations == self._limit + 1:
-            changed = other_data or self._difference(key)
+            changed = reason or self._difference(key)
             message = (
                 f"{self._name} has been compiled {self._compilations} times; {changed}. Each kind of "
                 "call is compiled by itself: keep shapes and Python arguments stable, or raise recompile_limit"

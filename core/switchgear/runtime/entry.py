@@ -43,16 +43,38 @@ class Entry:
     ) -> None:
         #: Casts are part of the trace.
         self._autocast = internals.autocast_active()
-        with compiling():
-            captured = self.captured = capture(function, leaves, spec, module, reads_inputs=reads_inputs, marks=marks)
-            tensors = [tensor_of(source, leaves) for source in captured.sources]
-            with torch.no_grad(), internals.autocast_off(), symbolic(captured.sizes):
+        #: Why dynamic sizes are fixed for this entry, if they are.
+        self.fixed = ""
+
+        def make(marks: Marks) -> None:
+            self.captured = capture(function, leaves, spec, module, reads_inputs=reads_inputs, marks=marks)
+            tensors = [tensor_of(source, leaves) for source in self.captured.sources]
+            with torch.no_grad(), internals.autocast_off(), symbolic(self.captured.sizes):
                 self._compile(tensors, selection, rejit)
-            if captured.sizes is not None:
-                captured.sizes.close(captured.trace.inputs)
-        self.prologue = make_prologue(captured, leaves, spec, tensors)
+            if self.captured.sizes is not None:
+                self.captured.sizes.close(self.captured.trace.inputs)
+                self.captured.sizes.check(tensors)
+            self.prologue = make_prologue(self.captured, leaves, spec, tensors)
+
+        with compiling():
+            try:
+                make(marks)
+            except Exception as error:
+                if not marks:
+                    raise
+                # operators of PyTorch's and rules of plugins that know numbers alone fail in ways of their own
+                self.fixed = f"{type(error).__name__}: {error}".partition("\n")[0]
+                make({})
         #: What the function returns for the inputs that `prologue` gives.
-        self.run: Run = self._switching_on() if captured.outputs.switched_on else self._finishing()
+        self.run: Run = self._switching_on() if self.captured.outputs.switched_on else self._finishing()
+
+    def misfit(self, leaves: list[Any]) -> str:
+        """Which constraint on its sizes a call of the same kind does not meet, if that is why it does not fit."""
+        sizes = self.captured.sizes
+        if sizes is None:
+            return f"sizes are fixed, for with dynamic ones there was {self.fixed}" if self.fixed else ""
+        found = sizes.violated([tensor_of(source, leaves) for source in self.captured.sources])
+        return "" if found is None else f"an entry is for calls with {found}"
 
     def _switching_on(self) -> Run:
         indices, rest = self.captured.outputs.switched_on, self._finishing()
