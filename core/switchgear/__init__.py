@@ -9,7 +9,7 @@ from .hookspecs import PassPlacement, hookimpl
 from .inspect.explain import explain
 from .jit import jit, last_backward_traces, last_choices, last_saved, last_traces
 from .plugins import plugin_report
-from .proxy import TensorProxy
+from .proxy import NumberProxy, TensorProxy
 from .registry import Registry, Table
 from .rules import get_grad, put_grad
 from .symbol import BoundSymbol, Symbol
@@ -23,6 +23,7 @@ __all__ = [
     "Fuel",
     "FusionExecutor",
     "Implementation",
+    "NumberProxy",
     "PassPlacement",
     "Registry",
     "Saved",

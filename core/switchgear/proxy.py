@@ -45,11 +45,10 @@ class TensorProxy:
 
     def __eq__(self, other: object) -> bool:
         """Whether they are the same value of the same layout, by what is written: nothing is decided about sizes."""
-        if self is other:
-            return True
-        if not isinstance(other, TensorProxy) or self.name != other.name:
-            return NotImplemented if not isinstance(other, TensorProxy) else False
-        return self.layout == other.layout and self.requires_grad == other.requires_grad
+        if not isinstance(other, TensorProxy):
+            return NotImplemented
+        alike = self.name == other.name and self.requires_grad == other.requires_grad
+        return self is other or (alike and self.layout == other.layout)
 
     @property
     def layout(self) -> tuple[Any, ...]:

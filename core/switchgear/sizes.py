@@ -182,8 +182,8 @@ def settled(value: Any) -> Any:
     """
 
     def settle(number: Any) -> Any:
-        if isinstance(number, torch.SymFloat) and internals.rounds_once(number) or isinstance(number, torch.SymInt):
-            return number
+        if internals.rounds_once(number):
+            return bool(number) if isinstance(number, torch.SymBool) else number
         internals.decide_all(number)
         return internals.hint_of(number)
 

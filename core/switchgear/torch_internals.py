@@ -115,7 +115,7 @@ def decided(shape_env: Any, start: int = 0) -> list[tuple[str, str]]:
 def decide_all(number: Any) -> None:
     """Let every size in a symbolic number be what it is in the call at hand."""
     env = number.node.shape_env
-    for symbol in number.node.expr.free_symbols:
+    for symbol in sorted(number.node.expr.free_symbols, key=str):
         int(env.create_symintnode(symbol, hint=int(env.backed_var_to_val[symbol])))
 
 
@@ -147,6 +147,8 @@ def rounds_once(number: Any) -> bool:
 
 def _rounds_once(expression: Any) -> bool:
     kinds = ("IntTrueDiv", "FloatTrueDiv", "FloatPow", "OpaqueUnaryFn_sqrt")
+    if expression.is_Float:
+        return True
     if expression.is_Boolean or expression.is_Relational:
         return all(map(_rounds_once, expression.args))
     if type(expression).__name__ in kinds:
