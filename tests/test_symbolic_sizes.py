@@ -112,8 +112,10 @@ ON_ROWS: dict[str, Callable[[T], Any]] = {
     "a gradient inside": lambda x: torch.autograd.grad(x.sin().sum(), x)[0] * x.shape[0],
     "sg.grad": lambda x: sg.grad(lambda y: (y.sin() * y.shape[0]).sum())(x),
     "vmap": lambda x: torch.func.vmap(lambda row: (row * 2).sum())(x),
-    "checkpoint": lambda x: torch.utils.checkpoint.checkpoint(lambda y: (y.sin() @ y.t()).relu(), x, use_reentrant=False),
-    "an autograd.Function": lambda x: Scaled.apply(x).sin(),
+    "checkpoint": lambda x: torch.utils.checkpoint.checkpoint(
+        lambda y: (y.sin() @ y.t()).relu(), x, use_reentrant=False
+    ),
+    "an autograd.Function": lambda x: Scaled.apply(x).sin(),  # type: ignore[no-untyped-call]
     "a truth of constants": lambda x: x * 2 if (torch.arange(x.shape[0]) >= 0).all() else x,
 }
 
@@ -132,7 +134,8 @@ def norm_chain(x: T, weight: T, bias: T) -> T:
 
 
 def rms_norm(x: T, weight: T) -> T:
-    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * weight
+    scaled: T = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * weight
+    return scaled
 
 
 def cross_entropy(x: T, target: T) -> T:
@@ -148,7 +151,10 @@ WORKLOADS: dict[str, tuple[Callable[..., Any], list[list[T]]]] = {
     "norm chain": (norm_chain, [[x, numbers(4, grad=True), numbers(4, grad=True)] for (x,) in grids()]),
     "rms norm": (rms_norm, [[x, numbers(4, grad=True)] for (x,) in grids()]),
     "cross entropy": (cross_entropy, [[numbers(n, m, 7, grad=True), indices(n, m)] for n, m in PAIRS]),
-    "embedding": (lambda i, w: F.embedding(i, w).mean(1), [[indices(n, m), numbers(7, 4, grad=True)] for n, m in PAIRS]),
+    "embedding": (
+        lambda i, w: F.embedding(i, w).mean(1),
+        [[indices(n, m), numbers(7, 4, grad=True)] for n, m in PAIRS],
+    ),
     "matmul": (lambda x, y: torch.matmul(x, y.transpose(-1, -2)), [[x, x.detach() * 2] for (x,) in grids()]),
     "einsum": (lambda x, y: torch.einsum("bij,bkj->bik", x, y), [[x, x * 2] for (x,) in grids()]),
     "convolution": (
@@ -174,7 +180,7 @@ def test_a_small_network_by_batch() -> None:
             network.zero_grad()
             called(x).square().mean().backward()
             results.append([parameter.grad for parameter in network.parameters()])
-        assert not [*differences(*results, "gradients")]
+        assert not [*differences(results[0], results[1], "gradients")]
     assert entries(jitted) == 1
 
 
@@ -271,19 +277,28 @@ def test_recompiling_names_the_constraint() -> None:
 # -- backwards ---------------------------------------------------------------------------------------------------------
 
 
+PARTS: tuple[Callable[[Any], Any], ...] = (
+    lambda out: out[0],
+    lambda out: out[1].sum(),
+    lambda out: out[0] * 2 + out[1].sum(),
+)
+
+
 def test_backwards_for_other_grad_outputs_serve_all_sizes() -> None:
     def function(x: T) -> tuple[T, T]:
         return (x * x).sum(), x.sin()
 
     jitted = dynamic(function)
     for length in LENGTHS:
-        for part in (lambda out: out[0], lambda out: out[1].sum(), lambda out: out[0] * 2 + out[1].sum()):
+        for part in PARTS:
             x, y = numbers(length, 4, grad=True), numbers(length, 4, grad=True)
             part(jitted(x)).backward()
             part(function(y)).backward()
             assert torch.equal(x.grad, y.grad)  # type: ignore[arg-type]
     bridge = last_entry(jitted).bridge
-    assert entries(jitted) == 1 and bridge is not None and not bridge._backwards
+    assert entries(jitted) == 1
+    assert bridge is not None
+    assert not bridge._backwards
     assert all(len(found) == 1 and not found[0][1] for found in bridge._generals.values())
 
 
@@ -295,7 +310,8 @@ def test_grad_outputs_of_other_strides_are_compiled_by_their_sizes() -> None:
         jitted(x).backward(grad)
         assert torch.equal(x.grad, 2 * x.detach() * grad)  # type: ignore[arg-type]
     bridge = last_entry(jitted).bridge
-    assert bridge is not None and len(bridge._backwards) == len(LENGTHS)
+    assert bridge is not None
+    assert len(bridge._backwards) == len(LENGTHS)
 
 
 def test_a_scalar_grad_output_of_another_dtype_is_not_taken_for_another_size() -> None:
@@ -318,7 +334,7 @@ def test_second_derivatives() -> None:
             (first,) = torch.autograd.grad(function(x), x, create_graph=True)
             (second,) = torch.autograd.grad(first.square().sum(), x)
             found.append([first, second])
-        assert not [*differences(*found, "derivatives")]
+        assert not [*differences(found[0], found[1], "derivatives")]
     assert entries(jitted) == 1
 
 
@@ -355,7 +371,8 @@ def test_registered_rules_and_implementations_get_the_sizes() -> None:
         assert torch.equal(result, F.gelu(x) + x.sin())
         result.sum().backward()
         assert torch.equal(x.grad, x.detach().cos() * length)  # type: ignore[arg-type]
-    assert entries(jitted) == 1 and seen == [(length, 4) for length in LENGTHS]
+    assert entries(jitted) == 1
+    assert seen == [(length, 4) for length in LENGTHS]
 
 
 class Fusing(sg.FusionExecutor):
@@ -369,7 +386,9 @@ class Fusing(sg.FusionExecutor):
 
 
 def test_regions_of_dynamic_sizes_are_left_to_others_with_the_reason() -> None:
-    jitted = sg.jit(lambda x, w: (x.sin().cos(), w.sin().cos()), executors=[Fusing("fusing"), "torch"], dynamic={"x": {0}})
+    jitted = sg.jit(
+        lambda x, w: (x.sin().cos(), w.sin().cos()), executors=[Fusing("fusing"), "torch"], dynamic={"x": {0}}
+    )
     for length in LENGTHS:
         x, w = numbers(length, 4), numbers(3)
         assert not [*differences((x.sin().cos(), w.sin().cos()), jitted(x, w), "result")]
@@ -412,7 +431,8 @@ def test_unknown_parameters_and_dimensions_are_refused() -> None:
 def test_static_traces_know_no_sizes() -> None:
     jitted = sg.jit(lambda x: x.reshape(-1) * x.shape[0])
     jitted(numbers(3, 4))
-    assert not sg.last_traces(jitted)[-1].numbers and "[12]" not in sg.explain(jitted)
+    assert not sg.last_traces(jitted)[-1].numbers
+    assert "[12]" not in sg.explain(jitted)
 
 
 def test_a_trace_with_a_size_that_it_is_not_given_is_refused() -> None:
@@ -469,10 +489,12 @@ def test_a_language_model_compiles_once_for_ten_lengths_and_once_more_for_one(ma
             loss = called(input_ids=ids, labels=ids).loss
             loss.backward()
             results.append([loss, *[parameter.grad for parameter in model.parameters()]])
-        assert not [*differences(*results, f"length {length}")]
-        assert entries(jitted) == 1 + (length == 1 or entries(jitted) == 2)
+        assert not [*differences(results[0], results[1], f"length {length}")]
+        assert entries(jitted) == 1 if length not in (1, 17) else 2
     bridge = last_entry(jitted).bridge
-    assert entries(jitted) == 2 and bridge is not None and not bridge._backwards
+    assert entries(jitted) == 2
+    assert bridge is not None
+    assert not bridge._backwards
 
 
 def test_a_language_model_by_batch_and_length(quiet: None) -> None:
@@ -489,5 +511,5 @@ def test_a_language_model_by_batch_and_length(quiet: None) -> None:
             out = called(input_ids=ids, labels=ids, attention_mask=mask)
             out.loss.backward()
             results.append([out.loss, out.logits, *[parameter.grad for parameter in model.parameters()]])
-        assert not [*differences(*results, f"{batch} of length {length}")]
+        assert not [*differences(results[0], results[1], f"{batch} of length {length}")]
     assert entries(jitted) == 1

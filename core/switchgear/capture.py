@@ -28,8 +28,8 @@ from .proxy import TensorProxy
 from .recorder import Recorder, active_recorder
 from .seeding import seeding_recorded
 from .shared_memory import Home, base_of, home_of, memory_of, overlaps_itself, sharing
-from .sizes import Marks, Sizes, symbolic
 from .signature import Argument, Base, Closure, InputSource, ModuleState, check_tensor, state_of
+from .sizes import Marks, Sizes, symbolic
 from .structure import Structure, flatten
 from .symbol import CHECK
 from .trace import Names, Trace

@@ -114,7 +114,7 @@ class Data:
                     given = map_proxies(lambda proxy: values[proxy.name], (item.args, dict(item.kwargs)))
                     bind_outputs(item.output, item.symbol.fn(*given[0], **given[1]), values)
                 given = map_proxies(lambda proxy: values[proxy.name], concrete((args, kwargs), binding))
-                return _described(function(*given[0], **given[1])) == expected
+                return bool(_described(function(*given[0], **given[1])) == expected)
 
         ACTIVE.sizes.computed.append(Computed(holds, need))
 

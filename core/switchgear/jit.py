@@ -26,8 +26,8 @@ from .registry import Table
 from .runtime.cache import Cache, call_key
 from .runtime.entry import Entry
 from .selection import Selection, select
-from .sizes import Dynamic, check_dynamic, marked
 from .signature import check_devices, flatten_arguments
+from .sizes import Dynamic, check_dynamic, marked
 from .trace import Trace
 
 

@@ -87,4 +87,6 @@ def hint_of(number: Any) -> Any:
 
 def is_symbolic(*values: TensorProxy) -> bool:
     """Whether a size, stride or offset of a value is symbolic."""
-    return any(type(number) is not int for value in values for number in (*value.shape, *value.stride, value.storage_offset))
+    return any(
+        type(number) is not int for value in values for number in (*value.shape, *value.stride, value.storage_offset)
+    )

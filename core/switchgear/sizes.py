@@ -21,7 +21,7 @@ from .errors import InvalidInput
 from .patches import replaced
 from .proxy import NumberProxy, TensorProxy, is_symbolic
 from .structure import flatten
-from .symbol import BoundSymbol, proxies
+from .symbol import BoundSymbol
 
 Made = TypeVar("Made")
 Part = TypeVar("Part")
@@ -128,11 +128,16 @@ class Sizes:
         """Whether the input tensors of a call meet the constraints."""
         names = "".join([f"{number.name}, " for number in self.numbers])
         condition = " and ".join([f"({constraint.condition})" for constraint in self._constraints])
-        scope = {"measure": self.measure, "torch": torch, "computed": functools.lru_cache(1024)(self._agree)}
+        scope: dict[str, Any] = {
+            "measure": self.measure,
+            "torch": torch,
+            "computed": functools.lru_cache(1024)(self._agree),
+        }
         body = f"def fits(input):\n    {names}= values = measure(input)\n    return {condition}"
         body += " and computed(values)" if self.computed else ""
         exec(compile(body, "<switchgear sizes>", "exec"), scope)
-        return scope.pop("fits")
+        fits: Callable[[Sequence[torch.Tensor]], bool] = scope.pop("fits")
+        return fits
 
     def _agree(self, values: tuple[int, ...]) -> bool:
         binding = self.binding(values)

@@ -9,6 +9,8 @@ import contextlib
 import ctypes
 import functools
 import gc
+import importlib
+import logging
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -56,11 +58,10 @@ def new_fake_mode(shape_env: Any = None) -> FakeMode:
 @functools.cache
 def _symbolic() -> Any:
     """PyTorch's symbolic sizes, with names that count from `s0`; imported on first use, for sympy takes a while."""
-    from torch._guards import Source
-    from torch.fx.experimental import symbolic_shapes
-    from torch.utils._sympy.printers import PythonPrinter
+    names = ("torch._guards", "torch.fx.experimental.symbolic_shapes", "torch.utils._sympy.printers")
+    guards, symbolic_shapes, printers = map(importlib.import_module, names)
 
-    class Place(Source):
+    class Place(guards.Source):  # type: ignore[name-defined, misc]
         def __init__(self, name: str) -> None:
             self._name = name
 
@@ -68,7 +69,7 @@ def _symbolic() -> Any:
         def name(self) -> str:
             return self._name
 
-    class ShapeEnv(symbolic_shapes.ShapeEnv):
+    class ShapeEnv(symbolic_shapes.ShapeEnv):  # type: ignore[name-defined, misc]
         where: Callable[[], str]
 
         def _generate_unique_id(self, source_name: str) -> int:
@@ -82,7 +83,7 @@ def _symbolic() -> Any:
             if self.frozen:
                 raise ValueError(f"{expr} is asked for, and what it must be is not known any more")
 
-    return ShapeEnv, Place, symbolic_shapes.DimDynamic.DYNAMIC, PythonPrinter()
+    return ShapeEnv, Place, symbolic_shapes.DimDynamic.DYNAMIC, printers.PythonPrinter()
 
 
 def new_shape_env(where: Callable[[], str]) -> Any:
@@ -132,6 +133,7 @@ def python_of_number(number: Any, *, simplified: bool = True) -> str:
     return python_of_expression(number.node.expr if simplified else number.node._expr)
 
 
+@functools.lru_cache(4096)
 def python_of_expression(expression: Any) -> str:
     """An expression of sympy's as Python."""
     return str(_symbolic()[3].doprint(expression))
@@ -167,7 +169,11 @@ def _is_exact(expression: Any) -> bool:
 def hint_of(number: Any) -> Any:
     """What a symbolic number is in the call that it was captured for."""
     node = number.node
-    return eval(python_of_number(number), {"torch": torch}, {str(k): int(v) for k, v in node.shape_env.backed_var_to_val.items()})
+    return eval(
+        python_of_number(number),
+        {"torch": torch},
+        {str(k): int(v) for k, v in node.shape_env.backed_var_to_val.items()},
+    )
 
 
 def make_fake(mode: FakeMode, proxy: TensorProxy) -> torch.Tensor:
@@ -187,7 +193,9 @@ def make_fake(mode: FakeMode, proxy: TensorProxy) -> torch.Tensor:
 def make_meta(proxy: TensorProxy) -> torch.Tensor:
     """A tensor without data, of a proxy's sizes, strides, dtype and bits; symbolic ones as in the call at hand."""
     with real_dispatch():
-        shape, stride = ([hint_of(n) if isinstance(n, torch.SymInt) else n for n in ns] for ns in (proxy.shape, proxy.stride))
+        shape, stride = (
+            [hint_of(n) if isinstance(n, torch.SymInt) else n for n in ns] for ns in (proxy.shape, proxy.stride)
+        )
         tensor = torch.empty_strided(shape, stride, dtype=proxy.dtype, device="meta")
         tensor = torch._conj(tensor) if proxy.is_conj else tensor
         return torch._neg_view(tensor) if proxy.is_neg else tensor
@@ -481,12 +489,12 @@ def autocast_key() -> tuple[Any, ...]:
 
 def tensor_guards(
     tensors: list[torch.Tensor],
-    sizes: list[list[int | None]] | None = None,
-    strides: list[list[int | None]] | None = None,
+    sizes: Any = None,
+    strides: Any = None,
 ) -> Callable[..., bool]:
     """One C++ check that other tensors have the type, dispatch keys, dtype, device, sizes, strides of these.
 
-    Where `sizes` and `strides` are given, these; None in them stands for any.
+    Where `sizes` and `strides` are given, a list for each tensor, these; None in them stands for any.
     """
     return _TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
 
@@ -686,10 +694,12 @@ class _FakeMode(FakeMode):
         if self.shape_env is None:
             return super().__torch_dispatch__(func, types, args, kwargs)
         # kernels in C++ know numbers alone; what was dispatched, and is recorded, stays
-        with enable_python_dispatcher():
+        with enable_python_dispatcher(), replaced(_FAKE_LOGGER, "disabled", True):
             return super().__torch_dispatch__(func, types, args, kwargs)
 
 
+#: Says which kernels know numbers alone, where it is seen to in other ways.
+_FAKE_LOGGER = logging.getLogger("torch._subclasses.fake_tensor")
 _SUBTRACTIONS = frozenset(
     getattr(packet, name) for packet in (torch.ops.aten.sub, torch.ops.aten.rsub) for name in ("Tensor", "Scalar")
 )

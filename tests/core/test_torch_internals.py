@@ -912,9 +912,11 @@ def environment() -> Any:
 
 def test_symbolic_sizes_are_named_in_order_and_decided_with_their_place(environment: Any) -> None:
     one, other = internals.new_size(environment, "x.size(0)", 7), internals.new_size(environment, "x.size(1)", 7)
-    assert (str(one), str(other)) == ("s0", "s1") and all(isinstance(one, kind) for kind in internals.SYMBOLIC[:1])
+    assert (str(one), str(other)) == ("s0", "s1")
+    assert all(isinstance(one, kind) for kind in internals.SYMBOLIC[:1])
     assert internals.decided(environment) == []
-    assert one >= 2 and internals.decided(environment) == []  # 0 and 1 are sizes of their own
+    assert one >= 2
+    assert internals.decided(environment) == []
     assert one * 2 > other
     assert internals.decided(environment) == [("2*s0 > s1", "here")]
     assert one == other
@@ -975,12 +977,17 @@ def test_fakes_of_symbolic_sizes_decide_nothing_where_python_knows_a_kernel(envi
     size = internals.new_size(environment, "x.size(0)", 7)
     with internals.new_fake_mode(environment):
         padded = aten.constant_pad_nd.default(torch.empty(size, 4), [0, 1])
-    assert str(padded.shape) == "torch.Size([s0, 5])" and internals.decided(environment) == []
+    assert str(padded.shape) == "torch.Size([s0, 5])"
+    assert internals.decided(environment) == []
 
 
 def test_tensor_guards_leave_out_sizes_and_strides() -> None:
     check = internals.tensor_guards([torch.empty(3, 4)], [[None, 4]], [[4, 1]])
-    assert check(torch.empty(3, 4)) and check(torch.empty(9, 4))
-    assert not check(torch.empty(3, 5)) and not check(torch.empty(3, 4, 1)) and not check(torch.empty(4, 3).t())
+    assert check(torch.empty(3, 4))
+    assert check(torch.empty(9, 4))
+    assert not check(torch.empty(3, 5))
+    assert not check(torch.empty(3, 4, 1))
+    assert not check(torch.empty(4, 3).t())
     check = internals.tensor_guards([torch.empty(3, 4)], [[None, None]], [[None, 1]])
-    assert check(torch.empty(5, 6)) and not check(torch.empty(6, 5).t())
+    assert check(torch.empty(5, 6))
+    assert not check(torch.empty(6, 5).t())

@@ -71,7 +71,9 @@ class Bridge:
         first = {name: i for i, name in reversed(homes.items()) if name not in given}
         self.again = frozenset(i for i, name in homes.items() if first.get(name, i) != i)
         self.written = tuple(place for place in training.backward.targets if place[0] != "grad")
-        expected = [None if p is None else (p.stride, p.dtype, False, False) for p in training.joint.grad_outputs]
+        expected: list[Any] = [
+            None if p is None else (p.stride, p.dtype, False, False) for p in training.joint.grad_outputs
+        ]
         wanted = tuple(proxy.requires_grad for proxy in training.prepared.inputs)
         nothing = (None,) * len(self.inner)
         if sizes is not None:
@@ -189,7 +191,9 @@ class Bridge:
         if found is None:
             training = self._training_at(sizes)
             with compiling(), torch.no_grad():
-                trace = differentiable_backward(training, self.selection, _proxies(training, _pattern(grads, wanted)), wanted)
+                trace = differentiable_backward(
+                    training, self.selection, _proxies(training, _pattern(grads, wanted)), wanted
+                )
             found = self._differentiable[key] = self.rejit(_evaluated(trace)), trace
         return found[0]
 
@@ -337,9 +341,7 @@ class _Node(torch.autograd.Function):
         return (None, *found)
 
 
-def _saved(
-    ctx: Any, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]
-) -> tuple[torch.Tensor, ...]:
+def _saved(ctx: Any, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
     """The saved values; that one was overwritten since is an error only of a backward that reads it, as in eager."""
     unwatched: frozenset[int] = getattr(ctx, "unwatched", frozenset())
     if unwatched and not unwatched <= ctx.bridge.unread(grads, wanted, sizes):
