@@ -81,7 +81,8 @@ class Scaled(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: T) -> T:
         (x,) = ctx.saved_tensors
-        return grad * x.cos() * ctx.count
+        scaled: T = grad * x.cos() * ctx.count
+        return scaled
 
 
 def set_first(x: T) -> T:
@@ -130,7 +131,8 @@ def attention(q: T, k: T, v: T) -> T:
 
 
 def norm_chain(x: T, weight: T, bias: T) -> T:
-    return F.gelu(F.layer_norm(x, (4,), weight, bias)) * torch.sigmoid(x) + x
+    chain: T = F.gelu(F.layer_norm(x, (4,), weight, bias)) * torch.sigmoid(x) + x
+    return chain
 
 
 def rms_norm(x: T, weight: T) -> T:
@@ -424,7 +426,7 @@ def test_what_is_no_marking_is_refused(marks: Any) -> None:
 def test_unknown_parameters_and_dimensions_are_refused() -> None:
     with pytest.raises(InvalidInput, match="dynamic names 'y'; the parameters are x"):
         sg.jit(lambda x: x, dynamic={"y": {0}})
-    with pytest.raises(InvalidInput, match=r"marks dimension 2 of a tensor of shape \[3, 4\]"):
+    with pytest.raises(InvalidInput, match=r"marks dimension 2 of 'x', a tensor of shape \[3, 4\]"):
         sg.jit(lambda x: x, dynamic={"x": {2}})(numbers(3, 4))
 
 

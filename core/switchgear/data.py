@@ -104,6 +104,9 @@ class Data:
                 program.append(item)
         if not has_numbers((args, kwargs)) and not any(map(depends_on_sizes, program)):
             return
+        made = {proxy.name for item in program for proxy in item.outputs}
+        if not needed <= made | self._recorder.constants.keys():
+            raise DataDependent(f"{need}: sizes decide it, by calls that are not at hand any more")
         lines, constants, dtype = tuple(reversed(program)), dict(self._recorder.constants), self._recorder.default_dtype
         expected = _described(result)
 

@@ -43,7 +43,7 @@ class Compiler:
         self.link: bool = options["link"]
         self.specialize_on_data: bool = options["specialize_on_data"]
         self.dynamic: Dynamic = options["dynamic"]
-        self._signature = check_dynamic(self.dynamic, function if module is None else module.forward)
+        self._parameters = check_dynamic(self.dynamic, function if module is None else module.forward)
         name = getattr(function, "__qualname__", repr(function)) if module is None else type(module).__name__
         self.cache = Cache(name, options["cache_size"], options["recompile_limit"])
         self.last: Entry | None = None
@@ -67,7 +67,7 @@ class Compiler:
         if active_recorder() is not None:
             return self.function(*args, **kwargs)
         leaves, spec = flatten_arguments(args, kwargs)
-        marks = marked(self.dynamic, self._signature, args, kwargs, leaves) if self.dynamic else {}
+        marks = marked(self.dynamic, self._parameters, args, kwargs, leaves) if self.dynamic else {}
         key = call_key(leaves, spec, self.module, marks)
         unfit: dict[Entry, str] = {}
         while True:

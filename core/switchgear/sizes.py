@@ -69,6 +69,8 @@ class Sizes:
         self.computed: list[Computed] = []
         self._strides: list[tuple[str, int, torch.SymInt]] = []
         self._constraints: tuple[Constraint, ...] = ()
+        #: The sizes of a call's input tensors, in the order of `numbers`; known once the trace is.
+        self.measure: Callable[[Sequence[torch.Tensor]], tuple[int, ...]]
 
     def layout(self, name: str, tensor: torch.Tensor, dims: frozenset[int]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """Sizes and strides of the input called `name`, those of `dims` symbolic, but for 0 and 1."""
@@ -103,21 +105,20 @@ class Sizes:
         if (found := self.violated(inputs)) is not None:
             raise ValueError(f"the call at hand does not meet {found}")
 
-    measure: Callable[[Sequence[torch.Tensor]], tuple[int, ...]]
-
-    def compile_more(self, make: Callable[[], Made]) -> tuple[Made, tuple[Constraint, ...]]:
+    def compile_more(self, make: Callable[[], Made]) -> tuple[Made, tuple[Constraint | Computed, ...]]:
         """What is made later on for the same entry, and what its sizes must be beyond the constraints."""
-        start = len(internals.decided(self.env))
+        start, known = internals.guard_count(self.env), len(self.computed)
         internals.set_closed(self.env, False)
         try:
             with symbolic(self):
                 made = make()
+            more = [Constraint(*decided) for decided in internals.decided(self.env, start)]
+            return made, (*more, *self.computed[known:])
         finally:
             internals.set_closed(self.env, True)
-        more = tuple([Constraint(*decided) for decided in internals.decided(self.env, start)])
-        # from now on it knows of its sizes what is true of some calls alone
-        self.is_narrowed = self.is_narrowed or bool(more)
-        return made, more
+            del self.computed[known:]
+            # from now on it takes for granted what is true of some calls alone
+            self.is_narrowed = self.is_narrowed or internals.guard_count(self.env) > start
 
     @property
     def constraints(self) -> tuple[Constraint | Computed, ...]:
@@ -272,12 +273,16 @@ def _with_numbers(number: Callable[[Any], Any], value: Any) -> Any:
 
 
 def marked(
-    dynamic: Dynamic, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]
+    dynamic: Dynamic,
+    signature: inspect.Signature | None,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    leaves: list[Any],
 ) -> Marks:
     """The dynamic dimensions of the tensors in a call."""
     places = [(index, leaf) for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-    if isinstance(dynamic, bool):
-        return {index: frozenset(range(leaf.dim())) for index, leaf in places if dynamic and leaf.dim()}
+    if isinstance(dynamic, bool) or signature is None:
+        return {index: frozenset(range(leaf.dim())) for index, leaf in places if leaf.dim()}
     given = dict(signature.bind(*args, **kwargs).arguments)
     for name, parameter in signature.parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:
@@ -285,34 +290,30 @@ def marked(
     dims: dict[int, set[int]] = {}
     for name, wanted in dynamic.items():
         for tensor in flatten(given.get(name))[0]:
-            if isinstance(tensor, torch.Tensor):
-                for dim in wanted:
-                    if not -tensor.dim() <= dim < tensor.dim():
-                        raise InvalidInput(
-                            f"dynamic={{{name!r}: ...}} marks dimension {dim} of a tensor of shape {list(tensor.shape)}"
-                        )
-                    dims.setdefault(id(tensor), set()).add(dim % tensor.dim())
+            for dim in wanted if isinstance(tensor, torch.Tensor) else ():
+                if not -tensor.dim() <= dim < tensor.dim():
+                    shape = list(tensor.shape)
+                    raise InvalidInput(f"dynamic marks dimension {dim} of {name!r}, a tensor of shape {shape}")
+                dims.setdefault(id(tensor), set()).add(dim % tensor.dim())
     return {index: frozenset(dims[id(leaf)]) for index, leaf in places if id(leaf) in dims}
 
 
-def check_dynamic(dynamic: Dynamic, function: Callable[..., Any]) -> inspect.Signature:
-    """The signature of a function, whose parameters `dynamic` names; `InvalidInput` if one is none of them."""
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        signature = inspect.Signature([inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)])
+def check_dynamic(dynamic: Any, function: Callable[..., Any]) -> inspect.Signature | None:
+    """The signature of a function whose parameters `dynamic` names, if it does; `InvalidInput` if one is none."""
     if isinstance(dynamic, bool):
-        return signature
-    if not isinstance(dynamic, Mapping) or any(
-        not isinstance(name, str) or isinstance(dims, (str, int)) or any(type(dim) is not int for dim in dims)
-        for name, dims in dynamic.items()
-    ):
+        return None
+    if not isinstance(dynamic, Mapping) or not all(map(_is_marking, dynamic, dynamic.values())):
         raise InvalidInput(
             f"dynamic is True, False, or a dict from parameters to their dynamic dimensions, not {dynamic!r}"
         )
-    parameters = signature.parameters
-    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        for name in dynamic:
-            if name not in parameters:
-                raise InvalidInput(f"dynamic names {name!r}; the parameters are {', '.join(parameters) or 'none'}")
+    signature = inspect.signature(function)
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
+    for name in () if takes_any else dynamic:
+        if name not in signature.parameters:
+            known = ", ".join(signature.parameters) or "none"
+            raise InvalidInput(f"dynamic names {name!r}; the parameters are {known}")
     return signature
+
+
+def _is_marking(name: Any, dims: Any) -> bool:
+    return isinstance(name, str) and isinstance(dims, Collection) and all(type(dim) is int for dim in dims)

@@ -120,6 +120,11 @@ def decide_all(number: Any) -> None:
         int(env.create_symintnode(symbol, hint=int(env.backed_var_to_val[symbol])))
 
 
+def guard_count(shape_env: Any) -> int:
+    """How often something was decided about the sizes of an environment."""
+    return len(shape_env.guards)
+
+
 def set_closed(shape_env: Any, closed: bool) -> None:
     """Let an environment decide no more, a `ValueError` where it would have to, or let it again."""
     shape_env.frozen = closed
@@ -193,10 +198,10 @@ def make_fake(mode: FakeMode, proxy: TensorProxy) -> torch.Tensor:
 def make_meta(proxy: TensorProxy) -> torch.Tensor:
     """A tensor without data, of a proxy's sizes, strides, dtype and bits; symbolic ones as in the call at hand."""
     with real_dispatch():
-        shape, stride = (
-            [hint_of(n) if isinstance(n, torch.SymInt) else n for n in ns] for ns in (proxy.shape, proxy.stride)
-        )
-        tensor = torch.empty_strided(shape, stride, dtype=proxy.dtype, device="meta")
+        given: tuple[Any, ...] = (*proxy.shape, *proxy.stride)
+        numbers = [hint_of(number) if isinstance(number, torch.SymInt) else number for number in given]
+        rank = len(proxy.shape)
+        tensor = torch.empty_strided(numbers[:rank], numbers[rank:], dtype=proxy.dtype, device="meta")
         tensor = torch._conj(tensor) if proxy.is_conj else tensor
         return torch._neg_view(tensor) if proxy.is_neg else tensor
 

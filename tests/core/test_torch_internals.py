@@ -921,6 +921,7 @@ def test_symbolic_sizes_are_named_in_order_and_decided_with_their_place(environm
     assert internals.decided(environment) == [("2*s0 > s1", "here")]
     assert one == other
     assert internals.decided(environment, 1) == [("s0 == s1", "here")]
+    assert internals.guard_count(environment) == 2
 
 
 def test_a_closed_environment_decides_no_more(environment: Any) -> None:

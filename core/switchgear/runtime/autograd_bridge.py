@@ -19,7 +19,7 @@ from switchgear.passes.pipeline import Program, Training, compile_backward, diff
 from switchgear.proxy import TensorProxy
 from switchgear.rules import Grads
 from switchgear.selection import Selection
-from switchgear.sizes import Constraint, Sizes, concrete
+from switchgear.sizes import Computed, Constraint, Sizes, concrete
 from switchgear.symbol import DEL, proxies
 from switchgear.trace import Trace
 
@@ -79,7 +79,7 @@ class Bridge:
         if sizes is not None:
             expected = [p and (EXPECTED if any(p[0]) else p[0], *p[1:]) for p in expected]
         #: By pattern, for calls of any sizes that meet the constraints.
-        self._generals: dict[Any, list[tuple[Program, tuple[Constraint, ...]]]] = {
+        self._generals: dict[Any, list[tuple[Program, tuple[Constraint | Computed, ...]]]] = {
             (*expected, *nothing, wanted, ()): [(training.backward, ())]
         }
         #: By pattern and the sizes of the calls.
@@ -175,7 +175,10 @@ class Bridge:
         assert self.sizes is not None
         grads = _proxies(self.training, general)
         make = partial(compile_backward, self.training, self.selection, grads, wanted)
-        self._generals.setdefault(general, []).append(self.sizes.compile_more(make))
+        try:
+            self._generals.setdefault(general, []).append(self.sizes.compile_more(make))
+        except Exception:  # what fails with the sizes of the call, too, is raised there
+            return None
         return self._for_any_sizes(general, sizes)
 
     def _training_at(self, sizes: tuple[int, ...]) -> Training:
