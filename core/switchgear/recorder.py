@@ -447,6 +447,9 @@ class Recorder:
             if reopened and not reentered:
                 with self._function_mode:
                     result = _reopened(func)(*args, **kwargs)
+            elif ACTIVE.sizes is not None:
+                with internals.composites_of_sizes(func):
+                    result = func(*args, **kwargs)
             else:
                 result = func(*args, **kwargs)
             self.track_outputs(result)

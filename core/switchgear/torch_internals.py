@@ -120,6 +120,18 @@ def decide_all(number: Any) -> None:
         int(env.create_symintnode(symbol, hint=int(env.backed_var_to_val[symbol])))
 
 
+def composites_of_sizes(fn: Callable[..., Any]) -> AbstractContextManager[Any]:
+    """Run a product of matrices by operators that keep sizes symbolic: before 2.13 what is in C++ knows numbers alone.
+
+    Of what these functions are made, nothing else is written in Python as well.
+    """
+    known = _TORCH >= (2, 13) or getattr(fn, "__name__", "") not in ("matmul", "__matmul__", "__rmatmul__", "linear")
+    return contextlib.nullcontext() if known else enable_python_dispatcher()
+
+
+_TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
+
+
 def guard_count(shape_env: Any) -> int:
     """How often something was decided about the sizes of an environment."""
     return len(shape_env.guards)

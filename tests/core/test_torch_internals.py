@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
@@ -980,6 +981,16 @@ def test_fakes_of_symbolic_sizes_decide_nothing_where_python_knows_a_kernel(envi
         padded = aten.constant_pad_nd.default(torch.empty(size, 4), [0, 1])
     assert str(padded.shape) == "torch.Size([s0, 5])"
     assert internals.decided(environment) == []
+
+
+@pytest.mark.parametrize("fn", [torch.matmul, torch.Tensor.__matmul__, F.linear])
+def test_products_of_matrices_decide_nothing(environment: Any, fn: Callable[..., T]) -> None:
+    size = internals.new_size(environment, "x.size(0)", 7)
+    with internals.new_fake_mode(environment), internals.functionalization():
+        x, weight = internals.wrap(torch.empty(size, 3, 4)), internals.wrap(torch.empty(4, 4))
+        with internals.composites_of_sizes(fn):
+            assert str(fn(x, weight).shape) == "torch.Size([s0, 3, 4])"
+    assert {text for text, _ in internals.decided(environment)} <= {"s0 != 3"}
 
 
 def test_tensor_guards_leave_out_sizes_and_strides() -> None:
