@@ -986,9 +986,9 @@ def test_fakes_of_symbolic_sizes_decide_nothing_where_python_knows_a_kernel(envi
 @pytest.mark.parametrize("fn", [torch.matmul, torch.Tensor.__matmul__, F.linear])
 def test_products_of_matrices_decide_nothing(environment: Any, fn: Callable[..., T]) -> None:
     size = internals.new_size(environment, "x.size(0)", 7)
-    with internals.new_fake_mode(environment), internals.functionalization():
+    with internals.new_fake_mode(environment):
         x, weight = internals.wrap(torch.empty(size, 3, 4)), internals.wrap(torch.empty(4, 4))
-        with internals.composites_of_sizes(fn):
+        with internals.functionalization(), internals.composites_of_sizes(fn):
             assert str(fn(x, weight).shape) == "torch.Size([s0, 3, 4])"
     assert {text for text, _ in internals.decided(environment)} <= {"s0 != 3"}
 
