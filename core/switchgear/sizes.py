@@ -183,15 +183,14 @@ def python(number: Any) -> str:
 
 
 def settled(value: Any) -> Any:
-    """Arguments of a call, without symbolic numbers that a trace does not hold: truth values, and floats that may not
-    be the same to the bit as they were computed.
+    """Arguments of a call, without symbolic numbers that a trace cannot hold: truth values, and floats that it might
+    round in another order.
     """
 
     def settle(number: Any) -> Any:
         if internals.rounds_once(number):
             return bool(number) if isinstance(number, torch.SymBool) else number
-        internals.decide_all(number)
-        return internals.hint_of(number)
+        return internals.decide_all(number)
 
     return map_numbers(settle, value)
 

@@ -113,11 +113,15 @@ def decided(shape_env: Any, start: int = 0) -> list[tuple[str, str]]:
     return [(python_of_expression(guard.expr), str(guard.sloc.framework_loc)) for guard in shape_env.guards[start:]]
 
 
-def decide_all(number: Any) -> None:
-    """Let every size in a symbolic number be what it is in the call at hand."""
-    env = number.node.shape_env
+def decide_all(number: Any) -> Any:
+    """Let every size in a symbolic number be what it is in the call at hand; the number as Python has computed it.
+
+    Its expression is another order of the same sums and products, which may round otherwise.
+    """
+    env, value = number.node.shape_env, number.node.hint
     for symbol in sorted(number.node.expr.free_symbols, key=str):
         int(env.create_symintnode(symbol, hint=int(env.backed_var_to_val[symbol])))
+    return value
 
 
 def composites_of_sizes(fn: Callable[..., Any]) -> AbstractContextManager[Any]:

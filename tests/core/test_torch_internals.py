@@ -975,6 +975,15 @@ def test_all_sizes_in_a_number_are_decided(environment: Any) -> None:
     assert internals.decided(environment) == [("s0 == 7", "here"), ("s1 == 3", "here")]
 
 
+def test_a_float_of_decided_sizes_is_what_python_computed() -> None:
+    def computed(size: Any) -> Any:
+        return 0.1 * size * 0.3 + 0.7 + (size / 3 + size / 7) * 0.1
+
+    for value in range(2, 60):
+        size = internals.new_size(internals.new_shape_env(lambda: "here"), "x.size(0)", value)
+        assert internals.decide_all(computed(size)) == computed(value)
+
+
 def test_fakes_of_symbolic_sizes_decide_nothing_where_python_knows_a_kernel(environment: Any) -> None:
     size = internals.new_size(environment, "x.size(0)", 7)
     with internals.new_fake_mode(environment):
