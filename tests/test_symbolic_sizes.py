@@ -15,6 +15,7 @@ import transformers
 import switchgear as sg
 from switchgear.errors import InvalidInput, RecompileWarning, Unsupported
 from switchgear.jit import compiler_of, last_entry
+from switchgear.runtime import autograd_bridge
 from tests.core.against_eager import numbers
 from tests.databases.comparison import differences
 from tests.databases.verdict import Case, Outcome, judge
@@ -320,6 +321,18 @@ def test_grad_outputs_of_other_strides_are_compiled_by_their_sizes() -> None:
     assert len(bridge._backwards) == len(LENGTHS)
 
 
+def test_backwards_that_are_made_by_size_are_dropped_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(autograd_bridge, "KEPT", 2)
+    jitted = dynamic(lambda x: x * x)
+    for length in (3, 5, 8, 3):
+        x, grad = numbers(length, 4, grad=True), numbers(4, length).t()
+        jitted(x).backward(grad)
+        assert torch.equal(x.grad, 2 * x.detach() * grad)  # type: ignore[arg-type]
+    bridge = last_entry(jitted).bridge
+    assert bridge is not None
+    assert len(bridge._backwards) == 2
+
+
 def test_a_scalar_grad_output_of_another_dtype_is_not_taken_for_another_size() -> None:
     def function(x: T) -> tuple[T, T]:
         return (x.sum(1) * x.shape[0]).sum(), x * 2
@@ -453,7 +466,7 @@ def test_a_trace_with_a_size_that_it_is_not_given_is_refused() -> None:
 # -- models ------------------------------------------------------------------------------------------------------------
 
 
-#: Before torch 2.13, attention with dropout is composed by functions that know numbers alone: its sizes are fixed there.
+#: Before torch 2.13 attention with dropout consists of functions that know numbers alone, and its sizes are fixed.
 ATTENTION_DROPOUT = 0.1 if torch.__version__ >= "2.13" else 0.0
 
 

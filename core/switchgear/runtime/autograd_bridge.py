@@ -28,6 +28,8 @@ from .execution import maybe_views, runner
 Jit = Callable[[Callable[..., Any]], Callable[..., Any]]
 #: In a pattern, strides as those of the output.
 EXPECTED = "expected"
+#: How many backwards are kept that are not for any sizes.
+KEPT = 256
 #: The grad outputs that arrive, None where one is undefined.
 Arriving = tuple[torch.Tensor | None, ...]
 
@@ -144,7 +146,7 @@ class Bridge:
             if program is None:
                 training = self._training_at(sizes)
                 program = compile_backward(training, self.selection, _proxies(training, pattern), wanted)
-                self._backwards[pattern, sizes] = program
+                _keep(self._backwards, (pattern, sizes), program)
         return program
 
     def _general(self, pattern: Any, sizes: tuple[int, ...]) -> Any:
@@ -197,7 +199,8 @@ class Bridge:
                 trace = differentiable_backward(
                     training, self.selection, _proxies(training, _pattern(grads, wanted)), wanted
                 )
-            found = self._differentiable[key] = self.rejit(_evaluated(trace)), trace
+            found = self.rejit(_evaluated(trace)), trace
+            _keep(self._differentiable, key, found)
         return found[0]
 
     def unread(self, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]) -> frozenset[int]:
@@ -211,6 +214,13 @@ class Bridge:
         read = {proxy.name for proxy in proxies((trace.outputs, [item.inputs for item in lines]))}
         saved = trace.inputs[: len(self.training.saved)]
         return frozenset(index for index, proxy in enumerate(saved) if proxy.name not in read)
+
+
+def _keep(found: dict[Any, Any], key: Any, value: Any) -> None:
+    """Keep what was made for a pattern, or for one and some sizes, of which there may be any number."""
+    found[key] = value
+    if len(found) > KEPT:
+        del found[next(iter(found))]
 
 
 class _Last:
