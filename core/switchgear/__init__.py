@@ -10,7 +10,7 @@ from .inspect.explain import explain
 from .jit import jit, last_backward_traces, last_choices, last_saved, last_traces
 from .passes.plugin_passes import PassContext
 from .plugins import plugin_report
-from .proxy import TensorProxy
+from .proxy import NumberProxy, TensorProxy
 from .registry import Registry, Table
 from .rules import get_grad, put_grad
 from .symbol import BoundSymbol, Symbol
@@ -24,6 +24,7 @@ __all__ = [
     "Fuel",
     "FusionExecutor",
     "Implementation",
+    "NumberProxy",
     "PassContext",
     "PassPlacement",
     "Registry",

@@ -1,4 +1,4 @@
-"""Which recorder is at work on this thread."""
+"""Which recorder is at work on this thread, and which sizes are symbolic."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .recorder import Recorder
+    from .sizes import Sizes
 
 
 class Active(threading.local):
@@ -14,6 +15,7 @@ class Active(threading.local):
 
     def __init__(self) -> None:
         self.recorder: Recorder | None = None
+        self.sizes: Sizes | None = None
 
 
 ACTIVE = Active()

@@ -10,11 +10,13 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from . import torch_internals as internals
+from .active import ACTIVE
 from .checkpointing import region, run_reentrant
 from .composites import splice_escaping
 from .custom_functions import recorded_functions
@@ -27,6 +29,7 @@ from .recorder import Recorder, active_recorder
 from .seeding import seeding_recorded
 from .shared_memory import Home, base_of, home_of, memory_of, overlaps_itself, sharing
 from .signature import Argument, Base, Closure, InputSource, ModuleState, check_tensor, state_of
+from .sizes import Marks, Sizes, symbolic
 from .structure import Structure, flatten
 from .symbol import CHECK
 from .trace import Names, Trace
@@ -71,6 +74,8 @@ class Captured:
     bases_matter: bool = False
     #: The function reads the storage offset of an input.
     offsets_matter: bool = False
+    #: The symbolic sizes, if there are any.
+    sizes: Sizes | None = None
 
 
 class _Inputs:
@@ -80,8 +85,16 @@ class _Inputs:
     """
 
     def __init__(
-        self, names: Names, modules: _Modules, differentiable: frozenset[int] | None, homes: Mapping[int, Home]
+        self,
+        names: Names,
+        modules: _Modules,
+        differentiable: frozenset[int] | None,
+        homes: Mapping[int, Home],
+        sizes: Sizes | None,
+        marks: Marks,
     ) -> None:
+        self.sizes = sizes
+        self.marks = marks
         self.names = names
         self.modules = modules
         self.differentiable = differentiable
@@ -121,7 +134,13 @@ class _Inputs:
 
     def _proxy(self, tensor: torch.Tensor, source: InputSource, name: str, requires_grad: bool) -> TensorProxy:
         self.sources.append(source)
-        return metadata_proxy(self.names.claim(name), tensor, requires_grad)
+        proxy = metadata_proxy(self.names.claim(name), tensor, requires_grad)
+        dims = self.marks.get(source.index) if isinstance(source, Argument) else None
+        # what shares memory with an input that is written to is made as a view of it, by numbers
+        if self.sizes is None or not dims or internals.storage_key(tensor) in self.homes:
+            return proxy
+        shape, stride = self.sizes.layout(proxy.name, tensor, dims)
+        return replace(proxy, shape=shape, stride=stride)
 
 
 def capture(
@@ -131,6 +150,7 @@ def capture(
     module: torch.nn.Module | None = None,
     differentiable: frozenset[int] | None = None,
     reads_inputs: bool = False,
+    marks: Marks = MappingProxyType({}),
 ) -> Captured:
     """The trace of `function` at these arguments, flattened as `flatten_arguments` does.
 
@@ -152,10 +172,12 @@ def capture(
     def attempt(compiling: bool, homes: Mapping[int, Home]) -> Captured:
         start = time.perf_counter()
         names, modules = Names(), _Modules(module, given)
-        inputs = _Inputs(names, modules, differentiable, homes)
-        recorder = Recorder(names, inputs.outside, modules.path, reads_inputs=reads_inputs)
+        sizes = Sizes() if marks else ACTIVE.sizes
+        inputs = _Inputs(names, modules, differentiable, homes, sizes, marks)
+        with symbolic(sizes):
+            recorder = Recorder(names, inputs.outside, modules.path, reads_inputs=reads_inputs)
         inputs.recorder = weakref.proxy(recorder)
-        with _environment(modules, compiling), _unchanged(owners, recorder), recorder.recording():
+        with symbolic(sizes), _environment(modules, compiling), _unchanged(owners, recorder), recorder.recording():
             with _modes_kept():
                 result = _run(function, leaves, spec, recorder, inputs)
             with torch._C.DisableTorchFunction():
@@ -167,7 +189,8 @@ def capture(
             what = "requires_grad_() on an input of a function that reads data"
             raise Unsupported(f"{what}: a call with other data would find it changed; call it outside")
         proxies = tuple(found.proxy for found in recorder.inputs)
-        trace = Trace("computation", proxies, outputs.proxies, body, recorder.constants)
+        numbers = tuple(sizes.numbers) if marks and sizes is not None else ()
+        trace = Trace("computation", proxies, outputs.proxies, body, recorder.constants, numbers=numbers)
         trace = trace.with_provenance("capture", time.perf_counter() - start)
         if outer is not None and recorder.leaves_matter:
             outer.leaves_matter = True
@@ -176,7 +199,8 @@ def capture(
         identical, grad_enabled = tuple(_identical(leaves, recorder)), torch.is_grad_enabled()
         sources, entered = tuple(inputs.sources), tuple(modules.entered)
         matter = recorder.leaves_matter, recorder.bases_matter, recorder.offsets_matter
-        return Captured(trace, sources, outputs, identical, grad_enabled, entered, *matter)
+        found = sizes if numbers else None
+        return Captured(trace, sources, outputs, identical, grad_enabled, entered, *matter, found)
 
     compiling, homes = False, dict[int, Home]()
     with CAPTURE_LOCK:

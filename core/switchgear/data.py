@@ -7,7 +7,7 @@ trace gets a check in its place, and is from then on for those calls alone that 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +19,8 @@ from .errors import DataDependent
 from .gradients_inside import AUTOGRAD_GRAD
 from .nesting import map_tensors
 from .patches import replaced
+from .proxy import hint_of
+from .sizes import Computed, concrete, depends_on_sizes, has_numbers, map_numbers
 from .symbol import CHECK, BoundSymbol, Symbol, map_proxies, proxies
 
 if TYPE_CHECKING:
@@ -79,13 +81,45 @@ class Data:
 
         Raises `DataDependent`, which says that there is a `need`, where that cannot be known.
         """
+        if function is _aten.masked_select.default:
+            # the mask alone says how much is selected
+            function, args = _select_zeros, (args[0].dtype, args[0].device, args[1])
         with _real(self._recorder.default_dtype):
-            if function is _aten.masked_select.default:
-                # the mask alone says how much is selected
-                args = torch.zeros((), dtype=args[0].dtype, device=args[0].device).expand(args[0].shape), args[1]
             from_inputs = self._compute(proxies((args, kwargs)), need)
-            args, kwargs = map_proxies(lambda proxy: self._values[proxy.name], (args, kwargs))
-            return function(*args, **kwargs), from_inputs
+            given = map_proxies(lambda proxy: self._values[proxy.name], (args, kwargs))
+            given = map_numbers(hint_of, given)
+            result = function(*given[0], **given[1])
+        if ACTIVE.sizes is not None and not from_inputs:
+            self._note_sizes(function, args, kwargs, result, need)
+        return result, from_inputs
+
+    def _note_sizes(self, function: Callable[..., Any], args: Any, kwargs: Any, result: Any, need: str) -> None:
+        """Hold other calls to a result that constants and symbolic sizes decide."""
+        assert ACTIVE.sizes is not None
+        needed = {proxy.name for proxy in proxies((args, kwargs))}
+        program: list[BoundSymbol] = []
+        for item in reversed([*self._lines()]):
+            if not needed.isdisjoint(proxy.name for proxy in item.outputs):
+                needed.update(proxy.name for proxy in item.inputs)
+                program.append(item)
+        if not has_numbers((args, kwargs)) and not any(map(depends_on_sizes, program)):
+            return
+        made = {proxy.name for item in program for proxy in item.outputs}
+        if not needed <= made | self._recorder.constants.keys():
+            raise DataDependent(f"{need}: sizes decide it, by calls that are not at hand any more")
+        lines, constants, dtype = tuple(reversed(program)), dict(self._recorder.constants), self._recorder.default_dtype
+        expected = _described(result)
+
+        def holds(binding: Mapping[str, int]) -> bool:
+            values: dict[str, Any] = dict(constants)
+            with _real(dtype):
+                for item in concrete(lines, binding):
+                    given = map_proxies(lambda proxy: values[proxy.name], (item.args, dict(item.kwargs)))
+                    bind_outputs(item.output, item.symbol.fn(*given[0], **given[1]), values)
+                given = map_proxies(lambda proxy: values[proxy.name], concrete((args, kwargs), binding))
+                return bool(_described(function(*given[0], **given[1])) == expected)
+
+        ACTIVE.sizes.computed.append(Computed(holds, need))
 
     def _compute(self, wanted: Iterable[TensorProxy], need: str) -> bool:
         """Know these values; whether one of them depends on an input."""
@@ -103,7 +137,8 @@ class Data:
         for name in missing:
             self._fetch(name, need)
         for item in reversed(program):
-            args, kwargs = map_proxies(lambda proxy: self._values[proxy.name], (item.args, dict(item.kwargs)))
+            given = map_proxies(lambda proxy: self._values[proxy.name], (item.args, dict(item.kwargs)))
+            args, kwargs = map_numbers(hint_of, given)
             bind_outputs(item.output, item.symbol.fn(*args, **kwargs), self._values)
             if not self._from_inputs.isdisjoint(proxy.name for proxy in item.inputs):
                 self._from_inputs.update(proxy.name for proxy in item.outputs)
@@ -134,6 +169,15 @@ class Data:
             )
         if from_inputs:
             self._from_inputs.add(name)
+
+
+def _select_zeros(dtype: torch.dtype, device: torch.device, mask: torch.Tensor) -> torch.Tensor:
+    return torch.zeros((), dtype=dtype, device=device).expand(mask.shape).masked_select(mask)
+
+
+def _described(result: Any) -> Any:
+    """A result for comparison: of tensors, their layout."""
+    return repr(map_tensors(lambda tensor: (tuple(tensor.shape), tensor.stride()), result))
 
 
 def _itself(tensor: torch.Tensor) -> torch.Tensor:

@@ -27,6 +27,7 @@ from .runtime.cache import Cache, call_key
 from .runtime.entry import Entry
 from .selection import Selection, select
 from .signature import check_devices, flatten_arguments
+from .sizes import Dynamic, check_dynamic, marked
 from .trace import Trace
 
 
@@ -41,10 +42,12 @@ class Compiler:
         self.selection = selection
         self.link: bool = options["link"]
         self.specialize_on_data: bool = options["specialize_on_data"]
+        self.dynamic: Dynamic = options["dynamic"]
+        self._parameters = check_dynamic(self.dynamic, function if module is None else module.forward)
         name = getattr(function, "__qualname__", repr(function)) if module is None else type(module).__name__
         self.cache = Cache(name, options["cache_size"], options["recompile_limit"])
         self.last: Entry | None = None
-        self._rejit = lambda function: Compiler(function, None, selection, options)
+        self._rejit = lambda function: Compiler(function, None, selection, options | {"dynamic": False})
         self._lock = threading.RLock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -64,7 +67,8 @@ class Compiler:
         if active_recorder() is not None:
             return self.function(*args, **kwargs)
         leaves, spec = flatten_arguments(args, kwargs)
-        key = call_key(leaves, spec, self.module)
+        marks = marked(self.dynamic, self._parameters, args, kwargs, leaves) if self.dynamic else {}
+        key = call_key(leaves, spec, self.module, marks)
         unfit: dict[Entry, str] = {}
         while True:
             with self._lock:
@@ -72,9 +76,10 @@ class Compiler:
                 fresh = found is None
                 if found is None:
                     check_devices(leaves)
-                    options = self.selection, self._rejit, self.specialize_on_data
+                    reason = self.cache.misfit(key, leaves) if marks else ""
+                    options = self.selection, self._rejit, self.specialize_on_data, marks
                     entry = Entry(self.function, leaves, spec, self.module, *options)
-                    self.cache.add(key, entry, next(iter(unfit.values()), ""))
+                    self.cache.add(key, entry, next(iter(unfit.values()), "") or reason)
                     inputs = entry.prologue(args, kwargs)
                     if inputs is None:
                         raise SwitchgearError("a freshly compiled entry does not fit its own call; please report this")
@@ -148,6 +153,7 @@ def jit(
     cache_size: int = 64,
     link: bool = False,
     specialize_on_data: bool = False,
+    dynamic: Dynamic = False,
     fuel: int | Fuel | None = None,
     **unknown: Any,
 ) -> Any:
@@ -169,6 +175,10 @@ def jit(
     link: print every backward line with the forward line and the rule that it comes from, in `str(trace)` too.
     specialize_on_data: where a Python value or a shape depends on the data of tensors (`item()`, a branch, indexing by
         a mask), compile for what it is in a call, and check in every call that it is; else that is `DataDependent`.
+    dynamic: sizes that one entry is to serve, so that another sequence length or batch does not compile again: True for
+        those of every tensor argument, or a dict from parameters to dimensions, `dynamic={"input_ids": {1}}`. As in
+        PyTorch, 0 and 1 are sizes of their own, and what the function decides by a size (a branch, `range(len(x))`) an
+        entry holds other calls to. Python numbers among the arguments are never dynamic.
     fuel: fuse so many regions only, the first ones, to find the one that makes a result differ.
 
     Raises `UnknownExecutor`, `ExecutorUnavailable`; calls raise `CaptureError`, `NotDifferentiable`, `RuleError`.
@@ -182,6 +192,7 @@ def jit(
         "cache_size": cache_size,
         "link": link,
         "specialize_on_data": specialize_on_data,
+        "dynamic": dynamic,
         "fuel": fuel,
     }
     if unknown:
@@ -233,7 +244,8 @@ def compiler_of(jitted: Any) -> Compiler:
     return compiler
 
 
-def _last_entry(jitted: Any) -> Entry:
+def last_entry(jitted: Any) -> Entry:
+    """The entry last run."""
     entry = compiler_of(jitted).last
     if entry is None:
         raise SwitchgearError("the jitted function has not been called yet")
@@ -242,12 +254,12 @@ def _last_entry(jitted: Any) -> Entry:
 
 def last_traces(jitted: Any) -> list[Trace]:
     """The stages of the forward of the entry last run; the last one is what is executed."""
-    return _shown(jitted, _last_entry(jitted).forward.stages)
+    return _shown(jitted, last_entry(jitted).forward.stages)
 
 
 def last_backward_traces(jitted: Any) -> list[Trace]:
     """The stages of the backward last run, or about to run, of the entry last run; empty if it has no gradient."""
-    bridge = _last_entry(jitted).bridge
+    bridge = last_entry(jitted).bridge
     return [] if bridge is None else _shown(jitted, bridge.last_backward.stages)
 
 
@@ -258,12 +270,12 @@ def _shown(jitted: Any, stages: tuple[Trace, ...]) -> list[Trace]:
 
 def last_choices(jitted: Any) -> tuple[Choice, ...]:
     """Who was chosen for what, and why others were not, in the entry last run: gradients, forward, backward."""
-    entry = _last_entry(jitted)
+    entry = last_entry(jitted)
     backward = entry.bridge.last_backward.choices if entry.bridge is not None else ()
     return (*entry.forward.choices, *backward)
 
 
 def last_saved(jitted: Any) -> tuple[Saved, ...]:
     """What the forward of the entry last run keeps for its backward, and why; nothing if it has no gradient."""
-    bridge = _last_entry(jitted).bridge
+    bridge = last_entry(jitted).bridge
     return () if bridge is None else saved_values(bridge.training.parts)

@@ -44,7 +44,7 @@ def _canonical(name: str, fn: Callable[..., Any]) -> Symbol:
 
 def pack_dims(symbol: Symbol, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """`x.permute(0, 2, 1)` spelled as `torch.permute(x, (0, 2, 1))`."""
-    if symbol.name in _PACKED and len(args) > 1 and all(type(arg) is int for arg in args[1:]):
+    if symbol.name in _PACKED and len(args) > 1 and all(isinstance(arg, int | torch.SymInt) for arg in args[1:]):
         return (args[0], args[1:])
     return args
 

@@ -18,6 +18,7 @@ from .proxy import TensorProxy
 from .recorder import RecordedInput, Recorder
 from .shared_memory import requires_grad_alone
 from .signature import check_returned
+from .sizes import settled
 from .structure import Structure, flatten
 from .symbol import BoundSymbol, Symbol
 from .tracking import history_of, is_spoiled, same_history
@@ -163,7 +164,9 @@ class _Collector:
     def returned(self, leaf: Any) -> Returned:
         """Where a leaf of the return value is to be found after a call."""
         if not isinstance(leaf, torch.Tensor):
-            check_returned(leaf)
+            leaf = settled(leaf)
+            if not isinstance(leaf, torch.SymInt | torch.SymFloat):
+                check_returned(leaf)
             return Returned("value", value=leaf)
         itself = self.recorder.input_of(leaf)
         if itself is not None:

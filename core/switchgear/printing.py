@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import enum
 import keyword
 import linecache
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from . import torch_internals as internals
+from .errors import Unsupported
 from .proxy import TensorProxy
 from .spelling import spelling
 from .symbol import DEL, BoundSymbol
@@ -30,6 +33,7 @@ class _Scope:
         self._taken = {*taken, "args", "float", "complex", "slice"}
         self.values: dict[str, Any] = dict(constants)
         self.modules = {"torch"}
+        self.sizes: set[str] = set()
 
     def constant(self, value: Any, hint: str) -> str:
         for name, known in self.values.items():
@@ -68,6 +72,8 @@ class _Scope:
             return float.__repr__(value) if math.isfinite(value) else f'float("{value}")'
         if isinstance(value, complex):
             return f"complex({self.expression(value.real)}, {self.expression(value.imag)})"
+        if isinstance(value, internals.SYMBOLIC):
+            return self.number(internals.python_of_number(value))
         if value is Ellipsis:
             return "..."
         if isinstance(value, torch.device):
@@ -75,6 +81,14 @@ class _Scope:
         if isinstance(value, _REPRESENTED) and not isinstance(value, enum.Enum):
             return repr(value)
         return self.constant(value, f"{type(value).__name__}_{len(self.values)}")
+
+    def number(self, text: str) -> str:
+        """A symbolic number; `sizes` are those of the trace that it needs."""
+        root = ast.parse(text, mode="eval")
+        names = {node.id for node in ast.walk(root) if isinstance(node, ast.Name)}
+        self.modules.update(names & {"math"})
+        self.sizes |= names - {"math", "torch", "max", "min", "abs"}
+        return text
 
     def items(self, values: Iterable[Any]) -> str:
         return ", ".join(map(self.expression, values))
@@ -109,7 +123,7 @@ def compile_trace(trace: Trace, *, boxed: bool = False) -> Callable[..., Any]:
 
 
 def _render(trace: Trace, link: bool, decompositions: bool, boxed: bool = False) -> tuple[str, _Scope]:
-    names = [proxy.name for proxy in trace.inputs]
+    names = [*(number.name for number in trace.numbers if not number.tensor), *(proxy.name for proxy in trace.inputs)]
     used = {proxy.name for item in trace.bound_symbols for proxy in (*item.inputs, *item.outputs)}
     scope = _Scope(trace.constants, {trace.name, *used, *names})
     parameters = ", ".join(names)
@@ -119,6 +133,11 @@ def _render(trace: Trace, link: bool, decompositions: bool, boxed: bool = False)
         if decompositions:
             body.extend(_decomposition(bound_symbol, scope))
     body.append(f"return {scope.expression(trace.outputs)}")
+    measured = {number.name: number for number in trace.numbers if number.name in scope.sizes}
+    if unknown := scope.sizes - measured.keys():
+        raise Unsupported(f"trace {trace.name!r} needs the sizes {', '.join(sorted(unknown))}, which it is not given")
+    sizes = [f"{n.name} = {n.tensor}.size({n.dim})" for n in measured.values() if n.tensor]
+    body[2 * boxed : 2 * boxed] = sizes
     lines = [f"import {module}" for module in sorted(scope.modules)]
     lines += [f"# {name}: {_describe(value)}" for name, value in scope.values.items()]
     lines += [f"# pass {mark.name}: {mark.seconds * 1e3:.1f} ms" for mark in trace.provenance]

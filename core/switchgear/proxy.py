@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+
+from . import torch_internals as internals
 
 _SHORT_KINDS = {"float": "f", "bfloat": "bf", "complex": "c", "int": "i", "uint": "u", "bool": "b8"}
 
 
 @dataclass(frozen=True, slots=True)
+class NumberProxy:
+    """A number of a trace: the size of its input `tensor` in dimension `dim`, or, without one, an input itself."""
+
+    name: str
+    tensor: str = ""
+    dim: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class TensorProxy:
     """A tensor of a trace: its name and its metadata, never its data.
 
-    `shape` and `stride` count elements; `requires_grad` is autograd's own answer at that point of the
-    program; `is_conj` and `is_neg` are PyTorch's lazy bits.
+    `shape` and `stride` count elements, in symbolic numbers where sizes are dynamic; `requires_grad` is autograd's own
+    answer at that point of the program; `is_conj` and `is_neg` are PyTorch's lazy bits.
     """
 
     name: str
@@ -28,6 +40,23 @@ class TensorProxy:
     is_conj: bool = False
     is_neg: bool = False
 
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether they are the same value of the same layout, by what is written: nothing is decided about sizes."""
+        if not isinstance(other, TensorProxy):
+            return NotImplemented
+        alike = self.name == other.name and self.requires_grad == other.requires_grad
+        return self is other or (alike and self.layout == other.layout)
+
+    @property
+    def layout(self) -> tuple[Any, ...]:
+        """All metadata but `requires_grad`, hashable; symbolic numbers as they are written."""
+        numbers = (*self.shape, *self.stride, self.storage_offset)
+        written = tuple([number if type(number) is int else key_of(number) for number in numbers])
+        return (len(self.shape), written, self.dtype, self.device, self.is_conj, self.is_neg)
+
     @property
     def type_string(self) -> str:
         """`cpu f32[2, 3]`, as the printed trace shows it."""
@@ -37,9 +66,8 @@ class TensorProxy:
 
     @property
     def metadata(self) -> tuple[object, ...]:
-        """Everything but the name."""
-        layout = self.shape, self.stride, self.storage_offset
-        return *layout, self.dtype, self.device, self.requires_grad, self.is_conj, self.is_neg
+        """Everything but the name, hashable."""
+        return (self.layout, self.requires_grad)
 
     @property
     def is_differentiable(self) -> bool:
@@ -48,5 +76,22 @@ class TensorProxy:
 
 
 def bytes_of(*values: TensorProxy) -> int:
-    """The bytes that values take, each by itself."""
-    return sum(math.prod(value.shape) * value.dtype.itemsize for value in values)
+    """The bytes that values take, each by itself; of symbolic sizes in the call at hand."""
+    return sum(math.prod(map(hint_of, value.shape)) * value.dtype.itemsize for value in values)
+
+
+def key_of(number: Any) -> Any:
+    """A number that stands for itself, or a symbolic one as it is written: hashable."""
+    return (type(number), internals.python_of_number(number)) if isinstance(number, internals.SYMBOLIC) else number
+
+
+def hint_of(number: Any) -> Any:
+    """A number, a symbolic one as it is in the call at hand: for estimates alone."""
+    return internals.hint_of(number) if isinstance(number, internals.SYMBOLIC) else number
+
+
+def is_symbolic(*values: TensorProxy) -> bool:
+    """Whether a size, stride or offset of a value is symbolic."""
+    return any(
+        type(number) is not int for value in values for number in (*value.shape, *value.stride, value.storage_offset)
+    )

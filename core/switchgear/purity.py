@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .composites import leaves_of
-from .proxy import TensorProxy
+from .proxy import TensorProxy, key_of
 from .symbol import CUSTOM_FUNCTION, BoundSymbol
 
 _IMPURE_TAGS = frozenset(
@@ -54,5 +54,7 @@ def _frozen(value: Any) -> Any:
         return (type(value), *[_frozen(item) for item in value])
     if isinstance(value, dict):
         return tuple([(name, _frozen(item)) for name, item in value.items()])
+    if isinstance(value, torch.SymInt | torch.SymFloat):
+        return key_of(value)
     # 0.0 is not -0.0, and nan is nan, NumPy's too
     return (type(value), value if isinstance(value, int) or not isinstance(value, numbers.Number) else repr(value))

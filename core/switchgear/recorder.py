@@ -34,6 +34,7 @@ from .patches import replaced
 from .proxy import TensorProxy
 from .refusals import GradFn, refuse
 from .shared_memory import requires_grad_alone
+from .sizes import settled
 from .symbol import CHECK, CHECKPOINT, GRAD_OFF_INSIDE, RANDOM, SAVED, BoundSymbol, Source, Symbol, proxies
 from .trace import Names
 from .tracking import Tracker, history_of, metadata_proxy
@@ -152,7 +153,9 @@ class Recorder:
         self.default_dtype: torch.dtype = self.enclosing.default_dtype if self.enclosing else torch.get_default_dtype()
         self._devices: Any = self.enclosing._devices if self.enclosing else internals.default_devices()
         self._attention: Any = self.enclosing._attention if self.enclosing else internals.attention_backends()
-        self.fake_mode: internals.FakeMode = self.enclosing.fake_mode if self.enclosing else internals.new_fake_mode()
+        self.fake_mode: internals.FakeMode = (
+            self.enclosing.fake_mode if self.enclosing else internals.new_fake_mode(ACTIVE.sizes and ACTIVE.sizes.env)
+        )
         self._function_mode = _FunctionMode(self)
         self._dispatch_mode = _DispatchMode(self)
         self._dispatch_state: tuple[Any, Any] = (None, None)
@@ -314,6 +317,8 @@ class Recorder:
             return self._read("tolist", args[0])
         if symbol is not None and symbol.name in _BY_VALUE:
             args, kwargs = self._by_value(symbol.name, args, kwargs)
+        if ACTIVE.sizes is not None and symbol is not None:
+            args, kwargs = settled((args, kwargs))
         if symbol is None:
             result = self.track_outputs(func(*args, **kwargs))
             reads_node = result is not None and getattr(func, "__self__", None) is torch.Tensor.grad_fn
@@ -443,6 +448,9 @@ class Recorder:
             if reopened and not reentered:
                 with self._function_mode:
                     result = _reopened(func)(*args, **kwargs)
+            elif ACTIVE.sizes is not None:
+                with internals.composites_of_sizes(func):
+                    result = func(*args, **kwargs)
             else:
                 result = func(*args, **kwargs)
             self.track_outputs(result)
@@ -665,6 +673,8 @@ class Recorder:
             kwargs = kwargs | {"generator": frame.generator}
         if torch.get_default_dtype() is not self.default_dtype:
             args, kwargs = self._without_default(func, args, kwargs, result)
+        if ACTIVE.sizes is not None:
+            args, kwargs = settled((args, kwargs))
         given: tuple[Any, Any] = map_tensors(self.tracker.proxy_of_fake, (args, kwargs))
         # a custom operator's autograd is a Function, which turns grad mode off while the operator itself runs
         grad_enabled = torch.is_grad_enabled() or (frame.fn is func and frame.grad_enabled)

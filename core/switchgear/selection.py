@@ -17,6 +17,7 @@ from .hookspecs import PassPlacement
 from .memory import Memory
 from .plugins import DISABLE_VARIABLE, Plugin, Plugins, SkipRule
 from .registry import GradRule, ImplementationEntry, Table, describe
+from .sizes import depends_on_sizes
 from .symbol import BoundSymbol
 
 #: Who was asked and did not take a bound symbol, and why, in the order asked; executors that were skipped come first.
@@ -107,6 +108,9 @@ class Selection:
         for claimant in self.claimants:
             executor = claimant.executor
             entry = claimant.implementations.get(bound_symbol.symbol.name)
+            if isinstance(executor, FusionExecutor) and depends_on_sizes(bound_symbol):
+                declined.append((executor.name, "its regions are compiled for fixed sizes, and these are dynamic"))
+                continue
             asked = executor.claim if entry is None else entry.checker or executor.claim
             with _blaming(claimant, "executor's claim", asked, bound_symbol):
                 answer = _claim_or_reason(executor, executor.claim(bound_symbol, entry))

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from . import torch_internals as internals
-from .proxy import TensorProxy
+from .proxy import TensorProxy, hint_of
+from .sizes import map_numbers
 from .symbol import map_proxies, proxies
 
 #: Where such functions live; those written in Python are left out, for they do more than one call.
@@ -28,7 +29,8 @@ _KEPT_LIMIT = 10_000
 
 def spelling(overload: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
     """The path of a function that dispatches to `overload` with these very arguments, found out by calling it."""
-    given = args, dict(kwargs)
+    # which overload a function picks depends on no size
+    given = map_numbers(hint_of, (args, dict(kwargs)))
     # a function without tensors is one that a default device changes
     if overload.namespace != "aten" or not proxies(given):
         return None
@@ -43,7 +45,7 @@ def spelling(overload: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Map
 def _kind(value: Any) -> Any:
     """What a function may pick an overload by, hashable."""
     if isinstance(value, TensorProxy):
-        return (value.shape, value.stride, value.dtype, value.device, value.is_conj, value.is_neg)
+        return value.layout
     if isinstance(value, (tuple, list)):
         return (type(value), *map(_kind, value))
     if isinstance(value, dict):

@@ -97,7 +97,7 @@ def _is_record_or_object(leaf: Any) -> bool:
         hasattr(leaf, "__dict__")
         and all(getattr(kind, name) is getattr(object, name) for name in pickled)
         and kind.__module__ not in ("builtins", "types")
-        and not isinstance(leaf, torch.nn.Module)
+        and not isinstance(leaf, torch.nn.Module | torch.SymInt | torch.SymFloat | torch.SymBool)
     )
 
 

@@ -9,17 +9,20 @@ import contextlib
 import ctypes
 import functools
 import gc
+import importlib
+import logging
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch._functorch.vmap as functorch_vmap
 import torch.utils.checkpoint
 from torch._C._dynamo.guards import GlobalStateGuard as GlobalStateGuard
 from torch._C._dynamo.guards import TensorGuards as _TensorGuards
+from torch._dispatch.python import enable_python_dispatcher
 from torch._functorch import eager_transforms, pyfunctorch
 from torch._subclasses import fake_tensor
 from torch.autograd import forward_ad
@@ -29,7 +32,9 @@ from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .patches import redirected, replaced
-from .proxy import TensorProxy
+
+if TYPE_CHECKING:
+    from .proxy import TensorProxy
 
 FakeMode = fake_tensor.FakeTensorMode
 DATA_DEPENDENT = (fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException)
@@ -45,9 +50,151 @@ def is_fake(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, fake_tensor.FakeTensor)
 
 
-def new_fake_mode() -> FakeMode:
-    """A mode in which operators compute metadata only, sizes static."""
-    return _FakeMode(allow_non_fake_inputs=False)
+def new_fake_mode(shape_env: Any = None) -> FakeMode:
+    """A mode in which operators compute metadata only; sizes are static but for those of a shape environment."""
+    return _FakeMode(allow_non_fake_inputs=False, shape_env=shape_env)
+
+
+@functools.cache
+def _symbolic() -> Any:
+    """PyTorch's symbolic sizes, with names that count from `s0`; imported on first use, for sympy takes a while."""
+    names = ("torch._guards", "torch.fx.experimental.symbolic_shapes", "torch.utils._sympy.printers")
+    guards, symbolic_shapes, printers = map(importlib.import_module, names)
+
+    class Place(guards.Source):  # type: ignore[name-defined, misc]
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        @property
+        def name(self) -> str:
+            return self._name
+
+    class ShapeEnv(symbolic_shapes.ShapeEnv):  # type: ignore[name-defined, misc]
+        where: Callable[[], str]
+
+        def _generate_unique_id(self, source_name: str) -> int:
+            self.unique_ids.add(number := len(self.unique_ids))
+            return number
+
+        def _get_stack_summary(self, is_debug: bool = False, framework_loc: Any = None) -> Any:
+            return symbolic_shapes.SLoc(self.where(), None), ""
+
+        def _check_frozen(self, expr: Any, concrete_val: Any) -> None:
+            if self.frozen:
+                raise ValueError(f"{expr} is asked for, and what it must be is not known any more")
+
+    return ShapeEnv, Place, symbolic_shapes.DimDynamic.DYNAMIC, printers.PythonPrinter()
+
+
+def new_shape_env(where: Callable[[], str]) -> Any:
+    """An environment for symbolic sizes; what is decided about them while `where()` is kept among its guards."""
+    env = _symbolic()[0](
+        allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False, specialize_zero_one=True, duck_shape=False
+    )
+    env.where = where
+    return env
+
+
+def new_size(shape_env: Any, place: str, value: int) -> torch.SymInt:
+    """A symbolic size, at least 2, whose value is `value` in the call at hand."""
+    _, kind, dynamic, _ = _symbolic()
+    symbol = shape_env.create_symbol(value, kind(place), dynamic)
+    return shape_env.create_symintnode(symbol, hint=value)  # type: ignore[no-any-return]
+
+
+def decided(shape_env: Any, start: int = 0) -> list[tuple[str, str]]:
+    """What the sizes must be for all that was decided, from the `start`th on, to hold: as Python, and where it was.
+
+    Raises `ValueError` where that cannot be said to the bit.
+    """
+    for guard in shape_env.guards[start:]:
+        if not _rounds_once(guard.expr):
+            raise ValueError(f"{guard.expr} was asked for, which computes with floats, {guard.sloc.framework_loc}")
+    return [(python_of_expression(guard.expr), str(guard.sloc.framework_loc)) for guard in shape_env.guards[start:]]
+
+
+def decide_all(number: Any) -> Any:
+    """Let every size in a symbolic number be what it is in the call at hand; the number as Python has computed it.
+
+    Its expression is another order of the same sums and products, which may round otherwise.
+    """
+    env, value = number.node.shape_env, number.node.hint
+    for symbol in sorted(number.node.expr.free_symbols, key=str):
+        int(env.create_symintnode(symbol, hint=int(env.backed_var_to_val[symbol])))
+    return value
+
+
+def composites_of_sizes(fn: Callable[..., Any]) -> AbstractContextManager[Any]:
+    """Run a product of matrices by operators that keep sizes symbolic: before 2.13 what is in C++ knows numbers alone.
+
+    Of what these functions are made, nothing else is written in Python as well.
+    """
+    known = _TORCH >= (2, 13) or getattr(fn, "__name__", "") not in ("matmul", "__matmul__", "__rmatmul__", "linear")
+    return contextlib.nullcontext() if known else enable_python_dispatcher()
+
+
+_TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
+
+
+def guard_count(shape_env: Any) -> int:
+    """How often something was decided about the sizes of an environment."""
+    return len(shape_env.guards)
+
+
+def set_closed(shape_env: Any, closed: bool) -> None:
+    """Let an environment decide no more, a `ValueError` where it would have to, or let it again."""
+    shape_env.frozen = closed
+
+
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def python_of_number(number: Any, *, simplified: bool = True) -> str:
+    """A symbolic number as Python, in terms of the names of sizes; `simplified` by all that was decided."""
+    return python_of_expression(number.node.expr if simplified else number.node._expr)
+
+
+@functools.lru_cache(4096)
+def python_of_expression(expression: Any) -> str:
+    """An expression of sympy's as Python."""
+    return str(_symbolic()[3].doprint(expression))
+
+
+def rounds_once(number: Any) -> bool:
+    """Whether a symbolic number is at most one rounding away from integers, so that it is the same as it was written.
+
+    Sums and products of several that round may be written in another order.
+    """
+    return _rounds_once(number.node.expr)
+
+
+def _rounds_once(expression: Any) -> bool:
+    kinds = ("IntTrueDiv", "FloatTrueDiv", "FloatPow", "OpaqueUnaryFn_sqrt")
+    if expression.is_Float:
+        return True
+    if expression.is_Boolean or expression.is_Relational:
+        return all(map(_rounds_once, expression.args))
+    if type(expression).__name__ in kinds:
+        return all(argument.is_Float or _is_exact(argument) for argument in expression.args)
+    return _is_exact(expression)
+
+
+def _is_exact(expression: Any) -> bool:
+    """Whether it is an integer, or a float that has been made of integers without rounding."""
+    if expression.is_integer or (expression.is_Float and float(expression).is_integer()):
+        return True
+    kinds = ("ToFloat", "Add", "Mul", "Max", "Min")
+    return type(expression).__name__ in kinds and all(map(_is_exact, expression.args))
+
+
+def hint_of(number: Any) -> Any:
+    """What a symbolic number is in the call that it was captured for."""
+    node = number.node
+    return eval(
+        python_of_number(number),
+        {"torch": torch},
+        {str(k): int(v) for k, v in node.shape_env.backed_var_to_val.items()},
+    )
 
 
 def make_fake(mode: FakeMode, proxy: TensorProxy) -> torch.Tensor:
@@ -65,9 +212,12 @@ def make_fake(mode: FakeMode, proxy: TensorProxy) -> torch.Tensor:
 
 
 def make_meta(proxy: TensorProxy) -> torch.Tensor:
-    """A tensor without data, of a proxy's sizes, strides, dtype and bits."""
+    """A tensor without data, of a proxy's sizes, strides, dtype and bits; symbolic ones as in the call at hand."""
     with real_dispatch():
-        tensor = torch.empty_strided(proxy.shape, proxy.stride, dtype=proxy.dtype, device="meta")
+        given: tuple[Any, ...] = (*proxy.shape, *proxy.stride)
+        numbers = [hint_of(number) if isinstance(number, torch.SymInt) else number for number in given]
+        rank = len(proxy.shape)
+        tensor = torch.empty_strided(numbers[:rank], numbers[rank:], dtype=proxy.dtype, device="meta")
         tensor = torch._conj(tensor) if proxy.is_conj else tensor
         return torch._neg_view(tensor) if proxy.is_neg else tensor
 
@@ -372,9 +522,16 @@ def autocast_key() -> tuple[Any, ...]:
     return (torch.is_autocast_cache_enabled(), *dtypes)
 
 
-def tensor_guards(tensors: list[torch.Tensor]) -> Callable[..., bool]:
-    """One C++ check that other tensors have the type, dispatch keys, dtype, device, sizes, strides of these."""
-    return _TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+def tensor_guards(
+    tensors: list[torch.Tensor],
+    sizes: Any = None,
+    strides: Any = None,
+) -> Callable[..., bool]:
+    """One C++ check that other tensors have the type, dispatch keys, dtype, device, sizes, strides of these.
+
+    Where `sizes` and `strides` are given, a list for each tensor, these; None in them stands for any.
+    """
+    return _TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
 
 
 #: Operators dispatch below autograd while this is active, and so cost less.
@@ -569,9 +726,15 @@ class _FakeMode(FakeMode):
             raise RuntimeError(
                 "Subtraction, the `-` operator, with a bool tensor is not supported: use `^`, `~` or logical_not()"
             )
-        return super().__torch_dispatch__(func, types, args, kwargs)
+        if self.shape_env is None:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        # kernels in C++ know numbers alone; what was dispatched, and is recorded, stays
+        with enable_python_dispatcher(), replaced(_FAKE_LOGGER, "disabled", True):
+            return super().__torch_dispatch__(func, types, args, kwargs)
 
 
+#: Says which kernels know numbers alone, where it is seen to in other ways.
+_FAKE_LOGGER = logging.getLogger("torch._subclasses.fake_tensor")
 _SUBTRACTIONS = frozenset(
     getattr(packet, name) for packet in (torch.ops.aten.sub, torch.ops.aten.rsub) for name in ("Tensor", "Scalar")
 )

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from .printing import compile_trace, trace_source
-from .proxy import TensorProxy
+from .proxy import NumberProxy, TensorProxy
 from .symbol import BoundSymbol, with_parts
 
 
@@ -37,6 +37,8 @@ class Trace:
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
     provenance: tuple[Provenance, ...] = ()
     links_shown: bool = False
+    #: The symbolic sizes; those that belong to no input are themselves inputs, before the others.
+    numbers: tuple[NumberProxy, ...] = ()
 
     def python(self, *, link: bool | None = None, decompositions: bool = False) -> str:
         """The trace as Python that runs; `link` shows forward line and rule of every backward line.

@@ -353,5 +353,5 @@ def metadata_proxy(name: str, tensor: torch.Tensor, requires_grad: bool) -> Tens
     """A proxy with the metadata of a tensor."""
     layout = tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device
     with torch._C.DisableTorchFunction():  # of a function under capture it would be refused
-        offset = int(tensor.storage_offset())
+        offset: Any = tensor.storage_offset()
     return TensorProxy(name, *layout, requires_grad, offset, tensor.is_conj(), tensor.is_neg())

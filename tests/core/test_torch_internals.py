@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
@@ -913,3 +914,114 @@ def test_has_kernel() -> None:
     assert internals.has_kernel(aten.mm.default, "cpu")
     assert not internals.has_kernel(aten.mul.Scalar_out, "cpu")  # generated: computes, then copies
     assert not internals.has_kernel(aten.square.out, "cpu")  # made of pow
+
+
+# -- symbolic sizes ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def environment() -> Any:
+    return internals.new_shape_env(lambda: "here")
+
+
+def test_symbolic_sizes_are_named_in_order_and_decided_with_their_place(environment: Any) -> None:
+    one, other = internals.new_size(environment, "x.size(0)", 7), internals.new_size(environment, "x.size(1)", 7)
+    assert (str(one), str(other)) == ("s0", "s1")
+    assert all(isinstance(one, kind) for kind in internals.SYMBOLIC[:1])
+    assert internals.decided(environment) == []
+    assert one >= 2
+    assert internals.decided(environment) == []
+    assert one * 2 > other
+    assert internals.decided(environment) == [("2*s0 > s1", "here")]
+    assert one == other
+    assert internals.decided(environment, 1) == [("s0 == s1", "here")]
+    assert internals.guard_count(environment) == 2
+
+
+def test_a_closed_environment_decides_no_more(environment: Any) -> None:
+    size = internals.new_size(environment, "x.size(0)", 7)
+    assert size < 9
+    internals.set_closed(environment, True)
+    assert size < 9
+    with pytest.raises(ValueError, match="is asked for"):
+        bool(size < 8)
+    internals.set_closed(environment, False)
+    assert size < 8
+
+
+def test_symbolic_numbers_print_as_python(environment: Any) -> None:
+    size = internals.new_size(environment, "x.size(0)", 7)
+    numbers_of = {
+        "2*s0": size * 2,
+        "((1 + s0) // 2)": (size + 1) // 2,
+        "(s0 % 3)": size % 3,
+        "(s0 / 2)": size / 2,
+        "max(2, s0 // 3)": torch.sym_max(2, size // 3),
+    }
+    for number in numbers_of.values():
+        text = internals.python_of_number(number)
+        assert eval(text, {"torch": torch, "s0": 7}) == internals.hint_of(number)
+    assert internals.python_of_number(size * 2) == internals.python_of_expression((size * 2).node.expr) == "2*s0"
+
+
+def test_what_was_decided_simplifies_a_number_or_not(environment: Any) -> None:
+    size = internals.new_size(environment, "x.size(0)", 7)
+    double = size * 2
+    assert int(size) == 7
+    assert internals.python_of_number(double) == "14"
+    assert internals.python_of_number(double, simplified=False) == "2*s0"
+
+
+def test_floats_of_sizes_that_round_at_most_once(environment: Any) -> None:
+    size = internals.new_size(environment, "x.size(0)", 7)
+    once = (size / 3, size**-0.5, torch.sym_float(size), 2.0 / (size - 1), size / 2 > 2.4, size * 2)
+    assert all(map(internals.rounds_once, once))
+    assert not any(map(internals.rounds_once, (size * 0.1, size / 3 + size / 5, size * 0.1 * 0.3 > 0.5)))
+    assert size * 0.1 * 0.3 > 0.1
+    with pytest.raises(ValueError, match="computes with floats, here"):
+        internals.decided(environment)
+
+
+def test_all_sizes_in_a_number_are_decided(environment: Any) -> None:
+    one, other = internals.new_size(environment, "x.size(0)", 7), internals.new_size(environment, "x.size(1)", 3)
+    internals.decide_all(one * 0.1 + other * 0.3)
+    assert internals.decided(environment) == [("s0 == 7", "here"), ("s1 == 3", "here")]
+
+
+def test_a_float_of_decided_sizes_is_what_python_computed() -> None:
+    def computed(size: Any) -> Any:
+        return 0.1 * size * 0.3 + 0.7 + (size / 3 + size / 7) * 0.1
+
+    for value in range(2, 60):
+        size = internals.new_size(internals.new_shape_env(lambda: "here"), "x.size(0)", value)
+        assert internals.decide_all(computed(size)) == computed(value)
+
+
+def test_fakes_of_symbolic_sizes_decide_nothing_where_python_knows_a_kernel(environment: Any) -> None:
+    size = internals.new_size(environment, "x.size(0)", 7)
+    with internals.new_fake_mode(environment):
+        padded = aten.constant_pad_nd.default(torch.empty(size, 4), [0, 1])
+    assert str(padded.shape) == "torch.Size([s0, 5])"
+    assert internals.decided(environment) == []
+
+
+@pytest.mark.parametrize("fn", [torch.matmul, torch.Tensor.__matmul__, F.linear])
+def test_products_of_matrices_decide_nothing(environment: Any, fn: Callable[..., T]) -> None:
+    size = internals.new_size(environment, "x.size(0)", 7)
+    with internals.new_fake_mode(environment):
+        x, weight = internals.wrap(torch.empty(size, 3, 4)), internals.wrap(torch.empty(4, 4))
+        with internals.functionalization(), internals.composites_of_sizes(fn):
+            assert str(fn(x, weight).shape) == "torch.Size([s0, 3, 4])"
+    assert {text for text, _ in internals.decided(environment)} <= {"s0 != 3"}
+
+
+def test_tensor_guards_leave_out_sizes_and_strides() -> None:
+    check = internals.tensor_guards([torch.empty(3, 4)], [[None, 4]], [[4, 1]])
+    assert check(torch.empty(3, 4))
+    assert check(torch.empty(9, 4))
+    assert not check(torch.empty(3, 5))
+    assert not check(torch.empty(3, 4, 1))
+    assert not check(torch.empty(4, 3).t())
+    check = internals.tensor_guards([torch.empty(3, 4)], [[None, None]], [[None, 1]])
+    assert check(torch.empty(5, 6))
+    assert not check(torch.empty(6, 5).t())

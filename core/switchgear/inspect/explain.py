@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from switchgear.choice import Choice
-from switchgear.jit import compiler_of, last_choices, last_saved
+from switchgear.jit import compiler_of, last_choices, last_entry, last_saved
 from switchgear.selection import Reasons
 
 
@@ -20,6 +20,14 @@ def explain(jitted: Any) -> str:
     selection = compiler_of(jitted).selection
     lines = [f"executors: {', '.join(executor.name for executor in selection.executors)}"]
     lines += [f"skipped: {name}: {reason}" for name, reason in selection.skipped]
+    entry = last_entry(jitted)
+    sizes = entry.captured.sizes
+    if entry.fixed:
+        lines.append(f"dynamic sizes: fixed, for with symbolic ones there was {entry.fixed}")
+    for number in sizes.numbers if sizes is not None else ():
+        lines.append(f"dynamic sizes: {number.name} is the size of {number.tensor} in dimension {number.dim}")
+    for constraint in sizes.constraints if sizes is not None else ():
+        lines.append(f"  only if {constraint}")
     counts = Counter(str(_with_objections(choice, selection.skipped)) for choice in last_choices(jitted))
     lines += [f"{count:4} x {text}" for text, count in counts.items()]
     saved = last_saved(jitted)

@@ -10,13 +10,15 @@ from typing import Any
 import torch
 
 from switchgear import torch_internals as internals
+from switchgear.active import ACTIVE
 from switchgear.backward_writes import Watch
 from switchgear.errors import NotDifferentiable
 from switchgear.nesting import tensors_in
 from switchgear.products import index_product, scatter_product
-from switchgear.proxy import TensorProxy
+from switchgear.proxy import TensorProxy, key_of
 from switchgear.recorder import Recorder
 from switchgear.rules import Grads
+from switchgear.sizes import depends_on_sizes, fixed
 from switchgear.symbol import BoundSymbol, map_proxies, proxies, renamed
 from switchgear.trace import Names
 from switchgear.writes import WRITTEN_VIEWS
@@ -50,12 +52,14 @@ def derive(bound_symbol: BoundSymbol, grad_outputs: Grads, higher_order: bool = 
         torch.get_default_dtype(),
     )
     key = bound_symbol.symbol.fn, given, modes
+    # one that holds symbolic sizes is for these alone, and has decided by them for their entry
+    cache: dict[Any, Template] = ACTIVE.sizes.templates if ACTIVE.sizes and depends_on_sizes(bound_symbol) else _CACHE
     try:
-        template = _CACHE.get(key)
+        template = cache.get(key)
     except TypeError:  # an argument has no hash
         return _record(bound_symbol, grad_outputs, higher_order)
     if template is None:
-        template = _CACHE[key] = _record(bound_symbol, grad_outputs, higher_order)
+        template = cache[key] = _record(bound_symbol, grad_outputs, higher_order)
         if len(_CACHE) > _CACHE_SIZE:
             _CACHE.popitem(last=False)
     return template
@@ -74,7 +78,7 @@ def _frozen(value: Any) -> Any:
         return tuple([_frozen(item) for item in value])
     if isinstance(value, dict):
         return tuple([(name, _frozen(item)) for name, item in value.items()])
-    return (type(value), repr(value)) if isinstance(value, (float, complex)) else (type(value), value)
+    return (type(value), repr(value)) if isinstance(value, (float, complex)) else (type(value), key_of(value))
 
 
 def _placeholders(bound_symbol: BoundSymbol, grad_outputs: Grads) -> dict[str, TensorProxy]:
@@ -84,6 +88,16 @@ def _placeholders(bound_symbol: BoundSymbol, grad_outputs: Grads) -> dict[str, T
 
 
 def _record(bound_symbol: BoundSymbol, grad_outputs: Grads, higher_order: bool) -> Template:
+    try:
+        return _recorded(bound_symbol, grad_outputs, higher_order)
+    except NotDifferentiable:
+        if not depends_on_sizes(bound_symbol):
+            raise
+    # some formulas know numbers alone
+    return _recorded(fixed(bound_symbol), fixed(grad_outputs), higher_order)
+
+
+def _recorded(bound_symbol: BoundSymbol, grad_outputs: Grads, higher_order: bool) -> Template:
     failure: Exception | None = None
     for call in _spellings(bound_symbol, higher_order):
         try:

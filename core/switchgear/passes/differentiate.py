@@ -115,6 +115,7 @@ def _differentiate(trace: Trace, selection: Selection, grad_outputs: Grads, high
         bound_symbols=(*forward.body, *backward),
         constants={**trace.constants, **forward.recorder.constants},
         provenance=trace.provenance,
+        numbers=trace.numbers,
     )
     written = tuple(tensor for tensor, _ in writes)
     return Joint(dead_code(joint), len(outputs), cotangents, tuple(forward.choices), written, tuple(forward.kept))

@@ -14,6 +14,7 @@ from switchgear.composites import leaves_of
 from switchgear.evaluation import evaluate
 from switchgear.proxy import TensorProxy, bytes_of
 from switchgear.purity import call_key, is_pure
+from switchgear.sizes import depends_on_sizes
 from switchgear.symbol import BoundSymbol, proxies, renamed, with_parts
 from switchgear.trace import Trace
 
@@ -84,6 +85,8 @@ class _Folding:
         return True
 
     def _foldable(self, item: BoundSymbol) -> bool:
+        if depends_on_sizes(item):
+            return False
         if any(proxy.name not in self.values for proxy in item.inputs) and not _reads_metadata(item):
             return False
         if not item.outputs or any(proxy.requires_grad for proxy in item.outputs) or not is_pure(item):

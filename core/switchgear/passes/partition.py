@@ -11,7 +11,7 @@ import torch
 from switchgear.choice import Saved
 from switchgear.errors import NotDifferentiable
 from switchgear.memory import Memory
-from switchgear.proxy import TensorProxy, bytes_of
+from switchgear.proxy import NumberProxy, TensorProxy, bytes_of
 from switchgear.symbol import (
     BACKWARD,
     INNER_GRADIENT,
@@ -39,7 +39,7 @@ _ORIGIN = RuleOrigin("partition", "recomputed")
 class Partitioned:
     """`forward` returns its outputs and then `saved`, some as copies; `backward` takes `saved` and the grad outputs.
 
-    Numbers are not saved: a trace is specialised on its sizes, so they stand in the backward as they are. `widened`
+    Numbers are no tensors: fixed sizes stand in the backward as they are, symbolic ones are further inputs. `widened`
     makes the zeros and ones again that are saved as booleans.
     """
 
@@ -175,7 +175,12 @@ class _Halves:
         """The backward that takes `saved`, and runs `again` the lines of the forward that it needs."""
         body = _just_in_time(live((*again, *self.later), proxies(self.grads)))
         return replace(
-            self.trace, name="backward", inputs=(*saved, *self.given), outputs=self.grads, bound_symbols=body
+            self.trace,
+            name="backward",
+            inputs=(*saved, *self.given),
+            outputs=self.grads,
+            bound_symbols=body,
+            numbers=tuple(NumberProxy(number.name) for number in self.trace.numbers),
         )
 
 

@@ -17,6 +17,7 @@ from switchgear.printing import compile_trace
 from switchgear.proxy import TensorProxy
 from switchgear.rules import Grads
 from switchgear.selection import Selection
+from switchgear.sizes import concrete
 from switchgear.symbol import CHECK, BoundSymbol, proxies, renamed, with_parts
 from switchgear.trace import Trace
 from switchgear.verify import verify
@@ -143,6 +144,13 @@ class Training:
     joint: Joint
     mutated: Mapping[str, int]
     merged: Mapping[str, TensorProxy]
+
+    def at(self, binding: Mapping[str, int]) -> Training:
+        """The same for calls whose symbolic sizes are these: what backwards other than the expected one are made of."""
+        parts, prepared, joint = concrete((self.parts, self.prepared, self.joint), binding)
+        merged = concrete(dict(self.merged), binding)
+        fixed = tuple(replace(trace, numbers=()) for trace in (prepared, joint.trace))
+        return replace(self, parts=parts, prepared=fixed[0], joint=replace(joint, trace=fixed[1]), merged=merged)
 
     @property
     def saved(self) -> tuple[TensorProxy, ...]:

@@ -16,7 +16,7 @@ import torch
 from switchgear import torch_internals as internals
 from switchgear.aliasing import aliased_argument, storages
 from switchgear.choice import Implementation
-from switchgear.proxy import TensorProxy, bytes_of
+from switchgear.proxy import TensorProxy, bytes_of, is_symbolic
 from switchgear.symbol import BoundSymbol, Symbol, proxies
 from switchgear.trace import Trace
 
@@ -57,6 +57,7 @@ def reuse_buffers(trace: Trace) -> Trace:
             if last[(start := home.get(proxy.name, proxy.name))] == index
             and start not in barred
             and size[start] == size[proxy.name] >= SMALLEST
+            and (start == proxy.name or not is_symbolic(proxy))
             and all(other.name == proxy.name or home.get(other.name, other.name) != start for other in item.inputs)
         ]
         output = item.output

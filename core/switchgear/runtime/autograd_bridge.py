@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,12 +19,17 @@ from switchgear.passes.pipeline import Program, Training, compile_backward, diff
 from switchgear.proxy import TensorProxy
 from switchgear.rules import Grads
 from switchgear.selection import Selection
+from switchgear.sizes import Computed, Constraint, Sizes, concrete
 from switchgear.symbol import DEL, proxies
 from switchgear.trace import Trace
 
 from .execution import maybe_views, runner
 
 Jit = Callable[[Callable[..., Any]], Callable[..., Any]]
+#: In a pattern, strides as those of the output.
+EXPECTED = "expected"
+#: How many backwards are kept that are not for any sizes.
+KEPT = 256
 #: The grad outputs that arrive, None where one is undefined.
 Arriving = tuple[torch.Tensor | None, ...]
 
@@ -36,8 +42,16 @@ class Bridge:
     """
 
     def __init__(
-        self, training: Training, selection: Selection, rejit: Jit, *, grad_enabled: bool, autocast: bool
+        self,
+        training: Training,
+        selection: Selection,
+        rejit: Jit,
+        *,
+        grad_enabled: bool,
+        autocast: bool,
+        sizes: Sizes | None = None,
     ) -> None:
+        self.sizes = sizes
         self.training = training
         self.selection = selection
         self.rejit = rejit
@@ -59,10 +73,19 @@ class Bridge:
         first = {name: i for i, name in reversed(homes.items()) if name not in given}
         self.again = frozenset(i for i, name in homes.items() if first.get(name, i) != i)
         self.written = tuple(place for place in training.backward.targets if place[0] != "grad")
-        expected = [None if p is None else (p.stride, p.dtype, False, False) for p in training.joint.grad_outputs]
+        expected: list[Any] = [
+            None if p is None else (p.stride, p.dtype, False, False) for p in training.joint.grad_outputs
+        ]
         wanted = tuple(proxy.requires_grad for proxy in training.prepared.inputs)
         nothing = (None,) * len(self.inner)
-        self._backwards: dict[Any, Program] = {(*expected, *nothing, wanted, ()): training.backward}
+        if sizes is not None:
+            expected = [p and (EXPECTED if any(p[0]) else p[0], *p[1:]) for p in expected]
+        #: By pattern, for calls of any sizes that meet the constraints.
+        self._generals: dict[Any, list[tuple[Program, tuple[Constraint | Computed, ...]]]] = {
+            (*expected, *nothing, wanted, ()): [(training.backward, ())]
+        }
+        #: By pattern and the sizes of the calls.
+        self._backwards: dict[Any, Program] = {}
         self._differentiable: dict[Any, tuple[Callable[..., Any], Trace]] = {}
         self._last: _Last | None = None
         self.last_backward: Program = training.backward
@@ -97,86 +120,147 @@ class Bridge:
                 found[index] = found[index].detach()
         return tuple(found)
 
-    def backward_for(self, grads: Arriving, wanted: tuple[bool, ...]) -> _Last:
-        """The backward that takes these grad outputs, and gives the gradients of the inputs that are wanted."""
+    def backward_for(self, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]) -> _Last:
+        """The backward that takes these grad outputs, and gives the gradients of the inputs that are wanted.
+
+        `sizes` are those of the call. The backward that is expected takes any, each other one is for its own.
+        """
         last = self._last
-        if last is not None and last.fits(grads, wanted):
+        if last is not None and last.fits(grads, wanted, sizes):
             return last
         _check_strided(grads)
-        key = _pattern(grads, wanted)
-        program = self._backwards.get(key)
-        if program is None:
-            with compiling(), torch.no_grad():
-                program = self._backwards.get(key)
-                if program is None:
-                    program = compile_backward(self.training, self.selection, self._proxies(grads), wanted)
-                    self._backwards[key] = program
+        program = self._program(_pattern(grads, wanted), grads, wanted, sizes)
         self.last_backward = program
-        last = self._last = _Last(program, grads, wanted)
+        last = self._last = _Last(program, grads, wanted, sizes)
         return last
 
-    def differentiable_for(self, grads: Arriving, wanted: tuple[bool, ...]) -> Callable[..., Any]:
+    def _program(self, pattern: Any, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]) -> Program:
+        general = pattern if self.sizes is None else self._general(pattern, sizes)
+        program = self._backwards.get((pattern, sizes)) or self._for_any_sizes(general, sizes)
+        if program is not None:
+            return program
+        with compiling(), torch.no_grad():
+            program = self._backwards.get((pattern, sizes)) or self._for_any_sizes(general, sizes)
+            if program is None and self.sizes is not None and general is not None and not self.sizes.is_narrowed:
+                program = self._compile_general(general, wanted, sizes)
+            if program is None:
+                training = self._training_at(sizes)
+                program = compile_backward(training, self.selection, _proxies(training, pattern), wanted)
+                _keep(self._backwards, (pattern, sizes), program)
+        return program
+
+    def _general(self, pattern: Any, sizes: tuple[int, ...]) -> Any:
+        """A pattern of grad outputs for calls of any sizes: of the strides of their outputs, or expanded from a scalar.
+
+        None where it is another one.
+        """
+        assert self.sizes is not None
+        own = self._strides_at(sizes)
+        found = [
+            each if each is None or not any(each[0]) else (EXPECTED, *each[1:]) if each[0] == stride else NotImplemented
+            for each, stride in zip(pattern, own, strict=False)
+        ]
+        return None if NotImplemented in found else (*found, *pattern[len(own) :])
+
+    def _strides_at(self, sizes: tuple[int, ...]) -> tuple[Any, ...]:
+        assert self.sizes is not None
+        return concrete(tuple([p and p.stride for p in self.training.ends]), self.sizes.binding(sizes))  # type: ignore[no-any-return]
+
+    def _for_any_sizes(self, general: Any, sizes: tuple[int, ...]) -> Program | None:
+        binding = self.sizes.binding(sizes) if self.sizes else {}
+        for program, constraints in self._generals.get(general, ()):
+            if all(constraint.holds(binding) for constraint in constraints):
+                return program
+        return None
+
+    def _compile_general(self, general: Any, wanted: tuple[bool, ...], sizes: tuple[int, ...]) -> Program | None:
+        assert self.sizes is not None
+        grads = _proxies(self.training, general)
+        make = partial(compile_backward, self.training, self.selection, grads, wanted)
+        try:
+            self._generals.setdefault(general, []).append(self.sizes.compile_more(make))
+        except Exception:  # what fails with the sizes of the call, too, is raised there
+            return None
+        return self._for_any_sizes(general, sizes)
+
+    def _training_at(self, sizes: tuple[int, ...]) -> Training:
+        return self.training.at(self.sizes.binding(sizes)) if self.sizes else self.training
+
+    def differentiable_for(
+        self, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]
+    ) -> Callable[..., Any]:
         """The same as a function of what is saved and the grad outputs, for `create_graph=True`."""
         _check_strided(grads)
-        key = _pattern(grads, wanted)
+        key = _pattern(grads, wanted), sizes
         found = self._differentiable.get(key)
         if found is None:
+            training = self._training_at(sizes)
             with compiling(), torch.no_grad():
-                trace = differentiable_backward(self.training, self.selection, self._proxies(grads), wanted)
-            found = self._differentiable[key] = self.rejit(_evaluated(trace)), trace
+                trace = differentiable_backward(
+                    training, self.selection, _proxies(training, _pattern(grads, wanted)), wanted
+                )
+            found = self.rejit(_evaluated(trace)), trace
+            _keep(self._differentiable, key, found)
         return found[0]
 
-    def unread(self, grads: Arriving, wanted: tuple[bool, ...]) -> frozenset[int]:
+    def unread(self, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]) -> frozenset[int]:
         """The positions of the saved values that are not read by the backward for these grad outputs."""
         if torch.is_grad_enabled():
-            self.differentiable_for(grads, wanted)
-            trace = self._differentiable[_pattern(grads, wanted)][1]
+            self.differentiable_for(grads, wanted, sizes)
+            trace = self._differentiable[_pattern(grads, wanted), sizes][1]
         else:
-            trace = self.backward_for(grads, wanted).program.stages[-1]
+            trace = self.backward_for(grads, wanted, sizes).program.stages[-1]
         lines = [item for item in trace.bound_symbols if item.symbol != DEL]
         read = {proxy.name for proxy in proxies((trace.outputs, [item.inputs for item in lines]))}
         saved = trace.inputs[: len(self.training.saved)]
         return frozenset(index for index, proxy in enumerate(saved) if proxy.name not in read)
 
-    def _proxies(self, grads: Arriving) -> Grads:
-        return tuple(
-            None
-            if proxy is None or grad is None
-            else replace(
-                proxy,
-                name=f"g_{proxy.name}",
-                stride=grad.stride(),
-                dtype=grad.dtype,
-                is_conj=grad.is_conj(),
-                is_neg=grad.is_neg(),
-                requires_grad=False,
-                storage_offset=0,
-            )
-            for proxy, grad in zip(self.training.ends, grads, strict=True)
-        )
+
+def _keep(found: dict[Any, Any], key: Any, value: Any) -> None:
+    """Keep what was made for a pattern, or for one and some sizes, of which there may be any number."""
+    found[key] = value
+    if len(found) > KEPT:
+        del found[next(iter(found))]
 
 
 class _Last:
     """The backward run last, and a cheap check that other grad outputs are for it too."""
 
-    def __init__(self, program: Program, grads: Arriving, wanted: tuple[bool, ...]) -> None:
+    def __init__(self, program: Program, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]) -> None:
         self.program = program
         self.targets = program.targets
         self.run = runner(program, autocast=internals.autocast_active())
+        self.takes_sizes = bool(program.stages[-1].numbers)
+        self._sizes = sizes
         self._wanted = wanted
         self._defined = [grad is not None for grad in grads]
         self._check = internals.tensor_guards([grad for grad in grads if grad is not None])
         self._autocast = internals.autocast_key()
 
-    def fits(self, grads: Arriving, wanted: tuple[bool, ...]) -> bool:
+    def fits(self, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]) -> bool:
         """Whether it surely takes these grad outputs."""
         return (
             wanted == self._wanted
+            and sizes == self._sizes
             # before the check, which raises for another number of tensors
             and [grad is not None for grad in grads] == self._defined
             and self._check(*[grad for grad in grads if grad is not None])
             and internals.autocast_key() == self._autocast
         )
+
+
+def _proxies(training: Training, pattern: Any) -> Grads:
+    """The grad outputs of a pattern."""
+    found: list[TensorProxy | None] = []
+    for proxy, each in zip(training.ends, pattern, strict=False):
+        if proxy is None or each is None:
+            found.append(None)
+            continue
+        stride, dtype, is_conj, is_neg = each
+        layout = {"stride": proxy.stride if stride is EXPECTED else stride, "dtype": dtype, "storage_offset": 0}
+        bits = {"is_conj": is_conj, "is_neg": is_neg, "requires_grad": False}
+        found.append(replace(proxy, name=f"g_{proxy.name}", **layout, **bits))
+    return tuple(found)
 
 
 def _check_strided(grads: Arriving) -> None:
@@ -236,6 +320,8 @@ class _Node(torch.autograd.Function):
             ctx.save_for_backward(*results[count:])
         if bridge.plain:
             ctx.mark_non_differentiable(*[outputs[i] for i in bridge.plain])
+        if bridge.sizes is not None:
+            ctx.sizes = bridge.sizes.measure(inputs)
         ctx.set_materialize_grads(False)
         if bridge.written:
             held = {"input": inputs, "output": outputs}
@@ -249,13 +335,16 @@ class _Node(torch.autograd.Function):
         bridge: Bridge = ctx.bridge
         if bridge.sparse:
             grads = tuple([_strided(*pair) for pair in zip(grads, bridge.training.ends, strict=True)])
-        arguments = [grad for grad in grads if grad is not None]
+        arguments: list[Any] = [grad for grad in grads if grad is not None]
+        sizes: tuple[int, ...] = () if bridge.sizes is None else ctx.sizes
         if bridge.saves:
-            arguments = [*_saved(ctx, grads, wanted), *arguments]
+            arguments = [*_saved(ctx, grads, wanted, sizes), *arguments]
             internals.clear_saved_tensors(ctx)
         if torch.is_grad_enabled():
-            return (None, *bridge.differentiable_for(grads, wanted)(*arguments))
-        last = bridge.backward_for(grads, wanted)
+            return (None, *bridge.differentiable_for(grads, wanted, sizes)(*arguments))
+        last = bridge.backward_for(grads, wanted, sizes)
+        if last.takes_sizes:
+            arguments[:0] = sizes
         found = last.run(arguments)
         if last.targets:
             for (kind, index), value in zip(last.targets, found[len(wanted) :], strict=True):
@@ -265,10 +354,10 @@ class _Node(torch.autograd.Function):
         return (None, *found)
 
 
-def _saved(ctx: Any, grads: Arriving, wanted: tuple[bool, ...]) -> tuple[torch.Tensor, ...]:
+def _saved(ctx: Any, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
     """The saved values; that one was overwritten since is an error only of a backward that reads it, as in eager."""
     unwatched: frozenset[int] = getattr(ctx, "unwatched", frozenset())
-    if unwatched and not unwatched <= ctx.bridge.unread(grads, wanted):
+    if unwatched and not unwatched <= ctx.bridge.unread(grads, wanted, sizes):
         raise RuntimeError(
             f"one of the variables needed for gradient computation has been {_OVERWRITTEN} since; an earlier backward "
             "of this graph did not need it"
@@ -276,7 +365,7 @@ def _saved(ctx: Any, grads: Arriving, wanted: tuple[bool, ...]) -> tuple[torch.T
     try:
         return ctx.saved_tensors  # type: ignore[no-any-return]
     except RuntimeError as error:
-        unread = ctx.bridge.unread(grads, wanted) if _OVERWRITTEN in str(error) else ()
+        unread = ctx.bridge.unread(grads, wanted, sizes) if _OVERWRITTEN in str(error) else ()
         if not unread:
             raise
         internals.unwatch_saved_tensors(ctx, unread)

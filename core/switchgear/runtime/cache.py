@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from switchgear.errors import RecompileWarning
+from switchgear.sizes import Marks
 from switchgear.structure import Structure
 
 from .entry import Entry
@@ -45,14 +46,18 @@ class Cache:
                 return entry, inputs
         return None
 
-    def add(self, key: tuple[Any, ...], entry: Entry, other_data: str = "") -> None:
+    def misfit(self, key: tuple[Any, ...], leaves: list[Any]) -> str:
+        """Why a call with dynamic sizes fits no entry under its key, as far as sizes go."""
+        return "; ".join(dict.fromkeys(filter(None, (entry.misfit(leaves) for entry in self._buckets.get(key, ())))))
+
+    def add(self, key: tuple[Any, ...], entry: Entry, reason: str = "") -> None:
         """Keep a new entry, and drop the one that was used longest ago if there are too many.
 
-        `other_data` says what of its data set the call apart from those that others were compiled for.
+        `reason` says what of its data or sizes set the call apart from those that others were compiled for.
         """
         self._compilations += 1
         if self._compilations == self._limit + 1:
-            changed = other_data or self._difference(key)
+            changed = reason or self._difference(key)
             message = (
                 f"{self._name} has been compiled {self._compilations} times; {changed}. Each kind of "
                 "call is compiled by itself: keep shapes and Python arguments stable, or raise recompile_limit"
@@ -72,14 +77,19 @@ class Cache:
         return "; ".join(changed) or "a parameter, buffer or closed-over tensor changed, or how inputs alias"
 
 
-def call_key(leaves: list[Any], spec: Structure, module: torch.nn.Module | None) -> tuple[Any, ...]:
-    """What a call is compiled for, a hashable value per topic."""
+def call_key(leaves: list[Any], spec: Structure, module: torch.nn.Module | None, marks: Marks) -> tuple[Any, ...]:
+    """What a call is compiled for, a hashable value per topic; of dynamic sizes only whether they are 0 or 1."""
     state = () if module is None else modules_key(module.modules())
-    return (spec, tuple(map(_leaf_key, leaves)), modes_key(), state)
+    keys = tuple([_leaf_key(leaf, marks.get(index, ())) for index, leaf in enumerate(leaves)])
+    return (spec, keys, modes_key(), state)
 
 
-def _leaf_key(leaf: Any) -> Any:
+def _leaf_key(leaf: Any, dynamic: Collection[int]) -> Any:
     if not isinstance(leaf, torch.Tensor):
         return value_key(leaf)
     bits = (leaf.requires_grad, leaf.is_conj(), leaf.is_neg())
-    return (tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device, *bits)
+    if not dynamic:
+        return (tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device, *bits)
+    # strides may go with the sizes; the prologue has a look at them
+    sizes = tuple([None if dim in dynamic and size > 1 else size for dim, size in enumerate(leaf.shape)])
+    return (sizes, leaf.dtype, leaf.device, *bits)

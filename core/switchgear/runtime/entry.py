@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from switchgear.passes.pipeline import Program, compile_forward, compile_trainin
 from switchgear.selection import Selection
 from switchgear.shared_memory import sharing
 from switchgear.signature import Argument, Base, Closure, InputSource
+from switchgear.sizes import Marks, symbolic
 from switchgear.structure import Structure
 
 from .autograd_bridge import Bridge, Jit
@@ -38,17 +40,42 @@ class Entry:
         selection: Selection,
         rejit: Jit,
         reads_inputs: bool = False,
+        marks: Marks = MappingProxyType({}),
     ) -> None:
         #: Casts are part of the trace.
         self._autocast = internals.autocast_active()
-        with compiling():
-            captured = self.captured = capture(function, leaves, spec, module, reads_inputs=reads_inputs)
-            tensors = [tensor_of(source, leaves) for source in captured.sources]
-            with torch.no_grad(), internals.autocast_off():
+        #: Why dynamic sizes are fixed for this entry, if they are.
+        self.fixed = ""
+
+        def make(marks: Marks) -> None:
+            self.captured = capture(function, leaves, spec, module, reads_inputs=reads_inputs, marks=marks)
+            tensors = [tensor_of(source, leaves) for source in self.captured.sources]
+            with torch.no_grad(), internals.autocast_off(), symbolic(self.captured.sizes):
                 self._compile(tensors, selection, rejit)
-        self.prologue = make_prologue(captured, leaves, spec, tensors)
+            if self.captured.sizes is not None:
+                self.captured.sizes.close(self.captured.trace.inputs)
+                self.captured.sizes.check(tensors)
+            self.prologue = make_prologue(self.captured, leaves, spec, tensors)
+
+        with compiling():
+            try:
+                make(marks)
+            except Exception as error:
+                if not marks:
+                    raise
+                # operators of PyTorch's and rules of plugins that know numbers alone fail in ways of their own
+                self.fixed = f"{type(error).__name__}: {error}".partition("\n")[0]
+                make({})
         #: What the function returns for the inputs that `prologue` gives.
-        self.run: Run = self._switching_on() if captured.outputs.switched_on else self._finishing()
+        self.run: Run = self._switching_on() if self.captured.outputs.switched_on else self._finishing()
+
+    def misfit(self, leaves: list[Any]) -> str:
+        """Which constraint on its sizes a call of the same kind does not meet, if that is why it does not fit."""
+        sizes = self.captured.sizes
+        if sizes is None:
+            return f"sizes are fixed, for with dynamic ones there was {self.fixed}" if self.fixed else ""
+        found = sizes.violated([tensor_of(source, leaves) for source in self.captured.sources])
+        return "" if found is None else f"an entry is for calls with {found}"
 
     def _switching_on(self) -> Run:
         indices, rest = self.captured.outputs.switched_on, self._finishing()
@@ -61,7 +88,8 @@ class Entry:
         return run
 
     def _finishing(self) -> Run:
-        outputs_of, complete = self.bridge or self._without_gradients(), finisher(self.captured.outputs)
+        outputs_of = self.bridge or self._without_gradients()
+        complete = finisher(self.captured.outputs, self.captured.sizes)
         return lambda inputs: complete(outputs_of(inputs), inputs)
 
     def _without_gradients(self) -> Run:
@@ -113,7 +141,12 @@ class Entry:
         training = compile_training(stages, selection, grad_outputs, mutated, beside, choices)
         self.forward = training.forward
         self.bridge = Bridge(
-            training, selection, rejit, grad_enabled=self.captured.grad_enabled, autocast=self._autocast
+            training,
+            selection,
+            rejit,
+            grad_enabled=self.captured.grad_enabled,
+            autocast=self._autocast,
+            sizes=self.captured.sizes,
         )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import replace
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -11,10 +12,13 @@ import torch
 from switchgear import torch_internals as internals
 from switchgear.evaluation import evaluate
 from switchgear.outputs import Outputs
+from switchgear.sizes import Sizes, concrete, has_numbers
 
 
-def finisher(outputs: Outputs) -> Callable[[Sequence[Any], Sequence[torch.Tensor]], Any]:
+def finisher(outputs: Outputs, sizes: Sizes | None = None) -> Callable[[Sequence[Any], Sequence[torch.Tensor]], Any]:
     """What finishes a call, from results and inputs: `finish`, or where nothing is to be done a generated function."""
+    if sizes is not None and _has_sizes(outputs):
+        return _finisher_by_sizes(outputs, sizes)
     scope = {f"value{number}": item.value for number, item in enumerate(outputs.returned) if item.kind == "value"}
     leaves = [
         f"value{number}" if item.kind == "value" else f"{item.kind}[{item.place}]"
@@ -27,6 +31,21 @@ def finisher(outputs: Outputs) -> Callable[[Sequence[Any], Sequence[torch.Tensor
         f"lambda output, input: {expression}", scope
     )
     return assemble
+
+
+def _has_sizes(outputs: Outputs) -> bool:
+    calls = (*outputs.metadata, *outputs.views)
+    return has_numbers((*[(c.args, dict(c.kwargs)) for c in calls], *[item.value for item in outputs.returned]))
+
+
+def _finisher_by_sizes(outputs: Outputs, sizes: Sizes) -> Callable[[Sequence[Any], Sequence[torch.Tensor]], Any]:
+    @lru_cache(maxsize=64)
+    def finisher_at(values: tuple[int, ...]) -> Callable[[Sequence[Any], Sequence[torch.Tensor]], Any]:
+        binding = sizes.binding(values)
+        parts = concrete((outputs.returned, outputs.metadata, outputs.views), binding)
+        return finisher(replace(outputs, **dict(zip(("returned", "metadata", "views"), parts, strict=True))))
+
+    return lambda results, inputs: finisher_at(sizes.measure(inputs))(results, inputs)
 
 
 def finish(outputs: Outputs, results: Sequence[Any], inputs: Sequence[torch.Tensor]) -> Any:

@@ -15,6 +15,7 @@ from switchgear.composites import bind_outputs, leaves_of
 from switchgear.errors import ExecutorFailed
 from switchgear.passes.pipeline import Program
 from switchgear.proxy import TensorProxy
+from switchgear.sizes import concrete
 from switchgear.symbol import DEL, BoundSymbol, map_proxies
 
 #: So many operators have to be run for going below autograd to pay.
@@ -127,9 +128,11 @@ def _run_checked(program: Program, arguments: tuple[Any, ...]) -> Any:
         given = tuple(boxed)
         boxed.clear()
     values: dict[str, Any] = dict(trace.constants)
-    values.update(zip((proxy.name for proxy in trace.inputs), given, strict=True))
+    own = [number.name for number in trace.numbers if not number.tensor]
+    values.update(zip((*own, *(proxy.name for proxy in trace.inputs)), given, strict=True))
     del given
-    for item in trace.bound_symbols:
+    sizes = {n.name: values[n.tensor].size(n.dim) if n.tensor else values[n.name] for n in trace.numbers}
+    for item in concrete(trace.bound_symbols, sizes) if sizes else trace.bound_symbols:
         if item.symbol is DEL:
             for proxy in item.inputs:
                 del values[proxy.name]

@@ -49,8 +49,11 @@ def make_prologue(captured: Captured, leaves: list[Any], spec: Structure, tensor
         scope["same_modules"] = modules_guard(captured.modules, fetched)
         conditions.append("same_modules()")
     inputs = "".join([f"{_fetched(source, number, scope)}, " for number, source in enumerate(captured.sources)])
-    scope["check"] = internals.tensor_guards(tensors)
+    scope["check"] = internals.tensor_guards(tensors, *_layouts(captured))
     conditions += [f"check(*(found := ({inputs})))", "same_modes()"]
+    if captured.sizes is not None:
+        scope["fits"] = captured.sizes.fits()
+        conditions.append("fits(found)")
     relations = _relations(captured)
     if relations is not None:
         scope |= {"relations": relations, "related": relations(tensors)}
@@ -63,6 +66,15 @@ def make_prologue(captured: Captured, leaves: list[Any], spec: Structure, tensor
     exec(compile(source, "<switchgear prologue>", "exec"), scope)
     prologue: Prologue = scope.pop("prologue")
     return prologue
+
+
+def _layouts(captured: Captured) -> tuple[list[list[int | None]], list[list[int | None]]] | tuple[()]:
+    """Sizes and strides of the inputs, None where they are symbolic; nothing where none is."""
+    if captured.sizes is None:
+        return ()
+    inputs = captured.trace.inputs
+    kept = [[[n if type(n) is int else None for n in ns] for ns in (p.shape, p.stride)] for p in inputs]
+    return [shape for shape, _ in kept], [stride for _, stride in kept]
 
 
 def _is_value(name: str, value: Any, scope: dict[str, Any]) -> str:
