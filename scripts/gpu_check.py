@@ -222,7 +222,9 @@ def unpack(folder: Path, site: Path) -> None:
     check(folder)
     site.mkdir(parents=True, exist_ok=True)
     with tarfile.open(folder / BUNDLE) as bundled:
-        bundled.extractall(site, filter="data")
+        # before Python 3.11.4 there is no filter
+        bundled.extraction_filter = getattr(tarfile, "data_filter", None)
+        bundled.extractall(site)
     libraries = torch_libraries()
     for link, name in json.loads((site / LINKS).read_text()).items():
         if not (libraries / name).exists():

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.testing._internal.common_modules import module_db
 
 from tests.databases.comparison import in_mode
 from tests.databases.operators import judge_spread, seed_everything
+from tests.databases.opinfo import module_db
 from tests.databases.refused import INEXACT_MODULES, REFUSED_MODULES
 from tests.databases.report import run_command
 from tests.databases.verdict import Case, Jit, Verdict, jit_torch

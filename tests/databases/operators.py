@@ -12,9 +12,9 @@ from typing import Any
 import numpy
 import torch
 from torch.testing._internal import common_methods_invocations
-from torch.testing._internal.common_methods_invocations import op_db
 
 from tests.databases.comparison import Exactness, in_mode
+from tests.databases.opinfo import op_db
 from tests.databases.refused import INEXACT_OPERATORS, REFUSED_OPERATORS
 from tests.databases.report import run_command
 from tests.databases.verdict import Case, Jit, Outcome, Verdict, jit_torch, judge

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import switchgear as sg
 from switchgear_nvfuser.definition import frozen, mapped
 from switchgear_nvfuser.translation import TRANSLATIONS
+from tests.databases.opinfo import op_db
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool)
 #: How many calls of one overload in one dtype are kept.
