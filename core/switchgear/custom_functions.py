@@ -27,6 +27,7 @@ from .patches import redirected
 from .proxy import TensorProxy
 from .recorder import Recorder, active_recorder
 from .rules import Applied, Grads
+from .shared_memory import requires_grad_alone
 from .structure import Structure, flatten
 from .symbol import CUSTOM_FUNCTION, BoundSymbol, RuleOrigin, Symbol, map_proxies, proxies
 from .trace import Trace
@@ -212,6 +213,13 @@ def _finish(
 ) -> bool:
     """Record what gives the results their history; returns whether the forward wrote to an argument."""
     results = made if isinstance(made, tuple) else (made,)
+    for tensor in context.dirty_tensors:
+        found = recorder.input_of(tensor)
+        if found is not None and requires_grad_alone(found.tensor) and not torch.is_grad_enabled():
+            raise Unsupported(
+                f"{_name(function)} writes under no_grad to an input that is a view and that requires_grad_() was "
+                "called on, which eager returns as no view; call it outside the jitted function"
+            )
     dirty, fixed = {id(tensor) for tensor in context.dirty_tensors}, {id(t) for t in context.non_differentiable}
     # of a tensor that is returned twice the last result counts, as in PyTorch
     last = {id(result): position for position, result in enumerate(results) if isinstance(result, torch.Tensor)}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.fuzz.compare import Outcome, judge
-from tests.fuzz.functions import Cubed, SinAndCos, Swapped
+from tests.fuzz.functions import Cubed, ScaledInPlace, SinAndCos, Swapped
 from tests.fuzz.programs import Write
 from tests.fuzz.source import Script
 
@@ -125,6 +125,17 @@ def saved_view_of_no_grad_whose_base_is_overwritten(plain: Tensor, leaf: Tensor)
     return y
 
 
+def leaf_that_is_a_view() -> Arguments:
+    torch.manual_seed(7)
+    leaf = torch.randn(4, 3).mT.requires_grad_()
+    return [leaf], [leaf]
+
+
+def leaf_that_is_a_view_marked_dirty_under_no_grad(x: Tensor) -> Any:
+    with torch.no_grad():
+        return ScaledInPlace.apply(x, 0.5)  # type: ignore[no-untyped-call]
+
+
 def low_and_wide() -> Arguments:
     torch.manual_seed(7)
     low, wide = torch.randn(3, 4).bfloat16().requires_grad_(), torch.randn(3, 1).requires_grad_()
@@ -153,6 +164,7 @@ PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
     (view_by_a_function_of_an_input_written_to, non_leaf, Outcome.REFUSED),
     (input_reshaped_and_then_saved, non_leaf, Outcome.EQUAL),
     (saved_view_of_no_grad_whose_base_is_overwritten, plain_and_leaf, Outcome.OVERWRITTEN),
+    (leaf_that_is_a_view_marked_dirty_under_no_grad, leaf_that_is_a_view, Outcome.REFUSED),
     (view_used_after_its_base_was_reshaped, non_leaf, Outcome.REFUSED),
 ]
 
