@@ -18,7 +18,7 @@ import torch
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from . import torch_internals as internals
-from .aliasing import storages, viewed_argument
+from .aliasing import viewed_argument
 from .backward_writes import Watch
 from .composites import leaves_of
 from .errors import NotDifferentiable, RuleError, Unsupported
@@ -29,8 +29,7 @@ from .recorder import Recorder, active_recorder
 from .rules import Applied, Grads
 from .shared_memory import requires_grad_alone
 from .structure import Structure, flatten
-from .symbol import CUSTOM_FUNCTION, BoundSymbol, RuleOrigin, Symbol, map_proxies, proxies
-from .trace import Trace
+from .symbol import CUSTOM_FUNCTION, BoundSymbol, RuleOrigin, Symbol, map_proxies
 from .tracking import DETACH
 from .writes import IDENTITY
 
@@ -320,30 +319,11 @@ HISTORY = Symbol("switchgear.autograd_function", _history)
 
 def made_as_views(bound_symbols: Iterable[BoundSymbol]) -> frozenset[str]:
     """The names of the results of Functions that are views: autograd forbids to write to them."""
-    return frozenset(made.name for _, made in _views(bound_symbols))
-
-
-def _views(bound_symbols: Iterable[BoundSymbol]) -> Iterator[tuple[TensorProxy, TensorProxy]]:
     leaves = [*leaves_of(bound_symbols)]
     viewing = (leaf for leaf in leaves if leaf.symbol != DETACH and viewed_argument(leaf) is not None)
     views = {proxy.name for leaf in viewing for proxy in leaf.outputs}
     pairs = (pair for leaf in leaves if leaf.symbol == HISTORY for pair in zip(leaf.args[2], leaf.outputs, strict=True))
-    return ((value, made) for value, made in pairs if value.name in views)
-
-
-def refuse_views_of_written(trace: Trace, written: Iterable[TensorProxy]) -> None:
-    """Raise `Unsupported` where a result is a view, made by a Function, of an input that is written to.
-
-    The view would be one of the value that is then copied into the input.
-    """
-    home, returned = storages(trace.bound_symbols), {proxy.name for proxy in proxies(trace.outputs)}
-    homes = {home.get(proxy.name, proxy.name) for proxy in written}
-    views = (value for value, made in _views(trace.bound_symbols) if made.name in returned)
-    if any(home.get(value.name, value.name) in homes for value in views):
-        raise Unsupported(
-            "an autograd.Function returns a view of an input that is written to, and that view is returned: its memory "
-            "would not be the input's; return a clone of it"
-        )
+    return frozenset(made.name for value, made in pairs if value.name in views)
 
 
 def as_identities(item: BoundSymbol) -> tuple[BoundSymbol, ...]:

@@ -140,14 +140,17 @@ class _Collector:
                 raise Unsupported(
                     f"the function gives {first.name} another shape, dtype or device; return a new tensor"
                 )
-            root = final
-            while root is not first and (viewed := self._lineages.viewed(root.name)) is not None:
-                root = viewed
-            if root.name != first.name:
+            if self._is_written(found):
                 # autograd lets nobody write, where it sees it, to a view that alone requires grad
                 alone = requires_grad_alone(found.tensor)
                 tracked = not alone and not same_history(history_of(found.wrapper), found.history)
                 yield Mutation(index, self._output(final), tracked)
+
+    def _is_written(self, found: RecordedInput) -> bool:
+        first, root = found.proxy, self.tracker.proxy_of(found.wrapper)
+        while root is not first and (viewed := self._lineages.viewed(root.name)) is not None:
+            root = viewed
+        return root.name != first.name
 
     def _refuse_other_memory(self, found: RecordedInput) -> None:
         wrapper = found.wrapper
@@ -224,6 +227,11 @@ class _Collector:
             return self._replayed(lineage, found.proxy.name, "input", index)
         home, now = self.tracker.proxy_of(found.wrapper), self.tracker.proxy_of(leaf)
         if root == HISTORY:
+            if self._is_written(found):
+                raise Unsupported(
+                    f"the function returns a view of {found.proxy.name}, made by an autograd.Function, and writes to "
+                    f"{found.proxy.name}: the view's memory would not be the input's; return a clone of it"
+                )
             made_of = self._lineages.value(lineage[0], [lineage], [leaf])
             if made_of is None:
                 return Returned("output", self._output(now))

@@ -125,6 +125,24 @@ def saved_view_of_no_grad_whose_base_is_overwritten(plain: Tensor, leaf: Tensor)
     return y
 
 
+def two_views_of_one() -> Arguments:
+    torch.manual_seed(7)
+    leaf = torch.randn(2, 4, 3).requires_grad_()
+    view = (leaf * 1).mT
+    return [view, view.mT], [leaf]
+
+
+def input_beside_one_that_is_reshaped(x: Tensor, y: Tensor) -> Any:
+    y.unsqueeze_(0)
+    return x.sin()
+
+
+def detached_view_by_a_function_of_an_input_written_to(x: Tensor) -> Any:
+    view = Swapped.apply(x)  # type: ignore[no-untyped-call]
+    x.mul_(2)
+    return view.detach()
+
+
 def leaf_that_is_a_view() -> Arguments:
     torch.manual_seed(7)
     leaf = torch.randn(4, 3).mT.requires_grad_()
@@ -165,6 +183,8 @@ PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
     (input_reshaped_and_then_saved, non_leaf, Outcome.EQUAL),
     (saved_view_of_no_grad_whose_base_is_overwritten, plain_and_leaf, Outcome.OVERWRITTEN),
     (leaf_that_is_a_view_marked_dirty_under_no_grad, leaf_that_is_a_view, Outcome.REFUSED),
+    (input_beside_one_that_is_reshaped, two_views_of_one, Outcome.EXCEPTED),
+    (detached_view_by_a_function_of_an_input_written_to, non_leaf, Outcome.REFUSED),
     (view_used_after_its_base_was_reshaped, non_leaf, Outcome.REFUSED),
 ]
 

@@ -10,7 +10,6 @@ import torch
 
 from switchgear import torch_internals as internals
 from switchgear.capture import capture, compiling
-from switchgear.custom_functions import refuse_views_of_written
 from switchgear.errors import InvalidInput
 from switchgear.passes.pipeline import Program, compile_forward, compile_training, expected_grad, prepare
 from switchgear.selection import Selection
@@ -126,18 +125,17 @@ class Entry:
             expected_grad(proxy) if proxy is not None and index in tracked else None
             for index, proxy in enumerate(stages[-1].outputs)
         )
-        ends = [(mutation, stages[-1].outputs[mutation.output]) for mutation in outputs.mutations]
-        refuse_views_of_written(stages[-1], [proxy for _, proxy in ends if proxy is not None])
         self.bridge: Bridge | None = None
         if torch.is_inference_mode_enabled() or not any(grad_outputs):
             self.forward: Program = compile_forward(stages, selection, choices)
             return
+        ends = [(mutation, stages[-1].outputs[mutation.output]) for mutation in outputs.mutations]
         mutated = {proxy.name: mutation.input for mutation, proxy in ends if proxy is not None}
-        # in the memory of one that is written to they have the same version counter
-        beside = {other for _, other, _ in sharing(tensors, [mutation.input for mutation in outputs.mutations])}
-        # and one that is given other sizes has a new version
-        reshaped = {call.inputs[0].name for call in outputs.metadata}
-        beside |= {index for index, proxy in enumerate(stages[-1].inputs) if proxy.name in reshaped}
+        # one that is written to or given other sizes has a new version, and so has what is in its memory
+        names = {call.inputs[0].name for call in outputs.metadata}
+        reshaped = [index for index, proxy in enumerate(stages[-1].inputs) if proxy.name in names]
+        changed = [*(mutation.input for mutation in outputs.mutations), *reshaped]
+        beside = {other for _, other, _ in sharing(tensors, changed)}.union(reshaped)
         training = compile_training(stages, selection, grad_outputs, mutated, beside, choices)
         self.forward = training.forward
         self.bridge = Bridge(
