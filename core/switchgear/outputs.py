@@ -241,6 +241,11 @@ class _Collector:
                 f"the function returns a view of {found.proxy.name} as another dtype, in a way that cannot be "
                 "followed; return a clone of it"
             )
+        if self._is_written(found) and home.storage_offset != found.proxy.storage_offset:
+            raise Unsupported(
+                f"the function writes to {found.proxy.name}, which begins inside its memory, gives it other sizes in "
+                "place and returns a view of it; return a clone of it"
+            )
         self.roots[found.proxy.name] = ("input", index)
         if id(leaf) not in self._placed:
             made = replace(now, name=self.recorder.names.fresh())

@@ -143,6 +143,17 @@ def detached_view_by_a_function_of_an_input_written_to(x: Tensor) -> Any:
     return view.detach()
 
 
+def every_other_column() -> Arguments:
+    torch.manual_seed(7)
+    return [torch.randn(3, 3)[..., 1::2]], []
+
+
+def view_of_an_input_reshaped_and_written_to(x: Tensor) -> Any:
+    x.t_()
+    x.mul_(2)
+    return x.unsqueeze(0)
+
+
 def leaf_that_is_a_view() -> Arguments:
     torch.manual_seed(7)
     leaf = torch.randn(4, 3).mT.requires_grad_()
@@ -185,6 +196,7 @@ PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
     (leaf_that_is_a_view_marked_dirty_under_no_grad, leaf_that_is_a_view, Outcome.REFUSED),
     (input_beside_one_that_is_reshaped, two_views_of_one, Outcome.EXCEPTED),
     (detached_view_by_a_function_of_an_input_written_to, non_leaf, Outcome.REFUSED),
+    (view_of_an_input_reshaped_and_written_to, every_other_column, Outcome.REFUSED),
     (view_used_after_its_base_was_reshaped, non_leaf, Outcome.REFUSED),
 ]
 
