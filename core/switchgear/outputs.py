@@ -24,6 +24,7 @@ from .symbol import BoundSymbol, Symbol
 from .tracking import history_of, is_spoiled, same_history
 from .writes import NEW_VERSION
 
+_ALIAS = Symbol("aten.alias.default", torch.ops.aten.alias.default)
 _AS_STRIDED = Symbol("aten.as_strided.default", torch.ops.aten.as_strided.default)
 
 
@@ -86,11 +87,15 @@ def outputs_of(recorder: Recorder, result: Any, *, views: bool) -> Outputs:
 
 @dataclass(frozen=True, slots=True)
 class _Memory:
-    """Tensors that come out in one memory, no input's: their lineages by id, and what they are made from."""
+    """Tensors that come out in one memory, no input's: their lineages by id, and what they are made from.
+
+    `is_view`: to eager that is itself a view, of a tensor inside a composite, and so the base of none.
+    """
 
     lineages: dict[int, Lineage]
     home: str
     output: int
+    is_view: bool
 
 
 class _Collector:
@@ -109,7 +114,7 @@ class _Collector:
             self.tracker.reconcile(tensor)
             self._sharing.setdefault(internals.storage_key(tensor), []).append(tensor)
         self._memories: dict[int, _Memory | None] = {}
-        #: What is made by its place in an input's memory, by the id of the tensor returned.
+        #: What is made by its place in a memory and not by the calls that made it, by the id of the tensor returned.
         self._placed: dict[int, Returned] = {}
         self._inputs: dict[int, int] = {}
         self._parts: dict[str, int] = {}
@@ -186,7 +191,20 @@ class _Collector:
         memory = self._memory(key) if self._apart else None
         if memory is None:
             return Returned("output", self._output(self.tracker.proxy_of(leaf)))
+        if memory.is_view and memory.lineages[id(leaf)][-1] == memory.home:
+            if id(leaf) not in self._placed:
+                self._placed[id(leaf)] = self._alias(memory)
+            return self._placed[id(leaf)]
         return self._replayed(memory.lineages[id(leaf)], memory.home, "output", memory.output)
+
+    def _alias(self, memory: _Memory) -> Returned:
+        self.roots[memory.home] = ("output", memory.output)
+        value = list(self.proxies.values())[memory.output]
+        made = replace(value, name=self.recorder.names.fresh())
+        given = replace(value, name=memory.home)
+        call = BoundSymbol(_ALIAS, (given,), {}, made, grad_enabled=made.requires_grad)
+        self.views[-1 - len(self.views)] = call
+        return Returned("view", made.name)
 
     def _memory(self, key: int) -> _Memory | None:
         """Where what shares a memory is made from; None for one tensor that is a view of nothing."""
@@ -206,7 +224,8 @@ class _Collector:
                 "return clones of them"
             )
         by_id = {id(view): lineage for view, lineage in zip(views, lineages, strict=True)}
-        return _Memory(by_id, home, self._output(value))
+        is_view = any(view._is_view() and lineage[-1] == home for view, lineage in zip(views, lineages, strict=True))
+        return _Memory(by_id, home, self._output(value), is_view)
 
     def _output(self, proxy: TensorProxy) -> int:
         self.proxies.setdefault(proxy.name, proxy)

@@ -180,6 +180,39 @@ def wide_operands_of_in_place_calls(low: Tensor, wide: Tensor) -> Any:
     return low
 
 
+def written_to_where_autograd_sees_it_and_then_where_not(x: Tensor, view: Tensor) -> Any:
+    view.mul_(3)
+    view.detach().mul_(2)
+    return x * x
+
+
+def one_leaf() -> Arguments:
+    torch.manual_seed(7)
+    leaf = torch.randn(3, 4).requires_grad_()
+    return [leaf], [leaf]
+
+
+def results_in_memory_that_a_composite_hides(x: Tensor) -> Any:
+    made = torch.einsum("ij,kj->ik", x, x)
+    return made[1:], made, made
+
+
+def expanded_complex_leaf() -> Arguments:
+    torch.manual_seed(7)
+    leaf = torch.randn(1, 1, 4, dtype=torch.complex64).requires_grad_()
+    return [leaf], [leaf]
+
+
+def product_with_a_conjugate_that_repeats(x: Tensor) -> Any:
+    v = x.expand(2, 3, 4)
+    return v.conj() * v
+
+
+def non_leaf_and_a_view() -> Arguments:
+    (x,), leaves = non_leaf()
+    return [x, x.view_as(x)], leaves
+
+
 PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
     (result_written_to_through_a_view, non_leaf, Outcome.EQUAL),
     (one_of_two_results_written_to_through_a_view, non_leaf, Outcome.OVERWRITTEN),
@@ -198,6 +231,9 @@ PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
     (detached_view_by_a_function_of_an_input_written_to, non_leaf, Outcome.REFUSED),
     (view_of_an_input_reshaped_and_written_to, every_other_column, Outcome.REFUSED),
     (view_used_after_its_base_was_reshaped, non_leaf, Outcome.REFUSED),
+    (written_to_where_autograd_sees_it_and_then_where_not, non_leaf_and_a_view, Outcome.EQUAL),
+    (results_in_memory_that_a_composite_hides, one_leaf, Outcome.EQUAL),
+    (product_with_a_conjugate_that_repeats, expanded_complex_leaf, Outcome.EQUAL),
 ]
 
 

@@ -137,6 +137,8 @@ class Forward:
         self.choices: list[Choice] = []
         self.kept: list[TensorProxy] = []
         self._env: dict[str, TensorProxy] = {}
+        #: What the conjugate and negative fallbacks of PyTorch's dispatcher made, and of what.
+        self._lazy: dict[str, TensorProxy] = {}
 
     def now(self, proxy: TensorProxy) -> TensorProxy:
         """What a value of the given trace is called by now."""
@@ -213,12 +215,14 @@ class Forward:
     def _derive(self, item: BoundSymbol, origin: BoundSymbol) -> None:
         # fail here, where the operator is, and not in the sweep
         expected = (replace(proxy, requires_grad=False) if proxy.requires_grad else None for proxy in item.outputs)
-        template = derive(item, grads := tuple(expected), self.higher_order)
+        # the formula reads the arguments as autograd sees them, before the fallbacks
+        seen = renamed(item, self._lazy, lambda made: made) if self._lazy else item
+        template = derive(seen, grads := tuple(expected), self.higher_order)
         if not regions_of(item):
-            self.kept.extend(further_reads(template, item, grads))
+            self.kept.extend(further_reads(template, seen, grads))
 
         def pull(grads: Grads) -> tuple[tuple[BoundSymbol, ...], Grads]:
-            return instantiate(derive(item, grads, self.higher_order), item, grads, self.names)
+            return instantiate(derive(seen, grads, self.higher_order), seen, grads, self.names)
 
         link = Link(origin, RuleOrigin("derived", item.symbol.name.removesuffix(".default")))
         self.body.append(linked(item, link))
@@ -229,6 +233,7 @@ class Forward:
         owner = self._keeper(item)
         if owner is None:
             self._choose(item, "decomposition", "", declined)
+            self._lazy.update(_resolved(item))
             return item.subsymbols
         if item.is_random:
             reason = f"{owner}'s forward is not used: its decomposition draws random numbers and cannot be run again"
@@ -284,6 +289,18 @@ class Forward:
 
 
 _INHERITED = frozenset({RECOMPUTED})
+
+
+def _resolved(item: BoundSymbol) -> dict[str, TensorProxy]:
+    """The parts that are copies of lazily conjugated or negated values, made for the parts after them."""
+    own = {proxy.name for proxy in item.outputs}
+    found = {}
+    for part in item.subsymbols:
+        if part.symbol.fn is torch.ops.aten.clone.default and part.outputs[0].name not in own:
+            (given,), (made,) = part.inputs, part.outputs
+            if (given.is_conj, given.is_neg) != (made.is_conj, made.is_neg):
+                found[made.name] = given
+    return found
 
 
 def _requires_grad(values: tuple[TensorProxy, ...]) -> bool:

@@ -67,11 +67,12 @@ class Bridge:
         self.run_forward = runner(training.forward, autocast=autocast)
         given = {proxy.name for proxy in training.prepared.inputs}
         ends, views = (*outputs, *training.saved), maybe_views(training.forward)
-        self.made = tuple(i for i in views if i < len(ends) and (p := ends[i]) is not None and p.name not in given)
         home = storages(training.parts.forward.bound_symbols)
         homes = {i: home.get(p.name, p.name) for i in (*range(self.count), *self.inner) if (p := ends[i]) is not None}
         first = {name: i for i, name in reversed(homes.items()) if name not in given}
         self.again = frozenset(i for i, name in homes.items() if first.get(name, i) != i)
+        made = {i for i in views if i < len(ends) and (p := ends[i]) is not None and p.name not in given}
+        self.made = tuple(sorted(made | self.again))
         self.written = tuple(place for place in training.backward.targets if place[0] != "grad")
         expected: list[Any] = [
             None if p is None else (p.stride, p.dtype, False, False) for p in training.joint.grad_outputs
