@@ -59,7 +59,7 @@ class Lineages:
         That is their base to eager: the first that they have in common and that is no part of a composite.
         """
         common: Lineage = [names[0] for names in zip(*lineages, strict=False) if len(set(names)) == 1]
-        detached = max((i for i, name in enumerate(common) if self._is_detached(name)), default=0)
+        detached = max((i for i, name in enumerate(common) if self.is_detached(name)), default=0)
         own = range(detached, len(common) - 1)
         # one of them may itself have been of another shape before
         ends = {lineage[-1] for lineage in lineages}
@@ -79,6 +79,11 @@ class Lineages:
             return final
         if any(self._tracker.proxy_of(view).name != names[-1] for view, names in zip(views, lineages, strict=True)):
             return None
+        # by now of another shape; what the views are of is what it was when they were made
+        parts = (names[names.index(name) + 1] for names in lineages if names[-1] != name)
+        child = next(parts, None)
+        if child is not None:
+            return self.viewed(child)
         return next((proxy for proxy in self._makers[name][1].outputs if proxy.name == name), None)
 
     def calls(self, lineage: Lineage, home: str) -> Iterator[tuple[int, BoundSymbol]]:
@@ -87,7 +92,8 @@ class Lineages:
             position, call = self._makers[name]
             yield position, replace(call, args=map_proxies(functools.partial(_renamed, parent), call.args))
 
-    def _is_detached(self, name: str) -> bool:
+    def is_detached(self, name: str) -> bool:
+        """Whether the value of that name was made by `detach()`."""
         return self.maker(name) == DETACH
 
     def _makes_several(self, name: str) -> bool:

@@ -21,7 +21,7 @@ from .signature import check_returned
 from .sizes import settled
 from .structure import Structure, flatten
 from .symbol import BoundSymbol, Symbol
-from .tracking import history_of, is_spoiled, same_history
+from .tracking import DETACH, history_of, is_spoiled, same_history
 from .writes import NEW_VERSION
 
 _ALIAS = Symbol("aten.alias.default", torch.ops.aten.alias.default)
@@ -79,7 +79,7 @@ def outputs_of(recorder: Recorder, result: Any, *, views: bool) -> Outputs:
     returned = tuple([collector.returned(leaf) for leaf in leaves])
     mutations = tuple(collector.mutations())
     roots = tuple((name, *place) for name, place in collector.roots.items())
-    calls = tuple(collector.views[position] for position in sorted(collector.views))
+    calls = (*collector.made, *[collector.views[position] for position in sorted(collector.views)])
     proxies = tuple(collector.proxies.values())
     metadata, switched_on = tuple(recorder.metadata_calls), tuple(recorder.switched_on)
     return Outputs(proxies, returned, spec, metadata, mutations, roots, calls, switched_on)
@@ -107,7 +107,9 @@ class _Collector:
         self._apart = views
         self.proxies: dict[str, TensorProxy] = {}
         self.roots: dict[str, tuple[str, int]] = {}
+        #: Calls that make what is returned: the function's own by their place in it, and others.
         self.views: dict[int, BoundSymbol] = {}
+        self.made: list[BoundSymbol] = []
         made = {id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and not recorder.input_of(leaf)}
         self._sharing: dict[int, list[torch.Tensor]] = {}
         for tensor in made.values():
@@ -200,11 +202,7 @@ class _Collector:
     def _alias(self, memory: _Memory) -> Returned:
         self.roots[memory.home] = ("output", memory.output)
         value = list(self.proxies.values())[memory.output]
-        made = replace(value, name=self.recorder.names.fresh())
-        given = replace(value, name=memory.home)
-        call = BoundSymbol(_ALIAS, (given,), {}, made, grad_enabled=made.requires_grad)
-        self.views[-1 - len(self.views)] = call
-        return Returned("view", made.name)
+        return Returned("view", self._made(_ALIAS, (replace(value, name=memory.home),), value).name)
 
     def _memory(self, key: int) -> _Memory | None:
         """Where what shares a memory is made from; None for one tensor that is a view of nothing."""
@@ -265,14 +263,25 @@ class _Collector:
                 f"the function writes to {found.proxy.name}, which begins inside its memory, gives it other sizes in "
                 "place and returns a view of it; return a clone of it"
             )
+        if any(self._lineages.is_detached(name) for name in lineage[:-1]):
+            raise Unsupported(
+                f"the function gives {found.proxy.name} other sizes or strides in place and returns a view of what "
+                "detach() made of it; return a clone of it"
+            )
         self.roots[found.proxy.name] = ("input", index)
         if id(leaf) not in self._placed:
-            made = replace(now, name=self.recorder.names.fresh())
             layout = (now.shape, now.stride, now.storage_offset)
-            call = BoundSymbol(_AS_STRIDED, (found.proxy, *layout), {}, made, grad_enabled=now.requires_grad)
-            self.views[-1 - len(self.views)] = call
+            made = self._made(_AS_STRIDED, (found.proxy, *layout), now)
+            if self._lineages.is_detached(lineage[-1]):
+                made = self._made(DETACH, (made,), now)
             self._placed[id(leaf)] = Returned("view", made.name)
         return self._placed[id(leaf)]
+
+    def _made(self, symbol: Symbol, args: tuple[Any, ...], like: TensorProxy) -> TensorProxy:
+        """What a call that the function did not make gives, outside of autograd's node."""
+        made = replace(like, name=self.recorder.names.fresh())
+        self.made.append(BoundSymbol(symbol, args, {}, made, grad_enabled=like.requires_grad))
+        return made
 
     def _replayed(self, lineage: Lineage, home: str, kind: str, index: int) -> Returned:
         """The last of a lineage, to be made from `home` by the calls that made it."""

@@ -375,6 +375,7 @@ class Recorder:
                 key = internals.storage_key(tensor)
                 viewed_input = next((one for one in self.inputs if named and one.storage == key), None)
                 if viewed_input is not None:
+                    _refuse_view_of_leaf(tensor, viewed_input.tensor)
                     self.metadata_calls.append(BoundSymbol(NEW_VERSION, (viewed_input.proxy,), {}, None))
                 continue
             viewed = any(now in leaf.outputs and viewed_argument(leaf) == before for leaf in leaves_of(made))
@@ -838,6 +839,13 @@ _REOPENED = frozenset({"torch.nn.functional", "torch.functional"})
 def is_inexact(tensor: torch.Tensor) -> bool:
     """Whether a tensor can require grad."""
     return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _refuse_view_of_leaf(view: torch.Tensor, viewed: torch.Tensor) -> None:
+    """Raise what eager does where an input is itself a view, of which its wrapper knows nothing."""
+    base = viewed._base
+    if torch.is_grad_enabled() and view.requires_grad and base is not None and base.is_leaf:
+        raise RuntimeError("a view of a leaf Variable that requires grad is being used in an in-place operation.")
 
 
 @functools.cache

@@ -25,6 +25,8 @@ _INVERSES = (
     _aten.diagonal_scatter.default,
     _aten.as_strided_scatter.default,
 )
+#: What an assignment to an index calls.
+_ASSIGNMENTS = (_aten.copy.default, _aten.fill.Tensor, _aten.fill.Scalar, _aten.index_put.default)
 
 
 def through_view(
@@ -37,12 +39,19 @@ def through_view(
     if any(item.symbol in (SET_VALUE, WRITTEN_VIEW) for item in recorded):
         return recorded
     views = {target.name}
+    #: Made again of the base, which was written to before.
+    again: set[str] = set()
     for place, item in enumerate(recorded):  # noqa: B007
         viewed = viewed_argument(item)
-        if viewed is None and item.args and isinstance(item.args[0], TensorProxy) and item.args[0].name in views:
-            break
-        if inside and viewed is not None and viewed.name in views:
-            views.update(proxy.name for proxy in item.outputs)
+        if viewed is None:
+            given = item.args[0] if item.args and isinstance(item.args[0], TensorProxy) else base
+            told = item.symbol.fn in _ASSIGNMENTS if inside else _same_layout(given, target)
+            if given.name in views or (given.name in again and told):
+                break
+            continue
+        made = {proxy.name for proxy in item.outputs}
+        views |= made if inside and viewed.name in views else set()
+        again |= made if viewed.name == base.name or viewed.name in again else set()
     else:
         return recorded
     view, after = item.args[0], recorded[place:]
@@ -51,7 +60,7 @@ def through_view(
         return recorded
     rest, part = replace(base, name=fresh()), replace(view, name=fresh())
     tags = item.tags - {RANDOM, SAVED}
-    made = replace(
+    split = replace(
         item, symbol=WRITTEN_VIEW, args=(base, view), kwargs={}, output=(rest, part), subsymbols=(), tags=tags
     )
 
@@ -64,7 +73,12 @@ def through_view(
             env = {base.name: rest} if written_to else {}
         return renamed(item, env)
 
-    return [*recorded[:place], made, *map(redirected, after)]
+    return [*recorded[:place], split, *map(redirected, after)]
+
+
+def _same_layout(one: TensorProxy, other: TensorProxy) -> bool:
+    """Whether two views of a base are of the same elements."""
+    return (one.shape, one.stride, one.storage_offset) == (other.shape, other.stride, other.storage_offset)
 
 
 def with_casts(recorded: list[BoundSymbol]) -> list[BoundSymbol]:

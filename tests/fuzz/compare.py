@@ -21,12 +21,18 @@ from tests.fuzz.source import SEED, Script
 
 Jit = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-#: The one way in which a gradient may differ from eager's, by rounding or in strides.
+#: The one way around the node in which a gradient may differ from eager's, by rounding or in strides.
 AROUND = (
     "a gradient that flows both through the compiled function and around it (an argument, a view of one, or a view of "
     "a result is returned, which is made around it; or an argument is written to that is a view, shares memory with "
     "another, or where autograd does not see it) is the sum of the same terms, added in another order; a sum has the "
     "layout of its first term"
+)
+
+#: The one operator whose gradient may differ from eager's by rounding or in strides.
+AS_STRIDED = (
+    "as_strided: a view that is used after its base was written to is made again, by autograd with as_strided, here by "
+    "the call that made it; its gradient has the layout of the base there, and a sum over it is added in another order"
 )
 
 #: Errors that say "not here"; any other error of ours is a fault.
@@ -43,6 +49,9 @@ OVERWRITTEN = (
 #: The fact that names the results that are views, which says where gradients flow and is not compared.
 VIEWS = "(results that are views)"
 
+#: The fact whether autograd made a view again, which is not compared either.
+MADE_AGAIN = "(views made again)"
+
 #: Begins the facts that were seen after the write that follows the first gradient.
 AFTERWARDS = "after the write: "
 
@@ -55,7 +64,7 @@ class Outcome(enum.StrEnum):
     #: The function overwrote what eager's backward needs, so eager refuses to differentiate. The jitted program saves
     #: values and not tensors, and has a gradient: it is compared with that of an eager that saves copies.
     OVERWRITTEN = "equal to eager that saves copies, eager's own backward raises"
-    EXCEPTED = "gradients equal but for the order of a sum around the compiled function"
+    EXCEPTED = "gradients equal but for the order of a sum"
     REFUSED = "refused"
     DIFFERENT = "different"
 
@@ -161,6 +170,7 @@ def observe(script: Script, function: Callable[..., Any], kind: str, *, saves_co
     named = inner | {f"leaf {place}": value for place, value in enumerate(leaves)} | outer
     seen.facts.update(look(named))
     seen.facts[VIEWS] = [name for name, value in outer.items() if value._is_view() and value.requires_grad]
+    seen.facts[MADE_AGAIN] = any(map(_makes_again, outer.values()))
     # What was written to is a result too. Any other argument would only hide that a gradient is None.
     roots = [*outer.values(), *(args[place] for place, version in before.items() if args[place]._version > version)]
     seen.facts.update(gradients(roots, leaves, script.omitted, "gradient"))
@@ -174,6 +184,20 @@ def observe(script: Script, function: Callable[..., Any], kind: str, *, saves_co
         seen.facts |= look(named, prefix)
         seen.facts |= gradients(roots, leaves, script.omitted, "second gradient")
     return seen.facts
+
+
+def _makes_again(tensor: Tensor) -> bool:
+    """Whether autograd's graph of a tensor has a view in it that it made again."""
+    try:
+        pending, seen = [tensor.grad_fn], set()
+    except RuntimeError:  # a view that autograd lets nobody use
+        return False
+    while pending:
+        node = pending.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            pending += [before for before, _ in node.next_functions]
+    return any(node.name().startswith("AsStridedBackward") for node in seen)
 
 
 def _saving_copies() -> contextlib.AbstractContextManager[Any]:
@@ -216,18 +240,13 @@ def _strides(tensor: Tensor) -> object:
     return tuple(stride if size > 1 else 0 for stride, size in significant) if tensor.numel() else ()
 
 
-def _offset(tensor: Tensor) -> object:
-    base = tensor._base
-    return tensor.storage_offset() - (0 if base is None else base.storage_offset())
-
-
 #: What a program can tell about a tensor by itself.
 _FACTS: dict[str, Callable[[Tensor], object]] = {
     "type": lambda tensor: type(tensor).__name__,
     "dtype": lambda tensor: tensor.dtype,
     "shape": lambda tensor: tuple(tensor.shape),
     "stride": lambda tensor: _strides(tensor),
-    "offset": _offset,
+    "offset": lambda tensor: tensor.storage_offset(),
     "conjugate and negative bit": lambda tensor: (tensor.is_conj(), tensor.is_neg()),
     "requires_grad": lambda tensor: tensor.requires_grad,
     "is leaf": lambda tensor: tensor.is_leaf,
@@ -359,6 +378,8 @@ def _judge_call(script: Script, jitted: Callable[..., Any], place: int) -> Verdi
         return Verdict(Outcome.REFUSED, str(refusal), _blurred(str(refusal)))
     if _flows_around(eager) and all(map(_by_order_of_a_sum, found)):
         return Verdict(Outcome.EXCEPTED, AROUND, AROUND)
+    if eager.get(MADE_AGAIN) and all(map(_by_order_of_a_sum, found)):
+        return Verdict(Outcome.EXCEPTED, AS_STRIDED, AS_STRIDED)
     shown = [str(one) for one in found[:SHOWN]] + [f"… and {len(found) - SHOWN} more"] * (len(found) > SHOWN)
     prefix = "only when called again: " if kind in script.calls[:place] else ""
     return Verdict(Outcome.DIFFERENT, "\n".join(shown), f"{prefix}{_kind(found[0])}")
@@ -409,7 +430,7 @@ def differences(eager: Facts, jitted: Facts, call: str) -> list[Difference]:
     found = [
         Difference(call, fact, eager.get(fact, _ABSENT), jitted.get(fact, _ABSENT))
         for fact in dict.fromkeys((*eager, *jitted))
-        if fact != VIEWS and eager.get(fact, _ABSENT) != jitted.get(fact, _ABSENT)
+        if fact not in (VIEWS, MADE_AGAIN) and eager.get(fact, _ABSENT) != jitted.get(fact, _ABSENT)
     ]
     raised = [one for one in found if isinstance(one.jitted, Raised)]
     raised += [one for one in found if isinstance(one.eager, Raised) and one not in raised]

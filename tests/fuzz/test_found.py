@@ -213,6 +213,47 @@ def non_leaf_and_a_view() -> Arguments:
     return [x, x.view_as(x)], leaves
 
 
+def view_of_what_was_written_to_and_then_reshaped(x: Tensor) -> Any:
+    y = x.detach().sin()
+    y[..., -1] *= 2
+    row = y.unbind(0)[0]
+    y.t_()
+    return row.unbind(0)[3]
+
+
+def alias_of_an_input_reshaped(x: Tensor) -> Any:
+    x.transpose_(0, 1)
+    return x.detach()
+
+
+def view_of_an_alias_of_an_input_reshaped(x: Tensor) -> Any:
+    x.transpose_(0, 1)
+    return x.detach()[1:]
+
+
+def leaf_and_a_view() -> Arguments:
+    (leaf,), leaves = one_leaf()
+    return [leaf, leaf.view_as(leaf)], leaves
+
+
+def view_of_a_leaf_squeezed_to_no_effect(x: Tensor, view: Tensor) -> Any:
+    view[1:].squeeze_()
+    return x * 2
+
+
+def non_leaf_by_columns() -> Arguments:
+    torch.manual_seed(7)
+    leaf = torch.randn(4, 3).mT.clone().requires_grad_()
+    return [leaf * 1], [leaf]
+
+
+def view_made_after_a_write_and_written_to(x: Tensor) -> Any:
+    x.uniform_()
+    row = x[0]
+    row[0] = 0
+    return row.sin()
+
+
 PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
     (result_written_to_through_a_view, non_leaf, Outcome.EQUAL),
     (one_of_two_results_written_to_through_a_view, non_leaf, Outcome.OVERWRITTEN),
@@ -232,6 +273,11 @@ PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
     (view_of_an_input_reshaped_and_written_to, every_other_column, Outcome.REFUSED),
     (view_used_after_its_base_was_reshaped, non_leaf, Outcome.REFUSED),
     (written_to_where_autograd_sees_it_and_then_where_not, non_leaf_and_a_view, Outcome.EQUAL),
+    (view_of_what_was_written_to_and_then_reshaped, one_leaf, Outcome.EQUAL),
+    (alias_of_an_input_reshaped, non_leaf, Outcome.EQUAL),
+    (view_of_an_alias_of_an_input_reshaped, non_leaf, Outcome.REFUSED),
+    (view_of_a_leaf_squeezed_to_no_effect, leaf_and_a_view, Outcome.BOTH_RAISE),
+    (view_made_after_a_write_and_written_to, non_leaf_by_columns, Outcome.EQUAL),
     (results_in_memory_that_a_composite_hides, one_leaf, Outcome.EQUAL),
     (product_with_a_conjugate_that_repeats, expanded_complex_leaf, Outcome.EQUAL),
 ]
