@@ -6,6 +6,7 @@ import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -77,14 +78,23 @@ class Lineages:
         final = None if home is None else self._tracker.proxy_of(home)
         if final is not None and self._tracker.first_name(final.name) == name:
             return final
-        if any(self._tracker.proxy_of(view).name != names[-1] for view, names in zip(views, lineages, strict=True)):
-            return None
-        # by now of another shape; what the views are of is what it was when they were made
-        parts = (names[names.index(name) + 1] for names in lineages if names[-1] != name)
-        child = next(parts, None)
-        if child is not None:
-            return self.viewed(child)
-        return next((proxy for proxy in self._makers[name][1].outputs if proxy.name == name), None)
+        # by now of another shape, or inside a composite: what the views are made of that are made again after a write
+        first = next((proxy for proxy in self._makers[name][1].outputs if proxy.name == name), None)
+        found: dict[str, TensorProxy] = {}
+        for view, names in zip(views, lineages, strict=True):
+            values, place = self._values(view), names.index(name) - len(names)
+            value = values[place] if len(values) >= -place else None
+            if first is None or value is None or _layout(value) != _layout(first):
+                return None
+            found[value.name] = value
+        return next(iter(found.values())) if len(found) == 1 else None
+
+    def _values(self, tensor: torch.Tensor) -> list[TensorProxy]:
+        """What a tensor stands for by now, and what that is a view of, as in a lineage."""
+        values = [self._tracker.proxy_of(tensor)]
+        while (viewed := self.viewed(values[-1].name)) is not None:
+            values.append(viewed)
+        return values[::-1]
 
     def calls(self, lineage: Lineage, home: str) -> Iterator[tuple[int, BoundSymbol]]:
         """The calls that make the last of a lineage from `home`, each with its place in the program."""
@@ -98,6 +108,10 @@ class Lineages:
 
     def _makes_several(self, name: str) -> bool:
         return len(self._makers[name][1].outputs) > 1
+
+
+def _layout(proxy: TensorProxy) -> tuple[Any, ...]:
+    return proxy.shape, proxy.stride, proxy.storage_offset, proxy.dtype, proxy.is_conj, proxy.is_neg
 
 
 def _renamed(name: str, proxy: TensorProxy) -> TensorProxy:

@@ -474,6 +474,11 @@ class Recorder:
                     f"{func.__name__} writes to a view of a kind that cannot be traced back to its base, in "
                     f"{self.here()}; write to the base, or pass a clone of one"
                 ) from error
+            if _ODD_PLACE in str(error):
+                raise Unsupported(
+                    f"{func.__name__} of a tensor that begins where it cannot be viewed so, or that was written to, in "
+                    f"{self.here()}; call it on a clone"
+                ) from error
             if not any(text in str(error) for text in _DATA_MISSING):
                 raise
             need = f"{func.__name__} needs the data of a tensor, in {self.here()}"
@@ -824,6 +829,8 @@ _WRITTEN = (
 _DATA_MISSING = ("data is not allocated yet", "unallocated storage", "Expected scalars to be on CPU, got meta")
 #: What eager says only if the root of the views requires grad.
 _NO_INVERSE = "as_strided() is non-compositional"
+#: What eager says of where a tensor begins, which a write may have changed here.
+_ODD_PLACE = "must have a storage_offset divisible by"
 #: Arguments that PyTorch reads in C++ without calling an operator, by position and name.
 _BY_VALUE: dict[str, tuple[int | str, ...]] = {
     "torch.tensor_split": (1, "tensor_indices_or_sections", "indices_or_sections"),

@@ -254,6 +254,13 @@ def view_made_after_a_write_and_written_to(x: Tensor) -> Any:
     return row.sin()
 
 
+def view_of_what_was_reshaped_and_then_written_to(x: Tensor) -> Any:
+    y = x.detach().sin()
+    y.transpose_(0, -1)
+    y.mul_(0.5)
+    return y.transpose(0, -1)
+
+
 PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
     (result_written_to_through_a_view, non_leaf, Outcome.EQUAL),
     (one_of_two_results_written_to_through_a_view, non_leaf, Outcome.OVERWRITTEN),
@@ -278,6 +285,7 @@ PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
     (view_of_an_alias_of_an_input_reshaped, non_leaf, Outcome.REFUSED),
     (view_of_a_leaf_squeezed_to_no_effect, leaf_and_a_view, Outcome.BOTH_RAISE),
     (view_made_after_a_write_and_written_to, non_leaf_by_columns, Outcome.EQUAL),
+    (view_of_what_was_reshaped_and_then_written_to, one_leaf, Outcome.EQUAL),
     (results_in_memory_that_a_composite_hides, one_leaf, Outcome.EQUAL),
     (product_with_a_conjugate_that_repeats, expanded_complex_leaf, Outcome.EQUAL),
 ]
