@@ -237,9 +237,11 @@ class _Collector:
                 f"the function returns a tensor in the memory of {found.proxy.name} that was told inside to require "
                 "grad (requires_grad_()); call it on what is returned, outside"
             )
-        for part in reversed(lineage):
-            if part in self._parts and self.recorder.inputs[self._parts[part]].proxy.name not in self._reshaped:
-                return self._replayed(lineage, part, "input", self._parts[part])
+        part = next((name for name in reversed(lineage) if name in self._parts), None)
+        if part is not None:
+            found = self.recorder.inputs[index := self._parts[part]]
+            if found.proxy.name not in self._reshaped:
+                return self._replayed(lineage, part, "input", index)
         if found.proxy.name in lineage and found.proxy.name not in self._reshaped:
             return self._replayed(lineage, found.proxy.name, "input", index)
         home, now = self.tracker.proxy_of(found.wrapper), self.tracker.proxy_of(leaf)

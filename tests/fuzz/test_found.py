@@ -261,6 +261,18 @@ def view_of_what_was_reshaped_and_then_written_to(x: Tensor) -> Any:
     return y.transpose(0, -1)
 
 
+def detached_twice() -> Arguments:
+    torch.manual_seed(7)
+    x = torch.randn(2, 3, 4)
+    return [x, x.detach()], []
+
+
+def view_of_one_of_two_bases_reshaped(x: Tensor, other: Tensor) -> Any:
+    other.mul_(2)
+    x.transpose_(0, 1)
+    return x[1:]
+
+
 PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
     (result_written_to_through_a_view, non_leaf, Outcome.EQUAL),
     (one_of_two_results_written_to_through_a_view, non_leaf, Outcome.OVERWRITTEN),
@@ -286,6 +298,7 @@ PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
     (view_of_a_leaf_squeezed_to_no_effect, leaf_and_a_view, Outcome.BOTH_RAISE),
     (view_made_after_a_write_and_written_to, non_leaf_by_columns, Outcome.EQUAL),
     (view_of_what_was_reshaped_and_then_written_to, one_leaf, Outcome.EQUAL),
+    (view_of_one_of_two_bases_reshaped, detached_twice, Outcome.EQUAL),
     (results_in_memory_that_a_composite_hides, one_leaf, Outcome.EQUAL),
     (product_with_a_conjugate_that_repeats, expanded_complex_leaf, Outcome.EQUAL),
 ]
