@@ -267,7 +267,7 @@ def _finish(
 
 
 def _value(recorder: Recorder, tensor: torch.Tensor) -> TensorProxy:
-    return recorder.tracker.proxy_of_fake(internals.unwrap(tensor))
+    return recorder.tracker.proxy_of_fake(recorder.tracker.fake_of(tensor))
 
 
 def _record(

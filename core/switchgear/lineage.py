@@ -102,6 +102,10 @@ class Lineages:
             position, call = self._makers[name]
             yield position, replace(call, args=map_proxies(functools.partial(_renamed, parent), call.args))
 
+    def is_seen(self, name: str) -> bool:
+        """Whether the value of that name was made in grad mode."""
+        return name not in self._makers or self._makers[name][1].grad_enabled
+
     def is_detached(self, name: str) -> bool:
         """Whether the value of that name was made by `detach()`."""
         return self.maker(name) == DETACH

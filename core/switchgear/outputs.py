@@ -202,7 +202,9 @@ class _Collector:
     def _alias(self, memory: _Memory) -> Returned:
         self.roots[memory.home] = ("output", memory.output)
         value = list(self.proxies.values())[memory.output]
-        return Returned("view", self._made(_ALIAS, (replace(value, name=memory.home),), value).name)
+        return Returned(
+            "view", self._made(_ALIAS, (replace(value, name=memory.home),), value, value.requires_grad).name
+        )
 
     def _memory(self, key: int) -> _Memory | None:
         """Where what shares a memory is made from; None for one tensor that is a view of nothing."""
@@ -273,16 +275,17 @@ class _Collector:
         self.roots[found.proxy.name] = ("input", index)
         if id(leaf) not in self._placed:
             layout = (now.shape, now.stride, now.storage_offset)
-            made = self._made(_AS_STRIDED, (found.proxy, *layout), now)
+            seen = all(map(self._lineages.is_seen, lineage[1:]))
+            made = self._made(_AS_STRIDED, (found.proxy, *layout), now, seen)
             if self._lineages.is_detached(lineage[-1]):
-                made = self._made(DETACH, (made,), now)
+                made = self._made(DETACH, (made,), now, seen)
             self._placed[id(leaf)] = Returned("view", made.name)
         return self._placed[id(leaf)]
 
-    def _made(self, symbol: Symbol, args: tuple[Any, ...], like: TensorProxy) -> TensorProxy:
+    def _made(self, symbol: Symbol, args: tuple[Any, ...], like: TensorProxy, seen: bool) -> TensorProxy:
         """What a call that the function did not make gives, outside of autograd's node."""
         made = replace(like, name=self.recorder.names.fresh())
-        self.made.append(BoundSymbol(symbol, args, {}, made, grad_enabled=like.requires_grad))
+        self.made.append(BoundSymbol(symbol, args, {}, made, grad_enabled=seen))
         return made
 
     def _replayed(self, lineage: Lineage, home: str, kind: str, index: int) -> Returned:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import numbers
+from collections.abc import Hashable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -39,7 +41,7 @@ def call_key(item: BoundSymbol) -> Any:
     """Operator and arguments as a dictionary key: proxies by name, numbers by type too; None where one has no hash."""
     # the parts of a composite may depend on a global mode
     parts = [(leaf.symbol.name, *[proxy.dtype for proxy in leaf.outputs]) for leaf in leaves_of(item.subsymbols)]
-    key = item.symbol.name, _frozen(item.args), _frozen(dict(item.kwargs)), tuple(parts)
+    key = item.symbol.name, frozen(item.args), frozen(dict(item.kwargs)), tuple(parts)
     try:
         hash(key)
     except TypeError:
@@ -47,13 +49,14 @@ def call_key(item: BoundSymbol) -> Any:
     return key
 
 
-def _frozen(value: Any) -> Any:
+def frozen(value: Any, names: Mapping[str, Hashable] = MappingProxyType({})) -> Any:
+    """A nest of arguments as a dictionary key: proxies by name, or by what `names` says for it, numbers by type too."""
     if isinstance(value, TensorProxy):
-        return (TensorProxy, value.name)
+        return (TensorProxy, names.get(value.name, value.name))
     if isinstance(value, (tuple, list)):
-        return (type(value), *[_frozen(item) for item in value])
+        return (type(value), *[frozen(item, names) for item in value])
     if isinstance(value, dict):
-        return tuple([(name, _frozen(item)) for name, item in value.items()])
+        return tuple([(name, frozen(item, names)) for name, item in value.items()])
     if isinstance(value, torch.SymInt | torch.SymFloat):
         return key_of(value)
     # 0.0 is not -0.0, and nan is nan, NumPy's too

@@ -323,7 +323,7 @@ class Recorder:
             result = self.track_outputs(func(*args, **kwargs))
             reads_node = result is not None and getattr(func, "__self__", None) is torch.Tensor.grad_fn
             return GradFn(result, self.here) if reads_node else result
-        given = map_tensors(lambda tensor: self.tracker.proxy_of_fake(internals.unwrap(tensor)), (args, kwargs))
+        given = map_tensors(lambda tensor: self.tracker.proxy_of_fake(self.tracker.fake_of(tensor)), (args, kwargs))
         frame = self._frame(func, kwargs)
         if isinstance(kwargs.get("generator"), torch.Generator):
             given[1]["generator"] = generator = self.stand_in(kwargs["generator"])
@@ -520,7 +520,7 @@ class Recorder:
     def _output_proxies(self, result: Any) -> Any:
         """The nested output of a composite, or NotImplemented where it holds more than tensors and None."""
         if isinstance(result, torch.Tensor) and internals.is_wrapper(result):
-            return self.tracker.proxy_of_fake(internals.unwrap(result))
+            return self.tracker.proxy_of_fake(self.tracker.fake_of(result))
         if isinstance(result, (tuple, list)):
             items = tuple([self._output_proxies(item) for item in result])
             return NotImplemented if NotImplemented in items else items

@@ -131,6 +131,14 @@ class Tracker:
         """Let a fake be what another proxy of its name stands for."""
         self._proxies[id(fake)] = (fake, proxy)
 
+    def fake_of(self, wrapper: torch.Tensor) -> torch.Tensor:
+        """The fake that a wrapper stands for now."""
+        tracked = self._tracked.get(id(wrapper))
+        # made anew of its base, a view is what it was to autograd, whatever the grad mode is by now
+        known = tracked is not None and tracked.history is not None and not torch.is_grad_enabled()
+        with torch.enable_grad() if known and not _is_leaf(wrapper) else contextlib.nullcontext():
+            return internals.unwrap(wrapper)
+
     def proxy_of_fake(self, fake: torch.Tensor) -> TensorProxy:
         """The proxy that stands for a fake."""
         known = self._proxies.get(id(fake))
@@ -224,10 +232,7 @@ class Tracker:
         if tracked is None:
             self.track(wrapper)
             return
-        # made anew of its base, a view is what it was to autograd, whatever the grad mode is by now
-        differentiable = tracked.history is not None and not torch.is_grad_enabled() and not _is_leaf(wrapper)
-        with torch.enable_grad() if differentiable else contextlib.nullcontext():
-            fake = seen = internals.unwrap(wrapper)
+        fake = seen = self.fake_of(wrapper)
         if not self._recorder.follow_autograd:
             tracked.fake = fake
             return

@@ -64,7 +64,7 @@ def summary(findings: Sequence[Finding]) -> str:
     for outcome in Outcome:
         lines.append(f"{counts[outcome]:6} {counts[outcome] / max(len(findings), 1):6.1%}  {outcome}")
     lines.append(f"{sum(finding.steps for finding in findings) / max(len(findings), 1):6.1f} steps in a program")
-    for outcome in (Outcome.REFUSED, Outcome.BOTH_RAISE, Outcome.EXCEPTED, Outcome.DIFFERENT):
+    for outcome in (Outcome.REFUSED, Outcome.BOTH_RAISE, Outcome.EXCEPTED, Outcome.BROKEN, Outcome.DIFFERENT):
         kinds = collections.Counter(finding.verdict.kind for finding in findings if finding.verdict.outcome is outcome)
         lines += [f"\n{outcome}:"] * bool(kinds) + [f"{number:6}  {kind}" for kind, number in kinds.most_common()]
     return "\n".join(lines)

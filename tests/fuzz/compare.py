@@ -65,6 +65,8 @@ class Outcome(enum.StrEnum):
     #: values and not tensors, and has a gradient: it is compared with that of an eager that saves copies.
     OVERWRITTEN = "equal to eager that saves copies, eager's own backward raises"
     EXCEPTED = "gradients equal but for the order of a sum"
+    #: Eager itself stops with an assertion that asks for a bug report.
+    BROKEN = "eager raises an internal error of PyTorch's"
     REFUSED = "refused"
     DIFFERENT = "different"
 
@@ -372,6 +374,8 @@ def _judge_call(script: Script, jitted: Callable[..., Any], place: int) -> Verdi
         return (
             Verdict(Outcome.BOTH_RAISE, str(eager["call"]), _blurred(str(eager["call"]))) if raised else Verdict(equal)
         )
+    if any(isinstance(fact, Raised) and "INTERNAL ASSERT FAILED" in str(fact) for fact in expected.values()):
+        return Verdict(Outcome.BROKEN, str(found[0]), _kind(found[0]))
     if refusal is not None and all(
         one.jitted is _ABSENT or (isinstance(one.jitted, Raised) and one.jitted.is_refusal) for one in found
     ):

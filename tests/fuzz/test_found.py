@@ -273,6 +273,31 @@ def view_of_one_of_two_bases_reshaped(x: Tensor, other: Tensor) -> Any:
     return x[1:]
 
 
+def view_written_to_by_a_function_under_no_grad(x: Tensor) -> Any:
+    view = x.view_as(x)
+    with torch.no_grad():
+        ScaledInPlace.apply(view, 0.5)  # type: ignore[no-untyped-call]
+    x.mul_(view)
+
+
+def low_leaf() -> Arguments:
+    torch.manual_seed(7)
+    leaf = torch.randn(2, 3, 4, dtype=torch.bfloat16).requires_grad_()
+    return [leaf], [leaf]
+
+
+def views_of_what_a_function_returns(x: Tensor) -> Any:
+    y = Cubed.apply(x)  # type: ignore[no-untyped-call]
+    rows = y[None].expand_as(y[None])
+    return rows @ rows.mT
+
+
+def view_of_no_grad_of_an_input_reshaped(x: Tensor) -> Any:
+    x.t_()
+    with torch.no_grad():
+        return x.transpose(0, 1)
+
+
 PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
     (result_written_to_through_a_view, non_leaf, Outcome.EQUAL),
     (one_of_two_results_written_to_through_a_view, non_leaf, Outcome.OVERWRITTEN),
@@ -299,6 +324,9 @@ PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
     (view_made_after_a_write_and_written_to, non_leaf_by_columns, Outcome.EQUAL),
     (view_of_what_was_reshaped_and_then_written_to, one_leaf, Outcome.EQUAL),
     (view_of_one_of_two_bases_reshaped, detached_twice, Outcome.EQUAL),
+    (view_written_to_by_a_function_under_no_grad, non_leaf, Outcome.OVERWRITTEN),
+    (views_of_what_a_function_returns, low_leaf, Outcome.EQUAL),
+    (view_of_no_grad_of_an_input_reshaped, non_leaf, Outcome.EQUAL),
     (results_in_memory_that_a_composite_hides, one_leaf, Outcome.EQUAL),
     (product_with_a_conjugate_that_repeats, expanded_complex_leaf, Outcome.EQUAL),
 ]
