@@ -212,13 +212,15 @@ class Forward:
 
     def _derive(self, item: BoundSymbol, origin: BoundSymbol) -> None:
         # fail here, where the operator is, and not in the sweep
-        expected = (replace(proxy, requires_grad=False) if proxy.requires_grad else None for proxy in item.outputs)
-        template = derive(item, grads := tuple(expected), self.higher_order)
+        expected = tuple([replace(p, requires_grad=False) if p.requires_grad else None for p in item.outputs])
+        template = derive(item, expected, self.higher_order)
         if not regions_of(item):
-            self.kept.extend(further_reads(template, item, grads))
+            self.kept.extend(further_reads(template, item, expected))
 
         def pull(grads: Grads) -> tuple[tuple[BoundSymbol, ...], Grads]:
-            return instantiate(derive(item, grads, self.higher_order), item, grads, self.names)
+            alike = [p and p.metadata for p in grads] == [p and p.metadata for p in expected]
+            found = template if alike else derive(item, grads, self.higher_order)
+            return instantiate(found, item, grads, self.names)
 
         link = Link(origin, RuleOrigin("derived", item.symbol.name.removesuffix(".default")))
         self.body.append(linked(item, link))
