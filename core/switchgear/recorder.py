@@ -95,6 +95,8 @@ class _DispatchMode(internals.TorchDispatchMode):
         self.recorder: Recorder = weakref.proxy(recorder)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.prim.device.default and internals.is_fake(args[0]):
+            return args[0].fake_device  # asked for more often than anything else
         with torch._C.DisableTorchFunction():
             return self.recorder.on_dispatch(func, args, kwargs or {})
 
@@ -704,8 +706,9 @@ class Recorder:
         if alone:
             self.tracker.note_alone(proxies(output))
         tags = self._tags | {RANDOM} if is_random(func, given) else self._tags
-        with self.paused():
-            tags = tags | {SAVED} if any(saves(func, args, kwargs, result) for saves in self._policies) else tags
+        if self._policies:
+            with self.paused():
+                tags = tags | {SAVED} if any(saves(func, args, kwargs, result) for saves in self._policies) else tags
         symbol, source = self._leaf_symbol(func), self._find_source()
         frame.recorded.append(BoundSymbol(symbol, *given, output, (), source, grad_enabled, tags))
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import Any
 
 import torch
 
 from .choice import Implementation
-from .proxy import TensorProxy
+from .proxy import TensorProxy, copier
 
 #: Draws random numbers: never merged, recomputed, reordered or removed.
 RANDOM = "random"
@@ -116,20 +115,13 @@ class BoundSymbol:
         return RANDOM in self.tags
 
 
-_FIELDS = tuple(BoundSymbol.__slots__)
-_ALL = attrgetter(*_FIELDS)
-#: What sets each field of a new one, past the guard of a frozen class.
-_SETTERS = {name: vars(BoundSymbol)[name].__set__ for name in _FIELDS}
+_copied = copier(BoundSymbol)
 _NESTS = frozenset({"args", "kwargs", "output"})
 
 
 def changed(bound_symbol: BoundSymbol, **changes: Any) -> BoundSymbol:
-    """`dataclasses.replace`, which passes spend much of their time in, without looking for the same proxies again."""
-    made = object.__new__(BoundSymbol)
-    for put, value in zip(_SETTERS.values(), _ALL(bound_symbol), strict=True):
-        put(made, value)
-    for name, value in changes.items():
-        _SETTERS[name](made, value)
+    """`dataclasses.replace`, without looking for the same proxies again."""
+    made = _copied(bound_symbol, **changes)
     if not _NESTS.isdisjoint(changes):
         made.__post_init__()
     return made

@@ -18,7 +18,7 @@ from switchgear.checkpointing import regions_of
 from switchgear.choice import Choice
 from switchgear.custom_functions import HISTORY, as_identities, origin_of, recorded_functions
 from switchgear.errors import StrictError
-from switchgear.proxy import TensorProxy
+from switchgear.proxy import TensorProxy, changed_proxy
 from switchgear.recorder import Recorder
 from switchgear.registry import GradRule
 from switchgear.rules import Applied, Grads, Pull, apply_rule
@@ -148,7 +148,8 @@ class Forward:
         while pending:
             item = self._current(pending.popleft())
             parts = self._decide(item, origin)
-            pending.extendleft(changed(part, tags=part.tags | item.tags & _INHERITED) for part in reversed(parts))
+            tags = item.tags & _INHERITED
+            pending.extendleft(changed(part, tags=part.tags | tags) if tags else part for part in reversed(parts))
 
     def _decide(self, item: BoundSymbol, origin: BoundSymbol) -> tuple[BoundSymbol, ...]:
         """The one place that picks how a bound symbol is differentiated; returns the parts that replace it, if any."""
@@ -212,7 +213,7 @@ class Forward:
 
     def _derive(self, item: BoundSymbol, origin: BoundSymbol) -> None:
         # fail here, where the operator is, and not in the sweep
-        expected = tuple([replace(p, requires_grad=False) if p.requires_grad else None for p in item.outputs])
+        expected = tuple([changed_proxy(p, requires_grad=False) if p.requires_grad else None for p in item.outputs])
         template = derive(item, expected, self.higher_order)
         if not regions_of(item):
             self.kept.extend(further_reads(template, item, expected))

@@ -213,9 +213,9 @@ class _Later:
     made: Program | None = None
 
     def __call__(self) -> Program:
-        if self.made is None:
-            with compiling(), torch.no_grad(), internals.autocast_off():
-                self.made = self.made or self.make()
+        with compiling(), torch.no_grad(), internals.autocast_off():
+            if self.made is None:
+                self.made = self.make()
         return self.made
 
 
