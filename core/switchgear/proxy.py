@@ -12,6 +12,7 @@ import torch
 
 from . import torch_internals as internals
 
+_FIXED = frozenset({int})
 _SHORT_KINDS = {"float": "f", "bfloat": "bf", "complex": "c", "int": "i", "uint": "u", "bool": "b8"}
 
 
@@ -67,7 +68,7 @@ class TensorProxy(_Remembers):
         except AttributeError:
             pass
         numbers = (*self.shape, *self.stride, self.storage_offset)
-        fixed = all([type(number) is int for number in numbers])
+        fixed = _FIXED.issuperset(map(type, numbers))
         written = numbers if fixed else tuple([key_of(number) for number in numbers])
         layout = (len(self.shape), written, self.dtype, self.device, self.is_conj, self.is_neg)
         if fixed:  # what a symbolic number is written as depends on what is decided by then

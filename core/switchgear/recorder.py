@@ -95,8 +95,8 @@ class _DispatchMode(internals.TorchDispatchMode):
         self.recorder: Recorder = weakref.proxy(recorder)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.prim.device.default and internals.is_fake(args[0]):
-            return args[0].fake_device  # asked for more often than anything else
+        if internals.asks_device(func, args):
+            return args[0].fake_device
         with torch._C.DisableTorchFunction():
             return self.recorder.on_dispatch(func, args, kwargs or {})
 

@@ -32,6 +32,7 @@ from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from .nesting import tensors_in
 from .patches import redirected, replaced
 
 if TYPE_CHECKING:
@@ -720,10 +721,17 @@ def unwatch_saved_tensors(ctx: Any, indices: Iterable[int]) -> None:
         saved[index].register_hooks(lambda tensor: tensor, lambda tensor: tensor)
 
 
+def asks_device(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a call asks for the device of a fake tensor, as is done more often than anything else."""
+    return func is torch.ops.prim.device.default and is_fake(args[0])
+
+
 class _FakeMode(FakeMode):
     """Fake tensors, with fakes of our own where PyTorch's are stricter than their kernels, or laxer."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if asks_device(func, args):
+            return args[0].fake_device
         if func is torch.ops.aten._grouped_mm.default and args[0].device.type == "cpu":
             return _grouped_mm_fake(self, *args, **(kwargs or {}))
         if func in _SUBTRACTIONS and any(map(_is_boolean, args[:2])):
@@ -739,7 +747,7 @@ class _FakeMode(FakeMode):
             if key is not None and key not in _RESULTS:
                 if len(_RESULTS) >= _RESULTS_LIMIT:
                     _RESULTS.clear()
-                _RESULTS[key] = _Result.of(self, result, args)
+                _RESULTS[key] = _Result.of(self, result, args, kwargs or {})
             return result
         # kernels in C++ know numbers alone; what was dispatched, and is recorded, stays
         with enable_python_dispatcher(), replaced(_FAKE_LOGGER, "disabled", True):
@@ -772,9 +780,10 @@ class _Result:
     items: tuple[tuple[_Layout, int | None] | None, ...]
 
     @classmethod
-    def of(cls, mode: FakeMode, result: Any, args: tuple[Any, ...]) -> _Result | None:
+    def of(cls, mode: FakeMode, result: Any, args: tuple[Any, ...], kwargs: Any) -> _Result | None:
         """That of a call; None where the tensors cannot be made again from layouts."""
         kind = type(result) if type(result) in (tuple, list) else None
+        homes = [storage_key(other) for other in tensors_in((args, kwargs))]
         items: list[tuple[_Layout, int | None] | None] = []
         for made in result if kind else (result,):
             if made is None and kind:
@@ -785,19 +794,17 @@ class _Result:
                 return None
             key = storage_key(made)
             home = next((i for i, other in enumerate(args) if is_fake(other) and storage_key(other) == key), None)
+            # in the memory of one of several arguments, of one inside a list, or of another result
+            if homes.count(key) != (home is not None):
+                return None
             again = _fake(mode, layout, None if home is None else args[home])
-            sizes = [tensor.untyped_storage().nbytes() for tensor in (made, again)]
-            if home is None and (layout[4] or sizes[0] != sizes[1]):
+            alike = torch._C._dispatch_key_set(again) == torch._C._dispatch_key_set(made)
+            if not alike or again.untyped_storage().nbytes() != made.untyped_storage().nbytes():
                 return None
-            if torch._C._dispatch_key_set(again) != torch._C._dispatch_key_set(made):
-                return None
+            if home is None:
+                homes.append(key)
             items.append((layout, home))
-        own = [
-            storage_key(made)
-            for made, item in zip(result if kind else (result,), items, strict=True)
-            if item is not None and item[1] is None
-        ]
-        return cls(kind, tuple(items)) if len(set(own)) == len(own) else None
+        return cls(kind, tuple(items))
 
 
 def _result(mode: FakeMode, known: _Result, args: tuple[Any, ...]) -> Any:
@@ -827,7 +834,8 @@ def _call_key(mode: FakeMode, func: Any, args: tuple[Any, ...], kwargs: Any) -> 
     if not _is_regular(func) or torch.is_inference_mode_enabled():
         return None
     try:
-        key = (func, torch.get_default_dtype(), _part(mode, args), _part(mode, kwargs or {}))
+        defaults = torch.get_default_dtype(), torch._C._get_default_device()
+        key = (func, defaults, _part(mode, args), _part(mode, kwargs or {}))
         hash(key)
     except (_NotPlain, TypeError):
         return None
