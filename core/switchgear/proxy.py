@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from operator import attrgetter
 from typing import Any, TypeVar
 
 import torch
@@ -102,17 +101,18 @@ def copier(kind: type[Copied]) -> Callable[..., Copied]:
     It takes a value and changes.
     """
     names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
-    read = attrgetter(*names)
-    # past the guard of a frozen class
-    setters = {name: vars(kind)[name].__set__ for name in names}
+    # of the same layout, and not frozen, so that a copy is made in it and then becomes what it is
+    scope: dict[str, Any] = {"Open": type("Open", kind.__bases__, {"__slots__": tuple(names)})}
+    lines = [f"    made.{name} = value.{name}" for name in names]
+    exec("\n".join(["def opened(value):", "    made = Open()", *lines, "    return made"]), scope)
+    opened: Callable[[Copied], Any] = scope["opened"]
 
     def copied(value: Copied, **changes: Any) -> Copied:
-        made = object.__new__(kind)
-        for put, old in zip(setters.values(), read(value), strict=True):
-            put(made, old)
+        made = opened(value)
         for name, new in changes.items():
-            setters[name](made, new)
-        return made
+            setattr(made, name, new)
+        made.__class__ = kind
+        return made  # type: ignore[no-any-return]
 
     return copied
 

@@ -101,7 +101,8 @@ class BoundSymbol:
     outputs: tuple[TensorProxy, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "inputs", (*proxies(self.args), *proxies(self.kwargs)))
+        named = proxies(self.kwargs) if self.kwargs else ()
+        object.__setattr__(self, "inputs", (*proxies(self.args), *named))
         object.__setattr__(self, "outputs", tuple(proxies(self.output)))
 
     @property
