@@ -215,11 +215,13 @@ class Forward:
         # fail here, where the operator is, and not in the sweep
         expected = tuple([changed_proxy(p, requires_grad=False) if p.requires_grad else None for p in item.outputs])
         template = derive(item, expected, self.higher_order)
+        metadata, region = [p and p.metadata for p in expected], internals.autocast_key()
         if not regions_of(item):
             self.kept.extend(further_reads(template, item, expected))
 
         def pull(grads: Grads) -> tuple[tuple[BoundSymbol, ...], Grads]:
-            alike = [p and p.metadata for p in grads] == [p and p.metadata for p in expected]
+            # linearised outside of autocast, and pulled inside where the backward is run there
+            alike = [p and p.metadata for p in grads] == metadata and internals.autocast_key() == region
             found = template if alike else derive(item, grads, self.higher_order)
             return instantiate(found, item, grads, self.names)
 
