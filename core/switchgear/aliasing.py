@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,8 +13,9 @@ from .symbol import BoundSymbol, proxies
 from .writes import IDENTITY, SET_VALUE, WRITTEN_VIEW
 
 _aten = torch.ops.aten
-#: These return their argument itself when there is nothing to do.
-_MAY_ALIAS = frozenset({_aten._reshape_alias.default, _aten._unsafe_view.default, _aten.lift_fresh.default})
+#: These return their last argument itself when there is nothing to do, or always.
+_MAY_ALIAS = (_aten._reshape_alias.default, _aten._unsafe_view.default, _aten.lift_fresh.default)
+_PASSED_ON = frozenset({*map(str, _MAY_ALIAS), SET_VALUE.name, IDENTITY.name, WRITTEN_VIEW.name})
 
 
 def storages(bound_symbols: Iterable[BoundSymbol]) -> dict[str, str]:
@@ -30,7 +30,7 @@ def storages(bound_symbols: Iterable[BoundSymbol]) -> dict[str, str]:
 
 def aliased_argument(bound_symbol: BoundSymbol) -> TensorProxy | None:
     """The argument of a leaf whose storage its outputs may share."""
-    if bound_symbol.symbol in (SET_VALUE, IDENTITY, WRITTEN_VIEW) or bound_symbol.symbol.fn in _MAY_ALIAS:
+    if bound_symbol.symbol.name in _PASSED_ON:
         return bound_symbol.inputs[-1]
     return viewed_argument(bound_symbol)
 
@@ -38,10 +38,14 @@ def aliased_argument(bound_symbol: BoundSymbol) -> TensorProxy | None:
 def viewed_argument(bound_symbol: BoundSymbol) -> TensorProxy | None:
     """The argument that a leaf of PyTorch makes views of, as its schema says."""
     fn: Any = bound_symbol.symbol.fn
-    position = _aliased_position(fn) if isinstance(fn, torch._ops.OpOverload) else None
-    if position is None:
+    if not isinstance(fn, torch._ops.OpOverload):
         return None
-    name = fn._schema.arguments[position].name
+    known = _PLACES.get(bound_symbol.symbol.name)
+    if known is None or known[0] is not fn:
+        known = _PLACES[bound_symbol.symbol.name] = fn, _aliased_place(fn)
+    if known[1] is None:
+        return None
+    position, name = known[1]
     return next(iter(proxies((bound_symbol.args[position : position + 1], bound_symbol.kwargs.get(name)))), None)
 
 
@@ -56,9 +60,12 @@ def written_arguments(bound_symbol: BoundSymbol) -> tuple[TensorProxy, ...]:
     return tuple(proxies([args[place] if place < len(args) else kwargs.get(name) for place, name in written]))
 
 
-@functools.cache
-def _aliased_position(overload: torch._ops.OpOverload) -> int | None:
+#: By name, whose hash costs less than an overload's.
+_PLACES: dict[str, tuple[Any, tuple[int, str] | None]] = {}
+
+
+def _aliased_place(overload: torch._ops.OpOverload) -> tuple[int, str] | None:
     if all(returned.alias_info is None for returned in overload._schema.returns):
         return None
     arguments = enumerate(overload._schema.arguments)
-    return next((position for position, argument in arguments if argument.alias_info is not None), None)
+    return next(((position, item.name) for position, item in arguments if item.alias_info is not None), None)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from .proxy import TensorProxy
-from .symbol import BoundSymbol, proxies
+from .symbol import BoundSymbol, changed, proxies
 
 
 def is_closed(given: Any, recorded: list[BoundSymbol], output: Any, constants: Mapping[str, torch.Tensor]) -> bool:
@@ -42,7 +41,7 @@ def splice_escaping(recorded: tuple[BoundSymbol, ...], outputs: Iterable[TensorP
                 pending.extend(bound_symbol.subsymbols)
                 continue
             parts = splice_escaping(bound_symbol.subsymbols, bound_symbol.outputs)
-            bound_symbol = replace(bound_symbol, subsymbols=parts)
+            bound_symbol = changed(bound_symbol, subsymbols=parts)
         needed.update(proxy.name for proxy in bound_symbol.inputs)
         kept.append(bound_symbol)
     return tuple(reversed(kept))

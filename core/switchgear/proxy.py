@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
 
 import torch
 
 from . import torch_internals as internals
 
+_FIXED = frozenset({int})
 _SHORT_KINDS = {"float": "f", "bfloat": "bf", "complex": "c", "int": "i", "uint": "u", "bool": "b8"}
 
 
@@ -22,8 +24,15 @@ class NumberProxy:
     dim: int = 0
 
 
+class _Remembers:
+    """Room for what follows from fields and is asked for often."""
+
+    __slots__ = ("_layout",)
+    _layout: tuple[Any, ...]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class TensorProxy:
+class TensorProxy(_Remembers):
     """A tensor of a trace: its name and its metadata, never its data.
 
     `shape` and `stride` count elements, in symbolic numbers where sizes are dynamic; `requires_grad` is autograd's own
@@ -53,9 +62,17 @@ class TensorProxy:
     @property
     def layout(self) -> tuple[Any, ...]:
         """All metadata but `requires_grad`, hashable; symbolic numbers as they are written."""
+        try:
+            return self._layout
+        except AttributeError:
+            pass
         numbers = (*self.shape, *self.stride, self.storage_offset)
-        written = tuple([number if type(number) is int else key_of(number) for number in numbers])
-        return (len(self.shape), written, self.dtype, self.device, self.is_conj, self.is_neg)
+        fixed = _FIXED.issuperset(map(type, numbers))
+        written = numbers if fixed else tuple([key_of(number) for number in numbers])
+        layout = (len(self.shape), written, self.dtype, self.device, self.is_conj, self.is_neg)
+        if fixed:  # what a symbolic number is written as depends on what is decided by then
+            object.__setattr__(self, "_layout", layout)
+        return layout
 
     @property
     def type_string(self) -> str:
@@ -73,6 +90,35 @@ class TensorProxy:
     def is_differentiable(self) -> bool:
         """Whether the dtype can carry a gradient."""
         return self.dtype.is_floating_point or self.dtype.is_complex
+
+
+Copied = TypeVar("Copied")
+
+
+def copier(kind: type[Copied]) -> Callable[..., Copied]:
+    """`dataclasses.replace` for a frozen class with slots, and not by its `__init__`, which takes passes much time.
+
+    It takes a value and changes.
+    """
+    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    # of the same layout, and not frozen, so that a copy is made in it and then becomes what it is
+    scope: dict[str, Any] = {"Open": type("Open", kind.__bases__, {"__slots__": tuple(names)})}
+    lines = [f"    made.{name} = value.{name}" for name in names]
+    exec("\n".join(["def opened(value):", "    made = Open()", *lines, "    return made"]), scope)
+    opened: Callable[[Copied], Any] = scope["opened"]
+
+    def copied(value: Copied, **changes: Any) -> Copied:
+        made = opened(value)
+        for name, new in changes.items():
+            setattr(made, name, new)
+        made.__class__ = kind
+        return made  # type: ignore[no-any-return]
+
+    return copied
+
+
+#: A proxy with some fields changed.
+changed_proxy = copier(TensorProxy)
 
 
 def bytes_of(*values: TensorProxy) -> int:

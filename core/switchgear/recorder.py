@@ -95,6 +95,8 @@ class _DispatchMode(internals.TorchDispatchMode):
         self.recorder: Recorder = weakref.proxy(recorder)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if internals.asks_device(func, args):
+            return args[0].fake_device
         with torch._C.DisableTorchFunction():
             return self.recorder.on_dispatch(func, args, kwargs or {})
 
@@ -710,8 +712,9 @@ class Recorder:
         if alone:
             self.tracker.note_alone(proxies(output))
         tags = self._tags | {RANDOM} if is_random(func, given) else self._tags
-        with self.paused():
-            tags = tags | {SAVED} if any(saves(func, args, kwargs, result) for saves in self._policies) else tags
+        if self._policies:
+            with self.paused():
+                tags = tags | {SAVED} if any(saves(func, args, kwargs, result) for saves in self._policies) else tags
         symbol, source = self._leaf_symbol(func), self._find_source()
         frame.recorded.append(BoundSymbol(symbol, *given, output, (), source, grad_enabled, tags))
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import difflib
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -235,12 +234,23 @@ def _claim_or_reason(executor: Executor, answer: Any) -> Implementation | Declin
     return answer
 
 
-@contextmanager
-def _blaming(source: RuleSource, role: str, fn: Callable[..., Any], bound_symbol: BoundSymbol) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        place = f", called at {bound_symbol.source}" if bound_symbol.source else ""
-        fault = f"{role} {describe(fn)} raised {type(error).__name__}: {error}"
-        way_out = f"for {bound_symbol.symbol.name}{place}; to go on without it, {source.remedy}"
-        raise RuleError(f"{source.label}: {fault}\n  {way_out}") from error
+@dataclass(slots=True)
+class _blaming:
+    """Name whose code it is that raises inside; a class, for it is entered for every bound symbol again and again."""
+
+    source: RuleSource
+    role: str
+    fn: Callable[..., Any]
+    bound_symbol: BoundSymbol
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if not isinstance(error, Exception):
+            return
+        call = self.bound_symbol
+        place = f", called at {call.source}" if call.source else ""
+        fault = f"{self.role} {describe(self.fn)} raised {type(error).__name__}: {error}"
+        way_out = f"for {call.symbol.name}{place}; to go on without it, {self.source.remedy}"
+        raise RuleError(f"{self.source.label}: {fault}\n  {way_out}") from error

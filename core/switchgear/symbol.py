@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from .choice import Implementation
-from .proxy import TensorProxy
+from .proxy import TensorProxy, copier
 
 #: Draws random numbers: never merged, recomputed, reordered or removed.
 RANDOM = "random"
@@ -99,7 +101,8 @@ class BoundSymbol:
     outputs: tuple[TensorProxy, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "inputs", (*proxies(self.args), *proxies(self.kwargs)))
+        named = proxies(self.kwargs) if self.kwargs else ()
+        object.__setattr__(self, "inputs", (*proxies(self.args), *named))
         object.__setattr__(self, "outputs", tuple(proxies(self.output)))
 
     @property
@@ -113,15 +116,13 @@ class BoundSymbol:
         return RANDOM in self.tags
 
 
-_FIELDS = tuple(BoundSymbol.__slots__)
+_copied = copier(BoundSymbol)
 _NESTS = frozenset({"args", "kwargs", "output"})
 
 
 def changed(bound_symbol: BoundSymbol, **changes: Any) -> BoundSymbol:
-    """`dataclasses.replace`, which passes spend much of their time in, without looking for the same proxies again."""
-    made = object.__new__(BoundSymbol)
-    for name in _FIELDS:
-        object.__setattr__(made, name, changes[name] if name in changes else getattr(bound_symbol, name))
+    """`dataclasses.replace`, without looking for the same proxies again."""
+    made = _copied(bound_symbol, **changes)
     if not _NESTS.isdisjoint(changes):
         made.__post_init__()
     return made
@@ -157,12 +158,22 @@ def proxies(value: Any) -> list[TensorProxy]:
     return found
 
 
+#: Most of what is not a proxy among the arguments of a call, none of it a nest.
+_PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device})
+
+
 def _collect(value: Any, found: list[TensorProxy]) -> None:
-    if isinstance(value, TensorProxy):
+    kind = type(value)
+    if kind is TensorProxy:
         found.append(value)
+    elif kind in _PLAIN:
+        return
     elif isinstance(value, (tuple, list)):
         for item in value:
-            _collect(item, found)
+            if type(item) is TensorProxy:
+                found.append(item)
+            elif type(item) not in _PLAIN:
+                _collect(item, found)
     elif isinstance(value, Mapping):
         for item in value.values():
             _collect(item, found)
@@ -170,8 +181,11 @@ def _collect(value: Any, found: list[TensorProxy]) -> None:
 
 def map_proxies(function: Callable[[TensorProxy], Any], value: Any) -> Any:
     """`value` with every proxy in its nest of tuples, lists and dicts replaced by `function(proxy)`."""
-    if isinstance(value, TensorProxy):
+    kind = type(value)
+    if kind is TensorProxy:
         return function(value)
+    if kind in _PLAIN:
+        return value
     if isinstance(value, tuple):
         return tuple([map_proxies(function, item) for item in value])
     if isinstance(value, list):

@@ -15,7 +15,8 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 import torch._functorch.vmap as functorch_vmap
@@ -31,6 +32,7 @@ from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from .nesting import tensors_in
 from .patches import redirected, replaced
 
 if TYPE_CHECKING:
@@ -200,6 +202,9 @@ def hint_of(number: Any) -> Any:
 def make_fake(mode: FakeMode, proxy: TensorProxy) -> torch.Tensor:
     """A fake tensor of a proxy's metadata."""
     shape, stride, offset = proxy.shape, proxy.stride, proxy.storage_offset
+    if mode.shape_env is None and not offset:
+        with outside_autograd():
+            return _fake(mode, (shape, stride, proxy.dtype, proxy.device, 0, proxy.is_conj, proxy.is_neg))
     reach = sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if 0 not in shape else 0
     with outside_autograd(), mode:
         if offset:
@@ -716,10 +721,17 @@ def unwatch_saved_tensors(ctx: Any, indices: Iterable[int]) -> None:
         saved[index].register_hooks(lambda tensor: tensor, lambda tensor: tensor)
 
 
+def asks_device(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a call asks for the device of a fake tensor, as is done more often than anything else."""
+    return func is torch.ops.prim.device.default and is_fake(args[0])
+
+
 class _FakeMode(FakeMode):
     """Fake tensors, with fakes of our own where PyTorch's are stricter than their kernels, or laxer."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if asks_device(func, args):
+            return args[0].fake_device
         if func is torch.ops.aten._grouped_mm.default and args[0].device.type == "cpu":
             return _grouped_mm_fake(self, *args, **(kwargs or {}))
         if func in _SUBTRACTIONS and any(map(_is_boolean, args[:2])):
@@ -727,10 +739,141 @@ class _FakeMode(FakeMode):
                 "Subtraction, the `-` operator, with a bool tensor is not supported: use `^`, `~` or logical_not()"
             )
         if self.shape_env is None:
-            return super().__torch_dispatch__(func, types, args, kwargs)
+            key = _call_key(self, func, args, kwargs)
+            known = _RESULTS.get(key) if key is not None else None
+            if known is not None:
+                return _result(self, known, args)
+            result = super().__torch_dispatch__(func, types, args, kwargs)
+            if key is not None and key not in _RESULTS:
+                if len(_RESULTS) >= _RESULTS_LIMIT:
+                    _RESULTS.clear()
+                _RESULTS[key] = _Result.of(self, result, args, kwargs or {})
+            return result
         # kernels in C++ know numbers alone; what was dispatched, and is recorded, stays
         with enable_python_dispatcher(), replaced(_FAKE_LOGGER, "disabled", True):
             return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+#: Metadata of a strided tensor: shape, stride, dtype, device, storage offset, and the lazy bits.
+_Layout: TypeAlias = tuple[Any, Any, torch.dtype, torch.device, int, bool, bool]
+
+
+def _fake(mode: FakeMode, layout: _Layout, home: Any = None) -> fake_tensor.FakeTensor:
+    """A fake tensor, in the storage of another one if `home` is that."""
+    shape, stride, dtype, device, offset, is_conj, is_neg = layout
+    with fake_tensor.in_kernel_invocation_manager(mode):
+        meta: Any = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+        if home is not None:
+            meta.set_(home.untyped_storage(), offset, shape, stride)
+    if is_conj:
+        torch._C._set_conj(meta, True)
+    if is_neg:
+        torch._C._set_neg(meta, True)
+    return fake_tensor.FakeTensor(mode, meta, device)
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """What an operator returns: `kind` is None for one tensor; of each, its layout and the argument it is a view of."""
+
+    kind: type | None
+    items: tuple[tuple[_Layout, int | None] | None, ...]
+
+    @classmethod
+    def of(cls, mode: FakeMode, result: Any, args: tuple[Any, ...], kwargs: Any) -> _Result | None:
+        """That of a call; None where the tensors cannot be made again from layouts."""
+        kind = type(result) if type(result) in (tuple, list) else None
+        homes = [storage_key(other) for other in tensors_in((args, kwargs))]
+        items: list[tuple[_Layout, int | None] | None] = []
+        for made in result if kind else (result,):
+            if made is None and kind:
+                items.append(None)
+                continue
+            layout = _layout(mode, made) if is_fake(made) and not any(made is other for other in args) else None
+            if layout is None:
+                return None
+            key = storage_key(made)
+            home = next((i for i, other in enumerate(args) if is_fake(other) and storage_key(other) == key), None)
+            # in the memory of one of several arguments, of one inside a list, or of another result
+            if homes.count(key) != (home is not None):
+                return None
+            again = _fake(mode, layout, None if home is None else args[home])
+            alike = torch._C._dispatch_key_set(again) == torch._C._dispatch_key_set(made)
+            if not alike or again.untyped_storage().nbytes() != made.untyped_storage().nbytes():
+                return None
+            if home is None:
+                homes.append(key)
+            items.append((layout, home))
+        return cls(kind, tuple(items))
+
+
+def _result(mode: FakeMode, known: _Result, args: tuple[Any, ...]) -> Any:
+    """Fresh fake tensors as an operator makes them of these arguments."""
+    made = [item and _fake(mode, item[0], None if item[1] is None else args[item[1]]) for item in known.items]
+    return made[0] if known.kind is None else known.kind(made)
+
+
+#: What operators return by their arguments, None where nothing is to be remembered: PyTorch's own memory of that takes
+#: several times as long to ask.
+_RESULTS: dict[Any, _Result | None] = {}
+_RESULTS_LIMIT = 10_000
+_DATA_TAGS = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view})
+
+
+def clear_fake_results() -> None:
+    """Forget what operators return."""
+    _RESULTS.clear()
+
+
+class _NotPlain(Exception):
+    """An argument that a key cannot be made of."""
+
+
+def _call_key(mode: FakeMode, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+    """What the layouts of an operator's results depend on, or None where they depend on more."""
+    if not _is_regular(func) or torch.is_inference_mode_enabled():
+        return None
+    try:
+        defaults = torch.get_default_dtype(), torch._C._get_default_device()
+        key = (func, defaults, _part(mode, args), _part(mode, kwargs or {}))
+        hash(key)
+    except (_NotPlain, TypeError):
+        return None
+    return key
+
+
+@functools.cache
+def _is_regular(func: Any) -> bool:
+    """Whether an operator is PyTorch's, writes to nothing, and asks for no data and no bounds of memory."""
+    if not isinstance(func, OpOverload) or func.namespace != "aten" or func._schema.is_mutable:
+        return False
+    named = any(part in func._opname for part in ("as_strided", "lift", "resize", "zerotensor"))
+    return not named and _DATA_TAGS.isdisjoint(func.tags)
+
+
+def _part(mode: FakeMode, value: Any) -> Any:
+    if isinstance(value, fake_tensor.FakeTensor):
+        layout = _layout(mode, value)
+        if layout is None:
+            raise _NotPlain
+        return layout
+    if isinstance(value, (tuple, list)):
+        return (type(value), *[_part(mode, item) for item in value])
+    if isinstance(value, dict):
+        return tuple([(name, _part(mode, item)) for name, item in value.items()])
+    if isinstance(value, (torch.Tensor, torch.Generator, *SYMBOLIC)):
+        raise _NotPlain
+    return (type(value), value)
+
+
+def _layout(mode: FakeMode, fake: fake_tensor.FakeTensor) -> _Layout | None:
+    """The layout of a strided tensor of this mode, of which nothing else is known."""
+    if fake.fake_mode is not mode or fake.constant is not None or fake.layout is not torch.strided:
+        return None
+    if fake.requires_grad:
+        return None
+    place: Any = fake.storage_offset()
+    return fake.shape, fake.stride(), fake.dtype, fake.fake_device, place, fake.is_conj(), fake.is_neg()
 
 
 #: Says which kernels know numbers alone, where it is seen to in other ways.

@@ -156,6 +156,100 @@ def test_fake_of_grouped_mm_is_as_the_kernels_result(mode: Any) -> None:
 # --- functionalization ---
 
 
+REMEMBERED: dict[str, Callable[[T, T], Any]] = {
+    "pointwise": lambda x, y: x + y,
+    "promoted": lambda x, y: x.to(torch.int64) + 1.5,
+    "of the default dtype": lambda x, y: aten.div.Tensor(x.to(torch.int64), 2),
+    "reduction": lambda x, y: x.sum(0, keepdim=True),
+    "a view": lambda x, y: x[1:].transpose(0, 1),
+    "a view of a view": lambda x, y: x.view(-1)[2:].unsqueeze(0),
+    "unsafe view": lambda x, y: aten._unsafe_view.default(x, (6,)),
+    "several results": lambda x, y: aten.native_layer_norm.default(x, [3], None, None, 1e-5),
+    "views in a list": lambda x, y: x.split(1),
+    "a list of arguments": lambda x, y: torch.cat([x, y]),
+    "a factory": lambda x, y: torch.ones(2, 3),
+    "expanded": lambda x, y: x[:, :1].expand(2, 5),
+    "complex": lambda x, y: torch.complex(x, y).conj(),
+    "negated": lambda x, y: torch.complex(x, y).conj().imag,
+}
+NOT_REMEMBERED: dict[str, Callable[[T, T], Any]] = {
+    "its argument": lambda x, y: aten.lift_fresh.default(x),
+    "bounds of memory": lambda x, y: x.as_strided((2,), (1,)),
+    "written to": lambda x, y: x.add_(y),
+}
+
+
+def described(result: Any, given: tuple[T, ...]) -> Any:
+    """Layouts, dispatch keys, and which tensors share memory."""
+    made = [result] if isinstance(result, T) else list(result)
+    homes = [internals.storage_key(tensor) for tensor in (*given, *made)]
+    shared = [homes.index(key) for key in homes]
+    return type(result), shared, [(metadata_proxy("", t, False), str(torch._C._dispatch_key_set(t))) for t in made]
+
+
+@pytest.mark.parametrize("call", [*REMEMBERED.values(), *NOT_REMEMBERED.values()], ids=[*REMEMBERED, *NOT_REMEMBERED])
+def test_what_operators_return_is_as_without_memory(mode: Any, call: Callable[[T, T], Any]) -> None:
+    plain = internals.FakeMode(allow_non_fake_inputs=False)
+    internals.clear_fake_results()
+    found = []
+    for each in (plain, mode, mode, internals.new_fake_mode()):
+        with each:
+            given = torch.empty(2, 3), torch.empty(2, 3)
+            found.append(described(call(*given), given))
+    assert found[1:] == found[:1] * 3
+
+
+@pytest.mark.parametrize("name", [*REMEMBERED, *NOT_REMEMBERED])
+def test_operators_are_not_run_again_on_equal_layouts(mode: Any, name: str, monkeypatch: Any) -> None:
+    call = {**REMEMBERED, **NOT_REMEMBERED}[name]
+    internals.clear_fake_results()
+    ran: list[str] = []
+    dispatch = internals.FakeMode.dispatch
+
+    def noting(self: Any, func: Any, *rest: Any) -> Any:
+        ran.append(str(func))
+        return dispatch(self, func, *rest)
+
+    monkeypatch.setattr(internals.FakeMode, "dispatch", noting)
+    with mode:
+        given = torch.empty(2, 3), torch.empty(2, 3)
+        call(*given)
+        ran.clear()
+        call(*given)
+    assert bool(ran) == (name in NOT_REMEMBERED)
+
+
+def test_what_operators_return_depends_on_defaults_and_aliases(mode: Any) -> None:
+    internals.clear_fake_results()
+    with mode:
+        x = torch.empty(2, 3)
+        assert torch.ones(2).dtype == torch.float32
+        with replaced_default(torch.float64):
+            assert torch.ones(2).dtype == torch.float64
+        assert internals.storage_key(x.view(6)) == internals.storage_key(x)
+        assert internals.storage_key(y := torch.empty(2, 3)) == internals.storage_key(y.view(6))
+        with pytest.raises(ValueError, match="Cannot view"):
+            torch.empty(3, 2).t().view(6)
+
+
+def test_the_device_of_a_fake_is_asked_for(mode: Any) -> None:
+    with mode:
+        fake = torch.empty(2)
+    assert internals.asks_device(torch.ops.prim.device.default, (fake,))
+    assert not internals.asks_device(aten.neg.default, (fake,))
+    assert not internals.asks_device(torch.ops.prim.device.default, (torch.empty(2),))
+
+
+@contextlib.contextmanager
+def replaced_default(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
 def test_wrap_and_unwrap(mode: Any) -> None:
     with mode:
         fake = fake_of(mode, numbers(2, 3))

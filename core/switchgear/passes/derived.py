@@ -15,7 +15,7 @@ from switchgear.backward_writes import Watch
 from switchgear.errors import NotDifferentiable
 from switchgear.nesting import tensors_in
 from switchgear.products import index_product, scatter_product
-from switchgear.proxy import TensorProxy, key_of
+from switchgear.proxy import TensorProxy, changed_proxy, key_of
 from switchgear.recorder import Recorder
 from switchgear.rules import Grads
 from switchgear.sizes import depends_on_sizes, fixed
@@ -254,7 +254,7 @@ def rebind(bound_symbol: BoundSymbol, env: dict[str, TensorProxy], names: Names)
 
     def define(proxy: TensorProxy) -> TensorProxy:
         if proxy.name not in env:
-            env[proxy.name] = replace(proxy, name=names.fresh())
+            env[proxy.name] = changed_proxy(proxy, name=names.fresh())
         return env[proxy.name]
 
     return renamed(bound_symbol, env, define)

@@ -18,7 +18,7 @@ from switchgear.checkpointing import regions_of
 from switchgear.choice import Choice
 from switchgear.custom_functions import HISTORY, as_identities, origin_of, recorded_functions
 from switchgear.errors import StrictError
-from switchgear.proxy import TensorProxy
+from switchgear.proxy import TensorProxy, changed_proxy
 from switchgear.recorder import Recorder
 from switchgear.registry import GradRule
 from switchgear.rules import Applied, Grads, Pull, apply_rule
@@ -150,7 +150,8 @@ class Forward:
         while pending:
             item = self._current(pending.popleft())
             parts = self._decide(item, origin)
-            pending.extendleft(changed(part, tags=part.tags | item.tags & _INHERITED) for part in reversed(parts))
+            tags = item.tags & _INHERITED
+            pending.extendleft(changed(part, tags=part.tags | tags) if tags else part for part in reversed(parts))
 
     def _decide(self, item: BoundSymbol, origin: BoundSymbol) -> tuple[BoundSymbol, ...]:
         """The one place that picks how a bound symbol is differentiated; returns the parts that replace it, if any."""
@@ -214,15 +215,19 @@ class Forward:
 
     def _derive(self, item: BoundSymbol, origin: BoundSymbol) -> None:
         # fail here, where the operator is, and not in the sweep
-        expected = (replace(proxy, requires_grad=False) if proxy.requires_grad else None for proxy in item.outputs)
+        expected = tuple([changed_proxy(p, requires_grad=False) if p.requires_grad else None for p in item.outputs])
         # the formula reads the arguments as autograd sees them, before the fallbacks
         seen = renamed(item, self._lazy, lambda made: made) if self._lazy else item
-        template = derive(seen, grads := tuple(expected), self.higher_order)
+        template = derive(seen, expected, self.higher_order)
+        metadata, region = [p and p.metadata for p in expected], internals.autocast_key()
         if not regions_of(item):
-            self.kept.extend(further_reads(template, seen, grads))
+            self.kept.extend(further_reads(template, seen, expected))
 
         def pull(grads: Grads) -> tuple[tuple[BoundSymbol, ...], Grads]:
-            return instantiate(derive(seen, grads, self.higher_order), seen, grads, self.names)
+            # linearised outside of autocast, and pulled inside where the backward is run there
+            alike = [p and p.metadata for p in grads] == metadata and internals.autocast_key() == region
+            found = template if alike else derive(seen, grads, self.higher_order)
+            return instantiate(found, seen, grads, self.names)
 
         link = Link(origin, RuleOrigin("derived", item.symbol.name.removesuffix(".default")))
         self.body.append(linked(item, link))

@@ -15,7 +15,7 @@ def free_last_used(trace: Trace) -> Trace:
     for bound_symbol in reversed(trace.bound_symbols):
         used = (*bound_symbol.inputs, *bound_symbol.outputs)
         ending = {proxy.name: proxy for proxy in used if proxy.name not in alive}
-        alive |= ending.keys()
+        alive.update(ending)
         if ending:
             body.append(BoundSymbol(DEL, tuple(ending.values()), {}, None))
         body.append(bound_symbol)

@@ -9,7 +9,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
 
+import torch
+
+from switchgear import torch_internals as internals
 from switchgear.backward_writes import refuse_visible
+from switchgear.capture import compiling
 from switchgear.choice import Choice
 from switchgear.errors import RuleError, SwitchgearError
 from switchgear.hookspecs import PassPlacement
@@ -136,11 +140,13 @@ class Training:
 
     `parts` says what is saved. `inner` are the positions of those saved values through which a gradient of the backward
     itself may flow, and which are neither inputs nor outputs. `mutated` is as for `compile_training`. `merged` names
-    the values of the prepared trace that another one stood for when it was split.
+    the values of the prepared trace that another one stood for when it was split. `make_backward` gives the program
+    for the grad outputs that are expected, made when it is first asked for: where others arrive, it would be in vain.
     """
 
     forward: Program
-    backward: Program
+    make_backward: Callable[[], Program]
+    targets: tuple[Target, ...]
     parts: Partitioned
     inner: tuple[int, ...]
     prepared: Trace
@@ -154,6 +160,11 @@ class Training:
         merged = concrete(dict(self.merged), binding)
         fixed = tuple(replace(trace, numbers=()) for trace in (prepared, joint.trace))
         return replace(self, parts=parts, prepared=fixed[0], joint=replace(joint, trace=fixed[1]), merged=merged)
+
+    @property
+    def backward(self) -> Program:
+        """The backward for the grad outputs that are expected."""
+        return self.make_backward()
 
     @property
     def saved(self) -> tuple[TensorProxy, ...]:
@@ -189,8 +200,26 @@ def compile_training(
     forward_program = _executable(forward, selection, boxed=False, choices=(*choices, *joint.choices))
     known = {proxy.name for proxy in proxies((parts.forward.inputs, joint.trace.outputs[: joint.count]))} - overwritten
     inner = tuple(i for i, proxy in enumerate(parts.saved) if proxy.requires_grad and proxy.name not in known)
-    backward_program = _executable(backward, selection, boxed=True, targets=_targets(joint, mutated))
-    return Training(forward_program, backward_program, parts, inner, stages[-1], joint, mutated, merged)
+    targets = _targets(joint, mutated)
+    claimed = _claimed(backward, selection)
+    later = _Later(partial(_finished, backward, claimed, selection, boxed=True, targets=targets))
+    if joint.trace.numbers:
+        later()  # what is decided about symbolic sizes holds for the entry
+    return Training(forward_program, later, targets, parts, inner, stages[-1], joint, mutated, merged)
+
+
+@dataclass(slots=True, eq=False)
+class _Later:
+    """A program that is made once, when it is first asked for."""
+
+    make: Callable[[], Program]
+    made: Program | None = None
+
+    def __call__(self) -> Program:
+        with compiling(), torch.no_grad(), internals.autocast_off():
+            if self.made is None:
+                self.made = self.make()
+        return self.made
 
 
 def _targets(joint: Joint, mutated: Mapping[str, int]) -> tuple[Target, ...]:
@@ -307,15 +336,34 @@ def _executable(
     choices: tuple[Choice, ...] = (),
     targets: tuple[Target, ...] = (),
 ) -> Program:
+    made = _claimed(stages, selection)
+    return _finished(stages, made, selection, boxed=boxed, choices=choices, targets=targets)
+
+
+def _claimed(stages: _Stages, selection: Selection) -> tuple[Choice, ...]:
+    """Have executors claim the last stage; their choices."""
     trace = stages.plugin_passes("before_claim", selection)
     if any(CHECK in item.tags for item in trace.bound_symbols):
         trace = stages.run("checks_first", checks_first)
     start = time.perf_counter()
     trace, made = claim(trace, selection)
     stages.keep("claim", trace, start)
+    return made
+
+
+def _finished(
+    stages: _Stages,
+    made: tuple[Choice, ...],
+    selection: Selection,
+    *,
+    boxed: bool,
+    choices: tuple[Choice, ...] = (),
+    targets: tuple[Target, ...] = (),
+) -> Program:
+    """The program of a trace that is claimed."""
     if selection.fusion:
         start = time.perf_counter()
-        trace, made = fuse(trace, selection, made)
+        trace, made = fuse(stages.traces[-1], selection, made)
         stages.keep("fuse", trace, start)
     stages.run("dead_code", dead_code)
     stages.change("reuse_buffers", reuse_buffers)

@@ -73,7 +73,7 @@ class Bridge:
         self.again = frozenset(i for i, name in homes.items() if first.get(name, i) != i)
         made = {i for i in views if i < len(ends) and (p := ends[i]) is not None and p.name not in given}
         self.made = tuple(sorted(made | self.again))
-        self.written = tuple(place for place in training.backward.targets if place[0] != "grad")
+        self.written = tuple(place for place in training.targets if place[0] != "grad")
         expected: list[Any] = [
             None if p is None else (p.stride, p.dtype, False, False) for p in training.joint.grad_outputs
         ]
@@ -82,14 +82,19 @@ class Bridge:
         if sizes is not None:
             expected = [p and (EXPECTED if any(p[0]) else p[0], *p[1:]) for p in expected]
         #: By pattern, for calls of any sizes that meet the constraints.
-        self._generals: dict[Any, list[tuple[Program, tuple[Constraint | Computed, ...]]]] = {
-            (*expected, *nothing, wanted, ()): [(training.backward, ())]
+        self._generals: dict[Any, list[tuple[Callable[[], Program], tuple[Constraint | Computed, ...]]]] = {
+            (*expected, *nothing, wanted, ()): [(training.make_backward, ())]
         }
         #: By pattern and the sizes of the calls.
         self._backwards: dict[Any, Program] = {}
         self._differentiable: dict[Any, tuple[Callable[..., Any], Trace]] = {}
         self._last: _Last | None = None
-        self.last_backward: Program = training.backward
+        self._last_backward: Program | None = None
+
+    @property
+    def last_backward(self) -> Program:
+        """The backward that was asked for last, or the one that is expected."""
+        return self._last_backward or self.training.backward
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The trace's outputs, connected to autograd."""
@@ -131,7 +136,7 @@ class Bridge:
             return last
         _check_strided(grads)
         program = self._program(_pattern(grads, wanted), grads, wanted, sizes)
-        self.last_backward = program
+        self._last_backward = program
         last = self._last = _Last(program, grads, wanted, sizes)
         return last
 
@@ -171,7 +176,7 @@ class Bridge:
         binding = self.sizes.binding(sizes) if self.sizes else {}
         for program, constraints in self._generals.get(general, ()):
             if all(constraint.holds(binding) for constraint in constraints):
-                return program
+                return program()
         return None
 
     def _compile_general(self, general: Any, wanted: tuple[bool, ...], sizes: tuple[int, ...]) -> Program | None:
@@ -179,7 +184,8 @@ class Bridge:
         grads = _proxies(self.training, general)
         make = partial(compile_backward, self.training, self.selection, grads, wanted)
         try:
-            self._generals.setdefault(general, []).append(self.sizes.compile_more(make))
+            program, constraints = self.sizes.compile_more(make)
+            self._generals.setdefault(general, []).append((lambda: program, constraints))
         except Exception:  # what fails with the sizes of the call, too, is raised there
             return None
         return self._for_any_sizes(general, sizes)
