@@ -89,6 +89,8 @@ class Bridge:
         self._differentiable: dict[Any, tuple[Callable[..., Any], Trace]] = {}
         self._last: _Last | None = None
         self.last_backward: Program = training.backward
+        #: Whether any node has saved values that are not watched any more.
+        self.unwatched = False
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The trace's outputs, connected to autograd."""
@@ -234,6 +236,7 @@ class _Last:
         self._sizes = sizes
         self._wanted = wanted
         self._defined = [grad is not None for grad in grads]
+        self._all_defined = all(self._defined)
         self._check = internals.tensor_guards([grad for grad in grads if grad is not None])
         self._autocast = internals.autocast_key()
 
@@ -242,11 +245,14 @@ class _Last:
         return (
             wanted == self._wanted
             and sizes == self._sizes
-            # before the check, which raises for another number of tensors
-            and [grad is not None for grad in grads] == self._defined
-            and self._check(*[grad for grad in grads if grad is not None])
-            and internals.autocast_key() == self._autocast
+            and (self._check(*grads) if self._all_defined else self._fits_some(grads))
+            and (internals.autocast_key() if internals.autocast_active() else ()) == self._autocast
         )
+
+    def _fits_some(self, grads: Arriving) -> bool:
+        # before the check, which raises for another number of tensors
+        defined = [grad is not None for grad in grads] == self._defined
+        return defined and self._check(*[grad for grad in grads if grad is not None])
 
 
 def _proxies(training: Training, pattern: Any) -> Grads:
@@ -356,7 +362,7 @@ class _Node(torch.autograd.Function):
 
 def _saved(ctx: Any, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
     """The saved values; that one was overwritten since is an error only of a backward that reads it, as in eager."""
-    unwatched: frozenset[int] = getattr(ctx, "unwatched", frozenset())
+    unwatched: frozenset[int] = getattr(ctx, "unwatched", frozenset()) if ctx.bridge.unwatched else frozenset()
     if unwatched and not unwatched <= ctx.bridge.unread(grads, wanted, sizes):
         raise RuntimeError(
             f"one of the variables needed for gradient computation has been {_OVERWRITTEN} since; an earlier backward "
@@ -369,9 +375,10 @@ def _saved(ctx: Any, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int
         if not unread:
             raise
         internals.unwatch_saved_tensors(ctx, unread)
-        ctx.unwatched = unread
+        ctx.unwatched, ctx.bridge.unwatched = unread, True
         return ctx.saved_tensors  # type: ignore[no-any-return]
 
 
 _OVERWRITTEN = "modified by an inplace operation"
 _APPLY = internals.node_apply(_Node)
+internals.enter_backward_directly(_Node)
