@@ -35,6 +35,7 @@ from .no_ops import no_ops
 from .partition import Partitioned, backward_for, partition
 from .plugin_passes import PassContext
 from .reuse_buffers import reuse_buffers
+from .short_chains import short_chains
 
 #: A tensor that a backward writes to: the index of an "input", of an "output" of the forward, or of a "grad" output.
 Target: TypeAlias = tuple[str, int]
@@ -314,6 +315,7 @@ def _executable(
         start = time.perf_counter()
         trace, made = fuse(trace, selection, made)
         stages.keep("fuse", trace, start)
+    stages.change("short_chains", partial(short_chains, gradients=boxed))
     stages.run("dead_code", dead_code)
     stages.change("reuse_buffers", reuse_buffers)
     trace = stages.run("free_last_used", free_last_used)

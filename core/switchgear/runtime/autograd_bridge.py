@@ -25,6 +25,7 @@ from switchgear.trace import Trace
 
 from .execution import maybe_views, runner
 
+_is_grad_enabled = torch.is_grad_enabled
 Jit = Callable[[Callable[..., Any]], Callable[..., Any]]
 #: In a pattern, strides as those of the output.
 EXPECTED = "expected"
@@ -87,7 +88,7 @@ class Bridge:
         #: By pattern and the sizes of the calls.
         self._backwards: dict[Any, Program] = {}
         self._differentiable: dict[Any, tuple[Callable[..., Any], Trace]] = {}
-        self._last: _Last | None = None
+        self.last: _Last | None = None
         self.last_backward: Program = training.backward
         #: Whether any node has saved values that are not watched any more.
         self.unwatched = False
@@ -127,13 +128,13 @@ class Bridge:
 
         `sizes` are those of the call. The backward that is expected takes any, each other one is for its own.
         """
-        last = self._last
+        last = self.last
         if last is not None and last.fits(grads, wanted, sizes):
             return last
         _check_strided(grads)
         program = self._program(_pattern(grads, wanted), grads, wanted, sizes)
         self.last_backward = program
-        last = self._last = _Last(program, grads, wanted, sizes)
+        last = self.last = _Last(program, grads, wanted, sizes, sparse=self.sparse)
         return last
 
     def _program(self, pattern: Any, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]) -> Program:
@@ -226,9 +227,14 @@ def _keep(found: dict[Any, Any], key: Any, value: Any) -> None:
 
 
 class _Last:
-    """The backward run last, and a cheap check that other grad outputs are for it too."""
+    """The backward run last, and a cheap check that other grad outputs are for it too.
 
-    def __init__(self, program: Program, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]) -> None:
+    `is_simple`: it takes what is saved and all of the grad outputs as they arrive, with autocast off, and gives gradients alone.
+    """
+
+    def __init__(
+        self, program: Program, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...], *, sparse: bool
+    ) -> None:
         self.program = program
         self.targets = program.targets
         self.run = runner(program, autocast=internals.autocast_active())
@@ -236,23 +242,22 @@ class _Last:
         self._sizes = sizes
         self._wanted = wanted
         self._defined = [grad is not None for grad in grads]
-        self._all_defined = all(self._defined)
-        self._check = internals.tensor_guards([grad for grad in grads if grad is not None])
+        self.check = internals.tensor_guards([grad for grad in grads if grad is not None])
         self._autocast = internals.autocast_key()
+        self.needed = (False, *wanted)
+        special = sparse or self.targets or sizes or self.takes_sizes or self._autocast
+        self.is_simple = all(self._defined) and not special
 
     def fits(self, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]) -> bool:
         """Whether it surely takes these grad outputs."""
         return (
             wanted == self._wanted
             and sizes == self._sizes
-            and (self._check(*grads) if self._all_defined else self._fits_some(grads))
-            and (internals.autocast_key() if internals.autocast_active() else ()) == self._autocast
+            # before the check, which raises for another number of tensors
+            and [grad is not None for grad in grads] == self._defined
+            and self.check(*[grad for grad in grads if grad is not None])
+            and internals.autocast_key() == self._autocast
         )
-
-    def _fits_some(self, grads: Arriving) -> bool:
-        # before the check, which raises for another number of tensors
-        defined = [grad is not None for grad in grads] == self._defined
-        return defined and self._check(*[grad for grad in grads if grad is not None])
 
 
 def _proxies(training: Training, pattern: Any) -> Grads:
@@ -337,6 +342,32 @@ class _Node(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
+        bridge: Bridge = ctx.bridge
+        last = bridge.last
+        # what follows, for the calls that are to cost little
+        if (
+            last is not None
+            and last.is_simple
+            and last.check(*grads)
+            and ctx.needs_input_grad == last.needed
+            and not (bridge.unwatched or _is_grad_enabled() or internals.autocast_active())
+        ):
+            if not bridge.saves:
+                return (None, *last.run([*grads]))
+            try:
+                saved = ctx.saved_tensors
+            except RuntimeError:
+                pass  # it is found out again what is the matter with it
+            else:
+                arguments = [*saved, *grads]
+                del saved
+                internals.clear_saved_tensors(ctx)
+                return (None, *last.run(arguments))
+        return _Node.backward_of_any(ctx, *grads)
+
+    @staticmethod
+    def backward_of_any(ctx: Any, *grads: torch.Tensor | None) -> Any:
+        """The gradients for whatever grad outputs there are."""
         wanted = ctx.needs_input_grad[1:]
         bridge: Bridge = ctx.bridge
         if bridge.sparse:
