@@ -558,8 +558,12 @@ def node_apply(node: type[torch.autograd.Function]) -> Callable[..., Any]:
 
 
 def enter_backward_directly(node: type[torch.autograd.Function]) -> None:
-    """Let the engine call `node.backward` itself, not a method that finds out each time which function is to be called."""
+    """Let the engine call `node.backward` itself, not a method that finds out each time what is to be called."""
     node._backward_cls.apply = node.backward  # type: ignore[attr-defined]
+
+
+#: Which backward of autograd's this is part of, for ever; -1 outside of any.
+graph_task: Callable[[], int] = torch._C._current_graph_task_id
 
 
 def outside_functorch() -> AbstractContextManager[Any]:

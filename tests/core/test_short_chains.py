@@ -104,6 +104,23 @@ def test_other_sums_stay(function: Callable[..., Any]) -> None:
     assert ("aten.view.default" in names) == (names != ["aten.sum.dim_IntList"])
 
 
+def test_a_sum_that_a_view_of_a_view_stands_for_is_read_more_than_once() -> None:
+    def function(x: Tensor) -> Tensor:
+        total = x.sum((0,), keepdim=True)
+        wide = total.unsqueeze(0)
+        return wide.view(1, 4).view(4).exp() + wide
+
+    ran_forward(function, leaf(3, 4))
+
+
+def test_a_dropped_dimension_that_comes_back() -> None:
+    def function(x: Tensor) -> Tensor:
+        return x.sum((0,), keepdim=True).view(4).view(1, 4).exp() + x
+
+    names = ran_forward(function, leaf(3, 4))
+    assert names == ["aten.sum.dim_IntList", "aten.view.default", "aten.exp.default", "aten.add.Tensor"]
+
+
 def test_symbolic_sizes_are_left_alone() -> None:
     jitted = sg.jit(lambda x: x.t().t().exp(), executors=["torch"], dynamic=True)
     for size in (3, 5):

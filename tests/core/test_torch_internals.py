@@ -695,6 +695,19 @@ def test_enter_backward_directly() -> None:
     assert torch.equal(Double.apply(x).grad_fn.apply(torch.ones(2)), torch.full((2,), 2.0))  # type: ignore[no-untyped-call]
 
 
+def test_graph_task() -> None:
+    seen: list[int] = []
+    x = numbers(2, grad=True)
+    y = x * 2
+    y.register_hook(lambda grad: seen.append(internals.graph_task()))
+    (y * 3).register_hook(lambda grad: seen.append(internals.graph_task()))
+    for _ in range(2):
+        y.sum().backward(retain_graph=True)
+    assert internals.graph_task() == -1
+    assert len(set(seen)) == 2
+    assert min(seen) >= 0
+
+
 def test_fastest_entry() -> None:
     x = numbers(3)
     entry = internals.fastest_entry(aten.add.Tensor)

@@ -50,6 +50,7 @@ def short_chains(trace: Trace, *, gradients: bool = False) -> Trace:
                 origin = _origin(output, views)
                 if origin is not None and (output.name not in returned or (gradients and origin.name not in barred)):
                     same[output.name] = origin
+                    reads[origin.name] = reads.get(origin.name, 0) + reads.get(output.name, 0)
                     if output.name in returned:
                         barred.add(origin.name)
                     continue
@@ -57,6 +58,7 @@ def short_chains(trace: Trace, *, gradients: bool = False) -> Trace:
                     place = sums[source.name]
                     if (dropped := _without_dimensions(body[place], output)) is not None:
                         body[place] = dropped
+                        del views[output.name]  # it is no view any more
                         continue
             elif item.symbol.fn is _aten.sum.dim_IntList:
                 sums[output.name] = len(body)

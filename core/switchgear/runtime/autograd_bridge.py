@@ -68,9 +68,10 @@ class Bridge:
         self.run_forward = runner(training.forward, autocast=autocast)
         given = {proxy.name for proxy in training.prepared.inputs}
         ends, views = (*outputs, *training.saved), maybe_views(training.forward)
-        self.made = tuple(i for i in views if i < len(ends) and (p := ends[i]) is not None and p.name not in given)
+        given_out = {*range(self.count), *self.inner[:1]}
+        self.made = tuple(i for i in views if i in given_out and (p := ends[i]) is not None and p.name not in given)
         home = storages(training.parts.forward.bound_symbols)
-        homes = {i: home.get(p.name, p.name) for i in (*range(self.count), *self.inner) if (p := ends[i]) is not None}
+        homes = {i: home.get(p.name, p.name) for i in sorted(given_out) if (p := ends[i]) is not None}
         first = {name: i for i, name in reversed(homes.items()) if name not in given}
         self.again = frozenset(i for i, name in homes.items() if first.get(name, i) != i)
         self.written = tuple(place for place in training.backward.targets if place[0] != "grad")
@@ -92,6 +93,8 @@ class Bridge:
         self.last_backward: Program = training.backward
         #: Whether any node has saved values that are not watched any more.
         self.unwatched = False
+        #: Whether any backward has been differentiated, so that gradients of inner values may arrive.
+        self.differentiated = False
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The trace's outputs, connected to autograd."""
@@ -134,7 +137,7 @@ class Bridge:
         _check_strided(grads)
         program = self._program(_pattern(grads, wanted), grads, wanted, sizes)
         self.last_backward = program
-        last = self.last = _Last(program, grads, wanted, sizes, sparse=self.sparse)
+        last = self.last = _Last(program, grads, wanted, sizes, sparse=self.sparse, inner=len(self.inner))
         return last
 
     def _program(self, pattern: Any, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]) -> Program:
@@ -229,11 +232,19 @@ def _keep(found: dict[Any, Any], key: Any, value: Any) -> None:
 class _Last:
     """The backward run last, and a cheap check that other grad outputs are for it too.
 
-    `is_simple`: it takes what is saved and all of the grad outputs as they arrive, with autocast off, and gives gradients alone.
+    `is_simple`: it takes what is saved and all of the grad outputs as they arrive, with autocast off, and gives
+    gradients alone.
     """
 
     def __init__(
-        self, program: Program, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...], *, sparse: bool
+        self,
+        program: Program,
+        grads: Arriving,
+        wanted: tuple[bool, ...],
+        sizes: tuple[int, ...],
+        *,
+        sparse: bool,
+        inner: int,
     ) -> None:
         self.program = program
         self.targets = program.targets
@@ -246,7 +257,8 @@ class _Last:
         self._autocast = internals.autocast_key()
         self.needed = (False, *wanted)
         special = sparse or self.targets or sizes or self.takes_sizes or self._autocast
-        self.is_simple = all(self._defined) and not special
+        outer = len(grads) - inner
+        self.is_simple = all(self._defined[:outer]) and not any(self._defined[outer:]) and not special
 
     def fits(self, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]) -> bool:
         """Whether it surely takes these grad outputs."""
@@ -317,7 +329,10 @@ def _strided(grad: torch.Tensor | None, output: TensorProxy | None) -> torch.Ten
 
 
 class _Node(torch.autograd.Function):
-    """Its outputs are those of the trace, and the saved values through which a second derivative flows."""
+    """Its outputs are those of the trace, and the first of the saved values through which a second derivative flows.
+
+    Where there is one, `_Inner` ties the others to that one: outputs cost something in every call.
+    """
 
     @staticmethod
     def forward(ctx: Any, bridge: Bridge, *inputs: torch.Tensor) -> Any:
@@ -338,28 +353,29 @@ class _Node(torch.autograd.Function):
             held = {"input": inputs, "output": outputs}
             # not saved, for it may change before the backward writes to it; without its history, which may lead here
             ctx.written = {(kind, index): held[kind][index].detach() for kind, index in bridge.written}
-        return (*outputs, *[results[index] for index in bridge.inner]) if bridge.inner else outputs
+        return (*outputs, results[bridge.inner[0]]) if bridge.inner else outputs
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
         bridge: Bridge = ctx.bridge
         last = bridge.last
+        outer = grads[:-1] if bridge.inner else grads
         # what follows, for the calls that are to cost little
         if (
             last is not None
             and last.is_simple
-            and last.check(*grads)
+            and last.check(*outer)
             and ctx.needs_input_grad == last.needed
-            and not (bridge.unwatched or _is_grad_enabled() or internals.autocast_active())
+            and not (bridge.differentiated or bridge.unwatched or _is_grad_enabled() or internals.autocast_active())
         ):
             if not bridge.saves:
-                return (None, *last.run([*grads]))
+                return (None, *last.run([*outer]))
             try:
                 saved = ctx.saved_tensors
             except RuntimeError:
                 pass  # it is found out again what is the matter with it
             else:
-                arguments = [*saved, *grads]
+                arguments = [*saved, *outer]
                 del saved
                 internals.clear_saved_tensors(ctx)
                 return (None, *last.run(arguments))
@@ -370,6 +386,9 @@ class _Node(torch.autograd.Function):
         """The gradients for whatever grad outputs there are."""
         wanted = ctx.needs_input_grad[1:]
         bridge: Bridge = ctx.bridge
+        if bridge.inner:
+            late = getattr(ctx, "late", {}) if bridge.differentiated else {}
+            grads += late.pop(internals.graph_task(), None) or (None,) * (len(bridge.inner) - 1)
         if bridge.sparse:
             grads = tuple([_strided(*pair) for pair in zip(grads, bridge.training.ends, strict=True)])
         arguments: list[Any] = [grad for grad in grads if grad is not None]
@@ -378,6 +397,12 @@ class _Node(torch.autograd.Function):
             arguments = [*_saved(ctx, grads, wanted, sizes), *arguments]
             internals.clear_saved_tensors(ctx)
         if torch.is_grad_enabled():
+            if bridge.inner:
+                bridge.differentiated = True
+                first, *others = [index - bridge.count for index in bridge.inner]
+                tied = _Inner.apply(ctx, arguments[first], *[arguments[index] for index in others]) if others else ()  # type: ignore[no-untyped-call]
+                for index, value in zip(others, tied, strict=True):
+                    arguments[index] = value
             return (None, *bridge.differentiable_for(grads, wanted, sizes)(*arguments))
         last = bridge.backward_for(grads, wanted, sizes)
         if last.takes_sizes:
@@ -389,6 +414,26 @@ class _Node(torch.autograd.Function):
                 target.copy_(value)
             found = found[: len(wanted)]
         return (None, *found)
+
+
+class _Inner(torch.autograd.Function):
+    """Gives inner values a history: their gradients go to the node that they come from, which runs afterwards."""
+
+    @staticmethod
+    def forward(ctx: Any, node: Any, first: torch.Tensor, *others: torch.Tensor) -> Any:
+        ctx.node = node
+        ctx.set_materialize_grads(False)
+        return tuple([other.detach() for other in others])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
+        late, task = ctx.node.__dict__.setdefault("late", {}), internals.graph_task()
+        # of a task that failed on its way
+        for other in late.keys() - {task}:
+            del late[other]
+        before = late.get(task) or (None,) * len(grads)
+        late[task] = tuple([g if b is None else b if g is None else b + g for b, g in zip(before, grads, strict=True)])
+        return (None,) * (len(grads) + 2)
 
 
 def _saved(ctx: Any, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
