@@ -715,7 +715,8 @@ def has_kernel(overload: torch._ops.OpOverload, device: str) -> bool:
 def global_module_hooks() -> tuple[Any, ...]:
     """The hooks that PyTorch calls for every module."""
     module: Any = torch.nn.modules.module
-    return (module._global_forward_hooks, module._global_forward_pre_hooks, module._global_backward_hooks)
+    names = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
+    return tuple([getattr(module, f"_global_{name}") for name in names])
 
 
 def clear_saved_tensors(ctx: Any) -> None:

@@ -428,9 +428,6 @@ class _Inner(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
         late, task = ctx.node.__dict__.setdefault("late", {}), internals.graph_task()
-        # of a task that failed on its way
-        for other in late.keys() - {task}:
-            del late[other]
         before = late.get(task) or (None,) * len(grads)
         late[task] = tuple([g if b is None else b if g is None else b + g for b, g in zip(before, grads, strict=True)])
         return (None,) * (len(grads) + 2)

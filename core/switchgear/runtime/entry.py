@@ -21,6 +21,7 @@ from switchgear.structure import Structure
 from .autograd_bridge import Bridge, Jit
 from .epilogue import finisher
 from .execution import maybe_views, runner
+from .module_state import any_hooks
 from .prologue import make_prologue
 
 #: What an entry does with the input tensors of a call, up to what the function returns.
@@ -65,6 +66,8 @@ class Entry:
                 # operators of PyTorch's and rules of plugins that know numbers alone fail in ways of their own
                 self.fixed = f"{type(error).__name__}: {error}".partition("\n")[0]
                 make({})
+        #: Whether it is for a module whose call is its forward and nothing else.
+        self.is_forward_alone = module is not None and not any_hooks([module])
         #: What the function returns for the inputs that `prologue` gives.
         self.run: Run = self._switching_on() if self.captured.outputs.switched_on else self._finishing()
 
