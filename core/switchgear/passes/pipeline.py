@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Callable, Mapping, Set
@@ -311,17 +312,27 @@ def _executable(
     start = time.perf_counter()
     trace, made = claim(trace, selection)
     stages.keep("claim", trace, start)
+    start = time.perf_counter()
+    shortened, positions = short_chains(trace, gradients=boxed)
+    if shortened is not trace:
+        made = _chosen(made, frozenset(positions))
+        trace = stages.keep("short_chains", shortened, start)
     if selection.fusion:
         start = time.perf_counter()
         trace, made = fuse(trace, selection, made)
         stages.keep("fuse", trace, start)
-    stages.change("short_chains", partial(short_chains, gradients=boxed))
     stages.run("dead_code", dead_code)
     stages.change("reuse_buffers", reuse_buffers)
     trace = stages.run("free_last_used", free_last_used)
     return Program(
         tuple(stages.traces), compile_trace(trace, boxed=boxed), (*choices, *stages.choices, *made), boxed, targets
     )
+
+
+def _chosen(choices: tuple[Choice, ...], positions: Set[int]) -> tuple[Choice, ...]:
+    """The choices without those of claimed bound symbols at other positions than these."""
+    counted = itertools.count()
+    return tuple([c for c in choices if c.owner == "decomposition" or next(counted) in positions])
 
 
 def expected_grad(proxy: TensorProxy) -> TensorProxy | None:

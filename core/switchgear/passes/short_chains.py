@@ -16,6 +16,7 @@ from switchgear.proxy import TensorProxy, is_symbolic
 from switchgear.symbol import BoundSymbol, proxies, renamed
 from switchgear.trace import Trace
 
+from .dead_code import live
 from .reuse_buffers import runs_as_it_is
 
 _aten = torch.ops.aten
@@ -24,13 +25,15 @@ _NO_LINK = frozenset({_aten.as_strided.default, _aten.detach.default})
 _VIEWS = frozenset({_aten.view.default, _aten.squeeze.dim, _aten.squeeze.dims})
 
 
-def short_chains(trace: Trace, *, gradients: bool = False) -> Trace:
+def short_chains(trace: Trace, *, gradients: bool = False) -> tuple[Trace, tuple[int, ...]]:
     """Let a value stand for a view of a view of it that is laid out as it is, and a sum drop the dimensions it sums.
 
     In a trace that gives `gradients`, for those too, where the value is the trace's own and does not come out besides.
+    The positions of the calls that are left come second.
     """
+    everything = tuple(range(len(trace.bound_symbols)))
     if any(map(is_symbolic, trace.inputs)):
-        return trace
+        return trace, everything
     reads: dict[str, int] = {}
     for proxy in (*proxies(trace.outputs), *(proxy for item in trace.bound_symbols for proxy in item.inputs)):
         reads[proxy.name] = reads.get(proxy.name, 0) + 1
@@ -40,7 +43,8 @@ def short_chains(trace: Trace, *, gradients: bool = False) -> Trace:
     views: dict[str, BoundSymbol] = {}
     sums: dict[str, int] = {}
     body: list[BoundSymbol] = []
-    for call in trace.bound_symbols:
+    places: list[int] = []
+    for place, call in enumerate(trace.bound_symbols):
         item = renamed(call, same) if any(proxy.name in same for proxy in call.inputs) else call
         output = item.output
         if isinstance(output, TensorProxy) and runs_as_it_is(item) and not written_arguments(item):
@@ -55,18 +59,22 @@ def short_chains(trace: Trace, *, gradients: bool = False) -> Trace:
                         barred.add(origin.name)
                     continue
                 if source.name in sums and reads[source.name] == 1 and item.symbol.fn in _VIEWS:
-                    place = sums[source.name]
-                    if (dropped := _without_dimensions(body[place], output)) is not None:
-                        body[place] = dropped
+                    at = sums[source.name]
+                    if (dropped := _without_dimensions(body[at], output)) is not None:
+                        body[at] = dropped
                         del views[output.name]  # it is no view any more
                         continue
             elif item.symbol.fn is _aten.sum.dim_IntList:
                 sums[output.name] = len(body)
         body.append(item)
-    if len(body) == len(trace.bound_symbols):
-        return trace
+        places.append(place)
+    if len(body) == len(everything):
+        return trace, everything
     outputs = tuple([proxy and same.get(proxy.name, proxy) for proxy in trace.outputs])
-    return replace(trace, bound_symbols=tuple(body), outputs=outputs)
+    kept = live(tuple(body), proxies(outputs))
+    left = set(map(id, kept))
+    positions = tuple([place for place, item in zip(places, body, strict=True) if id(item) in left])
+    return replace(trace, bound_symbols=kept, outputs=outputs), positions
 
 
 def _origin(view: TensorProxy, views: Mapping[str, BoundSymbol]) -> TensorProxy | None:
