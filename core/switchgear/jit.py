@@ -142,6 +142,28 @@ class JitModule:
         return functools.partial(jit, **self._switchgear_options), (self._switchgear.module,)
 
 
+_CALL = nn.Module.__call__
+
+
+def _call_module(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """What calling a module comes to where it has no hooks; all else is left to `nn.Module`."""
+    entry = self._switchgear.last
+    if (
+        entry is not None
+        and entry.is_forward_alone
+        and self._compiled_call_impl is None
+        and nn.Module.__call__ is _CALL
+    ):
+        # that there are no hooks since is among what the prologue looks at
+        inputs = entry.prologue(args, kwargs)
+        if inputs is not None:
+            try:
+                return entry.run(inputs)
+            except OtherData:
+                pass
+    return nn.Module.__call__(self, *args, **kwargs)
+
+
 def jit(
     function: Callable[..., Any] | nn.Module | None = None,
     *,
@@ -222,7 +244,9 @@ def _jit_module(module: nn.Module, selection: Selection, options: dict[str, Any]
             raise InvalidInput(f"{path or 'the module'} is lazy and not initialised; call it once before sg.jit")
     kind = type(module)
     slots = ("_switchgear", "_switchgear_options")
-    attributes = {"__slots__": slots, "__module__": kind.__module__, "__doc__": kind.__doc__}
+    attributes: dict[str, Any] = {"__slots__": slots, "__module__": kind.__module__, "__doc__": kind.__doc__}
+    if kind.__call__ is _CALL:
+        attributes["__call__"] = _call_module
     metaclass: Any = type(kind)
     jitted_kind = metaclass(kind.__name__, (JitModule, kind), attributes)
     if "forward" in vars(jitted_kind):

@@ -7,9 +7,11 @@ import enum
 import keyword
 import linecache
 import math
+import re
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,10 +29,14 @@ _REPRESENTED = (int, str, bytes, type(None), torch.dtype, torch.layout, torch.me
 
 
 class _Scope:
-    """The names that the text needs beside the inputs: modules to import, and constants."""
+    """The names that the text needs beside the inputs: modules to import, and constants.
 
-    def __init__(self, constants: Mapping[str, Any], taken: Iterable[str]) -> None:
+    `bound` gives what is called a name of its own, which costs less than a path, or an overload's wrapper in Python.
+    """
+
+    def __init__(self, constants: Mapping[str, Any], taken: Iterable[str], bound: bool) -> None:
         self._taken = {*taken, "args", "float", "complex", "slice"}
+        self._bound: dict[str, str] | None = {} if bound else None
         self.values: dict[str, Any] = dict(constants)
         self.modules = {"torch"}
         self.sizes: set[str] = set()
@@ -40,10 +46,21 @@ class _Scope:
             if known is value:
                 return name
         name = hint if hint.isidentifier() and not keyword.iskeyword(hint) else "constant"
+        return self._named(value, name)
+
+    def _named(self, value: Any, name: str) -> str:
         while name in self.values or name in self.modules or name in self._taken:
             name += "_"
         self.values[name] = value
         return name
+
+    def called(self, path: str, fn: Callable[..., Any]) -> str:
+        """What stands for a function, whose expression is `path`, where it is called."""
+        if self._bound is None or path.isidentifier():
+            return path
+        if path not in self._bound:
+            self._bound[path] = self._named(internals.fastest_entry(fn), re.sub(r"\W+", "_", path).strip("_"))
+        return self._bound[path]
 
     def callable(self, name: str, fn: Callable[..., Any]) -> str:
         """The expression that gives `fn`: its path where it has one, else the name of a constant."""
@@ -76,7 +93,7 @@ class _Scope:
             return self.number(internals.python_of_number(value))
         if value is Ellipsis:
             return "..."
-        if isinstance(value, torch.device):
+        if isinstance(value, torch.device) and self._bound is None:
             return f'torch.device("{value}")'
         if isinstance(value, _REPRESENTED) and not isinstance(value, enum.Enum):
             return repr(value)
@@ -111,7 +128,7 @@ def trace_source(trace: Trace, *, link: bool = False, decompositions: bool = Fal
 
 def compile_trace(trace: Trace, *, boxed: bool = False) -> Callable[..., Any]:
     """The function that the printed trace is; `boxed` makes it take its arguments in one list, which it empties."""
-    source, scope = _render(trace, False, False, boxed)
+    source, scope = _render(trace, False, False, boxed, bound=True)
     namespace: dict[str, Any] = {**{name: sys.modules[name] for name in scope.modules}, **scope.values}
     file = f"<switchgear {trace.name} {id(namespace):x}>"
     exec(compile(source, file, "exec"), namespace)
@@ -122,10 +139,12 @@ def compile_trace(trace: Trace, *, boxed: bool = False) -> Callable[..., Any]:
     return function
 
 
-def _render(trace: Trace, link: bool, decompositions: bool, boxed: bool = False) -> tuple[str, _Scope]:
+def _render(
+    trace: Trace, link: bool, decompositions: bool, boxed: bool = False, *, bound: bool = False
+) -> tuple[str, _Scope]:
     names = [*(number.name for number in trace.numbers if not number.tensor), *(proxy.name for proxy in trace.inputs)]
     used = {proxy.name for item in trace.bound_symbols for proxy in (*item.inputs, *item.outputs)}
-    scope = _Scope(trace.constants, {trace.name, *used, *names})
+    scope = _Scope(trace.constants, {trace.name, *used, *names}, bound)
     parameters = ", ".join(names)
     body = [f"[{parameters}] = args", "args.clear()"] if boxed else []
     for bound_symbol in trace.bound_symbols:
@@ -169,7 +188,8 @@ def _call(bound_symbol: BoundSymbol, scope: _Scope) -> str:
     spelled = None
     if implementation is not None and isinstance(fn, torch._ops.OpOverload):
         spelled = spelling(fn, bound_symbol.args, bound_symbol.kwargs)
-    function = spelled or scope.callable(symbol.name, fn)
+    path = spelled or scope.callable(symbol.name, fn)
+    function = scope.called(path, attrgetter(spelled.partition(".")[2])(torch) if spelled else fn)
     arguments = [scope.expression(value) for value in bound_symbol.args]
     for name, value in bound_symbol.kwargs.items():
         expression = scope.expression(value)

@@ -539,6 +539,11 @@ def tensor_guards(
     return _TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
 
 
+def fastest_entry(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """What a function comes to by one call less: of an operator overload, what its wrapper in Python calls."""
+    return fn._op if type(fn) is OpOverload else fn
+
+
 #: Operators dispatch below autograd while this is active, and so cost less.
 below_autograd: Callable[[], AbstractContextManager[None]] = torch._C._AutoDispatchBelowAutograd
 
@@ -555,6 +560,15 @@ functorch_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
 def node_apply(node: type[torch.autograd.Function]) -> Callable[..., Any]:
     """`node.apply` for arguments none of which a `torch.func` transform has wrapped, and outside of any."""
     return super(torch.autograd.Function, node).apply  # type: ignore[misc, no-any-return]
+
+
+def enter_backward_directly(node: type[torch.autograd.Function]) -> None:
+    """Let the engine call `node.backward` itself, not a method that finds out each time what is to be called."""
+    node._backward_cls.apply = node.backward  # type: ignore[attr-defined]
+
+
+#: Which backward of autograd's this is part of, for ever; -1 outside of any.
+graph_task: Callable[[], int] = torch._C._current_graph_task_id
 
 
 def outside_functorch() -> AbstractContextManager[Any]:
@@ -617,6 +631,8 @@ _GET_ATTENTION += [torch._C._get_math_sdp_allow_fp16_bf16_reduction]
 _SET_ATTENTION = [getattr(torch._C, f"_set_sdp_use_{name}") for name in attention._backend_names]
 _SET_ATTENTION += [torch._C._set_math_sdp_allow_fp16_bf16_reduction]
 _get_attention_order = torch._C._get_sdp_priority_order
+#: What `attention_backends` is made of, each by a call.
+ATTENTION_STATE: list[Callable[[], Any]] = [_get_attention_order, *_GET_ATTENTION]
 
 
 def attention_backends() -> tuple[Any, ...]:
@@ -704,7 +720,8 @@ def has_kernel(overload: torch._ops.OpOverload, device: str) -> bool:
 def global_module_hooks() -> tuple[Any, ...]:
     """The hooks that PyTorch calls for every module."""
     module: Any = torch.nn.modules.module
-    return (module._global_forward_hooks, module._global_forward_pre_hooks, module._global_backward_hooks)
+    names = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
+    return tuple([getattr(module, f"_global_{name}") for name in names])
 
 
 def clear_saved_tensors(ctx: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 import switchgear as sg
+from switchgear.jit import last_entry
 
 T = torch.float64
 #: Far from singular, and without symmetry.
@@ -86,3 +88,88 @@ def test_no_more_is_saved_than_in_eager(function: Any, shapes: list[tuple[int, .
     jitted(x).sum().backward()
     assert sorted(saved_of(jitted)) == shapes
     assert sum(map(math.prod, shapes)) <= sum(eager)
+
+
+def layers(x: Tensor) -> Tensor:
+    """Several values are saved through which a second gradient flows."""
+    for _ in range(4):
+        x = (x.sin() @ MATRIX).sigmoid()
+    return x
+
+
+def inner_values(jitted: Any) -> int:
+    return len(last_entry(jitted).bridge.inner)  # type: ignore[union-attr]
+
+
+def penalties(function: Callable[[Tensor], Tensor], *, times: int) -> list[Tensor]:
+    """First, second and third gradients, the last by several backwards of one graph."""
+    x = MATRIX.clone().requires_grad_()
+    (first,) = torch.autograd.grad(function(x).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.square().sum(), x, create_graph=True)
+    for _ in range(times):
+        second.square().sum().backward(retain_graph=True)
+    assert x.grad is not None
+    return [first.detach(), second.detach(), x.grad]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_inner_values_of_a_chain(times: int) -> None:
+    jitted = sg.jit(layers, executors=["torch"])
+    for found, expected in zip(penalties(jitted, times=times), penalties(layers, times=times), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    assert inner_values(jitted) > 2
+
+
+def test_one_graph_differentiated_twice() -> None:
+    """Two backwards of one node are differentiated in one backward: their gradients of inner values add up."""
+
+    def both(function: Callable[[Tensor], Tensor]) -> Tensor:
+        x = MATRIX.clone().requires_grad_()
+        y = function(x)
+        (one,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        (other,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+        (found,) = torch.autograd.grad((one * other.cos()).sum(), x)
+        return found
+
+    torch.testing.assert_close(both(sg.jit(layers, executors=["torch"])), both(layers), rtol=1e-12, atol=1e-12)
+
+
+def test_a_backward_that_fails_leaves_nothing_for_the_next() -> None:
+    x = MATRIX.clone().requires_grad_()
+    jitted = sg.jit(layers, executors=["torch"])
+    y = jitted(x)
+    failing = True
+
+    def fail(grad: Tensor) -> None:
+        if failing:
+            raise ArithmeticError
+
+    (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    y.grad_fn.register_prehook(lambda grads: fail(grads[0]))
+    with pytest.raises(ArithmeticError):
+        torch.autograd.grad(first.square().sum(), x, retain_graph=True)
+    failing = False
+    (found,) = torch.autograd.grad(first.square().sum(), x)
+    expected = penalties(layers, times=1)[1]
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_backwards_of_one_graph_in_threads() -> None:
+    x = MATRIX.clone().requires_grad_()
+    (first,) = torch.autograd.grad(sg.jit(layers, executors=["torch"])(x).sum(), x, create_graph=True)
+    penalty = first.square().sum()
+    expected = penalties(layers, times=1)[1]
+    with ThreadPoolExecutor(4) as pool:
+        runs = [pool.submit(torch.autograd.grad, penalty, x, retain_graph=True) for _ in range(32)]
+    for done in runs:
+        torch.testing.assert_close(done.result()[0], expected, rtol=1e-12, atol=1e-12)
+
+
+def test_first_gradients_after_a_second_one() -> None:
+    jitted = sg.jit(layers, executors=["torch"])
+    for _ in range(2):
+        penalties(jitted, times=1)
+        x, other = MATRIX.clone().requires_grad_(), MATRIX.clone().requires_grad_()
+        jitted(x).sum().backward()
+        layers(other).sum().backward()
+        torch.testing.assert_close(x.grad, other.grad, rtol=0, atol=0)

@@ -8,6 +8,7 @@ import functools
 import inspect
 import sys
 import threading
+import types
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -760,6 +761,56 @@ def test_node_apply() -> None:
     assert torch.equal(x.grad, torch.full((2,), 2.0, dtype=x.dtype))
     assert not internals.functorch_active()
     assert torch.func.vmap(lambda row: row + int(internals.functorch_active()))(torch.zeros(2)).tolist() == [1, 1]
+
+
+def test_enter_backward_directly() -> None:
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: T) -> T:
+            ctx.save_for_backward(x)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            callers.append(sys._getframe(1).f_code)
+            assert torch.equal(ctx.saved_tensors[0], x)
+            assert ctx.needs_input_grad == (True,)
+            return grads[0] * 2
+
+    callers: list[Any] = []
+    x = numbers(2, grad=True)
+    Double.apply(x).sum().backward()  # type: ignore[no-untyped-call]
+    assert callers[0] is torch.autograd.function.BackwardCFunction.apply.__code__
+    internals.enter_backward_directly(Double)
+    Double.apply(x).sum().backward()  # type: ignore[no-untyped-call]
+    assert callers[1] is not callers[0]
+    assert x.grad is not None
+    assert torch.equal(x.grad, torch.full((2,), 4.0, dtype=x.dtype))
+    assert torch.equal(Double.apply(x).grad_fn.apply(torch.ones(2)), torch.full((2,), 2.0))  # type: ignore[no-untyped-call]
+
+
+def test_graph_task() -> None:
+    seen: list[int] = []
+    x = numbers(2, grad=True)
+    y = x * 2
+    y.register_hook(lambda grad: seen.append(internals.graph_task()))
+    (y * 3).register_hook(lambda grad: seen.append(internals.graph_task()))
+    for _ in range(2):
+        y.sum().backward(retain_graph=True)
+    assert internals.graph_task() == -1
+    assert len(set(seen)) == 2
+    assert min(seen) >= 0
+
+
+def test_fastest_entry() -> None:
+    x = numbers(3)
+    entry = internals.fastest_entry(aten.add.Tensor)
+    assert isinstance(entry, types.BuiltinFunctionType)
+    assert torch.equal(entry(x, x, alpha=2), x * 3)
+    with Seen() as seen:
+        entry(x, x)
+    assert seen.names == ["aten.add.Tensor"]
+    assert internals.fastest_entry(torch.add) is torch.add
 
 
 def test_first_dispatched() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Callable, Mapping, Set
@@ -40,6 +41,7 @@ from .no_ops import no_ops
 from .partition import Partitioned, backward_for, partition
 from .plugin_passes import PassContext
 from .reuse_buffers import reuse_buffers
+from .short_chains import short_chains
 
 #: A tensor that a backward writes to: the index of an "input", of an "output" of the forward, or of a "grad" output.
 Target: TypeAlias = tuple[str, int]
@@ -361,6 +363,11 @@ def _finished(
     targets: tuple[Target, ...] = (),
 ) -> Program:
     """The program of a trace that is claimed."""
+    start = time.perf_counter()
+    shortened, positions = short_chains(stages.traces[-1], gradients=boxed)
+    if shortened is not stages.traces[-1]:
+        made = _chosen(made, frozenset(positions))
+        stages.keep("short_chains", shortened, start)
     if selection.fusion:
         start = time.perf_counter()
         trace, made = fuse(stages.traces[-1], selection, made)
@@ -371,6 +378,12 @@ def _finished(
     return Program(
         tuple(stages.traces), compile_trace(trace, boxed=boxed), (*choices, *stages.choices, *made), boxed, targets
     )
+
+
+def _chosen(choices: tuple[Choice, ...], positions: Set[int]) -> tuple[Choice, ...]:
+    """The choices without those of claimed bound symbols at other positions than these."""
+    counted = itertools.count()
+    return tuple([c for c in choices if c.owner == "decomposition" or next(counted) in positions])
 
 
 def expected_grad(proxy: TensorProxy) -> TensorProxy | None:

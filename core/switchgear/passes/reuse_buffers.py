@@ -72,7 +72,7 @@ def reuse_buffers(trace: Trace) -> Trace:
 def _out_of_hand(item: BoundSymbol) -> Iterator[str]:
     """The values that a call may keep, or give out again under another name than `storages` knows."""
     fn: Any = item.symbol.fn
-    if not _runs_as_it_is(item):
+    if not runs_as_it_is(item):
         yield from (proxy.name for proxy in (*item.inputs, *item.outputs))
     elif aliased_argument(item) is None and not _is_pointwise(fn) and fn.overloadpacket not in _ALLOCATING:
         yield from (proxy.name for proxy in item.outputs)
@@ -81,7 +81,8 @@ def _out_of_hand(item: BoundSymbol) -> Iterator[str]:
                 yield proxy.name
 
 
-def _runs_as_it_is(item: BoundSymbol) -> bool:
+def runs_as_it_is(item: BoundSymbol) -> bool:
+    """Whether a call is one of PyTorch's operators, run by PyTorch."""
     fn, implementation = item.symbol.fn, item.implementation
     known = isinstance(fn, torch._ops.OpOverload) and fn.namespace == "aten"
     return known and implementation is not None and implementation.fn is fn
@@ -101,7 +102,7 @@ def _written_to(item: BoundSymbol, target: TensorProxy, output: TensorProxy) -> 
     fn: Any = item.symbol.fn
     if any(proxy.dtype not in _DTYPES for proxy in (*item.inputs, output)):
         return None
-    if not _runs_as_it_is(item) or not _is_pointwise(fn) or item.is_random or aliased_argument(item) is not None:
+    if not runs_as_it_is(item) or not _is_pointwise(fn) or item.is_random or aliased_argument(item) is not None:
         return None
     in_place, out = _writing_forms(fn, output.device.type)
     kwargs = dict(item.kwargs)

@@ -25,6 +25,7 @@ from switchgear.trace import Trace
 
 from .execution import maybe_views, runner
 
+_is_grad_enabled = torch.is_grad_enabled
 Jit = Callable[[Callable[..., Any]], Callable[..., Any]]
 #: In a pattern, strides as those of the output.
 EXPECTED = "expected"
@@ -67,11 +68,12 @@ class Bridge:
         self.run_forward = runner(training.forward, autocast=autocast)
         given = {proxy.name for proxy in training.prepared.inputs}
         ends, views = (*outputs, *training.saved), maybe_views(training.forward)
+        given_out = {*range(self.count), *self.inner[:1]}
         home = storages(training.parts.forward.bound_symbols)
-        homes = {i: home.get(p.name, p.name) for i in (*range(self.count), *self.inner) if (p := ends[i]) is not None}
+        homes = {i: home.get(p.name, p.name) for i in sorted(given_out) if (p := ends[i]) is not None}
         first = {name: i for i, name in reversed(homes.items()) if name not in given}
         self.again = frozenset(i for i, name in homes.items() if first.get(name, i) != i)
-        made = {i for i in views if i < len(ends) and (p := ends[i]) is not None and p.name not in given}
+        made = {i for i in views if i in given_out and (p := ends[i]) is not None and p.name not in given}
         self.made = tuple(sorted(made | self.again))
         self.written = tuple(place for place in training.targets if place[0] != "grad")
         expected: list[Any] = [
@@ -88,8 +90,12 @@ class Bridge:
         #: By pattern and the sizes of the calls.
         self._backwards: dict[Any, Program] = {}
         self._differentiable: dict[Any, tuple[Callable[..., Any], Trace]] = {}
-        self._last: _Last | None = None
+        self.last: _Last | None = None
         self._last_backward: Program | None = None
+        #: Whether any node has saved values that are not watched any more.
+        self.unwatched = False
+        #: Whether any backward has been differentiated, so that gradients of inner values may arrive.
+        self.differentiated = False
 
     @property
     def last_backward(self) -> Program:
@@ -131,13 +137,13 @@ class Bridge:
 
         `sizes` are those of the call. The backward that is expected takes any, each other one is for its own.
         """
-        last = self._last
+        last = self.last
         if last is not None and last.fits(grads, wanted, sizes):
             return last
         _check_strided(grads)
         program = self._program(_pattern(grads, wanted), grads, wanted, sizes)
         self._last_backward = program
-        last = self._last = _Last(program, grads, wanted, sizes)
+        last = self.last = _Last(program, grads, wanted, sizes, sparse=self.sparse, inner=len(self.inner))
         return last
 
     def _program(self, pattern: Any, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]) -> Program:
@@ -231,9 +237,22 @@ def _keep(found: dict[Any, Any], key: Any, value: Any) -> None:
 
 
 class _Last:
-    """The backward run last, and a cheap check that other grad outputs are for it too."""
+    """The backward run last, and a cheap check that other grad outputs are for it too.
 
-    def __init__(self, program: Program, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]) -> None:
+    `is_simple`: it takes what is saved and all of the grad outputs as they arrive, with autocast off, and gives
+    gradients alone.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        grads: Arriving,
+        wanted: tuple[bool, ...],
+        sizes: tuple[int, ...],
+        *,
+        sparse: bool,
+        inner: int,
+    ) -> None:
         self.program = program
         self.targets = program.targets
         self.run = runner(program, autocast=internals.autocast_active())
@@ -241,8 +260,12 @@ class _Last:
         self._sizes = sizes
         self._wanted = wanted
         self._defined = [grad is not None for grad in grads]
-        self._check = internals.tensor_guards([grad for grad in grads if grad is not None])
+        self.check = internals.tensor_guards([grad for grad in grads if grad is not None])
         self._autocast = internals.autocast_key()
+        self.needed = (False, *wanted)
+        special = sparse or self.targets or sizes or self.takes_sizes or self._autocast
+        outer = len(grads) - inner
+        self.is_simple = all(self._defined[:outer]) and not any(self._defined[outer:]) and not special
 
     def fits(self, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]) -> bool:
         """Whether it surely takes these grad outputs."""
@@ -251,7 +274,7 @@ class _Last:
             and sizes == self._sizes
             # before the check, which raises for another number of tensors
             and [grad is not None for grad in grads] == self._defined
-            and self._check(*[grad for grad in grads if grad is not None])
+            and self.check(*[grad for grad in grads if grad is not None])
             and internals.autocast_key() == self._autocast
         )
 
@@ -313,7 +336,10 @@ def _strided(grad: torch.Tensor | None, output: TensorProxy | None) -> torch.Ten
 
 
 class _Node(torch.autograd.Function):
-    """Its outputs are those of the trace, and the saved values through which a second derivative flows."""
+    """Its outputs are those of the trace, and the first of the saved values through which a second derivative flows.
+
+    Where there is one, `_Inner` ties the others to that one: outputs cost something in every call.
+    """
 
     @staticmethod
     def forward(ctx: Any, bridge: Bridge, *inputs: torch.Tensor) -> Any:
@@ -334,12 +360,42 @@ class _Node(torch.autograd.Function):
             held = {"input": inputs, "output": outputs}
             # not saved, for it may change before the backward writes to it; without its history, which may lead here
             ctx.written = {(kind, index): held[kind][index].detach() for kind, index in bridge.written}
-        return (*outputs, *[results[index] for index in bridge.inner]) if bridge.inner else outputs
+        return (*outputs, results[bridge.inner[0]]) if bridge.inner else outputs
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
+        bridge: Bridge = ctx.bridge
+        last = bridge.last
+        outer = grads[:-1] if bridge.inner else grads
+        # what follows, for the calls that are to cost little
+        if (
+            last is not None
+            and last.is_simple
+            and last.check(*outer)
+            and ctx.needs_input_grad == last.needed
+            and not (bridge.differentiated or bridge.unwatched or _is_grad_enabled() or internals.autocast_active())
+        ):
+            if not bridge.saves:
+                return (None, *last.run([*outer]))
+            try:
+                saved = ctx.saved_tensors
+            except RuntimeError:
+                pass  # it is found out again what is the matter with it
+            else:
+                arguments = [*saved, *outer]
+                del saved
+                internals.clear_saved_tensors(ctx)
+                return (None, *last.run(arguments))
+        return _Node.backward_of_any(ctx, *grads)
+
+    @staticmethod
+    def backward_of_any(ctx: Any, *grads: torch.Tensor | None) -> Any:
+        """The gradients for whatever grad outputs there are."""
         wanted = ctx.needs_input_grad[1:]
         bridge: Bridge = ctx.bridge
+        if bridge.inner:
+            late = getattr(ctx, "late", {}) if bridge.differentiated else {}
+            grads += late.pop(internals.graph_task(), None) or (None,) * (len(bridge.inner) - 1)
         if bridge.sparse:
             grads = tuple([_strided(*pair) for pair in zip(grads, bridge.training.ends, strict=True)])
         arguments: list[Any] = [grad for grad in grads if grad is not None]
@@ -348,6 +404,12 @@ class _Node(torch.autograd.Function):
             arguments = [*_saved(ctx, grads, wanted, sizes), *arguments]
             internals.clear_saved_tensors(ctx)
         if torch.is_grad_enabled():
+            if bridge.inner:
+                bridge.differentiated = True
+                first, *others = [index - bridge.count for index in bridge.inner]
+                tied = _Inner.apply(ctx, arguments[first], *[arguments[index] for index in others]) if others else ()  # type: ignore[no-untyped-call]
+                for index, value in zip(others, tied, strict=True):
+                    arguments[index] = value
             return (None, *bridge.differentiable_for(grads, wanted, sizes)(*arguments))
         last = bridge.backward_for(grads, wanted, sizes)
         if last.takes_sizes:
@@ -361,9 +423,26 @@ class _Node(torch.autograd.Function):
         return (None, *found)
 
 
+class _Inner(torch.autograd.Function):
+    """Gives inner values a history: their gradients go to the node that they come from, which runs afterwards."""
+
+    @staticmethod
+    def forward(ctx: Any, node: Any, first: torch.Tensor, *others: torch.Tensor) -> Any:
+        ctx.node = node
+        ctx.set_materialize_grads(False)
+        return tuple([other.detach() for other in others])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
+        late, task = ctx.node.__dict__.setdefault("late", {}), internals.graph_task()
+        before = late.get(task) or (None,) * len(grads)
+        late[task] = tuple([g if b is None else b if g is None else b + g for b, g in zip(before, grads, strict=True)])
+        return (None,) * (len(grads) + 2)
+
+
 def _saved(ctx: Any, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
     """The saved values; that one was overwritten since is an error only of a backward that reads it, as in eager."""
-    unwatched: frozenset[int] = getattr(ctx, "unwatched", frozenset())
+    unwatched: frozenset[int] = getattr(ctx, "unwatched", frozenset()) if ctx.bridge.unwatched else frozenset()
     if unwatched and not unwatched <= ctx.bridge.unread(grads, wanted, sizes):
         raise RuntimeError(
             f"one of the variables needed for gradient computation has been {_OVERWRITTEN} since; an earlier backward "
@@ -376,9 +455,10 @@ def _saved(ctx: Any, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int
         if not unread:
             raise
         internals.unwatch_saved_tensors(ctx, unread)
-        ctx.unwatched = unread
+        ctx.unwatched, ctx.bridge.unwatched = unread, True
         return ctx.saved_tensors  # type: ignore[no-any-return]
 
 
 _OVERWRITTEN = "modified by an inplace operation"
 _APPLY = internals.node_apply(_Node)
+internals.enter_backward_directly(_Node)

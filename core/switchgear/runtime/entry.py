@@ -21,6 +21,7 @@ from switchgear.structure import Structure
 from .autograd_bridge import Bridge, Jit
 from .epilogue import finisher
 from .execution import maybe_views, runner
+from .module_state import any_hooks
 from .prologue import make_prologue
 
 #: What an entry does with the input tensors of a call, up to what the function returns.
@@ -65,6 +66,8 @@ class Entry:
                 # operators of PyTorch's and rules of plugins that know numbers alone fail in ways of their own
                 self.fixed = f"{type(error).__name__}: {error}".partition("\n")[0]
                 make({})
+        #: Whether it is for a module whose call is its forward and nothing else.
+        self.is_forward_alone = module is not None and not any_hooks([module])
         #: What the function returns for the inputs that `prologue` gives.
         self.run: Run = self._switching_on() if self.captured.outputs.switched_on else self._finishing()
 
@@ -87,18 +90,21 @@ class Entry:
         return run
 
     def _finishing(self) -> Run:
-        outputs_of = self.bridge or self._without_gradients()
         complete = finisher(self.captured.outputs, self.captured.sizes)
-        return lambda inputs: complete(outputs_of(inputs), inputs)
+        if self.bridge is not None:
+            bridge = self.bridge.__call__
+            return lambda inputs: complete(bridge(inputs), inputs)
+        run = self._without_gradients()
+        return lambda inputs: complete(run(*inputs), inputs)
 
-    def _without_gradients(self) -> Run:
+    def _without_gradients(self) -> Callable[..., Sequence[Any]]:
         """What gives the trace's outputs where autograd is to know nothing of them."""
         captured, run = self.captured, runner(self.forward, autocast=self._autocast)
         hidden = captured.grad_enabled and any(proxy.requires_grad for proxy in captured.trace.inputs)
         views, set_grad_enabled = maybe_views(self.forward), internals.set_grad_enabled
         forward_mode_active = internals.forward_mode_active
 
-        def outputs_of(inputs: Sequence[torch.Tensor]) -> Sequence[Any]:
+        def outputs_of(*inputs: torch.Tensor) -> Sequence[Any]:
             if hidden:
                 set_grad_enabled(False)
                 try:
@@ -112,7 +118,7 @@ class Entry:
                 return [output if output is None else output.detach() for output in outputs]
             return outputs  # type: ignore[no-any-return]
 
-        return outputs_of if hidden or views else lambda inputs: run(*inputs)
+        return outputs_of if hidden or views else run
 
     def _compile(self, tensors: Sequence[torch.Tensor], selection: Selection, rejit: Jit) -> None:
         trace = self.captured.trace

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import call
 from typing import Any
 
 import torch
@@ -39,22 +40,15 @@ def _device(mode: Any) -> str:
 
 def modes_guard() -> Callable[[], bool]:
     """A cheap check that the global state is what it is now; False may be for a state that `modes_key` ignores."""
-    key, check = modes_key(), internals.GlobalStateGuard().check
-    is_grad, grad = torch.is_grad_enabled, torch.is_grad_enabled()
-    is_inference, inference = torch.is_inference_mode_enabled, torch.is_inference_mode_enabled()
-    count_modes, count = internals.function_mode_count, internals.function_mode_count()
-    get_precision, precision = internals.float32_precision, internals.float32_precision()
-    get_attention, attention = internals.attention_backends, internals.attention_backends()
-    enter, leave, nested = torch.autocast_increment_nesting, torch.autocast_decrement_nesting, key[-1]
+    key, count = modes_key(), internals.function_mode_count()
+    get_count = internals.function_mode_count
+    # all asked by one list of calls in C, the C++ guard the last; autocast's nesting is back after two of them
+    asked = [torch.is_inference_mode_enabled, get_count, internals.float32_precision]
+    asked += [torch.autocast_increment_nesting, torch.autocast_decrement_nesting]
+    asked += [*internals.ATTENTION_STATE, internals.GlobalStateGuard().check]
+    answers = [*map(call, asked)]
+    # the C++ guard sees no default device, and looks at what changes no result too, such as the number of threads
+    if count or not answers[-1]:
+        return lambda: get_count() == count and modes_key() == key
 
-    def same() -> bool:
-        # the state that changes most often, or that the C++ guard does not see
-        if is_grad() is not grad or is_inference() is not inference or count_modes() != count:
-            return False
-        enter()
-        if (leave() > 0) is not nested or get_precision() != precision or get_attention() != attention:
-            return False
-        # the C++ guard sees no default device, and looks at what changes no result too, such as the number of threads
-        return (not count and check()) or modes_key() == key
-
-    return same
+    return lambda: [*map(call, asked)] == answers or (get_count() == count and modes_key() == key)

@@ -27,7 +27,7 @@ def modules_guard(
     """
     parts = [*dict.fromkeys(part for module in modules for part in module.modules())]
     key, everywhere = modules_key(parts), internals.global_module_hooks()
-    if any(everywhere) or any(_part_hooks(part) or "forward" in part.__dict__ for part in parts):
+    if any_hooks(parts) or any("forward" in part.__dict__ for part in parts):
         return lambda: modules_key(parts) == key
     states = [(part, part.__dict__, part.training, [*part._modules.values()]) for part in parts]
     slots = [
@@ -63,6 +63,11 @@ def modules_guard(
         return not any(everywhere)
 
     return same
+
+
+def any_hooks(parts: Iterable[torch.nn.Module]) -> bool:
+    """Whether one of these modules has hooks, or all modules have."""
+    return any(internals.global_module_hooks()) or any(map(_part_hooks, parts))
 
 
 def _part_hooks(part: torch.nn.Module) -> list[tuple[Any, ...]]:

@@ -1,0 +1,103 @@
+"""Short chains: what two calls of PyTorch's give in the end, where one of them, or none, gives the same.
+
+For small tensors a call costs more than what it computes. PyTorch's gradient of a linear layer transposes the weight
+twice, and what it sums for the bias keeps a dimension that a view drops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from switchgear.aliasing import viewed_argument, written_arguments
+from switchgear.proxy import TensorProxy, is_symbolic
+from switchgear.symbol import BoundSymbol, proxies, renamed
+from switchgear.trace import Trace
+
+from .dead_code import live
+from .reuse_buffers import runs_as_it_is
+
+_aten = torch.ops.aten
+#: Of these the result is not where the argument says, or not what a tangent goes through.
+_NO_LINK = frozenset({_aten.as_strided.default, _aten.detach.default})
+_VIEWS = frozenset({_aten.view.default, _aten.squeeze.dim, _aten.squeeze.dims})
+
+
+def short_chains(trace: Trace, *, gradients: bool = False) -> tuple[Trace, tuple[int, ...]]:
+    """Let a value stand for a view of a view of it that is laid out as it is, and a sum drop the dimensions it sums.
+
+    In a trace that gives `gradients`, for those too, where the value is the trace's own and does not come out besides.
+    The positions of the calls that are left come second.
+    """
+    everything = tuple(range(len(trace.bound_symbols)))
+    if any(map(is_symbolic, trace.inputs)):
+        return trace, everything
+    reads: dict[str, int] = {}
+    for proxy in (*proxies(trace.outputs), *(proxy for item in trace.bound_symbols for proxy in item.inputs)):
+        reads[proxy.name] = reads.get(proxy.name, 0) + 1
+    returned = {proxy.name for proxy in proxies(trace.outputs)}
+    barred = {*returned, *trace.constants, *(proxy.name for proxy in trace.inputs)}
+    same: dict[str, TensorProxy] = {}
+    views: dict[str, BoundSymbol] = {}
+    sums: dict[str, int] = {}
+    body: list[BoundSymbol] = []
+    places: list[int] = []
+    for place, call in enumerate(trace.bound_symbols):
+        item = renamed(call, same) if any(proxy.name in same for proxy in call.inputs) else call
+        output = item.output
+        if isinstance(output, TensorProxy) and runs_as_it_is(item) and not written_arguments(item):
+            source = viewed_argument(item)
+            if source is not None and item.symbol.fn not in _NO_LINK:
+                views[output.name] = item
+                origin = _origin(output, views)
+                if origin is not None and (output.name not in returned or (gradients and origin.name not in barred)):
+                    same[output.name] = origin
+                    reads[origin.name] = reads.get(origin.name, 0) + reads.get(output.name, 0)
+                    if output.name in returned:
+                        barred.add(origin.name)
+                    continue
+                if source.name in sums and reads[source.name] == 1 and item.symbol.fn in _VIEWS:
+                    at = sums[source.name]
+                    if (dropped := _without_dimensions(body[at], output)) is not None:
+                        body[at] = dropped
+                        del views[output.name]  # it is no view any more
+                        continue
+            elif item.symbol.fn is _aten.sum.dim_IntList:
+                sums[output.name] = len(body)
+        body.append(item)
+        places.append(place)
+    if len(body) == len(everything):
+        return trace, everything
+    outputs = tuple([proxy and same.get(proxy.name, proxy) for proxy in trace.outputs])
+    kept = live(tuple(body), proxies(outputs))
+    left = set(map(id, kept))
+    positions = tuple([place for place, item in zip(places, body, strict=True) if id(item) in left])
+    return replace(trace, bound_symbols=kept, outputs=outputs), positions
+
+
+def _origin(view: TensorProxy, views: Mapping[str, BoundSymbol]) -> TensorProxy | None:
+    """The first value, from a view on towards what it is a view of, that is laid out as the view is."""
+    source = view
+    while (item := views.get(source.name)) is not None:
+        found = viewed_argument(item)
+        assert found is not None
+        source = found
+        if source.layout == view.layout:
+            return source
+    return None
+
+
+def _without_dimensions(item: BoundSymbol, view: TensorProxy) -> BoundSymbol | None:
+    """A sum that keeps its dimensions as one that drops them, if the view of it does nothing else."""
+    x, dims, *rest = item.args
+    if rest != [True] or not dims or not x.shape:
+        return None
+    summed = {dim % len(x.shape) for dim in dims}
+    kept = [dim for dim in range(len(x.shape)) if dim not in summed]
+    if (view.shape, view.stride) != tuple(
+        [tuple([ns[d] for d in kept]) for ns in (item.output.shape, item.output.stride)]
+    ):
+        return None
+    return replace(item, args=(x, dims), output=view)
