@@ -44,21 +44,17 @@ def test_trace_of_an_mlp() -> None:
     )
     assert body(backward(jitted)) == (
         "t0 = torch.Tensor.view(g_t8, [6, 8])\n"
-        "t1 = torch.t(t_down_weight)\n"
-        "t2 = torch.t(t1)\n"
-        "t3 = torch.Tensor.view(t4, [6, 16])\n"
-        "t5, t6 = switchgear_cublas.operators.matmul_bgrad(t0, t3)\n"
-        "t7 = torch.t(t5)\n"
-        "t8 = torch.Tensor.view(t6, [8])\n"
-        "t9 = torch.t(t7)\n"
-        "t10 = switchgear_cublas.operators.matmul_dgelu(t0, t2, t11)\n"
-        "t12 = torch.reshape(t10, (-1, 16))\n"
-        "t13 = torch.Tensor.view(t_0, [-1, 8])\n"
-        "t14 = torch.mm(t12, t_up_weight)\n"
-        "t15 = torch.Tensor.view(t14, (2, 3, 8))\n"
-        "t16, t17 = switchgear_cublas.operators.matmul_bgrad(t12, t13)\n"
-        "t18 = torch.Tensor.view(t17, -1)\n"
-        "return (t15, t16, t18, t9, t8)"
+        "t1 = torch.Tensor.view(t2, [6, 16])\n"
+        "t3, t4 = switchgear_cublas.operators.matmul_bgrad(t0, t1)\n"
+        "t5 = torch.Tensor.view(t4, [8])\n"
+        "t6 = switchgear_cublas.operators.matmul_dgelu(t0, t_down_weight, t7)\n"
+        "t8 = torch.reshape(t6, (-1, 16))\n"
+        "t9 = torch.Tensor.view(t_0, [-1, 8])\n"
+        "t10 = torch.mm(t8, t_up_weight)\n"
+        "t11 = torch.Tensor.view(t10, (2, 3, 8))\n"
+        "t12, t13 = switchgear_cublas.operators.matmul_bgrad(t8, t9)\n"
+        "t14 = torch.Tensor.view(t13, -1)\n"
+        "return (t11, t12, t14, t3, t5)"
     )
 
 
