@@ -276,7 +276,7 @@ def test_no_capture_stays_in_the_cast_cache() -> None:
             jit(fails)(*inputs)
         with pytest.raises(errors.Unsupported):
             jit(refused)(*inputs)
-        # BUG: what is in the cache lives until the outermost region ends
+        # once: what is in the cache lives until the outermost region ends
         assert fakes_alive() == before
 
 

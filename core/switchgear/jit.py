@@ -145,23 +145,22 @@ class JitModule:
 _CALL = nn.Module.__call__
 
 
-def _call_module(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """What calling a module comes to where it has no hooks; all else is left to `nn.Module`."""
-    entry = self._switchgear.last
-    if (
-        entry is not None
-        and entry.is_forward_alone
-        and self._compiled_call_impl is None
-        and nn.Module.__call__ is _CALL
-    ):
-        # that there are no hooks since is among what the prologue looks at
-        inputs = entry.prologue(args, kwargs)
-        if inputs is not None:
-            try:
-                return entry.run(inputs)
-            except OtherData:
-                pass
-    return nn.Module.__call__(self, *args, **kwargs)
+def _direct_call(kind: type[nn.Module]) -> Callable[..., Any]:
+    """What calling a module of that kind comes to where it has no hooks; all else is left to its `__call__`."""
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        entry = self._switchgear.last
+        if entry is not None and entry.is_forward_alone and self._compiled_call_impl is None and kind.__call__ is _CALL:
+            # that there are no hooks since is among what the prologue looks at
+            inputs = entry.prologue(args, kwargs)
+            if inputs is not None:
+                try:
+                    return entry.run(inputs)
+                except OtherData:
+                    pass
+        return kind.__call__(self, *args, **kwargs)
+
+    return __call__
 
 
 def jit(
@@ -246,7 +245,7 @@ def _jit_module(module: nn.Module, selection: Selection, options: dict[str, Any]
     slots = ("_switchgear", "_switchgear_options")
     attributes: dict[str, Any] = {"__slots__": slots, "__module__": kind.__module__, "__doc__": kind.__doc__}
     if kind.__call__ is _CALL:
-        attributes["__call__"] = _call_module
+        attributes["__call__"] = _direct_call(kind)
     metaclass: Any = type(kind)
     jitted_kind = metaclass(kind.__name__, (JitModule, kind), attributes)
     if "forward" in vars(jitted_kind):

@@ -56,7 +56,9 @@ def _write_strided_rule(
         view.zero_()
         return rest, written
 
-    return torch.as_strided_scatter(base, source, size, stride, offset), pullback
+    # PyTorch's own takes nothing else where the base requires grad
+    write = torch.as_strided_scatter if base.is_contiguous() else write_strided
+    return write(base, source, size, stride, offset), pullback
 
 
 def draw_bernoulli(value: torch.Tensor, p: float, *, generator: torch.Generator | None = None) -> torch.Tensor:

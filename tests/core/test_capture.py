@@ -226,7 +226,7 @@ def draw_in_place(x: T, w: T) -> T:
     return y * x + z * w
 
 
-# BUG: aten.bernoulli.p draws in another order than bernoulli_ where the tensor is not contiguous
+# once: aten.bernoulli.p draws in another order than bernoulli_ where the tensor is not contiguous
 def dropout_of_a_transposed_tensor(x: T, w: T) -> tuple[T, T]:
     return functional.dropout(x.t(), 0.5), torch.rand_like(w.t())
 

@@ -47,7 +47,7 @@ def without_grad(function: Callable[..., Any], *args: Any) -> sg.Trace:
     ],
 )
 def test_equal_calls_are_made_once(function: Callable[..., Any], name: str, calls: int) -> None:
-    # BUG: with keys by equality, 1 and 1.0 and True, or 0.0 and -0.0, are one argument
+    # once: with keys by equality, 1 and 1.0 and True, or 0.0 and -0.0, are one argument
     assert count(without_grad(function, numbers(3, 3)), name) == calls
 
 
@@ -57,7 +57,7 @@ def test_a_value_that_comes_out_is_not_another() -> None:
 
     assert count(without_grad(function, numbers(3)), "exp") == 3
     one, other, product = sg.jit(function, executors=["torch"])(numbers(3))
-    one.zero_()  # BUG: with the two merged this clears the other
+    one.zero_()  # once: with the two merged this clears the other
     assert other.all()
     assert product.all()
 
@@ -155,7 +155,7 @@ def masked(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("missing", [0, 1])
 def test_a_backward_for_other_grad_outputs_reads_what_was_merged(missing: int) -> None:
-    # BUG: it asks for the value that is gone, which nothing saved can give
+    # once: it asks for the value that is gone, which nothing saved can give
     x, twin, mask = leaf(5), leaf(5), torch.randn(5)
     twin.data = x.data.clone()
     jitted = sg.jit(masked, executors=["torch"])

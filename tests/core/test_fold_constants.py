@@ -77,7 +77,7 @@ def test_equal_constants_are_one() -> None:
 )
 def test_what_comes_out_is_new_on_every_call(function: Callable[..., Any]) -> None:
     """The caller may write to it."""
-    # BUG: a constant that is returned is written to by the caller of one call, and read by the next
+    # once: a constant that is returned is written to by the caller of one call, and read by the next
     check(function, numbers(3), gradient=False)
     jitted = sg.jit(function, executors=["torch"])
     for tensor in torch.utils._pytree.tree_leaves(jitted(numbers(3))):

@@ -88,8 +88,8 @@ def group_normalised(x: T) -> T:
     return (functional.group_norm(image, 2) ** 3).sum()
 
 
-# BUG: PyTorch's formulas of `det`, `slogdet`, `solve`, `group_norm` and others take another form while grad mode is on,
-# one that can be differentiated again; derived rules are recorded with it off, so second order is wrong or refused
+# once: PyTorch's formulas of `det`, `slogdet`, `solve`, `group_norm` and others take another form in grad mode, one
+# that can be differentiated again; derived rules were recorded with it off
 @pytest.mark.parametrize("function", [matrix, inverse_solved, group_normalised])
 def test_second_order_of_formulas_that_ask_for_grad_mode(function: Function) -> None:
     x = numbers(3)
@@ -148,7 +148,7 @@ def test_dataclass_among_the_arguments() -> None:
         return (pair.first * pair.second * z).sum()
 
     x, y, z = numbers(3), numbers(3) * 2, numbers(3) + 1
-    # BUG: its tensors were counted as one, so the gradient of what comes after it was zeros
+    # once: its tensors were counted as one, so the gradient of what comes after it was zeros
     pair, last = sg.grad(product, argnums=(0, 1), **TORCH)(Pair(x, y), z)
     assert torch.equal(last, x * y)
     assert torch.equal(pair.first, y * z)
@@ -162,14 +162,14 @@ def test_dataclass_among_the_arguments() -> None:
 def test_negative_argnums_count_from_the_end(argnums: Any) -> None:
     arguments = [numbers(3), numbers(3) * 2, numbers(3) + 1]
     found = sg.grad(three, argnums=argnums, **TORCH)(*arguments)
-    # BUG: the gradient is zeros: no argument is at position -1, so none is differentiable, yet it is returned
+    # once: the gradient is zeros: no argument is at position -1, so none is differentiable, yet it is returned
     last = sg.grad(three, argnums=2, **TORCH)(*arguments)
     assert torch.equal(found if isinstance(argnums, int) else found[0], last)
 
 
 @pytest.mark.parametrize("argnums", [3, (0, 5)])
 def test_argnums_out_of_range_is_a_clear_error(argnums: Any) -> None:
-    # BUG: IndexError, "tuple index out of range", from the inside
+    # once: IndexError, "tuple index out of range", from the inside
     with pytest.raises((ValueError, errors.InvalidInput), match="argnums"):
         sg.grad(three, argnums=argnums, **TORCH)(numbers(3), numbers(3), numbers(3))
 
@@ -242,7 +242,7 @@ def test_argument_returned_as_it_is() -> None:
 def test_same_argument_twice() -> None:
     x = numbers(3)
     found = sg.grad(lambda a, b: (a * b * b).sum(), argnums=(0, 1), **TORCH)(x, x)
-    # BUG: each argument has a gradient of its own, as in torch.func and JAX; here both are given the sum
+    # once: each argument has a gradient of its own, as in torch.func and JAX; here both are given the sum
     assert torch.equal(found[0], x * x)
     assert torch.equal(found[1], x * x + x * x)
 
@@ -422,7 +422,7 @@ def test_value_that_is_no_scalar_is_refused(function: Function, shown: str) -> N
 
 
 def test_gradient_of_an_integer_argument() -> None:
-    # BUG: returns None without a word; torch.func.grad and JAX refuse
+    # once: returns None without a word; torch.func.grad and JAX refuse
     with pytest.raises((errors.InvalidInput, TypeError, RuntimeError), match=r"int|floating"):
         sg.grad(lambda n: (n * 2.0).sum(), **TORCH)(torch.arange(3))
 

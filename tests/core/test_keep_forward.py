@@ -99,7 +99,7 @@ def test_every_line_of_the_backward_belongs_to_the_kept_forward() -> None:
     x = leaf(3, 4)
     assert_same(step(jitted, x), step(function, x))
     assert "aten._softmax.default" in operators(backward(jitted))
-    # BUG: what is recomputed has no link
+    # once: what is recomputed has no link
     for item in lines(backward(jitted)):
         assert [link.forward.symbol.name for link in item.links] == ["torch.nn.functional.softmax"]
 
@@ -205,7 +205,7 @@ def test_strict_refuses_to_derive() -> None:
 
 
 def test_strict_refuses_to_derive_for_a_leaf() -> None:
-    # BUG: only composites are looked at
+    # once: only composites are looked at
     fast = executor("fast", {torch.ops.aten.gelu.default: aten_gelu})
     with pytest.raises(StrictError, match=r"fast claims aten\.gelu\.default"):
         sg.jit(model, executors=[fast, "torch"], strict=True)(leaf(3))
@@ -274,7 +274,7 @@ def test_random_kernel_with_a_rule_is_claimed() -> None:
 
 
 def test_attention_with_dropout_is_not_claimed_and_without_it_is() -> None:
-    # BUG: its leaf counts as random by its tag alone, even with a dropout of 0, so no attention is ever kept
+    # once: its leaf counts as random by its tag alone, even with a dropout of 0, so no attention is ever kept
     kernel = Kernel(F.scaled_dot_product_attention)
     fast = executor("fast", {F.scaled_dot_product_attention: kernel})
     inputs = leaf(1, 1, 3, 4), leaf(1, 1, 3, 4), leaf(1, 1, 3, 4)

@@ -159,7 +159,7 @@ def test_rules_of_each_form_are_named() -> None:
         lambda x: torch.sin(torch.cos(torch.exp(x))) * 2, executors=[sg.Executor("mine", table=table), "torch"]
     )
     step(jitted, leaf(3))
-    # BUG: see below; here the augmented forward's residuals
+    # once: see below; here the augmented forward's residuals
     assert rule_texts(jitted) == {
         "mine (pullback)",
         "mine (transform)",
@@ -176,7 +176,7 @@ def test_what_a_rule_computes_ahead_for_its_backward_is_linked() -> None:
 
     jitted = sg.jit(torch.sin, executors=["torch"], grad_rules=rules(torch.sin, rule))
     step(jitted, leaf(3))
-    # BUG: only what the pullback itself records gets a link, though partition moves the rest to the backward
+    # once: only what the pullback itself records gets a link, though partition moves the rest to the backward
     assert unlinked(jitted) == []
 
 
@@ -186,7 +186,7 @@ def test_what_is_recomputed_for_a_kept_forward_is_linked() -> None:
 
     jitted = sg.jit(lambda x: F.softmax(x, -1), executors=[executor("fast", {F.softmax: softmax}), "torch"])
     step(jitted, leaf(3, 4))
-    # BUG: the copies of the decomposition that the backward runs again have no link
+    # once: the copies of the decomposition that the backward runs again have no link
     assert unlinked(jitted) == []
 
 

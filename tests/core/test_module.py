@@ -277,7 +277,7 @@ def test_removed_parameter_is_noticed() -> None:
     jitted(data())
     net.bias = None  # type: ignore[assignment]
     assert torch.equal(jitted(data()), net(data()))
-    # BUG: an entry does not check that a parameter that was None still is
+    # once: an entry does not check that a parameter that was None still is
     net.bias = torch.nn.Parameter(torch.ones(2))
     assert torch.equal(jitted(data()), net(data()))
 
@@ -332,7 +332,7 @@ def test_parameters_that_are_tied_or_untied_later() -> None:
     jitted(ids)
     for weight in (torch.nn.Parameter(numbers(7, 3, dtype=torch.float32)), net.embed.weight):
         net.head.weight = weight
-        # BUG: an entry does not check that tied parameters still are: the new weight is not used
+        # once: an entry does not check that tied parameters still are: the new weight is not used
         twin = copy.deepcopy(net)
         assert_steps_equal(twin, jitted, ids)
 
@@ -405,7 +405,7 @@ def test_batch_norm_in_eval_writes_nothing() -> None:
     before = {name: (value.clone(), value._version) for name, value in norm.named_buffers()}
     jitted = jit(norm)
     jitted(data())
-    # BUG: the statistics are copied onto themselves, which bumps their versions
+    # once: the statistics are copied onto themselves, which bumps their versions
     assert all(torch.equal(v, before[n][0]) and v._version == before[n][1] for n, v in norm.named_buffers())
 
 
@@ -456,7 +456,7 @@ class Counter(torch.nn.Module):
 
 
 def test_buffer_written_in_place_in_pieces() -> None:
-    # BUG: `self.steps += 1` assigns what is there already; refused as an assignment, with the advice to write in place
+    # once: `self.steps += 1` assigns what is there already; refused as an assignment, with the advice to write in place
     check(Counter(), data())
 
 
@@ -513,7 +513,7 @@ def test_tensor_kept_in_a_container_is_refused() -> None:
             return x * 3
 
     net = Appends()
-    # BUG: the list of the user's module is left with a fake tensor in it, and nothing is said
+    # once: the list of the user's module is left with a fake tensor in it, and nothing is said
     with pytest.raises(errors.Unsupported, match="kept"):
         jit(net)(data())
     assert net.kept == []
@@ -543,6 +543,27 @@ def test_hooks_on_the_root_run_on_every_call() -> None:
     for handle in handles:
         handle.remove()
     assert torch.equal(jitted(data()), net(data()))
+
+
+def test_hooks_that_come_after_the_first_calls() -> None:
+    jitted = jit(torch.nn.Linear(3, 2))
+    x = data()
+    plain = jitted(x)
+    assert torch.equal(jitted(x), plain)
+    handle = jitted.register_forward_hook(lambda module, args, output: output + 1)
+    assert torch.equal(jitted(x), plain + 1)
+    handle.remove()
+    assert torch.equal(jitted(x), plain)
+
+
+@pytest.mark.parametrize("owner", [torch.nn.Module, torch.nn.Linear])
+def test_call_that_is_replaced_after_the_first_calls(owner: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    jitted = jit(torch.nn.Linear(3, 2))
+    x = data()
+    plain = jitted(x)
+    call = torch.nn.Module.__call__
+    monkeypatch.setattr(owner, "__call__", lambda self, *args: call(self, *args) + 1)
+    assert torch.equal(jitted(x), plain + 1)
 
 
 def test_hooks_on_submodules_are_part_of_the_trace() -> None:
@@ -598,7 +619,6 @@ def test_global_hooks_are_noticed() -> None:
         found = jitted(data())
     finally:
         handle.remove()
-    # BUG: hooks on all modules are in no guard: the entry from before is used
     assert torch.equal(found, expected)
 
 
@@ -652,7 +672,7 @@ def test_forward_replaced_on_the_instance() -> None:
     jitted = jit(net)
     jitted(data())
     net.forward = lambda x: x * 7  # type: ignore[assignment, method-assign]
-    # BUG: the forward of an instance is in no guard: the entry from before is used
+    # once: the forward of an instance is in no guard: the entry from before is used
     assert torch.equal(jitted(data()), data() * 7)
 
 
@@ -697,7 +717,7 @@ def test_module_list_and_dict_and_parameter_list() -> None:
 
 def test_lazy_module_after_its_first_call_and_before() -> None:
     net = torch.nn.LazyLinear(2)
-    # BUG: TypeError, "__class__ assignment: 'Linear' object layout differs from 'LazyLinear'"
+    # once: TypeError, "__class__ assignment: 'Linear' object layout differs from 'LazyLinear'"
     with pytest.raises(errors.CaptureError, match=r"[Uu]ninitialized|lazy|subclass"):
         jit(net)(data())
     net(data())
@@ -705,7 +725,7 @@ def test_lazy_module_after_its_first_call_and_before() -> None:
 
 
 def test_rnn_modules() -> None:
-    # BUG: under SWITCHGEAR_VERIFY: mkldnn_rnn_layer_backward returns one tensor twice, `t27, t27 =`, InvalidTrace
+    # once: under SWITCHGEAR_VERIFY: mkldnn_rnn_layer_backward returns one tensor twice, `t27, t27 =`, InvalidTrace
     check(torch.nn.LSTM(3, 4, num_layers=2, dropout=0.2), numbers(5, 2, 3, dtype=torch.float32))
     check(torch.nn.GRU(3, 4, bidirectional=True), numbers(5, 2, 3, dtype=torch.float32))
 

@@ -90,7 +90,7 @@ def test_an_output_is_saved_as_itself() -> None:
 )
 def test_one_tensor_per_storage(function: Any) -> None:
     """Two views of one tensor are saved as one of them."""
-    # BUG: nothing in partition looks at storages but for what is overwritten
+    # once: nothing in partition looks at storages but for what is overwritten
     x, w = leaf(4, 4), leaf(4, 4)
     jitted = assert_trains_as_eager(function, x, w)
     storages = [tensor.untyped_storage().data_ptr() for tensor in saved_tensors(jitted, x.detach(), w.detach())]

@@ -267,7 +267,7 @@ def test_equal_names_of_different_callables_stay_apart() -> None:
     assert (first[0].item(), second[0].item()) == (2.0, 6.0)
 
 
-# BUG: a constant's name is not kept apart from the builtins that the text uses: float, slice, complex
+# once: a constant's name is not kept apart from the builtins that the text uses: float, slice, complex
 @pytest.mark.parametrize("name", ["computation", "x", "y", "args", "float", "slice", "torch", "del", "complex"])
 def test_name_of_a_callable_that_the_text_uses_otherwise(name: str) -> None:
     def local(x: T, *others: Any) -> T:

@@ -149,14 +149,14 @@ def test_an_operator_that_may_return_its_argument() -> None:
     ],
 )
 def test_results_are_eagers(function: Callable[..., Any]) -> None:
-    # BUG: a result written over an argument that a later line, or the backward, reads
+    # once: a result written over an argument that a later line, or the backward, reads
     jitted = assert_trains_as_eager(function, leaf(8, 8))
     assert [*written(forward(jitted)), *written(backward(jitted))]
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.bfloat16])
 def test_dtypes_whose_kernels_round_in_other_places_in_place(dtype: torch.dtype) -> None:
-    # BUG: the last of 5 complex quotients has another last bit when it is written over the dividend
+    # once: the last of 5 complex quotients has another last bit when it is written over the dividend
     def function(x: Tensor) -> Tensor:
         y = (x + 1) / (x - 2) * 3
         return (torch.view_as_real(y) if y.is_complex() else y).sum()

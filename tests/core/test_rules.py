@@ -282,7 +282,7 @@ def test_rule_that_returns_its_argument_as_output() -> None:
         return y + x * 3
 
     x = leaf(3)
-    # BUG: output and argument go by one name, so gradients of the argument from later uses are pulled back, too
+    # once: output and argument go by one name, so gradients of the argument from later uses are pulled back, too
     table = rules(torch.clone, lambda x: (x, lambda grad: grad * -2))
     jitted = sg.jit(lambda x: torch.clone(x) + x * 3, executors=["torch"], grad_rules=table)
     assert_same(step(jitted, x), step(eager, x))
@@ -296,7 +296,7 @@ def test_rule_that_returns_one_tensor_as_two_outputs() -> None:
         return (y, y), lambda a, b: torch.stack([a * 10, b * 100])
 
     x = leaf(2, 3)
-    # BUG: both outputs go by one name, so the gradient of the second goes to the first
+    # once: both outputs go by one name, so the gradient of the second goes to the first
     jitted = sg.jit(
         lambda x: torch.unbind(x)[0] * torch.unbind(x)[1], executors=["torch"], grad_rules=rules(torch.unbind, unbind)
     )
@@ -335,7 +335,7 @@ def test_random_numbers_of_the_forward_are_drawn_once() -> None:
     assert_same(after, torch.rand(3))
 
 
-# BUG: partition puts every operator that draws into the forward, with what it needs: grad outputs, too
+# once: partition puts every operator that draws into the forward, with what it needs: grad outputs, too
 @pytest.mark.parametrize("draw", [lambda g: g * torch.rand_like(g), lambda g: g * torch.rand(g.shape)])
 def test_random_numbers_of_the_backward_are_drawn_there(draw: Any) -> None:
     class Noisy(torch.autograd.Function):
@@ -360,7 +360,7 @@ def test_random_numbers_of_the_backward_are_drawn_there(draw: Any) -> None:
 
 
 def test_rule_closes_over_a_tensor() -> None:
-    # BUG: the recorder of the grad pass adopts nothing
+    # once: the recorder of the grad pass adopts nothing
     factor = torch.tensor([1.0, 2.0, 3.0])
     table = rules(torch.sin, lambda x: (torch.sin(x), lambda grad: grad * factor))
     x = leaf(3)
@@ -629,7 +629,7 @@ def test_rule_whose_pullback_writes_to_the_argument_is_refused() -> None:
 
 
 def test_rule_that_reads_a_value() -> None:
-    # BUG: DataDependent passes through _recording, so neither plugin nor rule is named
+    # once: DataDependent passes through _recording, so neither plugin nor rule is named
     refused(bad(lambda x: (torch.sin(x), lambda grad: grad * grad.sum().item())), "_local_scalar_dense")
 
 

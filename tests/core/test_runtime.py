@@ -248,7 +248,7 @@ def test_number_of_threads_is_no_reason_to_compile_again() -> None:
             jitted(X)
     finally:
         torch.set_num_threads(before)
-    # BUG: `GlobalStateGuard` fails on it, and `find` asks that guard again instead of trusting the key
+    # once: `GlobalStateGuard` fails on it, and `find` asks that guard again instead of trusting the key
     assert counted.runs == 1
 
 
@@ -327,7 +327,7 @@ def test_entries_under_one_key_are_dropped_one_by_one() -> None:
     assert runs == 3
     module.weight = weights[1]
     jitted(torch.ones(1, 2))
-    # BUG: over its size the cache drops a whole bucket, the newest entry too
+    # once: over its size the cache drops a whole bucket, the newest entry too
     assert runs == 3
 
 
@@ -369,7 +369,7 @@ def test_recompile_warning_names_what_changed(first: Any, second: Any, named: st
     with pytest.warns(errors.RecompileWarning, match=rf"frequently has been compiled 2 times.*{named}") as caught:
         second(jitted)
     assert len(caught) == 1
-    # BUG: the warning points into jit.py, for a call has one frame more than stacklevel=4 counts
+    # once: the warning points into jit.py, for a call has one frame more than stacklevel=4 counts
     assert caught[0].filename == __file__
     assert "recompile_limit" in str(caught[0].message)
 
@@ -674,7 +674,7 @@ def test_function_is_freed_by_reference_count(grad: bool) -> None:
         "prologue": weakref.ref(entry.prologue),
     }
     del held, constant, scaled, jitted, entry, result, x
-    # BUG: what `exec` defines is a cycle: the function is in the globals that it refers to (compile_trace, _generated)
+    # once: what `exec` defines is a cycle: the function is in the globals that it refers to (compile_trace, _generated)
     assert [name for name, reference in references.items() if reference() is not None] == []  # type: ignore[operator]
 
 
@@ -686,7 +686,7 @@ def test_module_is_freed_by_reference_count() -> None:
     result.sum().backward()
     references = [weakref.ref(value) for value in (module, module[0].weight, jitted, jitted._switchgear.last)]
     del module, jitted, result
-    # BUG: as above
+    # once: as above
     assert [reference() is not None for reference in references] == [False] * 4
 
 
@@ -698,7 +698,7 @@ def test_argument_and_result_are_not_kept() -> None:
     result.sum().backward()
     references = [weakref.ref(x), weakref.ref(result)]
     del x, result
-    # BUG: the recorder of the first call holds its inputs, and is in a cycle with its two modes
+    # once: the recorder of the first call holds its inputs, and is in a cycle with its two modes
     assert [reference() for reference in references] == [None, None]
 
 
@@ -732,7 +732,7 @@ def test_source_cache_does_not_grow() -> None:
     for _ in range(3):
         jit(lambda x: x * 2)(numbers(3))
     gc.collect()
-    # BUG: the text of every compiled trace stays in `linecache` for good
+    # once: the text of every compiled trace stays in `linecache` for good
     assert len(linecache.cache) <= before + 1
 
 
@@ -882,7 +882,7 @@ def test_random_numbers_drawn_elsewhere_while_capturing() -> None:
     torch.manual_seed(3)
     expected = torch.rand(3), torch.rand(3)
     torch.manual_seed(3)
-    # BUG: taken for seeding inside the function, which is refused, and the other thread's stream is set back
+    # once: taken for seeding inside the function, which is refused, and the other thread's stream is set back
     drawn = while_capturing(lambda: torch.rand(3))
     assert torch.equal(drawn, expected[0])
     assert torch.equal(torch.rand(3), expected[1])
@@ -946,7 +946,7 @@ def test_jit_of_a_method_of_a_builtin_and_of_a_partial() -> None:
 
 
 def test_decorated_method_is_bound_or_refused() -> None:
-    # BUG: a JitFunction is no descriptor: TypeError, "missing 1 required positional argument: 'x'"
+    # once: a JitFunction is no descriptor: TypeError, "missing 1 required positional argument: 'x'"
     with pytest.raises(errors.InvalidInput, match=r"argument 0 is a .*Scales.*close over"):
         Scales().decorated(X)
 

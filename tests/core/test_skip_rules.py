@@ -73,7 +73,7 @@ def install(site: Site, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return only
 
 
-# BUG (this and most below): decomposed, the parts of a skipped composite still say requires_grad of their outputs
+# once (this and most below): decomposed, the parts of a skipped composite still say requires_grad of their outputs
 def test_forward_stays_and_is_constant() -> None:
     jitted = skipped(Skipping("mine", torch__sin=True))(function)
     x = leaf(4)

@@ -230,7 +230,7 @@ def test_changes_to_a_container_among_the_arguments() -> None:
         cache["last"] = x * 2
         return x * 3
 
-    # BUG: the function gets a copy of the container; what it adds is dropped
+    # once: the function gets a copy of the container; what it adds is dropped
     for _ in range(2):
         cache: dict[str, Any] = {}
         try:

@@ -298,6 +298,18 @@ def view_of_no_grad_of_an_input_reshaped(x: Tensor) -> Any:
         return x.transpose(0, 1)
 
 
+def channels_last_and_a_part() -> Arguments:
+    torch.manual_seed(7)
+    leaf = torch.randn(2, 3, 2, 2).to(memory_format=torch.channels_last).requires_grad_()
+    return [leaf, leaf[1:]], [leaf]
+
+
+def part_of_a_leaf_in_channels_last_written_to(x: Tensor, part: Tensor) -> Any:
+    result = part.contiguous()
+    part.detach().add_(1)
+    return result
+
+
 PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
     (result_written_to_through_a_view, non_leaf, Outcome.EQUAL),
     (one_of_two_results_written_to_through_a_view, non_leaf, Outcome.OVERWRITTEN),
@@ -327,6 +339,7 @@ PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
     (view_written_to_by_a_function_under_no_grad, non_leaf, Outcome.OVERWRITTEN),
     (views_of_what_a_function_returns, low_leaf, Outcome.EQUAL),
     (view_of_no_grad_of_an_input_reshaped, non_leaf, Outcome.EQUAL),
+    (part_of_a_leaf_in_channels_last_written_to, channels_last_and_a_part, Outcome.EQUAL),
     (results_in_memory_that_a_composite_hides, one_leaf, Outcome.EQUAL),
     (product_with_a_conjugate_that_repeats, expanded_complex_leaf, Outcome.EQUAL),
 ]
