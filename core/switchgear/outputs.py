@@ -239,6 +239,12 @@ class _Collector:
                 f"the function returns a tensor in the memory of {found.proxy.name} that was told inside to require "
                 "grad (requires_grad_()); call it on what is returned, outside"
             )
+        lost = requires_grad_alone(found.tensor) and self._is_written(found) and not leaf.requires_grad
+        if lost and all(map(self._lineages.is_seen, lineage)) and not any(map(self._lineages.is_detached, lineage)):
+            raise Unsupported(
+                f"the function returns a view of {found.proxy.name}, itself a view that requires_grad_() was called "
+                "on, and writes to it: autograd loses the history of that view; return a clone of it"
+            )
         part = next((name for name in reversed(lineage) if name in self._parts), None)
         if part is not None:
             found = self.recorder.inputs[index := self._parts[part]]

@@ -66,6 +66,9 @@ def through_view(
 
     def redirected(item: BoundSymbol) -> BoundSymbol:
         viewed = viewed_argument(item)
+        if item is after[0]:
+            # an operand that is the same view is read as it was, and has a gradient of its own
+            return replace(item, args=(part, *item.args[1:]))
         if viewed is None:
             env = {view.name: part} | ({base.name: rest} if _writes_back(item) else {})
         else:

@@ -310,6 +310,21 @@ def part_of_a_leaf_in_channels_last_written_to(x: Tensor, part: Tensor) -> Any:
     return result
 
 
+def view_written_to_of_a_leaf_that_is_a_view(x: Tensor) -> Any:
+    view = x[None]
+    with torch.no_grad():
+        view.mul_(2)
+    return view
+
+
+def view_added_to_itself(x: Tensor) -> Any:
+    y = x.sin()
+    view = y[None]
+    total = view.sum()
+    view.add_(view)
+    return total.sin(), y
+
+
 PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
     (result_written_to_through_a_view, non_leaf, Outcome.EQUAL),
     (one_of_two_results_written_to_through_a_view, non_leaf, Outcome.OVERWRITTEN),
@@ -340,6 +355,8 @@ PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
     (views_of_what_a_function_returns, low_leaf, Outcome.EQUAL),
     (view_of_no_grad_of_an_input_reshaped, non_leaf, Outcome.EQUAL),
     (part_of_a_leaf_in_channels_last_written_to, channels_last_and_a_part, Outcome.EQUAL),
+    (view_written_to_of_a_leaf_that_is_a_view, leaf_that_is_a_view, Outcome.REFUSED),
+    (view_added_to_itself, one_leaf, Outcome.EQUAL),
     (results_in_memory_that_a_composite_hides, one_leaf, Outcome.EQUAL),
     (product_with_a_conjugate_that_repeats, expanded_complex_leaf, Outcome.EQUAL),
 ]
