@@ -6,11 +6,11 @@ import pytest
 
 from tests.databases.modules import MODES, examine_mode, modules
 from tests.databases.refused import INEXACT_MODULES, REFUSED_MODULES
-from tests.databases.report import applies, eighth, unexpected
+from tests.databases.report import applies, part, unexpected
 from tests.databases.verdict import Outcome, jit_torch
 
 CASES = [
-    pytest.param(name, mode, marks=[pytest.mark.slow] if eighth(name) else []) for name in modules() for mode in MODES
+    pytest.param(name, mode, marks=[pytest.mark.slow] if part(name, 8) else []) for name in modules() for mode in MODES
 ]
 
 

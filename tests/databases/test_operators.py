@@ -6,11 +6,11 @@ import pytest
 
 from tests.databases.operators import examine_mode, modes_of, operators
 from tests.databases.refused import INEXACT_OPERATORS, REFUSED_OPERATORS, UNSUPPORTED_BY_EAGER
-from tests.databases.report import applies, eighth, unexpected
+from tests.databases.report import applies, part, unexpected
 from tests.databases.verdict import Outcome, jit_torch
 
 CASES = [
-    pytest.param(name, mode, marks=[pytest.mark.slow] if eighth(name) else [])
+    pytest.param(name, mode, marks=[pytest.mark.slow] if part(name, 8) else [])
     for name in operators()
     for mode in modes_of(name)
 ]
