@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 import switchgear as sg
 from switchgear import errors
 from tests.core.against_eager import check, numbers
+from tests.under_test import EXECUTORS
 
 # mypy: disable-error-code="no-untyped-call, no-any-return, override, untyped-decorator"
 
@@ -24,7 +25,7 @@ Function = torch.autograd.Function
 
 
 def jit(function: Any, **options: Any) -> Any:
-    return sg.jit(function, executors=["torch"], **options)
+    return sg.jit(function, executors=EXECUTORS, **options)
 
 
 # --- Functions: each has a backward that no derived rule would give ---

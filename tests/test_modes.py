@@ -20,13 +20,14 @@ from switchgear import errors
 from switchgear import torch_internals as internals
 from tests.core.against_eager import check, numbers
 from tests.databases.comparison import differences
+from tests.under_test import EXECUTORS
 
 Function = Callable[..., Any]
 Context = Callable[[], AbstractContextManager[Any]]
 
 
-def jit(function: Function, executors: Any = ("torch",)) -> Function:
-    jitted: Function = sg.jit(function, executors=list(executors))
+def jit(function: Function, executors: Any = None) -> Function:
+    jitted: Function = sg.jit(function, executors=EXECUTORS if executors is None else list(executors))
     return jitted
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import re
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +16,10 @@ from switchgear.fuel import Fuel
 
 Target = Callable[..., Any]
 Names = tuple[str | sg.Executor, ...]
+
+
+#: Whom the suites run on that compare with eager whatever is jitted: an option of pytest's says.
+EXECUTORS: list[str | sg.Executor] = ["torch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +58,19 @@ def names(text: str) -> tuple[str, ...]:
     if not all(found):
         raise argparse.ArgumentTypeError(f"{text!r} is no list such as inductor,torch")
     return found
+
+
+def part(name: str, parts: int) -> int:
+    """Which of so many parts `name` belongs to, the same on every machine."""
+    return zlib.crc32(name.encode()) % parts
+
+
+def fraction(text: str) -> tuple[int, int]:
+    """The K and N of an option K/N."""
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if match is None or int(match[1]) >= int(match[2]):
+        raise argparse.ArgumentTypeError(f"{text!r} is not K/N with K from 0 to N-1")
+    return int(match[1]), int(match[2])
 
 
 def is_near(expected: torch.Tensor, actual: torch.Tensor, exact: torch.Tensor | None) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch.utils import _pytree as pytree
 
+from tests import under_test
 from tests.under_test import is_near
 
 
@@ -66,6 +67,8 @@ def differences(
     expected: object, actual: object, where: str, exactness: Exactness = None, exact: object = None
 ) -> Iterator[str]:
     """Every way in which `actual`, a pytree, is not what eager's `expected` is, or `exact`, what it is in float64."""
+    if not isinstance(exactness, (Fused, Undefined)) and under_test.EXECUTORS != ["torch"]:
+        exactness = Fused(exactness)
     expected_leaves, expected_structure = pytree.tree_flatten(expected)
     actual_leaves, actual_structure = pytree.tree_flatten(actual)
     if expected_structure != actual_structure:

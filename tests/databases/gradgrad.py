@@ -31,8 +31,9 @@ from switchgear.errors import CaptureError, DataDependent, NotDifferentiable
 from tests.databases.comparison import differences
 from tests.databases.operators import operators, seed_everything
 from tests.databases.refused import REFUSED_OPERATORS
-from tests.databases.report import applies, describe, examine_all, fraction, part, summary, unexpected
+from tests.databases.report import applies, describe, examine_all, summary, unexpected
 from tests.databases.verdict import Jit, Outcome, Target, Verdict, global_state, jit_on_data
+from tests.under_test import fraction, part
 
 SAMPLES = 3
 #: How many more samples eager may fail before an operator's check counts as one that eager does not pass.

@@ -9,7 +9,6 @@ import json
 import multiprocessing
 import re
 import time
-import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -21,17 +20,12 @@ import torch
 from tests import under_test
 from tests.databases.refused import Refusal
 from tests.databases.verdict import Jit, Outcome, Verdict
-from tests.under_test import UnderTest, is_exact
+from tests.under_test import UnderTest, fraction, is_exact, part
 
 Examine = Callable[[str, Jit], list[Verdict]]
 
 #: One entry of a database that takes longer than this hangs.
 SECONDS_PER_ENTRY = 120.0
-
-
-def part(name: str, parts: int) -> int:
-    """Which of so many parts of the database `name` belongs to, the same on every machine."""
-    return zlib.crc32(name.encode()) % parts
 
 
 def unexpected(verdicts: Iterable[Verdict], refusal: Refusal | None) -> list[str]:
@@ -193,14 +187,6 @@ def run_command(
         print(fusion(verdicts))
     print(f"not as refused.py has it: {len(set(faults))} entries {sorted(set(faults)) or ''}")
     return 1 if faults else 0
-
-
-def fraction(text: str) -> tuple[int, int]:
-    """The K and N of an option K/N."""
-    match = re.fullmatch(r"(\d+)/(\d+)", text)
-    if match is None or int(match[1]) >= int(match[2]):
-        raise argparse.ArgumentTypeError(f"{text!r} is not K/N with K from 0 to N-1")
-    return int(match[1]), int(match[2])
 
 
 def _parser(description: str) -> argparse.ArgumentParser:

@@ -6,8 +6,9 @@ import pytest
 
 from tests.databases.modules import MODES, examine_mode, modules
 from tests.databases.refused import INEXACT_MODULES, REFUSED_MODULES
-from tests.databases.report import applies, part, unexpected
+from tests.databases.report import applies, unexpected
 from tests.databases.verdict import Outcome, jit_torch
+from tests.under_test import part
 
 CASES = [
     pytest.param(name, mode, marks=[pytest.mark.slow] if part(name, 8) else []) for name in modules() for mode in MODES

@@ -6,8 +6,9 @@ import pytest
 
 from tests.databases.operators import examine_mode, modes_of, operators
 from tests.databases.refused import INEXACT_OPERATORS, REFUSED_OPERATORS, UNSUPPORTED_BY_EAGER
-from tests.databases.report import applies, part, unexpected
+from tests.databases.report import applies, unexpected
 from tests.databases.verdict import Outcome, jit_torch
+from tests.under_test import part
 
 CASES = [
     pytest.param(name, mode, marks=[pytest.mark.slow] if part(name, 8) else [])
