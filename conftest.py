@@ -39,6 +39,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     k, parts = config.getoption("part")
     items[:] = [item for item in items if part(item.nodeid, parts) == k]
+    if under_test.EXECUTORS != ["torch"]:
+        items[:] = [item for item in items if item.get_closest_marker("beside_eager")]
     missing = {
         "gpu": None if torch.cuda.is_available() else "no CUDA device here",
         "nvfuser": None if importlib.util.find_spec("nvfuser_direct") else "nvFuser is not installed",

@@ -16,6 +16,8 @@ from tests.aot_behaviours.observation import Inputs, Make, check, leaves, result
 from tests.databases.comparison import differences
 from tests.under_test import EXECUTORS
 
+pytestmark = pytest.mark.beside_eager
+
 Function = Callable[..., Any]
 BOTH = pytest.mark.parametrize("grad", [False, True], ids=["no grad", "grad"])
 

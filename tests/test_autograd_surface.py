@@ -18,6 +18,8 @@ from switchgear import errors
 from tests.core.against_eager import check, numbers
 from tests.under_test import EXECUTORS
 
+pytestmark = pytest.mark.beside_eager
+
 # mypy: disable-error-code="no-untyped-call, no-any-return, override, untyped-decorator"
 
 T = torch.Tensor

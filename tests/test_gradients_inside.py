@@ -23,6 +23,8 @@ from tests.core.against_eager import check, numbers
 from tests.core.training import Kernel, assert_same, executor, rules, step
 from tests.under_test import EXECUTORS
 
+pytestmark = pytest.mark.beside_eager
+
 Function = Callable[..., Any]
 func = torch.func
 

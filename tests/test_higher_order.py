@@ -23,6 +23,8 @@ from tests.core.against_eager import numbers
 from tests.databases.comparison import Tolerance, differences
 from tests.under_test import EXECUTORS
 
+pytestmark = pytest.mark.beside_eager
+
 Function = Callable[..., Any]
 ROUNDED = Tolerance(1e-10, 1e-12, "sums of several terms in another order", strides=True)
 

@@ -16,6 +16,8 @@ from tests.aot_behaviours.observation import Make, arguments, check, leaves, res
 from tests.databases.comparison import differences
 from tests.under_test import EXECUTORS
 
+pytestmark = pytest.mark.beside_eager
+
 Function = Callable[..., Any]
 
 

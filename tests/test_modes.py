@@ -22,6 +22,8 @@ from tests.core.against_eager import check, numbers
 from tests.databases.comparison import differences
 from tests.under_test import EXECUTORS
 
+pytestmark = pytest.mark.beside_eager
+
 Function = Callable[..., Any]
 Context = Callable[[], AbstractContextManager[Any]]
 

@@ -19,6 +19,8 @@ from tests.core.against_eager import check, numbers
 from tests.databases.comparison import differences
 from tests.under_test import EXECUTORS
 
+pytestmark = pytest.mark.beside_eager
+
 Function = Callable[..., Any]
 Sampler = Callable[[T, torch.Generator | None], T]
 

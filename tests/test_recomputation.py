@@ -30,6 +30,8 @@ from tests.core.training import Kernel, backward, executor, forward, leaf, lines
 from tests.databases.comparison import differences
 from tests.under_test import EXECUTORS
 
+pytestmark = pytest.mark.beside_eager
+
 Function = Callable[..., Any]
 WEIGHT = torch.linspace(-1, 1, 16).reshape(4, 4).requires_grad_()
 BOTH = pytest.mark.parametrize("reentrant", [False, True], ids=["hooks", "reentrant"])

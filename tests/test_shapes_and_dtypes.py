@@ -16,6 +16,8 @@ from switchgear import errors
 from tests.core.against_eager import check, numbers
 from tests.under_test import EXECUTORS
 
+pytestmark = pytest.mark.beside_eager
+
 Function = Callable[..., Any]
 
 

@@ -12,6 +12,8 @@ import switchgear as sg
 from tests.databases.comparison import differences
 from tests.under_test import EXECUTORS
 
+pytestmark = pytest.mark.beside_eager
+
 Function = Callable[..., Any]
 Backward = Callable[[Any], None]
 

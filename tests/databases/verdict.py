@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from switchgear.errors import CaptureError, NotDifferentiable, PluginWarning
 from tests import under_test
-from tests.databases.comparison import Exactness, Fused, Undefined, differences
+from tests.databases.comparison import Exactness, Fused, Tolerance, differences
 from tests.under_test import UnderTest
 
 Target = Callable[..., Any]
@@ -89,7 +89,7 @@ def judge(case: Case, jit: Jit, exactness: Exactness = None) -> Verdict:
         )
 
     under_test.fused_since(jit)
-    if not under_test.is_exact(jit) and not isinstance(exactness, Undefined):
+    if not under_test.is_exact(jit) and (exactness is None or isinstance(exactness, Tolerance)):
         exactness = Fused(exactness)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -206,7 +206,7 @@ def _requires_grad(leaf: object) -> bool:
 def _compare(
     expected: list[Observation], actual: list[Observation], exactness: Exactness, exact: Sequence[Observation] = ()
 ) -> list[str]:
-    parts = {
+    parts: dict[str, Callable[[Observation], object]] = {
         "output": lambda seen: seen.output,
         "arguments afterwards": lambda seen: seen.arguments,
         "module state afterwards": lambda seen: seen.state,
@@ -217,8 +217,9 @@ def _compare(
     for call, one, other, third in calls:
         faults += differences(one.random_state, other.random_state, f"{call} call, random stream")
         for name, part in parts.items():
-            reference = part(third) if third else None
-            faults += differences(part(one), part(other), f"{call} call, {name}", exactness, reference)
+            faults += differences(
+                part(one), part(other), f"{call} call, {name}", exactness, part(third) if third else None
+            )
     return faults
 
 
