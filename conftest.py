@@ -58,11 +58,11 @@ def shipped(*, group: str) -> list[importlib.metadata.EntryPoint]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    passed = [dict(report.user_properties).get("fused") for report in terminalreporter.getreports("passed")]
-    counts = [count for count in passed if isinstance(count, int)]
+    properties = (dict(report.user_properties) for report in terminalreporter.getreports(""))
+    counts = [count for found in properties if isinstance(count := found.get("fused"), int)]
     if counts:
         fused = sum(map(bool, counts))
-        terminalreporter.write_line(f"{fused} of {len(counts)} that passed fused regions: {sum(counts)} regions")
+        terminalreporter.write_line(f"{fused} of {len(counts)} tests fused regions: {sum(counts)} regions")
 
 
 def pytest_collection_finish() -> None:

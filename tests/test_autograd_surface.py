@@ -598,7 +598,7 @@ def test_user_code_runs_when_it_is_traced_and_never_again() -> None:
 
 
 def test_every_stage_prints_and_says_whose_rule_it_was() -> None:
-    jitted = jit(CASES["containers"][0], link=True)
+    jitted = sg.jit(CASES["containers"][0], executors=["torch"], link=True)
     jitted(A, A)
     texts = [str(trace) for trace in (*sg.last_traces(jitted), *sg.last_backward_traces(jitted))]
     assert "Containers(" in texts[0]
