@@ -26,6 +26,8 @@ Examine = Callable[[str, Jit], list[Verdict]]
 
 #: One entry of a database that takes longer than this hangs.
 SECONDS_PER_ENTRY = 120.0
+#: And this where regions are compiled, each of which takes a second or more.
+SECONDS_PER_ENTRY_FUSED = 1200.0
 
 
 def unexpected(verdicts: Iterable[Verdict], refusal: Refusal | None) -> list[str]:
@@ -73,7 +75,7 @@ def examine_all(names: Sequence[str], examine: Examine, jit: Jit, jobs: int) -> 
     while len(found) < len(names):
         for place, worker in enumerate(workers):
             if not worker.name and waiting:
-                _give(worker, waiting.popleft())
+                _give(worker, waiting.popleft(), SECONDS_PER_ENTRY if is_exact(jit) else SECONDS_PER_ENTRY_FUSED)
             elif worker.name and _is_lost(worker):
                 found[worker.name] = [_lost(worker)]
                 _stop(worker)
@@ -113,8 +115,8 @@ def _work(pipe: Connection, examine: Examine, jit: Jit) -> None:
         pipe.send(verdicts)
 
 
-def _give(worker: _Worker, name: str) -> None:
-    worker.name, worker.deadline = name, time.monotonic() + SECONDS_PER_ENTRY
+def _give(worker: _Worker, name: str, seconds: float) -> None:
+    worker.name, worker.deadline = name, time.monotonic() + seconds
     worker.pipe.send(name)
 
 
