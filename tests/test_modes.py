@@ -201,7 +201,7 @@ def observe(
 
 def exact(function: Function, *given: Any) -> dict[str, Any] | None:
     """What eager does in float64, which autocast leaves alone: executors that fuse are compared with that too."""
-    return None if EXECUTORS == ["torch"] else observe(function, *given, torch.float64)
+    return None if EXECUTORS == ["torch"] else observe(function, *given, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("mode", ["inference", "training", "backward inside"])

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(
     InductorExecutor().unavailable() is not None, reason="no C++ compiler here, which Inductor needs"
 )
 
-PROGRAMS, SEED = 8, 100
+PROGRAMS, SEED = 5, 100
 
 
 def inductor() -> UnderTest:
