@@ -8,6 +8,8 @@ TORCH  ?= torch==2.13.0
 # An index of CPU builds of torch, such as PyTorch's own (see its "get started" page); empty: pip's own index.
 TORCH_INDEX ?=
 PYTEST_ARGS ?= -n auto --maxprocesses=8
+# Which sample of the tests beside eager the Inductor executor runs: Inductor compiles each region for a second or more.
+INDUCTOR_PART ?= 0/24
 
 PY    := "$(VENV)/bin/python"
 PIP   := $(PY) -m pip install -qq --disable-pip-version-check
@@ -27,7 +29,7 @@ define CHECK_PYTHON
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow nvfuser-env test-nvfuser lint format wheel-check benchmarks clean
+.PHONY: help demo test test-slow test-inductor nvfuser-env test-nvfuser lint format wheel-check benchmarks clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -40,6 +42,10 @@ test: $(STAMP) ## the test suite
 
 test-slow: $(STAMP) ## the test suite, long-running tests included
 	@$(PY) -m pytest $(PYTEST_ARGS) -m ""
+
+test-inductor: $(STAMP) ## a sample of the tests beside eager, on the Inductor executor; INDUCTOR_PART=1/24 picks another
+	@$(PY) -m pytest $(PYTEST_ARGS) -m "" --executors inductor,torch --part $(INDUCTOR_PART)
+	@$(PY) -m tests.fuzz --executors inductor,torch --programs 60 --seed 1
 
 nvfuser-env: ## an environment in which nvFuser translates: needs Python 3.12 and downloads 2.7 GB
 	$(CHECK_PYTHON)

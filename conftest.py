@@ -6,22 +6,41 @@ import importlib.metadata
 import importlib.util
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
 from switchgear import plugins
+from switchgear.passes import fuse
+from tests import under_test
+from tests.under_test import fraction, part
 
 #: The executors that ship with the project and give eager's results to the bit; `executors` runs a test over each.
 EXECUTORS = ("torch",)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--executors",
+        type=under_test.names,
+        default=("torch",),
+        help="whom to run the suites on that compare with eager, such as inductor,torch",
+    )
+    parser.addoption("--part", type=fraction, default=(0, 1), metavar="K/N", help="only part K, from 0, of N tests")
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    under_test.EXECUTORS[:] = config.getoption("executors")
     # Tests run in parallel processes; and results that depend on how a sum is split among threads are not bit-equal.
     torch.set_num_threads(1)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    k, parts = config.getoption("part")
+    items[:] = [item for item in items if part(item.nodeid, parts) == k]
+    if under_test.EXECUTORS != ["torch"]:
+        items[:] = [item for item in items if item.get_closest_marker("beside_eager")]
     missing = {
         "gpu": None if torch.cuda.is_available() else "no CUDA device here",
         "nvfuser": None if importlib.util.find_spec("nvfuser_direct") else "nvFuser is not installed",
@@ -34,7 +53,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def shipped(*, group: str) -> list[importlib.metadata.EntryPoint]:
     """Their entry points; no stranger's."""
-    return [found for found in importlib.metadata.entry_points(group=group) if found.name in EXECUTORS]
+    wanted = {*EXECUTORS, *under_test.EXECUTORS}
+    return [found for found in importlib.metadata.entry_points(group=group) if found.name in wanted]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    properties = (dict(report.user_properties) for report in terminalreporter.getreports(""))
+    counts = [count for found in properties if isinstance(count := found.get("fused"), int)]
+    if counts:
+        fused = sum(map(bool, counts))
+        terminalreporter.write_line(f"{fused} of {len(counts)} tests fused regions: {sum(counts)} regions")
 
 
 def pytest_collection_finish() -> None:
@@ -53,6 +81,26 @@ def isolated_plugins(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
         monkeypatch.delenv(plugins.DISABLE_VARIABLE, raising=False)
         monkeypatch.setattr(plugins, "entry_points", shipped)
         yield
+
+
+@pytest.fixture(autouse=True)
+def counted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Counts the regions that a test fuses, where executors that fuse are under test: without any it proves nothing."""
+    if under_test.EXECUTORS == ["torch"]:
+        yield
+        return
+    compiled = fuse._compiled
+    count = 0
+
+    def counting(*args: Any) -> Any:
+        nonlocal count
+        found = compiled(*args)
+        count += len(found)
+        return found
+
+    monkeypatch.setattr(fuse, "_compiled", counting)
+    yield
+    request.node.user_properties.append(("fused", count))
 
 
 @pytest.fixture(autouse=True)

@@ -14,13 +14,16 @@ import switchgear as sg
 from switchgear.errors import SwitchgearError
 from tests.aot_behaviours.observation import Inputs, Make, check, leaves, results, succeeds, values, windows
 from tests.databases.comparison import differences
+from tests.under_test import EXECUTORS
+
+pytestmark = pytest.mark.beside_eager
 
 Function = Callable[..., Any]
 BOTH = pytest.mark.parametrize("grad", [False, True], ids=["no grad", "grad"])
 
 
 def jit(function: Function, **options: Any) -> Function:
-    jitted: Function = sg.jit(function, executors=["torch"], **options)
+    jitted: Function = sg.jit(function, executors=EXECUTORS, **options)
     return jitted
 
 

@@ -16,6 +16,9 @@ from torch.autograd.function import once_differentiable
 import switchgear as sg
 from switchgear import errors
 from tests.core.against_eager import check, numbers
+from tests.under_test import EXECUTORS
+
+pytestmark = pytest.mark.beside_eager
 
 # mypy: disable-error-code="no-untyped-call, no-any-return, override, untyped-decorator"
 
@@ -24,7 +27,7 @@ Function = torch.autograd.Function
 
 
 def jit(function: Any, **options: Any) -> Any:
-    return sg.jit(function, executors=["torch"], **options)
+    return sg.jit(function, executors=EXECUTORS, **options)
 
 
 # --- Functions: each has a backward that no derived rule would give ---
@@ -595,7 +598,7 @@ def test_user_code_runs_when_it_is_traced_and_never_again() -> None:
 
 
 def test_every_stage_prints_and_says_whose_rule_it_was() -> None:
-    jitted = jit(CASES["containers"][0], link=True)
+    jitted = sg.jit(CASES["containers"][0], executors=["torch"], link=True)
     jitted(A, A)
     texts = [str(trace) for trace in (*sg.last_traces(jitted), *sg.last_backward_traces(jitted))]
     assert "Containers(" in texts[0]

@@ -21,13 +21,16 @@ from switchgear import errors
 from switchgear.symbol import DEL
 from tests.core.against_eager import check, numbers
 from tests.core.training import Kernel, assert_same, executor, rules, step
+from tests.under_test import EXECUTORS
+
+pytestmark = pytest.mark.beside_eager
 
 Function = Callable[..., Any]
 func = torch.func
 
 
 def jit(function: Function, **options: Any) -> Function:
-    jitted: Function = sg.jit(function, **{"executors": ["torch"], **options})
+    jitted: Function = sg.jit(function, **{"executors": EXECUTORS, **options})
     return jitted
 
 

@@ -21,13 +21,16 @@ from torch.utils.checkpoint import checkpoint
 import switchgear as sg
 from tests.core.against_eager import numbers
 from tests.databases.comparison import Tolerance, differences
+from tests.under_test import EXECUTORS
+
+pytestmark = pytest.mark.beside_eager
 
 Function = Callable[..., Any]
 ROUNDED = Tolerance(1e-10, 1e-12, "sums of several terms in another order", strides=True)
 
 
 def jit(function: Function, **options: Any) -> Function:
-    jitted: Function = sg.jit(function, executors=["torch"], **options)
+    jitted: Function = sg.jit(function, executors=EXECUTORS, **options)
     return jitted
 
 

@@ -14,12 +14,15 @@ import switchgear as sg
 from switchgear.errors import DataDependent, SwitchgearError
 from tests.aot_behaviours.observation import Make, arguments, check, leaves, results, succeeds, values, windows
 from tests.databases.comparison import differences
+from tests.under_test import EXECUTORS
+
+pytestmark = pytest.mark.beside_eager
 
 Function = Callable[..., Any]
 
 
 def jit(function: Function) -> Function:
-    jitted: Function = sg.jit(function, executors=["torch"])
+    jitted: Function = sg.jit(function, executors=EXECUTORS)
     return jitted
 
 

@@ -17,13 +17,16 @@ import switchgear as sg
 from switchgear import errors
 from tests.core.against_eager import check, numbers
 from tests.databases.comparison import differences
+from tests.under_test import EXECUTORS
+
+pytestmark = pytest.mark.beside_eager
 
 Function = Callable[..., Any]
 Sampler = Callable[[T, torch.Generator | None], T]
 
 
 def jit(function: Function) -> Function:
-    jitted: Function = sg.jit(function, executors=["torch"])
+    jitted: Function = sg.jit(function, executors=EXECUTORS)
     return jitted
 
 

@@ -28,6 +28,9 @@ from switchgear.redraw import random_state, swap_random_state
 from switchgear.symbol import DEL, RANDOM, RECOMPUTED
 from tests.core.training import Kernel, backward, executor, forward, leaf, lines, operators, own, rules
 from tests.databases.comparison import differences
+from tests.under_test import EXECUTORS
+
+pytestmark = pytest.mark.beside_eager
 
 Function = Callable[..., Any]
 WEIGHT = torch.linspace(-1, 1, 16).reshape(4, 4).requires_grad_()
@@ -54,7 +57,7 @@ def observe(function: Function, args: Any, used: int | None = None) -> dict[str,
 
 def check(function: Function, *args: Any, used: int | None = None, **options: Any) -> Any:
     """The first and a cached call leave behind what eager does, to the bit; returns the jitted function."""
-    jitted = sg.jit(function, **{"executors": ["torch"], **options})
+    jitted = sg.jit(function, **{"executors": EXECUTORS, **options})
     expected = observe(function, args, used)
     for call in ("first", "cached"):
         faults = list(differences(expected, observe(jitted, args, used), call))

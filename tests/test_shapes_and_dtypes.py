@@ -14,12 +14,15 @@ from torch.nn import functional
 import switchgear as sg
 from switchgear import errors
 from tests.core.against_eager import check, numbers
+from tests.under_test import EXECUTORS
+
+pytestmark = pytest.mark.beside_eager
 
 Function = Callable[..., Any]
 
 
 def jit(function: Function) -> Function:
-    jitted: Function = sg.jit(function, executors=["torch"])
+    jitted: Function = sg.jit(function, executors=EXECUTORS)
     return jitted
 
 

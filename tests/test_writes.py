@@ -10,6 +10,9 @@ import torch
 
 import switchgear as sg
 from tests.databases.comparison import differences
+from tests.under_test import EXECUTORS
+
+pytestmark = pytest.mark.beside_eager
 
 Function = Callable[..., Any]
 Backward = Callable[[Any], None]
@@ -44,7 +47,7 @@ def observe(function: Function, backward: Backward) -> dict[str, Any]:
 def check(function: Function, backward: Backward = backward_of_all) -> dict[str, Any]:
     """Compare eager with the first and with a cached call; the eager observation."""
     expected = observe(function, backward)
-    jitted = sg.jit(function, executors=["torch"])
+    jitted = sg.jit(function, executors=EXECUTORS)
     for call in ("first", "cached"):
         found = observe(jitted, backward)
         faults = list(differences(expected, found, f"{call} call of {function.__name__}"))

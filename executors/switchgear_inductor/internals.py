@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -39,7 +40,9 @@ def compile_region(region: sg.Trace, options: Mapping[str, Any]) -> Callable[...
     def permuted(*args: torch.Tensor) -> list[torch.Tensor]:
         return [_permuted(value, stride) for value, stride in zip(function(*args), strides, strict=True)]
 
-    with config.patch({**_OPTIONS, **options}), tracing(TracingContext(mode)):
+    with config.patch({**_OPTIONS, **options}), tracing(TracingContext(mode)), warnings.catch_warnings():
+        # that it does not vectorize them, which no user can change
+        warnings.filterwarnings("ignore", "bf16 and fp16 are mixed", UserWarning)
         with mode:
             inputs = [_empty(proxy) for proxy in region.inputs]
             graph = make_fx(permuted, decomposition_table=select_decomp_table())(*inputs)

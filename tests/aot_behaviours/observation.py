@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 import switchgear as sg
 from switchgear.errors import SwitchgearError
 from tests.databases.comparison import differences
+from tests.under_test import EXECUTORS
 
 _WRITTEN = "has a new version"
 
@@ -128,7 +129,7 @@ def succeeds(observed: list[Observation]) -> bool:
 
 def _jit(target: Target, kinds: int) -> Target:
     # One compilation for each of the inputs, and no more: in the tests the warning of one more is an error.
-    jitted: Target = sg.jit(target, executors=["torch"], recompile_limit=kinds)
+    jitted: Target = sg.jit(target, executors=EXECUTORS, recompile_limit=kinds)
     return jitted
 
 

@@ -17,6 +17,8 @@ from tests.aot_behaviours.observation import (
     windows,
 )
 
+pytestmark = pytest.mark.beside_eager
+
 BOTH = pytest.mark.parametrize("grad", [False, True], ids=["no grad", "grad"])
 
 

@@ -11,6 +11,8 @@ from torch import Tensor
 import switchgear as sg
 from tests.aot_behaviours.observation import check, leaves, results, succeeds, values
 
+pytestmark = pytest.mark.beside_eager
+
 
 def test_own_backward_is_used() -> None:
     """A function that is differentiated by a backward of its own; also where nothing requires grad."""

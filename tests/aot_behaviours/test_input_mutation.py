@@ -8,6 +8,8 @@ from torch import Tensor
 
 from tests.aot_behaviours.observation import Inputs, check, leaves, results, succeeds, values, windows
 
+pytestmark = pytest.mark.beside_eager
+
 BOTH = pytest.mark.parametrize("grad", [False, True], ids=["no grad", "grad"])
 
 

@@ -19,6 +19,8 @@ from tests.aot_behaviours.observation import (
     values,
 )
 
+pytestmark = pytest.mark.beside_eager
+
 BOTH = pytest.mark.parametrize("grad", [False, True], ids=["no grad", "grad"])
 
 

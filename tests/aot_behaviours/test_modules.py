@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 from tests.aot_behaviours.observation import Inputs, arguments, check, leaves, results, succeeds, values, windows
 
+pytestmark = pytest.mark.beside_eager
+
 BOTH = pytest.mark.parametrize("grad", [False, True], ids=["no grad", "grad"])
 
 

@@ -9,6 +9,8 @@ from torch import Tensor
 import switchgear as sg
 from tests.aot_behaviours.observation import check, leaves, results, succeeds, values
 
+pytestmark = pytest.mark.beside_eager
+
 BOTH = pytest.mark.parametrize("grad", [False, True], ids=["no grad", "grad"])
 
 

@@ -15,6 +15,8 @@ from torch import Tensor
 import switchgear as sg
 from tests.aot_behaviours.observation import Inputs, Make, check, leaves, succeeds, values
 
+pytestmark = pytest.mark.beside_eager
+
 #: What is as good as eager's result: a trace holds values, and no memory to hand over.
 OTHER_MEMORY = "inputs keep their memory"
 BOTH = pytest.mark.parametrize("grad", [False, True], ids=["no grad", "grad"])

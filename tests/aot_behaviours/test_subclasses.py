@@ -13,6 +13,8 @@ from torch.testing._internal.two_tensor import TwoTensor
 import switchgear as sg
 from tests.aot_behaviours.observation import values
 
+pytestmark = pytest.mark.beside_eager
+
 
 def transposed(x: Tensor) -> Tensor:
     x.transpose_(1, 0)

@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
-from tests.databases.verdict import Case, Outcome, jit_torch, judge
+from tests import under_test
+from tests.databases.verdict import Case, Outcome, judge
+from tests.under_test import UnderTest
 
 
 def check(target: Callable[..., Any], *args: Any, gradient: bool = True, **kwargs: Any) -> None:
@@ -16,7 +18,7 @@ def check(target: Callable[..., Any], *args: Any, gradient: bool = True, **kwarg
     That is: outputs, gradients and which of them are None, arguments and module state afterwards, the random stream.
     """
     name = getattr(target, "__name__", type(target).__name__)
-    verdict = judge(Case(name, "", "", target, args, kwargs, gradient), jit_torch)
+    verdict = judge(Case(name, "", "", target, args, kwargs, gradient), UnderTest(tuple(under_test.EXECUTORS)))
     assert verdict.outcome is Outcome.EQUAL, f"{name} is {verdict.outcome} ({verdict.error}): {verdict.detail}"
 
 

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch.utils import _pytree as pytree
 
+from tests import under_test
+from tests.under_test import is_near
+
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
@@ -30,7 +33,14 @@ class Undefined:
     cause: str
 
 
-Exactness = Tolerance | Undefined | None  # None: bit for bit
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """What a fusion executor computes, `is_near` to eager or within the tolerance that it has without one."""
+
+    without: Tolerance | None = None
+
+
+Exactness = Tolerance | Undefined | Fused | None  # None: bit for bit
 
 
 def in_mode(exactness: Exactness, mode: str) -> Exactness:
@@ -53,21 +63,30 @@ _FACTS: dict[str, Callable[[torch.Tensor], object]] = {
 }
 
 
-def differences(expected: object, actual: object, where: str, exactness: Exactness = None) -> Iterator[str]:
-    """Every way in which `actual`, a pytree, is not what eager's `expected` is."""
+def differences(
+    expected: object, actual: object, where: str, exactness: Exactness = None, exact: object = None
+) -> Iterator[str]:
+    """Every way in which `actual`, a pytree, is not what eager's `expected` is, or `exact`, what it is in float64."""
+    if not isinstance(exactness, (Fused, Undefined)) and under_test.EXECUTORS != ["torch"]:
+        exactness = Fused(exactness)
     expected_leaves, expected_structure = pytree.tree_flatten(expected)
     actual_leaves, actual_structure = pytree.tree_flatten(actual)
     if expected_structure != actual_structure:
         yield f"{where}: structure is {actual_structure}, eager's {expected_structure}"
         return
     several = len(expected_leaves) > 1
-    for index, pair in enumerate(zip(expected_leaves, actual_leaves, strict=True)):
-        yield from _leaf_differences(*pair, f"{where}[{index}]" if several else where, exactness)
+    exact_leaves = pytree.tree_leaves(exact)
+    if len(exact_leaves) != len(expected_leaves):
+        exact_leaves = [None] * len(expected_leaves)
+    for index, leaves in enumerate(zip(expected_leaves, actual_leaves, exact_leaves, strict=True)):
+        yield from _leaf_differences(*leaves, f"{where}[{index}]" if several else where, exactness)
 
 
-def _leaf_differences(expected: object, actual: object, where: str, exactness: Exactness) -> Iterator[str]:
+def _leaf_differences(
+    expected: object, actual: object, exact: object, where: str, exactness: Exactness
+) -> Iterator[str]:
     if isinstance(expected, torch.Tensor) and isinstance(actual, torch.Tensor):
-        yield from _tensor_differences(expected, actual, where, exactness)
+        yield from _tensor_differences(expected, actual, exact, where, exactness)
     elif type(expected) is not type(actual):
         yield f"{where}: is {_brief(actual)}, eager's {_brief(expected)}"
     elif isinstance(expected, (bool, int, float, complex, str, type(None), torch.dtype, torch.device)):
@@ -77,14 +96,18 @@ def _leaf_differences(expected: object, actual: object, where: str, exactness: E
 
 
 def _tensor_differences(
-    expected: torch.Tensor, actual: torch.Tensor, where: str, exactness: Exactness
+    expected: torch.Tensor, actual: torch.Tensor, exact: object, where: str, exactness: Exactness
 ) -> Iterator[str]:
+    fused = isinstance(exactness, Fused)
+    exactness = exactness.without if isinstance(exactness, Fused) else exactness
     free = {"stride"} if isinstance(exactness, Tolerance) and exactness.strides else set()
     wrong = [name for name, fact in _FACTS.items() if name not in free and fact(expected) != fact(actual)]
     for name in wrong:
         yield f"{where}: {name} is {_FACTS[name](actual)}, eager's {_FACTS[name](expected)}"
     if {"dtype", "layout", "shape", "device"}.isdisjoint(wrong) and not isinstance(exactness, Undefined):
         for part, (one, other) in enumerate(zip(_plain_parts(expected), _plain_parts(actual), strict=True)):
+            if fused and one.shape == other.shape and is_near(one, other, _wide(exact, one)):
+                continue
             yield from _value_differences(one, other, where if part == 0 else f"{where}, part {part}", exactness)
 
 
@@ -125,6 +148,14 @@ def _plain_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     else:
         parts = [tensor]
     return [_plain(part) for part in parts]
+
+
+def _wide(exact: object, expected: torch.Tensor) -> torch.Tensor | None:
+    """The dense tensor of float64 that `expected` is to be compared with, if there is one."""
+    if not isinstance(exact, torch.Tensor) or exact.layout is not torch.strided:
+        return None
+    (plain,) = _plain_parts(exact)
+    return plain.double() if plain.is_floating_point() and plain.shape == expected.shape else None
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:

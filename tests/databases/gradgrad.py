@@ -18,7 +18,6 @@ import sys
 import time
 import traceback
 import warnings
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +33,7 @@ from tests.databases.operators import operators, seed_everything
 from tests.databases.refused import REFUSED_OPERATORS
 from tests.databases.report import applies, describe, examine_all, summary, unexpected
 from tests.databases.verdict import Jit, Outcome, Target, Verdict, global_state, jit_on_data
+from tests.under_test import fraction, part
 
 SAMPLES = 3
 #: How many more samples eager may fail before an operator's check counts as one that eager does not pass.
@@ -75,11 +75,6 @@ class Check:
             return
         for strided in (False, True):
             torch.autograd.gradgradcheck(function, self.inputs, gen_non_contig_grad_outputs=strided, **options)
-
-
-def part(name: str, parts: int) -> int:
-    """Which of so many parts of the database `name` belongs to, the same on every machine."""
-    return zlib.crc32(name.encode()) % parts
 
 
 @functools.cache
@@ -254,13 +249,6 @@ def _grouped(verdicts: Sequence[Verdict]) -> dict[tuple[str, str], list[Verdict]
     return groups
 
 
-def _fraction(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"(\d+)/(\d+)", text)
-    if match is None or int(match[1]) >= int(match[2]):
-        raise argparse.ArgumentTypeError(f"{text!r} is not K/N with K from 0 to N-1")
-    return int(match[1]), int(match[2])
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tests.databases.gradgrad",
@@ -269,7 +257,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--filter", default="", metavar="REGEX", help="only operators whose name matches")
     parser.add_argument(
-        "--fraction", type=_fraction, default=(0, 1), metavar="K/N", help="only part K, from 0, of N; CI runs 0/48"
+        "--fraction", type=fraction, default=(0, 1), metavar="K/N", help="only part K, from 0, of N; CI runs 0/48"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every verdict there")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="worker processes (default: 2)")

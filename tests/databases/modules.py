@@ -16,7 +16,7 @@ from tests.databases.operators import judge_spread, seed_everything
 from tests.databases.opinfo import module_db
 from tests.databases.refused import INEXACT_MODULES, REFUSED_MODULES
 from tests.databases.report import run_command
-from tests.databases.verdict import Case, Jit, Verdict, jit_torch
+from tests.databases.verdict import Case, Jit, Verdict
 
 MODES = ("train forward", "eval forward", "train gradient", "eval gradient")
 
@@ -68,7 +68,7 @@ def _text(call: Any) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the database and report."""
-    return run_command(arguments, __doc__ or "", list(modules()), examine, jit_torch, REFUSED_MODULES)
+    return run_command(arguments, __doc__ or "", list(modules()), examine, REFUSED_MODULES)
 
 
 if __name__ == "__main__":

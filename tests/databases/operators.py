@@ -17,7 +17,7 @@ from tests.databases.comparison import Exactness, in_mode
 from tests.databases.opinfo import op_db
 from tests.databases.refused import INEXACT_OPERATORS, REFUSED_OPERATORS
 from tests.databases.report import run_command
-from tests.databases.verdict import Case, Jit, Outcome, Verdict, jit_torch, judge
+from tests.databases.verdict import Case, Jit, Outcome, Verdict, judge
 
 SAMPLES = 4
 #: How many samples eager may refuse before another place in the database's list is tried.
@@ -110,7 +110,7 @@ def seed_everything() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the database and report."""
-    return run_command(arguments, __doc__ or "", list(operators()), examine, jit_torch, REFUSED_OPERATORS)
+    return run_command(arguments, __doc__ or "", list(operators()), examine, REFUSED_OPERATORS)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ import json
 import multiprocessing
 import re
 import time
-import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -18,18 +17,17 @@ from pathlib import Path
 
 import torch
 
+from tests import under_test
 from tests.databases.refused import Refusal
 from tests.databases.verdict import Jit, Outcome, Verdict
+from tests.under_test import UnderTest, fraction, is_exact, part
 
 Examine = Callable[[str, Jit], list[Verdict]]
 
 #: One entry of a database that takes longer than this hangs.
 SECONDS_PER_ENTRY = 120.0
-
-
-def eighth(name: str) -> int:
-    """The eighth of the database that `name` belongs to, the same on every machine."""
-    return zlib.crc32(name.encode()) % 8
+#: And this where regions are compiled, each of which takes a second or more.
+SECONDS_PER_ENTRY_FUSED = 1200.0
 
 
 def unexpected(verdicts: Iterable[Verdict], refusal: Refusal | None) -> list[str]:
@@ -77,7 +75,7 @@ def examine_all(names: Sequence[str], examine: Examine, jit: Jit, jobs: int) -> 
     while len(found) < len(names):
         for place, worker in enumerate(workers):
             if not worker.name and waiting:
-                _give(worker, waiting.popleft())
+                _give(worker, waiting.popleft(), SECONDS_PER_ENTRY if is_exact(jit) else SECONDS_PER_ENTRY_FUSED)
             elif worker.name and _is_lost(worker):
                 found[worker.name] = [_lost(worker)]
                 _stop(worker)
@@ -117,8 +115,8 @@ def _work(pipe: Connection, examine: Examine, jit: Jit) -> None:
         pipe.send(verdicts)
 
 
-def _give(worker: _Worker, name: str) -> None:
-    worker.name, worker.deadline = name, time.monotonic() + SECONDS_PER_ENTRY
+def _give(worker: _Worker, name: str, seconds: float) -> None:
+    worker.name, worker.deadline = name, time.monotonic() + seconds
     worker.pipe.send(name)
 
 
@@ -154,21 +152,29 @@ def summary(verdicts: Sequence[Verdict]) -> str:
     return "\n".join(lines)
 
 
+def fusion(verdicts: Sequence[Verdict]) -> str:
+    """How many entries have a region that was fused, and how many regions there are."""
+    counts: collections.Counter[tuple[str, str]] = collections.Counter()
+    for verdict in verdicts:
+        counts[verdict.name, verdict.mode] += verdict.fused
+    fused = sum(map(bool, counts.values()))
+    return f"{fused} of {len(counts)} entries, by mode, have regions that were fused: {counts.total()} regions"
+
+
 def run_command(
     arguments: Sequence[str] | None,
     description: str,
     names: Sequence[str],
     examine: Examine,
-    jit: Jit,
     refused: dict[str, Refusal],
 ) -> int:
     """The command line of a database; the exit status says whether all is as `refused.py` has it."""
     options = _parser(description).parse_args(arguments)
     chosen = [name for name in names if re.search(options.filter, name)]
-    if options.fraction is not None:
-        chosen = [name for name in chosen if eighth(name) == options.fraction]
+    k, parts = options.fraction
+    chosen = [name for name in chosen if part(name, parts) == k]
     begin = time.monotonic()
-    verdicts = examine_all(chosen, examine, jit, options.jobs)
+    verdicts = examine_all(chosen, examine, UnderTest(options.executors), options.jobs)
     if options.json:
         options.json.write_text(json.dumps([dataclasses.asdict(verdict) for verdict in verdicts], indent=1))
     for verdict in verdicts:
@@ -179,21 +185,25 @@ def run_command(
         groups.setdefault((verdict.name, verdict.mode), []).append(verdict)
     faults = [name for (name, mode), group in groups.items() if unexpected(group, applies(refused.get(name), mode))]
     print(f"\n{len(chosen)} of {len(names)} entries in {time.monotonic() - begin:.0f} s\n{summary(verdicts)}")
+    if not is_exact(UnderTest(options.executors)):
+        print(fusion(verdicts))
     print(f"not as refused.py has it: {len(set(faults))} entries {sorted(set(faults)) or ''}")
     return 1 if faults else 0
-
-
-def _fraction(text: str) -> int:
-    match = re.fullmatch(r"([0-7])/8", text)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is none of 0/8, 1/8, ... 7/8")
-    return int(match[1])
 
 
 def _parser(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--filter", default="", metavar="REGEX", help="only entries whose name matches")
-    parser.add_argument("--fraction", type=_fraction, metavar="K/8", help="only one eighth, K from 0 to 7; CI runs 0/8")
+    parser.add_argument(
+        "--fraction", type=fraction, default=(0, 1), metavar="K/N", help="only part K, from 0, of N; CI runs 0/8"
+    )
+    parser.add_argument(
+        "--executors",
+        type=under_test.names,
+        default=("torch",),
+        metavar="NAMES",
+        help="whom to run the database on, such as inductor,torch (default: torch, which has to be exact)",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every verdict there")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="worker processes (default: 2)")
     return parser

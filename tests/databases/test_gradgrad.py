@@ -9,10 +9,11 @@ import torch
 
 from switchgear.errors import NotDifferentiable
 from tests.databases import gradgrad
-from tests.databases.gradgrad import MODES, REFUSED, examine_mode, faults, names, part
+from tests.databases.gradgrad import MODES, REFUSED, examine_mode, faults, names
 from tests.databases.operators import operators
 from tests.databases.report import applies, unexpected
 from tests.databases.verdict import Jit, Outcome, Target, Verdict, jit_on_data
+from tests.under_test import part
 
 CASES = [
     pytest.param(name, mode, marks=[pytest.mark.slow] if part(name, 48) else []) for name in names() for mode in MODES

@@ -3,34 +3,31 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-import switchgear as sg
-from switchgear.errors import CaptureError, NotDifferentiable
-from tests.databases.comparison import Exactness, differences
+from switchgear.errors import CaptureError, NotDifferentiable, PluginWarning
+from tests import under_test
+from tests.databases.comparison import Exactness, Fused, Tolerance, differences
+from tests.under_test import UnderTest
 
 Target = Callable[..., Any]
 Jit = Callable[[Target], Target]
 
 
-def jit_on_data(target: Target) -> Target:
-    """The same for what data decides: values and shapes that are read, and checked in later calls."""
-    jitted: Target = sg.jit(target, executors=["torch"], specialize_on_data=True)
-    return jitted
+#: What the databases are run through: the torch executor alone, whose results are eager's to the bit.
+jit_torch = UnderTest()
 
-
-def jit_torch(target: Target) -> Target:
-    """What the databases are run through: the torch executor alone, whose results are eager's to the bit."""
-    jitted: Target = sg.jit(target, executors=["torch"])
-    return jitted
+#: The same for what data decides: values and shapes that are read, and checked in later calls.
+jit_on_data = UnderTest(specialize_on_data=True)
 
 
 class Outcome(StrEnum):
@@ -53,6 +50,7 @@ class Verdict:
     sample: str
     error: str = ""
     detail: str = ""
+    fused: int = 0  # regions
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +84,16 @@ def judge(case: Case, jit: Jit, exactness: Exactness = None) -> Verdict:
 
     def verdict(outcome: Outcome, error: BaseException | None = None, detail: str = "") -> Verdict:
         kind = type(error).__name__ if error is not None else ""
-        return Verdict(outcome, case.name, case.mode, case.sample, kind, detail or str(error or ""))
+        return Verdict(
+            outcome, case.name, case.mode, case.sample, kind, detail or str(error or ""), under_test.fused_since(jit)
+        )
 
+    under_test.fused_since(jit)
+    if not under_test.is_exact(jit) and (exactness is None or isinstance(exactness, Tolerance)):
+        exactness = Fused(exactness)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        warnings.simplefilter("error", PluginWarning)  # a region that its executor fails on, and leaves to others
         try:
             case, expected = _observe_eager(case)
         except Exception as error:
@@ -103,7 +107,10 @@ def judge(case: Case, jit: Jit, exactness: Exactness = None) -> Verdict:
         except Exception as error:
             return verdict(Outcome.CRASH, error, _where_it_crashed(error))
         faults = list(differences(before, global_state(), "left behind in the global state"))
-        faults += _compare(expected, actual, exactness)
+        differing = _compare(expected, actual, exactness)
+        if differing and isinstance(exactness, Fused):
+            differing = _compare(expected, actual, exactness, _observe_exact(case))
+        faults += differing
         return verdict(Outcome.WRONG if faults else Outcome.EQUAL, None, "\n".join(faults))
 
 
@@ -116,6 +123,16 @@ def _observe_eager(case: Case) -> tuple[Case, list[Observation]]:
         return whole, _observe_twice(whole, _same_target)
     except Exception:
         return case, _observe_twice(case, _same_target)
+
+
+def _observe_exact(case: Case) -> list[Observation]:
+    """What eager does in float64; nothing where it cannot."""
+    target = copy.deepcopy(case.target).double() if isinstance(case.target, torch.nn.Module) else case.target
+    try:
+        args, kwargs = pytree.tree_map(under_test.in_float64, _copied((tuple(case.args), dict(case.kwargs))))
+        return _observe_twice(replace(case, target=target, args=args, kwargs=kwargs), _same_target)
+    except Exception:
+        return []
 
 
 def _with_narrow(case: Case, narrow: Callable[[Any], Any] | None) -> Case:
@@ -186,14 +203,23 @@ def _requires_grad(leaf: object) -> bool:
     return isinstance(leaf, torch.Tensor) and leaf.requires_grad
 
 
-def _compare(expected: list[Observation], actual: list[Observation], exactness: Exactness) -> list[str]:
+def _compare(
+    expected: list[Observation], actual: list[Observation], exactness: Exactness, exact: Sequence[Observation] = ()
+) -> list[str]:
+    parts: dict[str, Callable[[Observation], object]] = {
+        "output": lambda seen: seen.output,
+        "arguments afterwards": lambda seen: seen.arguments,
+        "module state afterwards": lambda seen: seen.state,
+        "gradients": lambda seen: seen.gradients,
+    }
     faults: list[str] = []
-    for call, one, other in zip(("first", "cached"), expected, actual, strict=True):
-        faults += differences(one.output, other.output, f"{call} call, output", exactness)
+    calls = itertools.zip_longest(("first", "cached"), expected, actual, exact)
+    for call, one, other, third in calls:
         faults += differences(one.random_state, other.random_state, f"{call} call, random stream")
-        faults += differences(one.arguments, other.arguments, f"{call} call, arguments afterwards", exactness)
-        faults += differences(one.state, other.state, f"{call} call, module state afterwards", exactness)
-        faults += differences(one.gradients, other.gradients, f"{call} call, gradients", exactness)
+        for name, part in parts.items():
+            faults += differences(
+                part(one), part(other), f"{call} call, {name}", exactness, part(third) if third else None
+            )
     return faults
 
 

@@ -462,3 +462,8 @@ def test_progress_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     first, second = capsys.readouterr().err.removesuffix("\n").split("\r")[1:]
     assert first == "inductor [############............] 1/2 regions, 0 s"
     assert second == "inductor [########################] 2/2 regions, 0 s"
+
+
+def test_both_kinds_of_16_bits_in_one_region() -> None:
+    """Inductor warns that it does not vectorize it, of which nobody is told."""
+    check(lambda a: ((a.to(torch.bfloat16) * 2).float() + (a.to(torch.float16) * 3).float()).sin(), torch.ones(5))

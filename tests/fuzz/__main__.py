@@ -18,6 +18,7 @@ import torch
 from tests.fuzz.compare import Outcome, Verdict
 from tests.fuzz.processes import over_processes
 from tests.fuzz.search import Finding, examine, shrink
+from tests.under_test import UnderTest, names
 
 #: Programs that one seed draws: chunk i of seed s is the first chunk of seed s + i.
 CHUNK = 25
@@ -31,24 +32,25 @@ def main() -> int:
     print(f"{options.programs} programs; again with: python -m tests.fuzz --programs {options.programs} --seed {seed}")
     start = time.monotonic()
     firsts = range(0, options.programs, CHUNK)
-    chunks = [(seed + place, min(CHUNK, options.programs - first)) for place, first in enumerate(firsts)]
+    jit = UnderTest(options.executors)
+    chunks = [(seed + place, min(CHUNK, options.programs - first), jit) for place, first in enumerate(firsts)]
     findings: dict[int, list[Finding]] = {}
     for chunk, found in over_processes(examine, chunks, options.jobs):
-        findings[chunk[0]] = found if found is not None else [_lost(*chunk)]
+        findings[chunk[0]] = found if found is not None else [_lost(*chunk[:2])]
         _progress(findings, start)
     every = [finding for number in sorted(findings) for finding in findings[number]]
     print(f"\n\n{summary(every)}")
     # Each kind of difference with the first chunk that has it: the chunk is drawn once more, and the program shrunk.
-    kinds: dict[str, tuple[int, int]] = {}
+    kinds: dict[str, tuple[int, int, UnderTest]] = {}
     for chunk in chunks:
         for finding in findings[chunk[0]]:
             if finding.verdict.outcome is Outcome.DIFFERENT and finding.text:
                 kinds.setdefault(finding.verdict.kind, chunk)
     if len(kinds) > options.kinds:
         print(f"\n{len(kinds)} kinds of differences, of which {options.kinds} are shrunk and shown (--kinds)")
-    wanted = [(*chunk, kind) for kind, chunk in kinds.items()][: options.kinds]
+    wanted = [(*chunk[:2], kind, jit) for kind, chunk in kinds.items()][: options.kinds]
     smallest: dict[str, Finding] = {}
-    for (number, _, kind), shrunk in over_processes(shrink, wanted, options.jobs):
+    for (number, _, kind, _), shrunk in over_processes(shrink, wanted, options.jobs):
         # Where nothing comes back, the process died or the program differs in one run only: shown as it was drawn.
         smallest[kind] = shrunk or next(one for one in findings[number] if one.verdict.kind == kind)
         print(f"\n== {kind}\n{smallest[kind].verdict.detail}\n\n{smallest[kind].text}")
@@ -63,6 +65,8 @@ def summary(findings: Sequence[Finding]) -> str:
     counts = collections.Counter(finding.verdict.outcome for finding in findings)
     for outcome in Outcome:
         lines.append(f"{counts[outcome]:6} {counts[outcome] / max(len(findings), 1):6.1%}  {outcome}")
+    regions = [finding.verdict.fused for finding in findings if finding.verdict.fused]
+    lines += [f"{len(regions):6} programs have regions that were fused: {sum(regions)} regions"] * bool(regions)
     lines.append(f"{sum(finding.steps for finding in findings) / max(len(findings), 1):6.1f} steps in a program")
     for outcome in (Outcome.REFUSED, Outcome.BOTH_RAISE, Outcome.EXCEPTED, Outcome.BROKEN, Outcome.DIFFERENT):
         kinds = collections.Counter(finding.verdict.kind for finding in findings if finding.verdict.outcome is outcome)
@@ -73,11 +77,19 @@ def summary(findings: Sequence[Finding]) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tests.fuzz",
-        description="Writes random programs, runs each eagerly and jitted on the torch executor, and compares values, "
-        "metadata, aliasing, arguments, random stream and gradients exactly. Exit status 1 if any differs.",
+        description="Writes random programs, runs each eagerly and jitted, and compares values, metadata, aliasing, "
+        "arguments, random stream and gradients: exactly, or values within rounding where the executors fuse. "
+        "Exit status 1 if any differs.",
     )
     parser.add_argument("--programs", type=int, default=2000, metavar="N", help="how many programs (default: 2000)")
     parser.add_argument("--seed", type=int, metavar="N", help="the seed of a run to repeat (default: a fresh one)")
+    parser.add_argument(
+        "--executors",
+        type=names,
+        default=("torch",),
+        metavar="NAMES",
+        help="whom to run the programs on, such as inductor,torch (default: torch)",
+    )
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="worker processes (default: 2)")
     parser.add_argument(
         "--kinds", type=int, default=12, metavar="N", help="kinds of differences to shrink (default: 12)"

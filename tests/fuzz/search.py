@@ -10,7 +10,7 @@ from typing import TypeVar
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as seeded
 
-from tests.fuzz.compare import Jit, Outcome, Verdict, judge, torch_jit
+from tests.fuzz.compare import TORCH, Jit, Outcome, Verdict, judge
 from tests.fuzz.programs import Program, programs
 from tests.fuzz.source import write_script
 
@@ -28,7 +28,7 @@ class Finding:
     text: str = ""
 
 
-def examine(seed: int, count: int, jit: Jit = torch_jit) -> list[Finding]:
+def examine(seed: int, count: int, jit: Jit = TORCH) -> list[Finding]:
     """Judge `count` programs."""
     findings: list[Finding] = []
 
@@ -41,7 +41,7 @@ def examine(seed: int, count: int, jit: Jit = torch_jit) -> list[Finding]:
     return findings
 
 
-def shrink(seed: int, count: int, kind: str, jit: Jit = torch_jit) -> Finding | None:
+def shrink(seed: int, count: int, kind: str, jit: Jit = TORCH) -> Finding | None:
     """A small program of that kind of difference: hypothesis begins with the first that the seed draws."""
     found: dict[Program, Finding] = {}
     attempts = 0

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import re
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar, overload
 
 import torch
@@ -127,9 +128,31 @@ def write_script(program: Program) -> Script:
             _definition(f"def f({', '.join(names + scalars)}):", [*body.lines, f"return {', '.join(outputs)}"]),
         ]
     )
+    arguments, function = _run(text)
+    return Script(arguments, function, program.calls, program.omitted, program.write, text, steps=body.steps)
+
+
+def _run(text: str) -> tuple[Arguments, Callable[..., Any]]:
     scope: dict[str, Any] = {"torch": torch, **vars(functions)}
     exec(compile(text, "<program>", "exec"), scope)
-    return Script(scope["arguments"], scope["f"], program.calls, program.omitted, program.write, text, steps=body.steps)
+    return scope["arguments"], scope["f"]
+
+
+#: What each dtype is in float64.
+_WIDE = {"float32": "float64", "bfloat16": "float64", "float16": "float64", "complex64": "complex128"}
+
+
+def in_float64(script: Script) -> Script | None:
+    """The script with the same values in wider dtypes; None for a script without text."""
+    if not script.text:
+        return None
+    narrow = "|".join(_WIDE)
+    arguments, mark, body = script.text.partition("def f(")
+    drawn = rf"(torch\.randn\(.*?, dtype=torch\.({narrow})\))"
+    arguments = re.sub(drawn, lambda found: f"{found[1]}.to(torch.{_WIDE[found[2]]})", arguments)
+    body = re.sub(rf"torch\.({narrow})\b", lambda found: f"torch.{_WIDE[found[1]]}", body)
+    wide = _run(arguments + mark + body.replace(".float()", ".double()"))
+    return replace(script, arguments=wide[0], function=wide[1])
 
 
 _IMPORTS = """import torch

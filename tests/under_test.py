@@ -1,0 +1,108 @@
+"""Which executors a suite runs jitted functions on, how near to eager those have to be, and what they fused."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+import switchgear as sg
+from switchgear.fuel import Fuel
+
+Target = Callable[..., Any]
+Names = tuple[str | sg.Executor, ...]
+
+
+#: Whom the suites run on that compare with eager whatever is jitted: an option of pytest's says.
+EXECUTORS: list[str | sg.Executor] = ["torch"]
+
+
+@dataclass(frozen=True, slots=True)
+class UnderTest:
+    """A jit whose executors are those under test; calls of it count the regions that are fused."""
+
+    executors: Names = ("torch",)
+    specialize_on_data: bool = False
+    fuel: Fuel = field(default_factory=Fuel, compare=False)
+
+    def __call__(self, target: Target) -> Target:
+        """Jit a function or module."""
+        jitted: Target = sg.jit(
+            target, executors=list(self.executors), specialize_on_data=self.specialize_on_data, fuel=self.fuel
+        )
+        return jitted
+
+
+def is_exact(jit: Callable[..., Any]) -> bool:
+    """Whether what it makes of a function gives eager's results to the bit: whoever fuses does not."""
+    return not isinstance(jit, UnderTest) or jit.executors == ("torch",)
+
+
+def fused_since(jit: Callable[..., Any]) -> int:
+    """How many regions were fused since this was last asked; they are let go."""
+    if not isinstance(jit, UnderTest):
+        return 0
+    count = len(jit.fuel.regions)
+    jit.fuel.regions.clear()
+    return count
+
+
+def names(text: str) -> tuple[str, ...]:
+    """The executors that an option of a command line names."""
+    found = tuple(text.split(","))
+    if not all(found):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list such as inductor,torch")
+    return found
+
+
+def part(name: str, parts: int) -> int:
+    """Which of so many parts `name` belongs to, the same on every machine."""
+    return zlib.crc32(name.encode()) % parts
+
+
+def fraction(text: str) -> tuple[int, int]:
+    """The K and N of an option K/N."""
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if match is None or int(match[1]) >= int(match[2]):
+        raise argparse.ArgumentTypeError(f"{text!r} is not K/N with K from 0 to N-1")
+    return int(match[1]), int(match[2])
+
+
+def is_near(expected: torch.Tensor, actual: torch.Tensor, exact: torch.Tensor | None) -> bool:
+    """Whether what a fusion executor computes is as good as eager's: what Inductor's own tests ask.
+
+    Either each value is within the tolerance that `torch.testing.assert_close` has for the dtype; or the worst is no
+    further from `exact`, eager's in float64, than three times eager's own worst, and a rounding more. Where eager is
+    off by more than a fiftieth, `exact` is another function's result, and proves nothing. Values that are no floating
+    point numbers, infinities and NaNs are the same.
+    """
+    if not (expected.is_floating_point() or expected.is_complex()):
+        return torch.equal(expected, actual)
+    try:
+        torch.testing.assert_close(actual, expected, equal_nan=True)
+    except AssertionError:
+        pass
+    else:
+        return True
+    finite = expected.isfinite()
+    if exact is None or not finite.any() or not torch.equal(finite, actual.isfinite()):
+        return False
+    if not torch.equal(expected[~finite].nan_to_num(), actual[~finite].nan_to_num()):
+        return False
+    wide = torch.complex128 if expected.is_complex() else torch.float64
+    off, ours = ((one.to(wide) - exact)[finite].abs().max().item() for one in (expected, actual))
+    largest = exact[finite].abs().max().item()
+    return off < largest / 50 and ours <= 3 * off + torch.finfo(expected.dtype).eps * largest
+
+
+def in_float64(value: Any) -> Any:
+    """A tensor, wider; its copy requires grad as it does. Anything else as it is."""
+    if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
+        return value
+    wide = value.detach().to(torch.complex128 if value.is_complex() else torch.float64)
+    return wide.requires_grad_(value.requires_grad)
