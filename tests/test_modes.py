@@ -191,7 +191,7 @@ def observe(
         try:
             output = called(*inputs)
         except RuntimeError as error:  # the cache hands a parameter out in the dtype that it was first cast to
-            return {"error": str(error)}
+            return {"error": str(error.__cause__ or error)}  # ours has eager's as its cause
         if backward_inside:
             output.float().square().sum().backward()
     if gradient and not backward_inside:
@@ -199,9 +199,9 @@ def observe(
     return {"output": output.detach(), "inputs": inputs, "gradients": [leaf.grad for leaf in inputs]}
 
 
-def exact(function: Function, *given: Any) -> dict[str, Any] | None:
+def exact(function: Function, around: Context, gradient: bool, backward_inside: bool) -> dict[str, Any] | None:
     """What eager does in float64, which autocast leaves alone: executors that fuse are compared with that too."""
-    return None if EXECUTORS == ["torch"] else observe(function, *given, dtype=torch.float64)
+    return None if EXECUTORS == ["torch"] else observe(function, around, gradient, backward_inside, torch.float64)
 
 
 @pytest.mark.parametrize("mode", ["inference", "training", "backward inside"])
