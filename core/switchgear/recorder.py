@@ -332,8 +332,12 @@ class Recorder:
             if func.__name__ in _NO_GENERATOR_ON_META:
                 frame.generator, kwargs = generator, kwargs | {"generator": None}
         result, output, written = self._run_in_frame(frame, func, args, kwargs)
-        if written or symbol.name.rpartition(".")[2] in _METADATA_ONLY:
+        metadata_only = symbol.name.rpartition(".")[2] in _METADATA_ONLY
+        if written or metadata_only:
             self._note_metadata(symbol, (args, kwargs), given, frame.recorded)
+        if metadata_only:
+            # autograd makes a view again in its new layout, whatever the grad mode
+            frame.recorded = [replace(part, grad_enabled=True) for part in frame.recorded]
         # what is set by `torch.set_default_device` lies below the mode, which is not on the stack here
         keep = not written and internals.default_devices() == self._devices
         if internals.autocast_active():

@@ -325,6 +325,18 @@ def view_added_to_itself(x: Tensor) -> Any:
     return total.sin(), y
 
 
+def square_leaf_and_its_transpose() -> Arguments:
+    torch.manual_seed(7)
+    leaf = torch.randn(4, 4).requires_grad_()
+    return [leaf, leaf.mT], [leaf]
+
+
+def view_reshaped_under_no_grad(x: Tensor, view: Tensor) -> Any:
+    with torch.no_grad():
+        view.t_()
+    return view.sin()
+
+
 PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
     (result_written_to_through_a_view, non_leaf, Outcome.EQUAL),
     (one_of_two_results_written_to_through_a_view, non_leaf, Outcome.OVERWRITTEN),
@@ -357,6 +369,7 @@ PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
     (part_of_a_leaf_in_channels_last_written_to, channels_last_and_a_part, Outcome.EQUAL),
     (view_written_to_of_a_leaf_that_is_a_view, leaf_that_is_a_view, Outcome.REFUSED),
     (view_added_to_itself, one_leaf, Outcome.EQUAL),
+    (view_reshaped_under_no_grad, square_leaf_and_its_transpose, Outcome.EXCEPTED),
     (results_in_memory_that_a_composite_hides, one_leaf, Outcome.EQUAL),
     (product_with_a_conjugate_that_repeats, expanded_complex_leaf, Outcome.EQUAL),
 ]
