@@ -190,7 +190,10 @@ def observe(
     with around():
         try:
             output = called(*inputs)
-        except RuntimeError as error:  # the cache hands a parameter out in the dtype that it was first cast to
+        except (
+            RuntimeError,
+            errors.ExecutorFailed,
+        ) as error:  # the cache hands a parameter out in the dtype that it was first cast to
             return {"error": str(error.__cause__ or error)}  # ours has eager's as its cause
         if backward_inside:
             output.float().square().sum().backward()
