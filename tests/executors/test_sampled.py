@@ -24,7 +24,7 @@ def inductor() -> UnderTest:
     return UnderTest((InductorExecutor(progress=False), "torch"))
 
 
-@pytest.mark.parametrize(("name", "mode"), [("logaddexp", "forward")])
+@pytest.mark.parametrize(("name", "mode"), [("logaddexp", "gradient")])
 def test_operators(name: str, mode: str) -> None:
     verdicts = operators.examine_mode(name, mode, inductor())
     faults = unexpected(verdicts, applies(REFUSED_OPERATORS.get(name), mode))
