@@ -190,8 +190,9 @@ def observe(
     with around():
         try:
             output = called(*inputs)
-        except RuntimeError as error:  # the cache hands a parameter out in the dtype that it was first cast to
-            return {"error": str(error.__cause__ or error)}  # ours has eager's as its cause
+        except (RuntimeError, errors.ExecutorFailed) as error:
+            # the cache hands a parameter out in the dtype that it was first cast to; an executor's has eager's as cause
+            return {"error": str(error.__cause__ or error)}
         if backward_inside:
             output.float().square().sum().backward()
     if gradient and not backward_inside:
