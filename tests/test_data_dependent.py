@@ -65,6 +65,10 @@ def selected(x: Tensor, mask: Tensor) -> Tensor:
     return torch.masked_select(x.sin(), mask) * 3
 
 
+def selected_again_and_again(x: Tensor, mask: Tensor) -> Tensor:
+    return torch.masked_select(x.sin(), mask[:, None]) * 3
+
+
 def put(x: Tensor, mask: Tensor) -> Tensor:
     y = x.exp() * 2
     y[mask] = x[: int(mask.sum())].cos()
@@ -79,7 +83,9 @@ def repeated(x: Tensor, mask: Tensor) -> Tensor:
     return torch.repeat_interleave(x, mask.long() + 1).cos()
 
 
-@pytest.mark.parametrize("function", [by_mask, by_two_masks, selected, put, positions, repeated])
+@pytest.mark.parametrize(
+    "function", [by_mask, by_two_masks, selected, selected_again_and_again, put, positions, repeated]
+)
 def test_shapes(function: Callable[..., Tensor]) -> None:
     jitted = specialized(function)
     x = torch.randn(6, dtype=torch.float64, requires_grad=True)

@@ -82,8 +82,8 @@ class Data:
         Raises `DataDependent`, which says that there is a `need`, where that cannot be known.
         """
         if function is _aten.masked_select.default:
-            # the mask alone says how much is selected
-            function, args = _select_zeros, (args[0].dtype, args[0].device, args[1])
+            # the mask says how much is selected, and the shape how often
+            function, args = _select_zeros, (args[0].dtype, args[0].device, args[0].shape, args[1])
         with _real(self._recorder.default_dtype):
             from_inputs = self._compute(proxies((args, kwargs)), need)
             given = map_proxies(lambda proxy: self._values[proxy.name], (args, kwargs))
@@ -171,8 +171,8 @@ class Data:
             self._from_inputs.add(name)
 
 
-def _select_zeros(dtype: torch.dtype, device: torch.device, mask: torch.Tensor) -> torch.Tensor:
-    return torch.zeros((), dtype=dtype, device=device).expand(mask.shape).masked_select(mask)
+def _select_zeros(dtype: torch.dtype, device: torch.device, shape: tuple[int, ...], mask: torch.Tensor) -> torch.Tensor:
+    return torch.zeros((), dtype=dtype, device=device).expand(shape).masked_select(mask)
 
 
 def _described(result: Any) -> Any:

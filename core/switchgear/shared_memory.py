@@ -89,7 +89,8 @@ def sharing(tensors: Sequence[torch.Tensor], written: Sequence[int]) -> Iterator
             for other in others:
                 begin, end = _extent(tensors[other])
                 if other != index:
-                    yield index, other, start < end and begin < stop
+                    # what is empty shares a history all the same
+                    yield index, other, (start < end and begin < stop) or start == stop == begin == end
 
 
 def overlaps_itself(tensor: torch.Tensor) -> bool:
