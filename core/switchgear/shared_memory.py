@@ -89,8 +89,7 @@ def sharing(tensors: Sequence[torch.Tensor], written: Sequence[int]) -> Iterator
             for other in others:
                 begin, end = _extent(tensors[other])
                 if other != index:
-                    # what is empty shares a history all the same
-                    yield index, other, (start < end and begin < stop) or start == stop == begin == end
+                    yield index, other, start < end and begin < stop
 
 
 def overlaps_itself(tensor: torch.Tensor) -> bool:
