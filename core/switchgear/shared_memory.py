@@ -89,7 +89,10 @@ def sharing(tensors: Sequence[torch.Tensor], written: Sequence[int]) -> Iterator
             for other in others:
                 begin, end = _extent(tensors[other])
                 if other != index:
-                    yield index, other, start < end and begin < stop
+                    # what is empty shares a history all the same
+                    empty = start == stop == begin == end
+                    alone = empty and any(requires_grad_alone(tensors[place]) for place in (index, other))
+                    yield index, other, (start < end and begin < stop) or (empty and not alone)
 
 
 def overlaps_itself(tensor: torch.Tensor) -> bool:
