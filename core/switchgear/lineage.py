@@ -6,7 +6,6 @@ import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -84,7 +83,7 @@ class Lineages:
         for view, names in zip(views, lineages, strict=True):
             values, place = self._values(view), names.index(name) - len(names)
             value = values[place] if len(values) >= -place else None
-            if first is None or value is None or _layout(value) != _layout(first):
+            if first is None or value is None or value.layout != first.layout:
                 return None
             found[value.name] = value
         return next(iter(found.values())) if len(found) == 1 else None
@@ -112,10 +111,6 @@ class Lineages:
 
     def _makes_several(self, name: str) -> bool:
         return len(self._makers[name][1].outputs) > 1
-
-
-def _layout(proxy: TensorProxy) -> tuple[Any, ...]:
-    return proxy.shape, proxy.stride, proxy.storage_offset, proxy.dtype, proxy.is_conj, proxy.is_neg
 
 
 def _renamed(name: str, proxy: TensorProxy) -> TensorProxy:
