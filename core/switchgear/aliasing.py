@@ -60,6 +60,17 @@ def written_arguments(bound_symbol: BoundSymbol) -> tuple[TensorProxy, ...]:
     return tuple(proxies([args[place] if place < len(args) else kwargs.get(name) for place, name in written]))
 
 
+def in_place_twin(fn: Any) -> torch._ops.OpOverload | None:
+    """The overload that leaves in its first argument what `fn` returns, by PyTorch's way of naming."""
+    if not isinstance(fn, torch._ops.OpOverload):
+        return None
+    namespace, _, name = fn._schema.name.partition("::")
+    packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_functional") + "_", None)
+    return getattr(packet, _TWIN_OVERLOADS.get(str(fn), fn._overloadname), None)
+
+
+#: In-place twins whose overload has another name.
+_TWIN_OVERLOADS = {"aten.bernoulli.p": "float"}
 #: By name, whose hash costs less than an overload's.
 _PLACES: dict[str, tuple[Any, tuple[int, str] | None]] = {}
 

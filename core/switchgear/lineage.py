@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from .aliasing import viewed_argument
+from .aliasing import in_place_twin, viewed_argument
 from .composites import leaves_of
 from .proxy import TensorProxy
 from .recorder import Recorder
@@ -95,11 +95,17 @@ class Lineages:
             values.append(viewed)
         return values[::-1]
 
-    def calls(self, lineage: Lineage, home: str) -> Iterator[tuple[int, BoundSymbol]]:
-        """The calls that make the last of a lineage from `home`, each with its place in the program."""
+    def calls(self, lineage: Lineage, home: str, itself: Sequence[str] = ()) -> Iterator[tuple[int, BoundSymbol]]:
+        """The calls that make the last of a lineage from `home`, each with its place in the program.
+
+        `itself`: names of the tensor of that name after it was given other sizes or strides in place.
+        """
         for parent, name in itertools.pairwise(lineage[lineage.index(home) :]):
             position, call = self._makers[name]
-            yield position, replace(call, args=map_proxies(functools.partial(_renamed, parent), call.args))
+            twin = in_place_twin(call.symbol.fn) if name in itself else None
+            symbol = call.symbol if twin is None else Symbol(str(twin), twin)
+            args = map_proxies(functools.partial(_renamed, parent), call.args)
+            yield position, replace(call, symbol=symbol, args=args)
 
     def is_seen(self, name: str) -> bool:
         """Whether the value of that name was made in grad mode."""

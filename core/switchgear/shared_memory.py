@@ -76,7 +76,10 @@ def memory_of(tensor: Any) -> Any:
 
 
 def sharing(tensors: Sequence[torch.Tensor], written: Sequence[int]) -> Iterator[tuple[int, int, bool]]:
-    """The pairs of positions in one storage, the first among `written`, and whether their memory overlaps."""
+    """The pairs of positions in one storage, the first among `written`, and whether a write to one concerns the other.
+
+    It does where their memory overlaps, and where autograd gives them one history.
+    """
     if not written:
         return
     places: dict[int, list[int]] = {}
@@ -89,10 +92,15 @@ def sharing(tensors: Sequence[torch.Tensor], written: Sequence[int]) -> Iterator
             for other in others:
                 begin, end = _extent(tensors[other])
                 if other != index:
-                    # what is empty shares a history all the same
-                    empty = start == stop == begin == end
-                    alone = empty and any(requires_grad_alone(tensors[place]) for place in (index, other))
-                    yield index, other, (start < end and begin < stop) or (empty and not alone)
+                    overlap = start < end and begin < stop
+                    yield index, other, overlap or _share_a_history(tensors[index], tensors[other])
+
+
+def _share_a_history(left: torch.Tensor, right: torch.Tensor) -> bool:
+    base = base_of(left)
+    if requires_grad_alone(left) or requires_grad_alone(right):
+        return False
+    return (base is base_of(right) and base.requires_grad) or _extent(left) == _extent(right)
 
 
 def overlaps_itself(tensor: torch.Tensor) -> bool:

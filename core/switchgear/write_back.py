@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .aliasing import viewed_argument
+from .aliasing import in_place_twin, viewed_argument
 from .errors import Unsupported
 from .nesting import tensors_in
 from .proxy import TensorProxy
@@ -94,14 +94,14 @@ def with_casts(recorded: list[BoundSymbol]) -> list[BoundSymbol]:
         before = found[-1] if found else item
         if item.symbol.fn is _aten._to_copy.default and before.is_leaf and item.args[0] == before.output:
             (value, *others), dtype = before.args, item.output.dtype
-            overload = _in_place(before.symbol.fn)
+            twin = in_place_twin(before.symbol.fn)
             wider = any(proxy.requires_grad and proxy.dtype != dtype for proxy in before.inputs)
-            if overload and wider and isinstance(value, TensorProxy) and value.dtype == dtype:
+            if twin is not None and wider and isinstance(value, TensorProxy) and value.dtype == dtype:
                 tags, parts = before.tags | {GRAD_OFF_INSIDE}, (before, item)
                 found[-1] = replace(
                     before,
                     symbol=IN_PLACE,
-                    args=(value, overload, *others),
+                    args=(value, str(twin).removeprefix("aten."), *others),
                     output=item.output,
                     subsymbols=parts,
                     tags=tags,
@@ -109,12 +109,6 @@ def with_casts(recorded: list[BoundSymbol]) -> list[BoundSymbol]:
                 continue
         found.append(item)
     return found
-
-
-def _in_place(fn: Any) -> str | None:
-    """The name in `torch.ops.aten` of the in-place twin of an overload."""
-    name = f"{fn._schema.name.removeprefix('aten::')}_" if isinstance(fn, torch._ops.OpOverload) else ""
-    return f"{name}.{fn._overloadname}" if hasattr(getattr(_aten, name, None), fn._overloadname) else None
 
 
 def _writes_back(item: BoundSymbol) -> bool:

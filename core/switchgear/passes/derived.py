@@ -11,6 +11,7 @@ import torch
 
 from switchgear import torch_internals as internals
 from switchgear.active import ACTIVE
+from switchgear.aliasing import in_place_twin
 from switchgear.backward_writes import Watch
 from switchgear.errors import NotDifferentiable
 from switchgear.nesting import tensors_in
@@ -111,10 +112,6 @@ def _recorded(bound_symbol: BoundSymbol, grad_outputs: Grads, higher_order: bool
     ) from failure
 
 
-#: In-place twins whose overload has another name.
-_TWIN_OVERLOADS = {"aten.bernoulli.p": "float"}
-
-
 #: Products by index, in a spelling whose formula can be differentiated on fakes.
 _PRODUCTS = {
     torch.ops.aten.index_reduce.default: index_product,
@@ -137,12 +134,9 @@ def _spellings(bound_symbol: BoundSymbol, higher_order: bool) -> Iterator[Callab
     yield overload
     if overload in WRITTEN_VIEWS:
         yield WRITTEN_VIEWS[overload]
-    if isinstance(overload, torch._ops.OpOverload):
-        namespace, _, name = overload._schema.name.partition("::")
-        packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_functional") + "_", None)
-        twin: Any = getattr(packet, _TWIN_OVERLOADS.get(str(overload), overload._overloadname), None)
-        if twin is not None:
-            yield lambda self, *args, **kwargs: twin(self.clone(), *args, **kwargs)
+    twin = in_place_twin(overload)
+    if twin is not None:
+        yield lambda self, *args, **kwargs: twin(self.clone(), *args, **kwargs)
 
 
 def _rrelu_with_noise(self: torch.Tensor, noise: torch.Tensor, *args: Any, **kwargs: Any) -> Any:

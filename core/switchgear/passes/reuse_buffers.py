@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from switchgear import torch_internals as internals
-from switchgear.aliasing import aliased_argument, storages
+from switchgear.aliasing import aliased_argument, in_place_twin, storages
 from switchgear.choice import Implementation
 from switchgear.proxy import TensorProxy, bytes_of, is_symbolic
 from switchgear.symbol import BoundSymbol, Symbol, proxies
@@ -119,7 +119,7 @@ def _written_to(item: BoundSymbol, target: TensorProxy, output: TensorProxy) -> 
 def _writing_forms(fn: Any, device: str) -> tuple[Any, tuple[Any, str] | None]:
     """The overload that writes to its first argument, and the one that writes to another, and what that is called."""
     arguments = _arguments(fn)
-    twin = getattr(getattr(_aten, f"{fn._opname}_", None), fn._overloadname, None)
+    twin = in_place_twin(fn)
     if twin is not None and _arguments(twin) != arguments:
         twin = None
     for name in fn.overloadpacket.overloads():
