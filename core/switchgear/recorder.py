@@ -38,7 +38,7 @@ from .sizes import settled
 from .symbol import CHECK, CHECKPOINT, GRAD_OFF_INSIDE, RANDOM, SAVED, BoundSymbol, Source, Symbol, proxies
 from .trace import Names
 from .tracking import Tracker, history_of, metadata_proxy
-from .write_back import WriteBack, is_in_place, through_view, with_casts
+from .write_back import WriteBack, is_in_place, through_view, with_casts, without_copies
 from .writes import DRAW_BERNOULLI, NEW_VERSION, WRITE_STRIDED
 
 _aten = torch.ops.aten
@@ -472,7 +472,7 @@ class Recorder:
                         inside = func is torch.Tensor.__setitem__
                         frame.recorded = through_view(frame.recorded, base, target, inside, fresh)
             if written and sees_autograd:
-                frame.recorded = with_casts(frame.recorded)
+                frame.recorded = without_copies(with_casts(frame.recorded))
             return result, self._output_proxies(result), written
         except RuntimeError as error:
             if _NO_INVERSE in str(error):

@@ -135,7 +135,7 @@ class Tracker:
         """The fake that a wrapper stands for now."""
         tracked = self._tracked.get(id(wrapper))
         # made anew of its base, a view is what it was to autograd, whatever the grad mode is by now
-        known = tracked is not None and tracked.history is not None and not torch.is_grad_enabled()
+        known = tracked is not None and wrapper.requires_grad and not torch.is_grad_enabled()
         with torch.enable_grad() if known and not _is_leaf(wrapper) else contextlib.nullcontext():
             return internals.unwrap(wrapper)
 
@@ -246,9 +246,13 @@ class Tracker:
                 "itself a view that requires_grad_() was called on: autograd loses its history; make the view again"
             )
         bits = new.is_conj > old.is_conj or new.is_neg > old.is_neg
-        if written and new.shape == old.shape and (new.stride != old.stride or bits):
-            # a write keeps strides and bits, the functional operator in its place need not
-            make, args = functools.partial(restride, stride=old.stride), (new, old.stride)
+        # an input stays where it is
+        offset = old.storage_offset if tracked.is_base and self._recorder.input_of(wrapper) is None else 0
+        moved = offset and new.storage_offset != offset
+        if written and new.shape == old.shape and (new.stride != old.stride or bits or moved):
+            # a write keeps strides, place and bits, the functional operator in its place need not
+            layout = (old.stride, offset) if offset else (old.stride,)
+            make, args = functools.partial(restride, stride=old.stride, offset=offset), (new, *layout)
             fake = self._record_made(wrapper, RESTRIDE, args, tracked.is_base, make, new.requires_grad)
             new = self.proxy_of_fake(fake)
         history = history_of(wrapper)

@@ -15,7 +15,7 @@ from .proxy import TensorProxy
 from .shared_memory import overlap_in_part, overlaps_itself
 from .symbol import GRAD_OFF_INSIDE, RANDOM, SAVED, BoundSymbol, renamed
 from .torch_internals import storage_key
-from .writes import IN_PLACE, SET_VALUE, WRITE_STRIDED, WRITTEN_VIEW
+from .writes import IN_PLACE, RESTRIDE, SET_VALUE, WRITE_STRIDED, WRITTEN_VIEW
 
 _aten = torch.ops.aten
 #: What brings a write through a view back to its base.
@@ -55,8 +55,7 @@ def through_view(
     else:
         return recorded
     view, after = item.args[0], recorded[place:]
-    bits = (view.is_conj, view.is_neg) == (base.is_conj, base.is_neg)
-    if view.name == base.name or not view.requires_grad or not bits:
+    if view.name == base.name or not view.requires_grad:
         return recorded
     rest, part = replace(base, name=fresh()), replace(view, name=fresh())
     tags = item.tags - {RANDOM, SAVED}
@@ -109,6 +108,26 @@ def with_casts(recorded: list[BoundSymbol]) -> list[BoundSymbol]:
                 continue
         found.append(item)
     return found
+
+
+def without_copies(recorded: list[BoundSymbol]) -> list[BoundSymbol]:
+    """What an in-place call of lazily conjugated numbers recorded, with no copy of its result into a copy of these.
+
+    Autograd sees one call, and what is overwritten gets no gradient of zeros.
+    """
+    makers = {proxy.name: item for item in recorded for proxy in item.outputs}
+
+    def direct(item: BoundSymbol) -> BoundSymbol:
+        if item.symbol.fn is not _aten.copy.default:
+            return item
+        overwritten, value = (makers.get(proxy.name) for proxy in item.inputs[:2])
+        cloned = overwritten is not None and overwritten.symbol.fn is _aten.clone.default
+        computed = value is not None and in_place_twin(value.symbol.fn) is not None
+        if cloned and computed and item.args[1].type_string == item.output.type_string:
+            return replace(item, symbol=RESTRIDE, args=(item.args[1], item.output.stride), kwargs={}, subsymbols=())
+        return item
+
+    return [direct(item) for item in recorded]
 
 
 def _writes_back(item: BoundSymbol) -> bool:

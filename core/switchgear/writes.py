@@ -70,14 +70,18 @@ def _draw_bernoulli_rule(value: torch.Tensor, p: float, *, generator: torch.Gene
     return draw_bernoulli(value, p, generator=generator), torch.zeros_like
 
 
-def restride(value: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
-    """`value` with other strides: those of what it was written to."""
-    result = torch.empty_strided(value.shape, tuple(stride), dtype=value.dtype, device=value.device)
+def restride(value: torch.Tensor, stride: Sequence[int], offset: int = 0) -> torch.Tensor:
+    """`value` with other strides, from another place in its memory: those of what it was written to."""
+    if offset:
+        reach = sum((size - 1) * step for size, step in zip(value.shape, stride, strict=True))
+        result = value.new_empty(offset + reach + 1).as_strided(value.shape, tuple(stride), offset)
+    else:
+        result = torch.empty_strided(value.shape, tuple(stride), dtype=value.dtype, device=value.device)
     return result.copy_(value)
 
 
-def _restride_rule(value: torch.Tensor, stride: Sequence[int]) -> tuple[torch.Tensor, Callable[..., Any]]:
-    return restride(value, stride), lambda grad: grad
+def _restride_rule(value: torch.Tensor, *layout: Any) -> tuple[torch.Tensor, Callable[..., Any]]:
+    return restride(value, *layout), lambda grad: grad
 
 
 def written_view(base: torch.Tensor, view: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -91,11 +95,14 @@ def _written_view_rule(base: torch.Tensor, view: torch.Tensor) -> _Pulled:
     base = torch.view_as_real(base) if parts else base
     shape, stride = base.shape, base.stride()
     layout = view.shape, view.stride(), _offset(view) - _offset(base)
+    conjugated, negated = view.is_conj() != base.is_conj(), view.is_neg() != base.is_neg()
 
     def pullback(grad: torch.Tensor, written: torch.Tensor) -> tuple[torch.Tensor, None]:
         grad = torch.view_as_real(grad.resolve_conj()) if parts else grad
         whole = grad.new_empty_strided(shape, stride).copy_(grad)
-        whole.as_strided(*layout).copy_(written)
+        place = whole.as_strided(*layout)
+        place = place.conj() if conjugated else place
+        (torch._neg_view(place) if negated else place).copy_(written)
         return torch.view_as_complex(whole) if parts else whole, None
 
     return outputs, pullback

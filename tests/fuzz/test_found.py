@@ -337,6 +337,74 @@ def view_reshaped_under_no_grad(x: Tensor, view: Tensor) -> Any:
     return view.sin()
 
 
+def cube_and_leaf() -> Arguments:
+    torch.manual_seed(7)
+    leaf = torch.randn(4).requires_grad_()
+    return [torch.randn(2, 3, 4), leaf], [leaf]
+
+
+def two_rows_each() -> Arguments:
+    leaf = torch.randn(4, 4).requires_grad_()
+    base = leaf * 1
+    return [base[:2], base[2:]], [leaf]
+
+
+def rows_and_nothing() -> Arguments:
+    leaf = torch.randn(4, 4).requires_grad_()
+    base = leaf * 1
+    return [base[:2], base[4:]], [leaf]
+
+
+def complex_columns() -> Arguments:
+    torch.manual_seed(7)
+    leaf = torch.randn(3, 4, dtype=torch.complex64).requires_grad_()
+    return [leaf.t() * 1], [leaf]
+
+
+def view_that_no_grad_reads_first_after_a_write(x: Tensor, y: Tensor) -> Any:
+    part = x[0]
+    x.add_(y)
+    with torch.no_grad():
+        part.mul(2)
+    return part * 3
+
+
+def tensor_reshaped_after_views_of_it_were_made(x: Tensor) -> Any:
+    y = x.sin()
+    part = y.diagonal()
+    y.unsqueeze_(0)
+    return y, part, y[0], y.detach()
+
+
+def write_beside_a_view_of_no_grad(x: Tensor, y: Tensor) -> Any:
+    with torch.no_grad():
+        part = x[0]
+    y.detach().add_(1)
+    return part * 2
+
+
+def write_to_nothing_beside_a_view_of_no_grad(x: Tensor, y: Tensor) -> Any:
+    with torch.no_grad():
+        part = x[0]
+    y.add_(1)
+    return part * 2
+
+
+def real_part_of_columns_written_to(x: Tensor) -> Any:
+    x.real.mul_(2)
+    return x * 3
+
+
+def conjugate_of_columns_written_to(x: Tensor) -> Any:
+    x.conj().mul_(2)
+    return x * 3
+
+
+def scattered_copy_written_to(x: Tensor, y: Tensor) -> Any:
+    rows = torch.select_scatter(x[1:], y.expand(3, 4), 0, 0)
+    return rows.mul_(2)
+
+
 PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
     (result_written_to_through_a_view, non_leaf, Outcome.EQUAL),
     (one_of_two_results_written_to_through_a_view, non_leaf, Outcome.OVERWRITTEN),
@@ -372,6 +440,13 @@ PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
     (view_reshaped_under_no_grad, square_leaf_and_its_transpose, Outcome.EXCEPTED),
     (results_in_memory_that_a_composite_hides, one_leaf, Outcome.EQUAL),
     (product_with_a_conjugate_that_repeats, expanded_complex_leaf, Outcome.EQUAL),
+    (view_that_no_grad_reads_first_after_a_write, cube_and_leaf, Outcome.EQUAL),
+    (tensor_reshaped_after_views_of_it_were_made, one_leaf, Outcome.EQUAL),
+    (write_beside_a_view_of_no_grad, two_rows_each, Outcome.BOTH_RAISE),
+    (write_to_nothing_beside_a_view_of_no_grad, rows_and_nothing, Outcome.BOTH_RAISE),
+    (real_part_of_columns_written_to, complex_columns, Outcome.EQUAL),
+    (conjugate_of_columns_written_to, complex_columns, Outcome.EQUAL),
+    (scattered_copy_written_to, cube_and_leaf, Outcome.EQUAL),
 ]
 
 

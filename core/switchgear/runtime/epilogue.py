@@ -58,7 +58,7 @@ def finish(outputs: Outputs, results: Sequence[Any], inputs: Sequence[torch.Tens
     evaluate(outputs.metadata, values)
     for mutation in outputs.mutations:
         target, tracked = inputs[mutation.input], mutation.tracked and not torch.is_inference_mode_enabled()
-        kept = target.is_leaf or target.is_complex() or target._is_view() or internals.is_wrapper(target)
+        kept = target.is_leaf or target._is_view() or internals.is_wrapper(target)
         if tracked and not kept:
             # the history of what is overwritten would get a gradient of zeros; a complex one eager gives that too
             target.detach_()
