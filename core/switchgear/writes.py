@@ -74,7 +74,7 @@ def restride(value: torch.Tensor, stride: Sequence[int], offset: int = 0) -> tor
     """`value` with other strides, from another place in its memory: those of what it was written to."""
     if offset:
         reach = sum((size - 1) * step for size, step in zip(value.shape, stride, strict=True))
-        result = value.new_empty(offset + reach + 1).as_strided(value.shape, tuple(stride), offset)
+        result = value.new_empty(max(offset + reach + 1, 0)).as_strided(value.shape, tuple(stride), offset)
     else:
         result = torch.empty_strided(value.shape, tuple(stride), dtype=value.dtype, device=value.device)
     return result.copy_(value)
@@ -92,15 +92,18 @@ def written_view(base: torch.Tensor, view: torch.Tensor) -> tuple[torch.Tensor, 
 def _written_view_rule(base: torch.Tensor, view: torch.Tensor) -> _Pulled:
     # as autograd's CopySlices: the gradient of `base`, in its layout, with that of `view` in its place, never a sum
     outputs, parts = (base, view), base.is_complex() and not view.is_complex()
+    pairs = view.is_complex() and not base.is_complex()
+    conjugated, negated = view.is_conj() != base.is_conj(), view.is_neg() != base.is_neg()
     base = torch.view_as_real(base) if parts else base
+    view = torch.view_as_real(view.conj() if view.is_conj() else view) if pairs else view
     shape, stride = base.shape, base.stride()
     layout = view.shape, view.stride(), _offset(view) - _offset(base)
-    conjugated, negated = view.is_conj() != base.is_conj(), view.is_neg() != base.is_neg()
 
     def pullback(grad: torch.Tensor, written: torch.Tensor) -> tuple[torch.Tensor, None]:
         grad = torch.view_as_real(grad.resolve_conj()) if parts else grad
         whole = grad.new_empty_strided(shape, stride).copy_(grad)
         place = whole.as_strided(*layout)
+        place = torch.view_as_complex(place) if pairs else place
         place = place.conj() if conjugated else place
         (torch._neg_view(place) if negated else place).copy_(written)
         return torch.view_as_complex(whole) if parts else whole, None

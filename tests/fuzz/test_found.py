@@ -405,6 +405,24 @@ def scattered_copy_written_to(x: Tensor, y: Tensor) -> Any:
     return rows.mul_(2)
 
 
+def pairs_as_complex_numbers_written_to(x: Tensor) -> Any:
+    part = torch.view_as_complex(x)[1:]
+    part.mul_(2j)
+    return part.sin()
+
+
+def conjugate_of_pairs_written_to(x: Tensor) -> Any:
+    y = x * 2
+    torch.view_as_complex(y[1:]).conj().mul_(2j)
+    return y
+
+
+def pairs() -> Arguments:
+    torch.manual_seed(7)
+    leaf = torch.randn(3, 4, 2).requires_grad_()
+    return [leaf * 1], [leaf]
+
+
 PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
     (result_written_to_through_a_view, non_leaf, Outcome.EQUAL),
     (one_of_two_results_written_to_through_a_view, non_leaf, Outcome.OVERWRITTEN),
@@ -446,6 +464,8 @@ PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
     (write_to_nothing_beside_a_view_of_no_grad, rows_and_nothing, Outcome.BOTH_RAISE),
     (real_part_of_columns_written_to, complex_columns, Outcome.EQUAL),
     (conjugate_of_columns_written_to, complex_columns, Outcome.EQUAL),
+    (pairs_as_complex_numbers_written_to, pairs, Outcome.EQUAL),
+    (conjugate_of_pairs_written_to, pairs, Outcome.EQUAL),
     (scattered_copy_written_to, cube_and_leaf, Outcome.EQUAL),
 ]
 

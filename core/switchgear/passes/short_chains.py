@@ -20,8 +20,17 @@ from .dead_code import live
 from .reuse_buffers import runs_as_it_is
 
 _aten = torch.ops.aten
-#: Of these the result is not where the argument says, or not what a tangent goes through.
-_NO_LINK = frozenset({_aten.as_strided.default, _aten.detach.default})
+#: Of these the result is not where the argument says, or not what a tangent goes through, or a copy.
+_NO_LINK = frozenset(
+    {
+        _aten.as_strided.default,
+        _aten.detach.default,
+        _aten.contiguous.default,
+        _aten.reshape.default,
+        _aten.resolve_conj.default,
+        _aten.resolve_neg.default,
+    }
+)
 _VIEWS = frozenset({_aten.view.default, _aten.squeeze.dim, _aten.squeeze.dims})
 
 
