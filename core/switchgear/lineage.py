@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -95,14 +95,14 @@ class Lineages:
             values.append(viewed)
         return values[::-1]
 
-    def calls(self, lineage: Lineage, home: str, itself: Sequence[str] = ()) -> Iterator[tuple[int, BoundSymbol]]:
+    def calls(self, lineage: Lineage, home: str, reshaped: Collection[str] = ()) -> Iterator[tuple[int, BoundSymbol]]:
         """The calls that make the last of a lineage from `home`, each with its place in the program.
 
-        `itself`: names of the tensor of that name after it was given other sizes or strides in place.
+        `reshaped`: the names of tensors that were given other sizes or strides in place, after that.
         """
         for parent, name in itertools.pairwise(lineage[lineage.index(home) :]):
             position, call = self._makers[name]
-            twin = in_place_twin(call.symbol.fn) if name in itself else None
+            twin = in_place_twin(call.symbol.fn) if name in reshaped else None
             symbol = call.symbol if twin is None else Symbol(str(twin), twin)
             args = map_proxies(functools.partial(_renamed, parent), call.args)
             yield position, replace(call, symbol=symbol, args=args)

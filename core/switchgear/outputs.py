@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -89,15 +89,15 @@ def outputs_of(recorder: Recorder, result: Any, *, views: bool) -> Outputs:
 class _Memory:
     """Tensors that come out in one memory, no input's: their lineages by id, and what they are made from.
 
-    `is_view`: to eager that is itself a view, of a tensor inside a composite, and so the base of none. `itself`: what
-    it is called after changes of its sizes or strides in place, if it comes out.
+    `is_view`: to eager that is itself a view, of a tensor inside a composite, and so the base of none. `reshaped`:
+    names of tensors that were given other sizes or strides in place, after that.
     """
 
     lineages: dict[int, Lineage]
     home: str
     output: int
     is_view: bool
-    itself: Lineage
+    reshaped: Collection[str]
 
 
 class _Collector:
@@ -199,7 +199,7 @@ class _Collector:
             if id(leaf) not in self._placed:
                 self._placed[id(leaf)] = self._alias(memory)
             return self._placed[id(leaf)]
-        return self._replayed(memory.lineages[id(leaf)], memory.home, "output", memory.output, memory.itself)
+        return self._replayed(memory.lineages[id(leaf)], memory.home, "output", memory.output, memory.reshaped)
 
     def _alias(self, memory: _Memory) -> Returned:
         self.roots[memory.home] = ("output", memory.output)
@@ -227,9 +227,15 @@ class _Collector:
             )
         by_id = {id(view): lineage for view, lineage in zip(views, lineages, strict=True)}
         is_view = any(view._is_view() and lineage[-1] == home for view, lineage in zip(views, lineages, strict=True))
-        below = (by_id[id(view)][by_id[id(view)].index(home) + 1 :] for view in views if not view._is_view())
-        itself = next((names for names in below if not any(map(self._lineages.is_detached, names))), [])
-        return _Memory(by_id, home, self._output(value), is_view, itself)
+        reshaped = {
+            name for view, lineage in zip(views, lineages, strict=True) for name in self._renamed(view, lineage)
+        }
+        return _Memory(by_id, home, self._output(value), is_view, reshaped)
+
+    def _renamed(self, view: torch.Tensor, lineage: Lineage) -> Lineage:
+        """The names in a tensor's lineage that it goes by itself since its sizes or strides were changed in place."""
+        own = (place for place, name in enumerate(lineage) if self.tracker.first_seen_as(name) is view)
+        return lineage[next(own, len(lineage)) + 1 :]
 
     def _output(self, proxy: TensorProxy) -> int:
         self.proxies.setdefault(proxy.name, proxy)
@@ -298,10 +304,10 @@ class _Collector:
         self.made.append(BoundSymbol(symbol, args, {}, made, grad_enabled=seen))
         return made
 
-    def _replayed(self, lineage: Lineage, home: str, kind: str, index: int, itself: Sequence[str] = ()) -> Returned:
+    def _replayed(self, lineage: Lineage, home: str, kind: str, index: int, reshaped: Collection[str] = ()) -> Returned:
         """The last of a lineage, to be made from `home` by the calls that made it."""
         if lineage[-1] == home:
             return Returned(kind, index)
         self.roots[home] = (kind, index)
-        self.views.update(self._lineages.calls(lineage, home, itself))
+        self.views.update(self._lineages.calls(lineage, home, reshaped))
         return Returned("view", lineage[-1])

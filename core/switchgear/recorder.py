@@ -33,7 +33,7 @@ from .nesting import map_tensors, tensors_in
 from .patches import replaced
 from .proxy import TensorProxy
 from .refusals import GradFn, refuse
-from .shared_memory import requires_grad_alone
+from .shared_memory import reaches_outside, requires_grad_alone
 from .sizes import settled
 from .symbol import CHECK, CHECKPOINT, GRAD_OFF_INSIDE, RANDOM, SAVED, BoundSymbol, Source, Symbol, proxies
 from .trace import Names
@@ -720,6 +720,8 @@ class Recorder:
             with self.paused():
                 tags = tags | {SAVED} if any(saves(func, args, kwargs, result) for saves in self._policies) else tags
         symbol, source = self._leaf_symbol(func), self._find_source()
+        if func is _aten.as_strided.default and any(proxy.requires_grad for proxy in proxies(output)):
+            self._refuse_odd_gradient(result, args[0])
         frame.recorded.append(BoundSymbol(symbol, *given, output, (), source, grad_enabled, tags))
 
     def _without_default(
@@ -741,11 +743,24 @@ class Recorder:
         return map_tensors(lambda tensor: cast((tensor,)), (args, kwargs))  # type: ignore[no-any-return]
 
     def _leaf_symbol(self, func: Any) -> Symbol:
-        called = self._frames[-1].fn and symbol_of(self._frames[-1].fn)
         for overload, symbol, name in _WRITTEN:
-            if func is overload and (not called or name not in called.name.split(".")):
+            if func is overload and not self._calls(name):
                 return symbol
         return Symbol(str(func), func)
+
+    def _calls(self, name: str) -> bool:
+        """Whether the function of PyTorch that the user called goes by that name."""
+        fn = self._frames[-1].fn
+        called = symbol_of(fn) if fn is not None else None
+        return called is not None and name in called.name.split(".")
+
+    def _refuse_odd_gradient(self, view: torch.Tensor, viewed: torch.Tensor) -> None:
+        if not self._calls("as_strided") and reaches_outside(view, viewed):
+            raise Unsupported(
+                f"in {self.here()} a view made with as_strided() is used, after a write to its base, that has elements "
+                "which the view that it was made of has not: autograd lets their gradient through from then on; make "
+                "it of the base"
+            )
 
     def _differentiable_outputs(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: tuple[Any, Any], made: Any

@@ -126,6 +126,12 @@ def overlap_in_part(left: torch.Tensor, right: torch.Tensor) -> bool:
         return bool(torch.isin(_places(left, unit), _places(right, unit)).any())
 
 
+def reaches_outside(view: torch.Tensor, viewed: torch.Tensor) -> bool:
+    """Whether a view of the same dtype has elements that what it was made of has not."""
+    with internals.real_dispatch():
+        return not torch.isin(_places(view, view.itemsize), _places(viewed, view.itemsize)).all()
+
+
 def _places(tensor: torch.Tensor, unit: int) -> torch.Tensor:
     """Where the parts of its elements lie, of `unit` bytes each."""
     parts = tensor.itemsize // unit

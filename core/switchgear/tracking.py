@@ -337,8 +337,9 @@ def history_of(tensor: torch.Tensor) -> object:
         return None
     try:
         return (tensor.grad_fn, tensor.output_nr)
-    except RuntimeError:
-        # a view made under no_grad whose base was written to: autograd refuses to say, and saw nothing
+    except (RuntimeError, IndexError):
+        # a view made under no_grad whose base was written to, or that the base has no room for since it was reshaped:
+        # autograd refuses to say, and saw nothing
         return _UNSEEN
 
 

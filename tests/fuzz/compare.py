@@ -30,8 +30,8 @@ TORCH = UnderTest()
 AROUND = (
     "a gradient that flows both through the compiled function and around it (an argument, a view of one, or a view of "
     "a result is returned, which is made around it; or an argument is written to that is a view, shares memory with "
-    "another, or where autograd does not see it) is the sum of the same terms, added in another order; a sum has the "
-    "layout of its first term"
+    "another, or where autograd does not see it, or that is given other sizes) is the sum of the same terms, added in "
+    "another order; a sum has the layout of its first term"
 )
 
 #: The one operator whose gradient may differ from eager's by rounding or in strides.
@@ -39,6 +39,9 @@ AS_STRIDED = (
     "as_strided: a view that is used after its base was written to is made again, by autograd with as_strided, here by "
     "the call that made it; its gradient has the layout of the base there, and a sum over it is added in another order"
 )
+
+#: What autograd says where it finds itself at fault.
+INTERNAL = ("INTERNAL ASSERT FAILED", "returned an invalid gradient at index")
 
 #: Errors that say "not here"; any other error of ours is a fault.
 REFUSALS = (sg.errors.Unsupported, sg.errors.DataDependent, sg.errors.InvalidInput, sg.errors.NotDifferentiable)
@@ -51,7 +54,8 @@ OVERWRITTEN = (
 )
 
 
-#: The fact that names the results that are views, which says where gradients flow and is not compared.
+#: The fact that names the results that are views, and the arguments that were given other sizes, which says where
+#: gradients flow and is not compared.
 VIEWS = "(results that are views)"
 
 #: The fact whether autograd made a view again, which is not compared either.
@@ -157,6 +161,7 @@ def observe(script: Script, function: Callable[..., Any], kind: str, *, saves_co
     if kind in ("distinct", "detached"):
         args, leaves = (distinct if kind == "distinct" else detached)(args)
     before = {place: arg._version for place, arg in enumerate(args) if isinstance(arg, Tensor)}
+    shapes = {place: args[place].shape for place in before if args[place].requires_grad}
     # a view gets a new node from whatever happens to its base
     nodes = {place: args[place].grad_fn for place in before if not args[place]._is_view()}
     torch.default_generator.manual_seed(SEED)
@@ -176,7 +181,8 @@ def observe(script: Script, function: Callable[..., Any], kind: str, *, saves_co
     # Arguments first: what comes later is then said to be an argument, or to share storage with one.
     named = inner | {f"leaf {place}": value for place, value in enumerate(leaves)} | outer
     seen.facts.update(look(named))
-    seen.facts[VIEWS] = [name for name, value in outer.items() if value._is_view() and value.requires_grad]
+    views = [name for name, value in outer.items() if value._is_view() and value.requires_grad]
+    seen.facts[VIEWS] = [*views, *(place for place, shape in shapes.items() if args[place].shape != shape)]
     seen.facts[MADE_AGAIN] = any(map(_makes_again, outer.values()))
     # What was written to is a result too. Any other argument would only hide that a gradient is None.
     roots = [*outer.values(), *(args[place] for place, version in before.items() if args[place]._version > version)]
@@ -381,7 +387,7 @@ def _judge_call(script: Script, jitted: Callable[..., Any], place: int, exact: b
         return (
             Verdict(Outcome.BOTH_RAISE, str(eager["call"]), _blurred(str(eager["call"]))) if raised else Verdict(equal)
         )
-    if any(isinstance(fact, Raised) and "INTERNAL ASSERT FAILED" in str(fact) for fact in expected.values()):
+    if any(isinstance(fact, Raised) and any(error in str(fact) for error in INTERNAL) for fact in expected.values()):
         return Verdict(Outcome.BROKEN, str(found[0]), _kind(found[0]))
     if refusal is not None and all(
         one.jitted is _ABSENT or (isinstance(one.jitted, Raised) and one.jitted.is_refusal) for one in found

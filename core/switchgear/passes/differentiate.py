@@ -303,7 +303,8 @@ def _resolved(item: BoundSymbol) -> dict[str, TensorProxy]:
     for part in item.subsymbols:
         if part.symbol.fn is torch.ops.aten.clone.default and part.outputs[0].name not in own:
             (given,), (made,) = part.inputs, part.outputs
-            if (given.is_conj, given.is_neg) != (made.is_conj, made.is_neg):
+            lazy = (given.is_conj, given.is_neg) != (made.is_conj, made.is_neg)
+            if lazy and given.stride == made.stride:
                 found[made.name] = given
     return found
 
