@@ -245,7 +245,8 @@ class Tracker:
                 f"in {self._recorder.here()} a view of an input is used, after a write to it, where the input is "
                 "itself a view that requires_grad_() was called on: autograd loses its history; make the view again"
             )
-        bits = new.is_conj > old.is_conj or new.is_neg > old.is_neg
+        with torch._C.DisableTorchFunction():
+            bits = new.is_conj > wrapper.is_conj() or new.is_neg > wrapper.is_neg()
         # an input stays where it is
         offset = old.storage_offset if tracked.is_base and self._recorder.input_of(wrapper) is None else 0
         moved = offset and new.storage_offset != offset

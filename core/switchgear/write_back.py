@@ -140,9 +140,15 @@ def _only_written_to(proxy: TensorProxy, recorded: list[BoundSymbol]) -> bool:
     return bool(readers) and all(
         item.args[1] != proxy
         if _writes_back(item)
-        else viewed_argument(item) is not None and all(_only_written_to(made, recorded) for made in item.outputs)
+        else _is_or_copies_view(item) and all(_only_written_to(made, recorded) for made in item.outputs)
         for item in readers
     )
+
+
+def _is_or_copies_view(item: BoundSymbol) -> bool:
+    """Whether a call makes a view, or computes what a view that is lazily conjugated or negated holds."""
+    copies = item.symbol.fn is _aten.clone.default and (item.inputs[0].is_conj or item.inputs[0].is_neg)
+    return copies or viewed_argument(item) is not None
 
 
 def is_in_place(name: str) -> bool:

@@ -77,6 +77,10 @@ def restride(value: torch.Tensor, stride: Sequence[int], offset: int = 0) -> tor
         result = value.new_empty(max(offset + reach + 1, 0)).as_strided(value.shape, tuple(stride), offset)
     else:
         result = torch.empty_strided(value.shape, tuple(stride), dtype=value.dtype, device=value.device)
+    if value.is_complex() and value.is_neg() and not value.is_conj():
+        # PyTorch negates a complex zero to one without a sign, a real zero to one with it
+        torch.view_as_real(result).copy_(torch.view_as_real(value))
+        return result
     return result.copy_(value)
 
 
