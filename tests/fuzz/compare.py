@@ -36,9 +36,9 @@ AROUND = (
 
 #: The operators whose gradient may differ from eager's by rounding or in strides.
 AS_STRIDED = (
-    "as_strided, conj: a view that is used after its base was written to is made again, by autograd where it is used "
-    "and with as_strided unless it is a conjugate, here by the call that made it; its gradient has the layout of the "
-    "base there, and a sum over it is added in another order"
+    "as_strided, conj, view_as_real: a view that is used after its base was written to is made again, by autograd where "
+    "it is used and with as_strided unless that cannot be, here by the call that made it; its gradient has the layout "
+    "of the base there, and a sum over it is added in another order"
 )
 
 #: What autograd says where it finds itself at fault.
@@ -211,9 +211,11 @@ def _makes_again(tensor: Tensor) -> bool:
         if node is not None and node not in seen:
             seen.add(node)
             pending += [before for before, _ in node.next_functions]
-    lazily = (node for node in seen if node.name().startswith("ConjBackward"))
+    lazily = (node for node in seen if node.name().startswith(("ConjBackward", "ViewAsRealBackward")))
     return any(node.name().startswith("AsStridedBackward") for node in seen) or any(
-        before is not None and before.name() == "CopySlices" for node in lazily for before, _ in node.next_functions
+        before is not None and before.name().endswith("CopySlices")
+        for node in lazily
+        for before, _ in node.next_functions
     )
 
 
