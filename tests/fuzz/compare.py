@@ -36,9 +36,9 @@ AROUND = (
 
 #: The operators whose gradient may differ from eager's by rounding or in strides.
 AS_STRIDED = (
-    "as_strided, conj, view_as_real: a view that is used after its base was written to is made again, by autograd where "
-    "it is used and with as_strided unless that cannot be, here by the call that made it; its gradient has the layout "
-    "of the base there, and a sum over it is added in another order"
+    "as_strided, conj, view_as_real: a view that is used after its base was written to is made again, by autograd "
+    "where it is used and with as_strided unless that cannot be, here by the call that made it; its gradient has the "
+    "layout of the base there, and a sum over it is added in another order"
 )
 
 #: What autograd says where it finds itself at fault.
