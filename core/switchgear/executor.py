@@ -84,6 +84,10 @@ class FusionExecutor(Executor):
         """What `compile` makes of each of a program's regions, in their order."""
         return [self.compile(region) for region in regions]
 
+    def fingerprint(self) -> str:
+        """What decides how fast its regions are beside its version: its options, versions of libraries it calls."""
+        return ""
+
     def claim(self, bound_symbol: BoundSymbol, entry: ImplementationEntry | None) -> Implementation | Declined:
         """Take what it supports; until a region replaces it, that is run by the symbol itself."""
         return self.supports(bound_symbol) or Implementation(self.name, bound_symbol.symbol.fn)

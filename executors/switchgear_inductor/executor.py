@@ -74,6 +74,10 @@ class InductorExecutor(sg.FusionExecutor):
             )
         return None
 
+    def fingerprint(self) -> str:
+        """Inductor's options; its version is PyTorch's."""
+        return repr(sorted(self.options.items()))
+
     def compile_all(self, regions: Sequence[sg.Trace]) -> Sequence[Callable[..., Any]]:
         """What `compile` makes of each region, one after another, for Inductor compiles in one thread."""
         with Progress(len(regions), self.name, shown=self.progress) as progress:
@@ -81,7 +85,7 @@ class InductorExecutor(sg.FusionExecutor):
 
     def compile(self, region: sg.Trace) -> Callable[..., Any]:
         """Inductor's code for a region; where it fails, PyTorch runs the region's operators, with one warning."""
-        key = _structure(region)
+        key = region.canonical()
         with self._lock:
             function = self._alive.get(key)
             if function is None:
@@ -113,22 +117,3 @@ def _internals() -> Any:
         warnings.simplefilter("ignore", DeprecationWarning)
         from . import internals  # noqa: PLC0415 - importing Inductor takes seconds
     return internals
-
-
-def _structure(region: sg.Trace) -> str:
-    """What regions have in common for which Inductor generates the same code."""
-    numbers: dict[str, int] = {}
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, sg.TensorProxy):
-            known = value.name in numbers
-            number = numbers.setdefault(value.name, len(numbers))
-            return f"%{number}" if known else (f"%{number}", value.type_string, value.stride)
-        if isinstance(value, (tuple, list)):
-            return [plain(item) for item in value]
-        return {key: plain(item) for key, item in value.items()} if isinstance(value, Mapping) else value
-
-    lines = [
-        (item.symbol.name, plain(item.args), plain(item.kwargs), plain(item.output)) for item in region.bound_symbols
-    ]
-    return repr((plain(region.inputs), lines, plain(region.outputs)))
