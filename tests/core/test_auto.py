@@ -307,6 +307,14 @@ def test_a_region_that_all_decline(installed: Installed) -> None:
     )
 
 
+def test_a_device_that_nothing_can_be_measured_on(installed: Installed, folder: Path) -> None:
+    installed.add("slow", SLOW)
+    jitted = sg.jit(product, executors="auto")
+    assert jitted(torch.empty(3, device="meta")).device.type == "meta"
+    assert "slow: not measured, for that raised" in sg.explain(jitted)
+    assert not folder.exists()
+
+
 def test_any_other_name_is_no_list() -> None:
     with pytest.raises(TypeError, match=r"write \['torch'\]"):
         sg.jit(product, executors="torch")

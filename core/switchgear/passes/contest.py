@@ -102,7 +102,7 @@ def _versions() -> tuple[str, str]:
 @cache
 def _model(device: torch.device) -> str:
     if device.type != "cpu":
-        return str(torch.get_device_module(device).get_device_name(device))
+        return str(getattr(getattr(torch, device.type, None), "get_device_name", str)(device))
     try:
         described = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
