@@ -37,7 +37,7 @@ class InductorExecutor(sg.FusionExecutor):
         self.options = dict(options or {})
         self.progress = progress
         self._alive: WeakValueDictionary[str, Callable[..., Any]] = WeakValueDictionary()
-        self._failed: set[str] = set()
+        self._failed: dict[str, sg.Declined] = {}
         self._lock = threading.RLock()
 
     def unavailable(self) -> str | None:
@@ -78,36 +78,38 @@ class InductorExecutor(sg.FusionExecutor):
         """Inductor's options; its version is PyTorch's."""
         return repr(sorted(self.options.items()))
 
-    def compile_all(self, regions: Sequence[sg.Trace]) -> Sequence[Callable[..., Any]]:
+    def compile_all(self, regions: Sequence[sg.Trace]) -> Sequence[Callable[..., Any] | sg.Declined]:
         """What `compile` makes of each region, one after another, for Inductor compiles in one thread."""
         with Progress(len(regions), self.name, shown=self.progress) as progress:
             return [progress.after(self.compile(region)) for region in regions]
 
-    def compile(self, region: sg.Trace) -> Callable[..., Any]:
-        """Inductor's code for a region; where it fails, PyTorch runs the region's operators, with one warning."""
+    def compile(self, region: sg.Trace) -> Callable[..., Any] | sg.Declined:
+        """Inductor's code for a region; where it fails, the region is left to others, with one warning."""
         key = region.canonical()
         with self._lock:
-            function = self._alive.get(key)
-            if function is None:
-                function = self._alive[key] = self._compile(region, key)
-            return function
+            known = self._alive.get(key) or self._failed.get(key)
+            if known is not None:
+                return known
+            made = self._compile(region)
+            if isinstance(made, sg.Declined):
+                self._failed[key] = made
+            else:
+                self._alive[key] = made
+            return made
 
-    def _compile(self, region: sg.Trace, key: str) -> Callable[..., Any]:
-        if key in self._failed:
-            return region.function()
+    def _compile(self, region: sg.Trace) -> Callable[..., Any] | sg.Declined:
         try:
             function: Callable[..., Any] = _internals().compile_region(region, self.options)
             return function
         except Exception as error:
-            self._failed.add(key)
+            reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
             operators = ", ".join(dict.fromkeys(item.symbol.name for item in self.operators(region)))
             warnings.warn(
-                f"executor {self.name}: Inductor fails on a region, which PyTorch runs instead ({operators}): "
-                f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}",
+                f"executor {self.name}: Inductor fails on a region, which is left to others ({operators}): {reason}",
                 sg.errors.PluginWarning,
                 stacklevel=2,
             )
-            return region.function()
+            return sg.Declined(f"Inductor fails on its region: {reason}")
 
 
 @functools.cache

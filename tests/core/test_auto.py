@@ -287,6 +287,17 @@ def test_what_cannot_be_measured_is_declined(installed: Installed, folder: Path)
     assert not folder.exists()
 
 
+def test_a_region_that_fails_to_compile_is_declined(installed: Installed, folder: Path) -> None:
+    installed.add("failing", "RUN = lambda region: sg.Declined('no luck')")
+    jitted = check()
+    assert choice_of(jitted).declined == (("failing", "no luck"),)
+    assert not folder.exists()
+    listed = sg.jit(product, executors=["failing", "torch"])
+    a = torch.rand(3)
+    assert_same(listed(a), product(a))
+    assert choice_of(listed).declined == (("failing", "no luck"),)
+
+
 def choice_of(jitted: Any) -> sg.Choice:
     return next(one for one in sg.last_choices(jitted) if (one.kind, one.symbol) == ("execution", "aten.mul.Tensor"))
 

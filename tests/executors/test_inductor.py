@@ -401,6 +401,8 @@ def test_region_that_inductor_fails_on(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(again(a), function(a))
     assert torch.equal(jitted(a), function(a))
     assert len(tried) == 1
+    assert not regions(forward(again))
+    assert "inductor: Inductor fails on its region: RuntimeError: CppCompileError" in sg.explain(again)
 
 
 def test_unavailable_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ import torch
 
 from switchgear import disk_cache
 from switchgear import torch_internals as internals
+from switchgear.choice import Declined
 from switchgear.executor import FusionExecutor
 from switchgear.measuring import seconds_of
 from switchgear.printing import compile_trace
@@ -59,8 +60,11 @@ class Contest:
             return None
         return self._outcome(found) if all(type(one) is float and 0 < one < math.inf for one in found) else None
 
-    def measured(self, functions: Sequence[Callable[..., Any]]) -> Outcome:
+    def measured(self, compiled: Sequence[Callable[..., Any] | Declined]) -> Outcome:
         """What comes of measuring what the candidates compiled; remembered, unless something fails."""
+        functions = [one for one in compiled if not isinstance(one, Declined)]
+        if len(functions) < len(compiled):
+            return Outcome(None, "; ".join(one.reason for one in compiled if isinstance(one, Declined)))
         operators = compile_trace(free_last_used(reuse_buffers(self._operators)))
         try:
             seconds = seconds_of([*functions, operators], self.region.inputs, self._devices)

@@ -52,8 +52,9 @@ def fuse(trace: Trace, selection: Selection, choices: Sequence[Choice]) -> tuple
     flow = Dataflow(live(trace.bound_symbols, proxies(trace.outputs)), selection.fusion)
     regions = _regions(flow, trace, selection)
     compiled, objections = (_measured if selection.measured else _supported)(regions, trace.name, selection)
-    fused = {region: _line(region, function) for region, function in compiled.items()}
-    refused = {index: reason for region, reason in objections.items() for index in region.members}
+    failed = {region: answer.reason for region, answer in compiled.items() if isinstance(answer, Declined)}
+    fused = {region: _line(region, one) for region, one in compiled.items() if not isinstance(one, Declined)}
+    refused = {index: reason for region, reason in (objections | failed).items() for index in region.members}
     selection.fuel.regions.extend(fused.values())
     amended: dict[Choice, tuple[Choice, ...]] = {}
     for region, line in fused.items():
@@ -106,7 +107,7 @@ def _read(items: Iterable[BoundSymbol]) -> tuple[TensorProxy, ...]:
 
 def _supported(
     regions: Sequence[_Region], program: str, selection: Selection
-) -> tuple[dict[_Region, Callable[..., Any]], dict[_Region, str]]:
+) -> tuple[dict[_Region, Callable[..., Any] | Declined], dict[_Region, str]]:
     """The regions that their executors do not decline, compiled, and why the others are not."""
     objections: dict[_Region, str] = {}
     accepted: list[_Region] = []
@@ -123,7 +124,7 @@ def _supported(
 
 def _measured(
     regions: Sequence[_Region], program: str, selection: Selection
-) -> tuple[dict[_Region, Callable[..., Any]], dict[_Region, str]]:
+) -> tuple[dict[_Region, Callable[..., Any] | Declined], dict[_Region, str]]:
     """The regions that run faster so, compiled by who is fastest, and why the others are not.
 
     Of regions that are alike the first is compiled by all that take it, and measured, unless it was before.
@@ -167,9 +168,9 @@ def _measured(
     return {replace(region, times=times): functions[region] for region, times in winners.items()}, objections
 
 
-def _compiled(regions: Sequence[_Region]) -> dict[_Region, Callable[..., Any]]:
-    """What runs each region."""
-    functions: dict[_Region, Callable[..., Any]] = {}
+def _compiled(regions: Sequence[_Region]) -> dict[_Region, Callable[..., Any] | Declined]:
+    """What runs each region, or why nothing does."""
+    functions: dict[_Region, Callable[..., Any] | Declined] = {}
     for executor in dict.fromkeys(region.executor for region in regions):
         own = [region for region in regions if region.executor is executor]
         try:
