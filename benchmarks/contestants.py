@@ -105,6 +105,7 @@ CONTESTANTS = (
     configured("switchgear"),
     configured("switchgear-torch", exact=True, executors=["torch"]),
     configured("switchgear-inductor", executors=["inductor", "torch"]),
+    configured("switchgear-auto", executors="auto"),
     Contestant("torchscript", torchscript),
     Contestant("thunder", thunder, missing=functools.partial(not_importable, "thunder")),
 )

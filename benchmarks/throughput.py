@@ -25,6 +25,7 @@ from benchmarks.measure import Ratio, Samples, geometric_mean, interleave, per_c
 from benchmarks.memory import Held, measure
 from benchmarks.whole_step import whole_steps_allowed
 from benchmarks.workloads import WORKLOADS, Function, Mode, Task, Workload
+from switchgear.disk_cache import CACHE_VARIABLE
 
 #: Rounds of a run, and with `quick`.
 ROUNDS, QUICK_ROUNDS = 15, 2
@@ -294,17 +295,18 @@ def deviation(found: Tensor, expected: Tensor) -> float:
 
 @contextmanager
 def caches_in(folder: Path) -> Iterator[None]:
-    """Inductor, and what is built on it, caches below this folder, and remembers nothing of any other."""
-    name = "TORCHINDUCTOR_CACHE_DIR"
-    before = os.environ.get(name)
-    os.environ[name] = str(folder)
+    """Inductor, what is built on it, and Switchgear cache below this folder, and remember nothing of any other."""
+    names = ("TORCHINDUCTOR_CACHE_DIR", CACHE_VARIABLE)
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update(dict.fromkeys(names, str(folder)))
     clear_caches()
     try:
         yield
     finally:
-        os.environ.pop(name)
-        if before is not None:
-            os.environ[name] = before
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
 
 
 def reason_of(error: Exception) -> str:

@@ -73,16 +73,20 @@ class FusionExecutor(Executor):
         """What a region computes: its bound symbols without views."""
         return tuple([item for item in region.bound_symbols if aliased_argument(item) is None])
 
-    def compile(self, region: Trace) -> Callable[..., Any]:
-        """A function of the region's inputs, positionally, that returns its outputs as a tuple.
+    def compile(self, region: Trace) -> Callable[..., Any] | Declined:
+        """A function of the region's inputs, positionally, that returns its outputs as a tuple; or why there is none.
 
         The outputs have the strides of their proxies; no two share memory with each other or with an input.
         """
         raise NotImplementedError(f"{type(self).__name__} compiles nothing")
 
-    def compile_all(self, regions: Sequence[Trace]) -> Sequence[Callable[..., Any]]:
+    def compile_all(self, regions: Sequence[Trace]) -> Sequence[Callable[..., Any] | Declined]:
         """What `compile` makes of each of a program's regions, in their order."""
         return [self.compile(region) for region in regions]
+
+    def fingerprint(self) -> str:
+        """What decides how fast its regions are beside its version: its options, versions of libraries it calls."""
+        return ""
 
     def claim(self, bound_symbol: BoundSymbol, entry: ImplementationEntry | None) -> Implementation | Declined:
         """Take what it supports; until a region replaces it, that is run by the symbol itself."""

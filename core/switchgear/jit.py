@@ -16,7 +16,6 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from .choice import Choice, Saved
 from .data import OtherData
 from .errors import DataDependent, InvalidInput, SwitchgearError
-from .executor import Executor
 from .fuel import Fuel
 from .memory import MEMORY, Memory
 from .passes.partition import saved_values
@@ -25,7 +24,7 @@ from .recorder import active_recorder
 from .registry import Table
 from .runtime.cache import Cache, call_key
 from .runtime.entry import Entry
-from .selection import Selection, select
+from .selection import Executors, Selection, select
 from .signature import check_devices, flatten_arguments
 from .sizes import Dynamic, check_dynamic, marked
 from .trace import Trace
@@ -166,7 +165,7 @@ def _direct_call(kind: type[nn.Module]) -> Callable[..., Any]:
 def jit(
     function: Callable[..., Any] | nn.Module | None = None,
     *,
-    executors: Sequence[str | Executor] | None = None,
+    executors: Executors = None,
     grad_rules: Table | Sequence[Table] | None = None,
     strict: bool = False,
     memory: Memory = "eager",
@@ -184,9 +183,11 @@ def jit(
     them, module state and global modes; other Python state is read once, when a call is captured.
 
     executors: names or executor objects, the first asked first; None means the installed ones by (declared priority,
-    name). grad_rules: tables of grad rules for this function alone, asked before any executor. strict: raise where
-    otherwise a fallback happens with a reason: an executor listed but unavailable, or a forward that an
-        executor claims and nobody differentiates.
+        name). "auto" compiles each region by every installed executor that fuses and takes it, measures, and leaves
+        the region to the others where none is faster; times are remembered on disk.
+    grad_rules: tables of grad rules for this function alone, asked before any executor.
+    strict: raise where otherwise a fallback happens with a reason: an executor listed but unavailable, or a forward
+        that an executor claims and nobody differentiates.
     memory: what the backward makes again instead of having it saved. "eager": views alone, so that what eager saves is
         saved; "balanced": what takes next to no time; "lean": all that is cheap, which is for executors that fuse.
         Never random numbers, matrix products, attention, scatters or operators from outside PyTorch. What is made again

@@ -6,7 +6,7 @@ import difflib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from .choice import Declined, Implementation
 from .errors import ExecutorUnavailable, PluginWarning, RuleError, UnknownExecutor
@@ -21,6 +21,8 @@ from .symbol import BoundSymbol
 
 #: Who was asked and did not take a bound symbol, and why, in the order asked; executors that were skipped come first.
 Reasons: TypeAlias = tuple[tuple[str, str], ...]
+#: Who is asked, in order; None is all that are installed, "auto" too, those that fuse first and as measured.
+Executors: TypeAlias = Sequence[str | Executor] | Literal["auto"] | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,7 +53,7 @@ class Selection:
 
     `executors` are those that can run here, in the order asked; `skipped` pairs the others with the reason;
     `passes` are those of the plugins that take part. `memory` is the option of `jit`; `fuel` says how many regions may
-    be fused.
+    be fused; under `measured` only those that run faster so.
     """
 
     executors: tuple[Executor, ...]
@@ -62,6 +64,7 @@ class Selection:
     rule_sources: tuple[RuleSource, ...]
     memory: Memory
     fuel: Fuel
+    measured: bool = False
 
     @property
     def fusion(self) -> Mapping[str, FusionExecutor]:
@@ -105,23 +108,26 @@ class Selection:
         """The first executor's implementation of the bound symbol as a whole, and who declined before it."""
         declined = list(self.skipped)
         for claimant in self.claimants:
-            executor = claimant.executor
-            entry = claimant.implementations.get(bound_symbol.symbol.name)
-            if isinstance(executor, FusionExecutor) and depends_on_sizes(bound_symbol):
-                declined.append((executor.name, "its regions are compiled for fixed sizes, and these are dynamic"))
-                continue
-            asked = executor.claim if entry is None else entry.checker or executor.claim
-            with _blaming(claimant, "executor's claim", asked, bound_symbol):
-                answer = _claim_or_reason(executor, executor.claim(bound_symbol, entry))
+            answer = _answer(claimant, bound_symbol)
             if isinstance(answer, Implementation):
                 return answer, tuple(declined)
-            declined.append((executor.name, answer.reason))
+            declined.append((claimant.name, answer.reason))
         return None, tuple(declined)
+
+    def takers(self, bound_symbols: Sequence[BoundSymbol]) -> tuple[FusionExecutor, ...]:
+        """The fusion executors that accept every one of some bound symbols, in the order asked."""
+        fusion = self.fusion
+        return tuple(
+            fusion[claimant.name]
+            for claimant in self.claimants
+            if claimant.name in fusion
+            and all(isinstance(_answer(claimant, item), Implementation) for item in bound_symbols)
+        )
 
 
 def select(
     plugins: Plugins,
-    executors: Sequence[str | Executor] | None,
+    executors: Executors,
     grad_rules: Sequence[Table],
     strict: bool,
     memory: Memory = "eager",
@@ -129,14 +135,18 @@ def select(
 ) -> Selection:
     """Who takes part in a call of `jit` with these options.
 
-    Order: the user's list, else (declared priority, name). An executor that is listed and cannot run here is skipped
-    with one `PluginWarning`; under `strict` that is an error.
+    Order: the user's list, else (declared priority, name), under "auto" those that fuse first. An executor that is
+    listed and cannot run here is skipped with one `PluginWarning`; under `strict` that is an error.
     """
-    asked = plugins.executors if executors is None else _listed(plugins, executors)
+    measured = executors == "auto"
+    listed = None if executors is None or executors == "auto" else executors
+    asked: Sequence[Executor] = plugins.executors if listed is None else _listed(plugins, listed)
+    if measured:
+        asked = sorted(asked, key=lambda executor: not isinstance(executor, FusionExecutor))
     reasons = [(executor, reason_unavailable(executor)) for executor in asked]
     available = tuple(executor for executor, reason in reasons if reason is None)
     unavailable = [(executor.name, reason) for executor, reason in reasons if reason is not None]
-    for name, reason in unavailable if executors is not None else ():
+    for name, reason in unavailable if listed is not None else ():
         if strict:
             raise ExecutorUnavailable(f"executor {name} cannot run here: {reason}; remove it from executors")
         message = f"executor {name} is listed but skipped, it cannot run here: {reason}"
@@ -148,7 +158,7 @@ def select(
     passes = tuple(placement for plugin in taking_part for placement in plugin.passes)
     rule_sources = (*map(_table_source, grad_rules), *claimants, *map(_package_source, plugins.rule_packages))
     burnt = fuel if isinstance(fuel, Fuel) else Fuel(fuel)
-    return Selection(available, skipped, strict, passes, tuple(claimants), rule_sources, memory, burnt)
+    return Selection(available, skipped, strict, passes, tuple(claimants), rule_sources, memory, burnt, measured)
 
 
 def _listed(plugins: Plugins, executors: Sequence[str | Executor]) -> list[Executor]:
@@ -224,6 +234,16 @@ def _package_source(package: Plugin) -> RuleSource:
     rules = {name: rule for owner in package.owners for name, rule in package.registry.grad_rules_of(owner).items()}
     remedy = f"disable it with {DISABLE_VARIABLE}={package.name}"
     return RuleSource(package.name, package.label, remedy, rules, _skip_rules(package))
+
+
+def _answer(claimant: Claimant, bound_symbol: BoundSymbol) -> Implementation | Declined:
+    executor = claimant.executor
+    if isinstance(executor, FusionExecutor) and depends_on_sizes(bound_symbol):
+        return Declined("its regions are compiled for fixed sizes, and these are dynamic")
+    entry = claimant.implementations.get(bound_symbol.symbol.name)
+    asked = executor.claim if entry is None else entry.checker or executor.claim
+    with _blaming(claimant, "executor's claim", asked, bound_symbol):
+        return _claim_or_reason(executor, executor.claim(bound_symbol, entry))
 
 
 def _claim_or_reason(executor: Executor, answer: Any) -> Implementation | Declined:

@@ -50,6 +50,22 @@ class Trace:
     def __str__(self) -> str:
         return self.python()
 
+    def canonical(self) -> str:
+        """What it computes of tensors of which layouts; the same for traces that differ in names alone."""
+        numbers: dict[str, int] = {}
+
+        def plain(value: Any) -> Any:
+            if isinstance(value, TensorProxy):
+                known = value.name in numbers
+                number = f"%{numbers.setdefault(value.name, len(numbers))}"
+                return number if known else (number, value.type_string, value.stride, value.is_conj, value.is_neg)
+            if isinstance(value, (tuple, list)):
+                return [plain(item) for item in value]
+            return {key: plain(item) for key, item in value.items()} if isinstance(value, Mapping) else value
+
+        calls = [(i.symbol.name, plain(i.args), plain(i.kwargs), plain(i.output)) for i in self.bound_symbols]
+        return repr((plain(self.inputs), calls, plain(self.outputs)))
+
     def function(self) -> Callable[..., Any]:
         """The function that the printed trace is."""
         return compile_trace(self)

@@ -37,7 +37,7 @@ class InductorExecutor(sg.FusionExecutor):
         self.options = dict(options or {})
         self.progress = progress
         self._alive: WeakValueDictionary[str, Callable[..., Any]] = WeakValueDictionary()
-        self._failed: set[str] = set()
+        self._failed: dict[str, sg.Declined] = {}
         self._lock = threading.RLock()
 
     def unavailable(self) -> str | None:
@@ -74,36 +74,42 @@ class InductorExecutor(sg.FusionExecutor):
             )
         return None
 
-    def compile_all(self, regions: Sequence[sg.Trace]) -> Sequence[Callable[..., Any]]:
+    def fingerprint(self) -> str:
+        """Inductor's options; its version is PyTorch's."""
+        return repr(sorted(self.options.items()))
+
+    def compile_all(self, regions: Sequence[sg.Trace]) -> Sequence[Callable[..., Any] | sg.Declined]:
         """What `compile` makes of each region, one after another, for Inductor compiles in one thread."""
         with Progress(len(regions), self.name, shown=self.progress) as progress:
             return [progress.after(self.compile(region)) for region in regions]
 
-    def compile(self, region: sg.Trace) -> Callable[..., Any]:
-        """Inductor's code for a region; where it fails, PyTorch runs the region's operators, with one warning."""
-        key = _structure(region)
+    def compile(self, region: sg.Trace) -> Callable[..., Any] | sg.Declined:
+        """Inductor's code for a region; where it fails, the region is left to others, with one warning."""
+        key = region.canonical()
         with self._lock:
-            function = self._alive.get(key)
-            if function is None:
-                function = self._alive[key] = self._compile(region, key)
-            return function
+            known = self._alive.get(key) or self._failed.get(key)
+            if known is not None:
+                return known
+            made = self._compile(region)
+            if isinstance(made, sg.Declined):
+                self._failed[key] = made
+            else:
+                self._alive[key] = made
+            return made
 
-    def _compile(self, region: sg.Trace, key: str) -> Callable[..., Any]:
-        if key in self._failed:
-            return region.function()
+    def _compile(self, region: sg.Trace) -> Callable[..., Any] | sg.Declined:
         try:
             function: Callable[..., Any] = _internals().compile_region(region, self.options)
             return function
         except Exception as error:
-            self._failed.add(key)
+            reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
             operators = ", ".join(dict.fromkeys(item.symbol.name for item in self.operators(region)))
             warnings.warn(
-                f"executor {self.name}: Inductor fails on a region, which PyTorch runs instead ({operators}): "
-                f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}",
+                f"executor {self.name}: Inductor fails on a region, which is left to others ({operators}): {reason}",
                 sg.errors.PluginWarning,
                 stacklevel=2,
             )
-            return region.function()
+            return sg.Declined(f"Inductor fails on its region: {reason}")
 
 
 @functools.cache
@@ -113,22 +119,3 @@ def _internals() -> Any:
         warnings.simplefilter("ignore", DeprecationWarning)
         from . import internals  # noqa: PLC0415 - importing Inductor takes seconds
     return internals
-
-
-def _structure(region: sg.Trace) -> str:
-    """What regions have in common for which Inductor generates the same code."""
-    numbers: dict[str, int] = {}
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, sg.TensorProxy):
-            known = value.name in numbers
-            number = numbers.setdefault(value.name, len(numbers))
-            return f"%{number}" if known else (f"%{number}", value.type_string, value.stride)
-        if isinstance(value, (tuple, list)):
-            return [plain(item) for item in value]
-        return {key: plain(item) for key, item in value.items()} if isinstance(value, Mapping) else value
-
-    lines = [
-        (item.symbol.name, plain(item.args), plain(item.kwargs), plain(item.output)) for item in region.bound_symbols
-    ]
-    return repr((plain(region.inputs), lines, plain(region.outputs)))

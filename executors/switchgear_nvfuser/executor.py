@@ -65,6 +65,10 @@ class NvfuserExecutor(sg.FusionExecutor):
             return sg.Declined("a region of views alone")
         return super().supports_region(region)
 
+    def fingerprint(self) -> str:
+        """Whether definitions are for static sizes."""
+        return f"static_sizes={self.static_sizes}"
+
     def compile(self, region: sg.Trace) -> Callable[..., Any]:
         """nvFuser's kernels for a region; where it fails, PyTorch runs the region's operators, with one warning."""
         try:

@@ -7,6 +7,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 import switchgear as sg
 import switchgear_inductor
+from switchgear.disk_cache import CACHE_VARIABLE
 from switchgear_inductor import InductorExecutor
 from switchgear_inductor.progress import Progress
 from tests.core.training import backward, forward, leaf, lines, step
@@ -399,6 +401,8 @@ def test_region_that_inductor_fails_on(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(again(a), function(a))
     assert torch.equal(jitted(a), function(a))
     assert len(tried) == 1
+    assert not regions(forward(again))
+    assert "inductor: Inductor fails on its region: RuntimeError: CppCompileError" in sg.explain(again)
 
 
 def test_unavailable_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -440,6 +444,24 @@ def test_importing_the_plugin_is_cheap() -> None:
 def test_asked_after_torch() -> None:
     (executor,) = switchgear_inductor.switchgear_executors()
     assert executor.priority < -100
+
+
+@pytest.mark.discovery
+def test_many_small_operators_are_measured_to_be_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+
+    def scales(a: Tensor) -> Tensor:
+        for _ in range(64):
+            a = a * 1.01
+        return a
+
+    x = torch.randn(8, 8)
+    for _ in range(2):
+        jitted = sg.jit(scales, executors="auto")
+        assert_near(jitted(x), scales(x))
+        assert len(regions(forward(jitted))) == 1
+        assert "64 x aten.mul.Tensor: execution by inductor (in inductor_" in sg.explain(jitted)
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_progress(caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,8 @@ def explain(jitted: Any) -> str:
     `sg.last_choices` has these too.
     """
     selection = compiler_of(jitted).selection
-    lines = [f"executors: {', '.join(executor.name for executor in selection.executors)}"]
+    names = ", ".join(executor.name for executor in selection.executors)
+    lines = [f"executors: {names}; regions as measured" if selection.measured else f"executors: {names}"]
     lines += [f"skipped: {name}: {reason}" for name, reason in selection.skipped]
     entry = last_entry(jitted)
     sizes = entry.captured.sizes

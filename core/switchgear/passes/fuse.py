@@ -17,17 +17,26 @@ from switchgear.symbol import BoundSymbol, Symbol, proxies
 from switchgear.trace import Trace
 
 from .claim import claim
+from .contest import Contest
 from .dead_code import live
+
+NO_FUEL = Declined("no fuel is left for its region")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Region:
-    """Indices of bound symbols that run as one, views left out; `trace` has these too."""
+    """Indices of bound symbols that run as one, views left out; `trace` has these too. `times` are those measured."""
 
     executor: FusionExecutor
     members: tuple[int, ...]
     items: tuple[BoundSymbol, ...]
     trace: Trace
+    times: str = ""
+
+    def compiled_by(self, executor: FusionExecutor, program: str, number: int) -> _Region:
+        """The region as one that an executor compiles, named so."""
+        name = re.sub(r"\W", "_", f"{executor.name}_{program}_{number}")
+        return replace(self, executor=executor, trace=replace(self.trace, name=name))
 
 
 def fuse(trace: Trace, selection: Selection, choices: Sequence[Choice]) -> tuple[Trace, tuple[Choice, ...]]:
@@ -35,29 +44,25 @@ def fuse(trace: Trace, selection: Selection, choices: Sequence[Choice]) -> tuple
 
     A region is convex: nothing outside of it both needs a part of it and is needed by another. Views cost nothing, so
     each region that reads one has it as a part of its own, and one that is read elsewhere is made there: what a region
-    returns is no view. What a region's executor declines, or what no fuel is left for, is claimed by the others.
+    returns is no view. What a region's executor declines, what no fuel is left for, or what is measured to run no
+    faster so, is claimed by the others.
     """
     executed = [choice for choice in choices if choice.owner != "decomposition"]
     taken = dict(zip(trace.bound_symbols, executed, strict=True))
     flow = Dataflow(live(trace.bound_symbols, proxies(trace.outputs)), selection.fusion)
-    refused: dict[int, str] = {}
-    accepted: list[_Region] = []
-    for region in _regions(flow, trace, selection):
-        objection = region.executor.supports_region(region.trace)
-        if objection is None and len(accepted) == selection.fuel.left:
-            objection = Declined("no fuel is left for its region")
-        if objection is None:
-            accepted.append(region)
-        else:
-            refused.update(dict.fromkeys(region.members, objection.reason))
-    fused = _compiled(accepted, trace.name)
+    regions = _regions(flow, trace, selection)
+    compiled, objections = (_measured if selection.measured else _supported)(regions, trace.name, selection)
+    failed = {region: answer.reason for region, answer in compiled.items() if isinstance(answer, Declined)}
+    fused = {region: _line(region, one) for region, one in compiled.items() if not isinstance(one, Declined)}
+    refused = {index: reason for region, reason in (objections | failed).items() for index in region.members}
     selection.fuel.regions.extend(fused.values())
     amended: dict[Choice, tuple[Choice, ...]] = {}
     for region, line in fused.items():
+        name = f"{line.symbol.name} ({region.times})" if region.times else line.symbol.name
         for item in region.items:
             choice = amended.get(taken[item], (taken[item],))[0]
-            reason = f"{choice.reason}, {line.symbol.name}" if choice.reason else f"in {line.symbol.name}"
-            amended[taken[item]] = (replace(choice, reason=reason),)
+            reason = f"{choice.reason}, {name}" if choice.reason else f"in {name}"
+            amended[taken[item]] = (replace(choice, owner=region.executor.name, reason=reason),)
     others = selection.without_fusion()
     body: list[BoundSymbol] = []
     for place in _ordered(flow, trace, list(fused)):
@@ -100,18 +105,76 @@ def _read(items: Iterable[BoundSymbol]) -> tuple[TensorProxy, ...]:
     return tuple(read.values())
 
 
-def _compiled(regions: Sequence[_Region], name: str) -> dict[_Region, BoundSymbol]:
-    """Each region as one bound symbol."""
-    executors = dict.fromkeys(region.executor for region in regions)
-    named = {
-        region: replace(region.trace, name=re.sub(r"\W", "_", f"{region.executor.name}_{name}_{number}"))
-        for number, region in enumerate(regions)
+def _supported(
+    regions: Sequence[_Region], program: str, selection: Selection
+) -> tuple[dict[_Region, Callable[..., Any] | Declined], dict[_Region, str]]:
+    """The regions that their executors do not decline, compiled, and why the others are not."""
+    objections: dict[_Region, str] = {}
+    accepted: list[_Region] = []
+    for region in regions:
+        objection = region.executor.supports_region(region.trace)
+        if objection is None and len(accepted) == selection.fuel.left:
+            objection = NO_FUEL
+        if objection is None:
+            accepted.append(region.compiled_by(region.executor, program, len(accepted)))
+        else:
+            objections[region] = objection.reason
+    return _compiled(accepted), objections
+
+
+def _measured(
+    regions: Sequence[_Region], program: str, selection: Selection
+) -> tuple[dict[_Region, Callable[..., Any] | Declined], dict[_Region, str]]:
+    """The regions that run faster so, compiled by who is fastest, and why the others are not.
+
+    Of regions that are alike the first is compiled by all that take it, and measured, unless it was before.
+    """
+    objections: dict[_Region, str] = {}
+    contests: dict[int, Contest] = {}
+    for number, region in enumerate(regions):
+        takers = selection.takers(region.items)
+        answers = {executor: executor.supports_region(region.trace) for executor in takers}
+        candidates = [executor for executor, answer in answers.items() if answer is None]
+        if candidates:
+            contests[number] = Contest(region.trace, candidates, selection)
+        else:
+            objections[region] = "; ".join(answer.reason for answer in answers.values() if answer is not None)
+    outcomes = {contest.key: contest.remembered() for contest in contests.values()}
+    first: dict[str, int] = {}
+    for number, contest in contests.items():
+        if outcomes[contest.key] is None:
+            first.setdefault(contest.key, number)
+    entrants = {
+        (number, executor): regions[number].compiled_by(executor, program, number)
+        for number in first.values()
+        for executor in contests[number].candidates
     }
-    functions: dict[_Region, Callable[..., Any]] = {}
-    for executor in executors:
+    functions = _compiled(list(entrants.values()))
+    for key, number in first.items():
+        contest = contests[number]
+        outcomes[key] = contest.measured([functions[entrants[number, one]] for one in contest.candidates])
+    winners: dict[_Region, str] = {}
+    for number, contest in contests.items():
+        region, outcome = regions[number], outcomes[contest.key]
+        assert outcome is not None
+        if outcome.winner is None:
+            objections[region] = outcome.report
+        elif len(winners) == selection.fuel.left:
+            objections[region] = NO_FUEL.reason
+        else:
+            entrant = entrants.get((number, outcome.winner))
+            winners[entrant or region.compiled_by(outcome.winner, program, number)] = outcome.report
+    functions |= _compiled([region for region in winners if region not in functions])
+    return {replace(region, times=times): functions[region] for region, times in winners.items()}, objections
+
+
+def _compiled(regions: Sequence[_Region]) -> dict[_Region, Callable[..., Any] | Declined]:
+    """What runs each region, or why nothing does."""
+    functions: dict[_Region, Callable[..., Any] | Declined] = {}
+    for executor in dict.fromkeys(region.executor for region in regions):
         own = [region for region in regions if region.executor is executor]
         try:
-            made = executor.compile_all([named[region] for region in own])
+            made = executor.compile_all([region.trace for region in own])
         except Exception as error:
             operators = ", ".join(dict.fromkeys(item.symbol.name for region in own for item in region.items))
             raise ExecutorFailed(
@@ -119,10 +182,12 @@ def _compiled(regions: Sequence[_Region], name: str) -> dict[_Region, BoundSymbo
                 f"{error}. Leave it out with executors=[...]"
             ) from error
         functions.update(zip(own, made, strict=True))
-    return {region: _line(region, named[region], functions[region]) for region in regions}
+    return functions
 
 
-def _line(region: _Region, trace: Trace, function: Callable[..., Any]) -> BoundSymbol:
+def _line(region: _Region, function: Callable[..., Any]) -> BoundSymbol:
+    """The region as one bound symbol."""
+    trace = region.trace
     links = {(id(link.forward), link.rule): link for item in region.items for link in item.links}
     return BoundSymbol(
         Symbol(trace.name, lambda *args: trace.function()(*args)),

@@ -1,0 +1,46 @@
+"""A cache on disk: values that JSON can hold, each in a file of its own, by keys of any length."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+#: Names the folder, in place of `switchgear` in `XDG_CACHE_HOME` or `~/.cache`.
+CACHE_VARIABLE = "SWITCHGEAR_CACHE_DIR"
+
+
+def load(key: str) -> Any:
+    """What was stored by this key; None if nothing can be read."""
+    try:
+        content = json.loads(_file(key).read_text())
+    except (OSError, RuntimeError, ValueError):
+        return None
+    return content.get("value") if isinstance(content, dict) and content.get("key") == key else None
+
+
+def store(key: str, value: Any) -> None:
+    """Keep a value; where the folder cannot be written to, nothing is kept."""
+    try:
+        file = _file(key)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, new = tempfile.mkstemp(dir=file.parent, suffix=".new")
+        try:
+            with os.fdopen(descriptor, "w") as written:
+                json.dump({"key": key, "value": value}, written)
+            os.replace(new, file)
+        except BaseException:
+            os.unlink(new)
+            raise
+    except (OSError, RuntimeError):
+        pass
+
+
+def _file(key: str) -> Path:
+    """Raises `RuntimeError` where there is no home directory."""
+    named = os.environ.get(CACHE_VARIABLE)
+    folder = Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "switchgear"
+    return folder / f"{hashlib.sha256(key.encode()).hexdigest()}.json"

@@ -1,0 +1,406 @@
+"""`executors="auto"`: regions go to who is measured to be fastest, and what was measured is remembered."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import switchgear as sg
+from conftest import shipped
+from switchgear import disk_cache, measuring, plugins
+from switchgear.passes import contest
+from tests.core.made_up import Site
+from tests.core.training import assert_same, assert_trains_as_eager, choice, forward, leaf, lines, operators
+
+#: Plugins with an executor each that takes products with numbers: `fast` multiplies once, `slow` dawdles, `failing`
+#: does not run on what is made up.
+FUSING = """
+import time
+
+class Fusing(sg.FusionExecutor):
+    compiled = 0
+
+    def supports(self, bound_symbol):
+        known = bound_symbol.symbol.name in ("aten.mul.Tensor", "aten.embedding.default")
+        return None if known else sg.Declined("no product")
+
+    def fingerprint(self):
+        return OPTIONS
+
+    def compile(self, region):
+        type(self).compiled += 1
+        return RUN(region)
+
+OPTIONS = ""
+executor = Fusing({name!r}, priority={priority})
+
+@sg.hookimpl
+def switchgear_executors():
+    return [executor]
+"""
+FAST = """
+def RUN(region):
+    (value,), factor = region.inputs, 1
+    for item in region.bound_symbols:
+        factor *= item.args[1]
+    return lambda a: (a * factor,)
+"""
+SLOW = """
+def RUN(region):
+    function = region.function()
+    def run(*args):
+        time.sleep(0.002)
+        return function(*args)
+    return run
+"""
+FAILING = """
+def RUN(region):
+    function = region.function()
+    def run(*args):
+        if args[0].max() < 1:
+            raise RuntimeError("not these")
+        return function(*args)
+    return run
+"""
+
+
+class Installed:
+    """Plugins that are installed beside `torch` for a test, as a process that starts finds them."""
+
+    def __init__(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._site = site
+        monkeypatch.setattr(plugins, "entry_points", lambda group: [*shipped(group=group), *site.entry_points()])
+
+    def add(self, name: str, run: str, *, priority: int = 0) -> None:
+        self._site.add(name, FUSING.format(name=name, priority=priority) + run)
+        self.start_again()
+
+    def start_again(self) -> None:
+        for module in [module for module in sys.modules if module.startswith("made_up_")]:
+            del sys.modules[module]
+        plugins.installed.cache_clear()
+
+    def module(self, name: str) -> Any:
+        plugins.installed()
+        return sys.modules[f"made_up_switchgear_{name}_{name}"]
+
+    def compiled(self, name: str) -> int:
+        """How many regions the executor has compiled since it started."""
+        return int(self.module(name).Fusing.compiled)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(disk_cache.CACHE_VARIABLE, str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def installed(site: Site, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Installed]:
+    yield Installed(site, monkeypatch)
+    plugins.installed.cache_clear()
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """For each measurement, how many functions took part."""
+    calls: list[int] = []
+
+    def counting(functions: Sequence[Any], *rest: Any) -> list[float]:
+        calls.append(len(functions))
+        return measuring.seconds_of(functions, *rest)
+
+    monkeypatch.setattr(contest, "seconds_of", counting)
+    return calls
+
+
+def product(a: Tensor) -> Tensor:
+    for _ in range(32):
+        a = a * 2
+    return a
+
+
+def check(function: Callable[..., Any] = product, *args: Tensor, **options: Any) -> Any:
+    """The jitted function, called twice with eager's result."""
+    args = args or (torch.rand(3, 5),)
+    jitted = sg.jit(function, executors="auto", **options)
+    for _ in range(2):
+        assert_same(jitted(*args), function(*args))
+    return jitted
+
+
+def test_the_faster_is_taken(installed: Installed) -> None:
+    installed.add("fast", FAST)
+    jitted = check()
+    (line,) = lines(forward(jitted))
+    assert line.implementation is not None
+    assert line.implementation.owner == "fast"
+    report = sg.explain(jitted)
+    assert report.splitlines()[0] == "executors: fast, torch; regions as measured"
+    assert "aten.mul.Tensor: execution by fast (in fast_computation_0 (fast: " in report
+    assert " µs, torch: " in report
+
+
+def test_the_slower_is_declined(installed: Installed) -> None:
+    installed.add("slow", SLOW)
+    jitted = check()
+    assert operators(forward(jitted)) == ["aten.mul.Tensor"] * 32
+    assert "aten.mul.Tensor: execution by torch; slow: not faster as measured, slow: " in sg.explain(jitted)
+
+
+@pytest.mark.parametrize("first", ["slow", "fast"])
+def test_the_fastest_of_several(installed: Installed, measured: list[int], first: str) -> None:
+    for name, run in (("slow", SLOW), ("fast", FAST)):
+        installed.add(name, run, priority=int(name == first))
+    jitted = check()
+    assert [item.implementation.owner for item in lines(forward(jitted)) if item.implementation] == ["fast"]
+    assert measured == [3]
+    report = sg.explain(jitted)
+    assert "execution by fast" in report
+    assert all(f"{name}: " in report for name in ("slow", "fast", "torch"))
+
+
+def test_nobody_fuses(installed: Installed) -> None:
+    jitted = check()
+    assert operators(forward(jitted)) == ["torch.mul"] * 32
+
+
+def test_operators_that_stay_outside_are_as_without_the_candidate(installed: Installed) -> None:
+    """Buffers are reused."""
+    installed.add("slow", SLOW)
+    jitted = check(product, torch.rand(200, 200))
+    assert any(stage.provenance[-1].name == "reuse_buffers" for stage in sg.last_traces(jitted))
+
+
+def test_gradients(installed: Installed) -> None:
+    installed.add("fast", FAST)
+    jitted = assert_trains_as_eager(product, leaf(4), executors="auto")
+    for trace in (sg.last_traces(jitted)[-1], sg.last_backward_traces(jitted)[-1]):
+        assert [item.implementation.owner for item in lines(trace) if item.implementation] == ["fast"]
+
+
+# What is remembered.
+
+
+@pytest.mark.parametrize(("name", "run", "compiled"), [("fast", FAST, 1), ("slow", SLOW, 0)])
+def test_remembered_when_started_again(
+    installed: Installed, measured: list[int], name: str, run: str, compiled: int
+) -> None:
+    installed.add(name, run)
+    first = sg.explain(check())
+    assert (installed.compiled(name), measured) == (1, [2])
+    installed.start_again()
+    again = check()
+    assert (installed.compiled(name), measured) == (compiled, [2])
+    assert sg.explain(again) == first
+
+
+def test_alike_regions_are_measured_once(installed: Installed, measured: list[int]) -> None:
+    installed.add("slow", SLOW)
+    check(lambda a, b: (product(a).sin(), product(b).cos()), torch.rand(3), torch.rand(3))
+    assert measured == [2]
+    assert installed.compiled("slow") == 1
+
+
+def test_what_times_depend_on(
+    installed: Installed, measured: list[int], monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    installed.add("fast", FAST)
+    check()
+    check(product, torch.rand(5, 3))
+    check(product, torch.rand(5, 3).t())
+    check(product, torch.rand(3, 5, dtype=torch.float64))
+    monkeypatch.setattr(installed.module("fast"), "OPTIONS", "other")
+    check()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
+    check()
+    monkeypatch.setattr(contest, "_versions", lambda: ("2.99", "0.1.0"))
+    check()
+    assert len(measured) == len(list(folder.iterdir())) == 7
+    check()
+    assert len(measured) == 7
+
+
+def damaged(file: Path) -> Iterator[str]:
+    content = json.loads(file.read_text())
+    yield ""
+    yield "[" * 100_000
+    yield "[]"
+    yield json.dumps(content | {"key": "another"})
+    for value in (None, 1, [1.0], [1.0, "1"], [1.0, -1.0], [1.0, float("nan")], {"torch": 1.0}):
+        yield json.dumps(content | {"value": value})
+
+
+def test_a_damaged_cache_is_written_anew(installed: Installed, measured: list[int], folder: Path) -> None:
+    installed.add("fast", FAST)
+    check()
+    (file,) = folder.iterdir()
+    for count, text in enumerate(damaged(file), 2):
+        file.write_text(text)
+        check()
+        assert len(measured) == count
+    file.write_bytes(b"\xff\xfe")
+    check()
+    before = len(measured)
+    check()
+    assert len(measured) == before
+    assert list(folder.iterdir()) == [file]
+
+
+def test_no_folder_can_be_made(installed: Installed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(disk_cache.CACHE_VARIABLE, str(tmp_path / "file" / "folder"))
+    installed.add("fast", FAST)
+    jitted = check()
+    assert len(lines(forward(jitted))) == 1
+
+
+def test_where_the_folder_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv(disk_cache.CACHE_VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    disk_cache.store("a", [1])
+    assert list((tmp_path / "xdg" / "switchgear").iterdir())
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert disk_cache.load("a") is None
+    disk_cache.store("a", [2])
+    assert disk_cache.load("a") == [2]
+    assert list((tmp_path / ".cache" / "switchgear").iterdir())
+
+
+# What goes wrong.
+
+
+def test_what_cannot_be_measured_is_declined(installed: Installed, folder: Path) -> None:
+    installed.add("failing", FAILING)
+    jitted = check(product, torch.ones(3) * 4)
+    found = choice_of(jitted)
+    assert found.declined == (("failing", "not measured, for that raised RuntimeError: not these"),)
+    assert not folder.exists()
+
+
+def test_a_region_that_fails_to_compile_is_declined(installed: Installed, folder: Path) -> None:
+    installed.add("failing", "RUN = lambda region: sg.Declined('no luck')")
+    jitted = check()
+    assert choice_of(jitted).declined == (("failing", "no luck"),)
+    assert not folder.exists()
+    listed = sg.jit(product, executors=["failing", "torch"])
+    a = torch.rand(3)
+    assert_same(listed(a), product(a))
+    assert choice_of(listed).declined == (("failing", "no luck"),)
+
+
+def choice_of(jitted: Any) -> sg.Choice:
+    return next(one for one in sg.last_choices(jitted) if (one.kind, one.symbol) == ("execution", "aten.mul.Tensor"))
+
+
+def test_fuel(installed: Installed) -> None:
+    installed.add("fast", FAST)
+    jitted = check(lambda a: product(product(a).sin()), fuel=1)
+    assert operators(forward(jitted)) == ["fast_computation_0", "torch.sin", *["aten.mul.Tensor"] * 32]
+    assert "fast: no fuel is left for its region" in sg.explain(jitted)
+
+
+def test_a_region_that_all_decline(installed: Installed) -> None:
+    installed.add("fast", FAST)
+    jitted = check(lambda a: a * 2)
+    assert choice(jitted, "execution", "aten.mul.Tensor").declined[0] == (
+        "fast",
+        "a region of 1 operators, fewer than 2",
+    )
+
+
+def test_a_device_that_nothing_can_be_measured_on(installed: Installed, folder: Path) -> None:
+    installed.add("slow", SLOW)
+    jitted = sg.jit(product, executors="auto")
+    assert jitted(torch.empty(3, device="meta")).device.type == "meta"
+    assert "slow: not measured, for that raised" in sg.explain(jitted)
+    assert not folder.exists()
+
+
+def test_any_other_name_is_no_list() -> None:
+    with pytest.raises(TypeError, match=r"write \['torch'\]"):
+        sg.jit(product, executors="torch")
+
+
+# Measuring.
+
+
+def test_what_is_global_is_as_before(installed: Installed, recwarn: pytest.WarningsRecorder) -> None:
+    installed.add("fast", FAST)
+    state = torch.get_rng_state()
+    with torch.inference_mode(), torch.device("meta"):
+        jitted = sg.jit(product, executors="auto")
+        jitted(torch.rand(3, device="cpu"))
+        assert torch.is_inference_mode_enabled()
+        assert torch.rand(3).device.type == "meta"
+    assert torch.is_grad_enabled()
+    assert len(lines(forward(jitted))) == 1
+    torch.set_rng_state(state)
+    wanted = torch.rand(3)
+    torch.set_rng_state(state)
+    sg.jit(lambda a: product(a) * 4, executors="auto")(torch.ones(3))
+    assert torch.equal(torch.rand(3), wanted)
+    assert not recwarn.list
+
+
+def test_indices_are_valid(installed: Installed) -> None:
+    installed.add("slow", SLOW)
+
+    def look_up(table: Tensor, index: Tensor) -> Tensor:
+        return torch.nn.functional.embedding(index, table) * 2
+
+    jitted = check(look_up, torch.rand(3, 4), torch.tensor([2, 0, 1]))
+    assert "slow: not faster as measured" in sg.explain(jitted)
+
+
+def proxy(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype = torch.float32) -> sg.TensorProxy:
+    return sg.TensorProxy("x", shape, stride, dtype, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("shape", "stride", "dtype"),
+    [
+        ((2, 3), (3, 1), torch.float32),
+        ((2, 3), (1, 2), torch.bfloat16),
+        ((2, 3), (0, 5), torch.float8_e4m3fn),
+        ((0, 3), (3, 1), torch.float64),
+        ((), (), torch.complex64),
+        ((4,), (1,), torch.int64),
+        ((4,), (2,), torch.bool),
+    ],
+)
+def test_made_up_tensors(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> None:
+    seen: list[Tensor] = []
+
+    def look(*tensors: Tensor) -> None:
+        seen[:] = tensors
+
+    layouts = [proxy(shape, stride, dtype)] * 2
+    (seconds,) = measuring.seconds_of([look], layouts, {torch.device("cpu")})
+    assert 0 < seconds < 1
+    for tensor in seen:
+        assert (tensor.shape, tensor.stride(), tensor.dtype) == (shape, stride, dtype)
+        values = tensor.to(torch.complex128).abs()
+        assert ((values >= 0.09) & (values <= 0.91)).all() if layouts[0].is_differentiable else (values == 0).all()
+    assert seen[0].untyped_storage().data_ptr() != seen[1].untyped_storage().data_ptr() or 0 in shape
+
+
+def test_what_takes_long_runs_a_few_times() -> None:
+    calls: list[float] = []
+
+    def slow() -> None:
+        calls.append(0.3)
+        time.sleep(calls[-1])
+
+    found = measuring.seconds_of([slow, lambda: None], [], {torch.device("cpu")})
+    assert found[0] > 0.25 > found[1]
+    assert len(calls) == 1 + measuring.FEWEST
