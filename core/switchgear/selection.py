@@ -107,7 +107,7 @@ class Selection:
         for claimant in self.claimants:
             executor = claimant.executor
             entry = claimant.implementations.get(bound_symbol.symbol.name)
-            if isinstance(executor, FusionExecutor) and depends_on_sizes(bound_symbol):
+            if _knows_numbers_alone(executor) and depends_on_sizes(bound_symbol):
                 declined.append((executor.name, "its regions are compiled for fixed sizes, and these are dynamic"))
                 continue
             asked = executor.claim if entry is None else entry.checker or executor.claim
@@ -224,6 +224,10 @@ def _package_source(package: Plugin) -> RuleSource:
     rules = {name: rule for owner in package.owners for name, rule in package.registry.grad_rules_of(owner).items()}
     remedy = f"disable it with {DISABLE_VARIABLE}={package.name}"
     return RuleSource(package.name, package.label, remedy, rules, _skip_rules(package))
+
+
+def _knows_numbers_alone(executor: Executor) -> bool:
+    return isinstance(executor, FusionExecutor) and not executor.symbolic_sizes
 
 
 def _claim_or_reason(executor: Executor, answer: Any) -> Implementation | Declined:

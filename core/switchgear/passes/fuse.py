@@ -7,12 +7,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from switchgear.choice import Choice, Declined, Implementation
 from switchgear.errors import ExecutorFailed
 from switchgear.executor import FusionExecutor
 from switchgear.proxy import TensorProxy
 from switchgear.regions import Dataflow, find_regions
 from switchgear.selection import Selection
+from switchgear.sizes import sizes_of
 from switchgear.symbol import BoundSymbol, Symbol, proxies
 from switchgear.trace import Trace
 
@@ -22,12 +25,13 @@ from .dead_code import live
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Region:
-    """Indices of bound symbols that run as one, views left out; `trace` has these too."""
+    """Indices of bound symbols that run as one, views left out; `trace` has these too. `sizes` are its numbers."""
 
     executor: FusionExecutor
     members: tuple[int, ...]
     items: tuple[BoundSymbol, ...]
     trace: Trace
+    sizes: tuple[torch.SymInt, ...]
 
 
 def fuse(trace: Trace, selection: Selection, choices: Sequence[Choice]) -> tuple[Trace, tuple[Choice, ...]]:
@@ -85,8 +89,10 @@ def _regions(flow: Dataflow, trace: Trace, selection: Selection) -> list[_Region
     for members, items, given in zip(found, parts, inputs, strict=True):
         made = (proxy for index in members for proxy in flow.body[index].outputs)
         outputs = tuple([proxy for proxy in made if proxy.name in needed])
-        region = Trace("region", given, outputs, items)
-        regions.append(_Region(selection.fusion[flow.owners[members[0]]], tuple(members), items, region))
+        sizes = sizes_of(items)
+        region = Trace("region", given, outputs, items, numbers=tuple(sizes))
+        executor = selection.fusion[flow.owners[members[0]]]
+        regions.append(_Region(executor, tuple(members), items, region, tuple(sizes.values())))
     return regions
 
 
@@ -126,7 +132,7 @@ def _line(region: _Region, trace: Trace, function: Callable[..., Any]) -> BoundS
     links = {(id(link.forward), link.rule): link for item in region.items for link in item.links}
     return BoundSymbol(
         Symbol(trace.name, lambda *args: trace.function()(*args)),
-        trace.inputs,
+        (*region.sizes, *trace.inputs),
         {},
         trace.outputs,
         region.items,
