@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import shutil
 import sys
 import threading
@@ -12,9 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
+import torch
+
 import switchgear as sg
 
 from .progress import Progress
+from .variants import Compiled, Variants
 
 #: Run by a library that Inductor calls: they join a region, but make none worthwhile.
 _EXTERN = frozenset(f"aten.{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "convolution"))
@@ -29,6 +33,8 @@ class InductorExecutor(sg.FusionExecutor):
     how far it is, on a terminal by a bar and in a log by lines; `progress=False` switches that off. Regions that are
     alike, in layers that repeat, are compiled once; Inductor's cache on disk serves other processes.
     """
+
+    symbolic_sizes = True
 
     def __init__(
         self, name: str = "inductor", *, options: Mapping[str, Any] | None = None, progress: bool = True
@@ -88,22 +94,28 @@ class InductorExecutor(sg.FusionExecutor):
                 function = self._alive[key] = self._compile(region, key)
             return function
 
-    def _compile(self, region: sg.Trace, key: str) -> Callable[..., Any]:
+    def _compile(self, trace: sg.Trace, key: str) -> Callable[..., Any]:
         if key in self._failed:
-            return region.function()
-        try:
-            function: Callable[..., Any] = _internals().compile_region(region, self.options)
-            return function
-        except Exception as error:
-            self._failed.add(key)
-            operators = ", ".join(dict.fromkeys(item.symbol.name for item in self.operators(region)))
-            warnings.warn(
-                f"executor {self.name}: Inductor fails on a region, which PyTorch runs instead ({operators}): "
-                f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}",
-                sg.errors.PluginWarning,
-                stacklevel=2,
-            )
-            return region.function()
+            return trace.function()
+        region = _internals().Region(trace)
+        operators = ", ".join(dict.fromkeys(item.symbol.name for item in self.operators(trace)))
+
+        def compiled(sizes: Sequence[int]) -> Compiled:
+            with self._lock, torch.inference_mode(False), torch.no_grad():
+                try:
+                    made: Compiled = _internals().compile_region(region, sizes, self.options)
+                    return made
+                except Exception as error:
+                    self._failed.add(key)
+                    warnings.warn(
+                        f"executor {self.name}: Inductor fails on a region, which PyTorch runs instead ({operators}): "
+                        f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}",
+                        sg.errors.PluginWarning,
+                        stacklevel=2,
+                    )
+                    return Compiled(region.function)
+
+        return Variants(compiled, region.function, len(trace.numbers)) if trace.numbers else compiled(()).run
 
 
 @functools.cache
@@ -115,15 +127,22 @@ def _internals() -> Any:
     return internals
 
 
+_NAME = re.compile(r"\w+")
+
+
 def _structure(region: sg.Trace) -> str:
     """What regions have in common for which Inductor generates the same code."""
     numbers: dict[str, int] = {}
+    sizes = {number.name: f"size{index}" for index, number in enumerate(region.numbers)}
 
     def plain(value: Any) -> Any:
         if isinstance(value, sg.TensorProxy):
             known = value.name in numbers
             number = numbers.setdefault(value.name, len(numbers))
-            return f"%{number}" if known else (f"%{number}", value.type_string, value.stride)
+            layout = plain((value.shape, value.stride))
+            return f"%{number}" if known else (f"%{number}", value.dtype, value.device, layout)
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return _NAME.sub(lambda name: sizes.get(name[0], name[0]), _internals().python(value))
         if isinstance(value, (tuple, list)):
             return [plain(item) for item in value]
         return {key: plain(item) for key, item in value.items()} if isinstance(value, Mapping) else value
@@ -131,4 +150,4 @@ def _structure(region: sg.Trace) -> str:
     lines = [
         (item.symbol.name, plain(item.args), plain(item.kwargs), plain(item.output)) for item in region.bound_symbols
     ]
-    return repr((plain(region.inputs), lines, plain(region.outputs)))
+    return repr((len(sizes), plain(region.inputs), lines, plain(region.outputs)))
