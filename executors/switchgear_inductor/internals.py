@@ -27,8 +27,6 @@ import switchgear as sg
 
 from .variants import Compiled
 
-#: The traces guard for shapes and strides already.
-_OPTIONS = {"size_asserts": False}
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
@@ -64,7 +62,7 @@ class Region:
         outputs = [proxy for proxy in region.outputs if proxy is not None]
         self.name = region.name
         self.function = region.function()
-        self.inputs = region.inputs
+        self.kinds = [(proxy.dtype, proxy.device) for proxy in region.inputs]
         self.layouts = _function(names, python(tuple([(proxy.shape, proxy.stride) for proxy in region.inputs])))
         self.strides = _function(names, python(tuple([proxy.stride for proxy in outputs])))
 
@@ -75,21 +73,23 @@ def compile_region(region: Region, sizes: Sequence[int], options: Mapping[str, A
     For which others, Inductor decides on the way; `sizes` are those that it estimates by.
     """
     env, numbers = _symbolic(sizes) if sizes else (None, [])
+    # fixed layouts are guarded already; symbolic ones are PyTorch's formulas, which its kernels need not keep to
+    asserts = {"size_asserts": env is not None}
     mode = FakeTensorMode(shape_env=env)
     strides = region.strides(*numbers)
 
     def permuted(*args: Any) -> list[torch.Tensor]:
         return [_permuted(value, stride) for value, stride in zip(region.function(*args), strides, strict=True)]
 
-    with config.patch({**_OPTIONS, **options}), tracing(TracingContext(mode)), warnings.catch_warnings():
+    with config.patch({**asserts, **options}), tracing(TracingContext(mode)), warnings.catch_warnings():
         # that it does not vectorize them, which no user can change
         warnings.filterwarnings("ignore", "bf16 and fp16 are mixed", UserWarning)
         with mode, enable_python_dispatcher():
-            layouts = zip(region.inputs, region.layouts(*numbers), strict=True)
-            tensors = [
-                torch.empty_strided(*layout, dtype=proxy.dtype, device=proxy.device) for proxy, layout in layouts
+            layouts = zip(region.layouts(*numbers), region.kinds, strict=True)
+            inputs = [
+                *numbers,
+                *[torch.empty_strided(*layout, dtype=dtype, device=device) for layout, (dtype, device) in layouts],
             ]
-            inputs = [*numbers, *tensors]
             graph = make_fx(permuted, decomposition_table=select_decomp_table())(*inputs)
         (end,) = graph.graph.find_nodes(op="output")
         # without this, the strides of outputs are Inductor's choice

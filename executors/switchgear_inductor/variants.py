@@ -38,9 +38,15 @@ class Variants:
         numbers = args[: self._count]
         for one in self._compiled:
             if one.holds is None or one.holds(*numbers):
-                return one.run(*args)
+                return self._run(one, args)
         self._compiled.append(self._another(numbers))
-        return self._compiled[-1].run(*args)
+        return self._run(self._compiled[-1], args)
+
+    def _run(self, compiled: Compiled, args: tuple[Any, ...]) -> Any:
+        try:
+            return compiled.run(*args)
+        except AssertionError:  # a tensor has other strides than the trace says, which Inductor's code does not read
+            return self._function(*args)
 
     def _another(self, numbers: Sequence[int]) -> Compiled:
         if len(self._compiled) < LIMIT:

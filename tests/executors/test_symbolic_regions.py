@@ -217,6 +217,16 @@ def test_regions_that_are_alike_are_compiled_once(compiled: Compilations) -> Non
     assert len(compiled) == 3  # the first, those between, and the last
 
 
+def test_a_tensor_of_other_strides_than_the_trace_says_is_read_as_it_is() -> None:
+    jitted = dynamic(lambda x: (x.sin() * 2).cos())
+    x = numbers(3, 4)
+    jitted(x)
+    (line,) = [item for item in lines(forward(jitted)) if item.subsymbols]
+    assert line.implementation is not None
+    (found,) = line.implementation.fn(3, 4, x.t().contiguous().t())
+    torch.testing.assert_close(found, (x.sin() * 2).cos())
+
+
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_without_gradients(mode: Any) -> None:
     jitted = dynamic(lambda x: (x.t().sin() * 2).softmax(-1) + x.shape[1])
