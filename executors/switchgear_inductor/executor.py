@@ -24,6 +24,7 @@ from .variants import Compiled, Variants
 _EXTERN = frozenset(f"aten.{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "convolution"))
 #: An integer divided by zero is an error of PyTorch's, and the end of the process in Inductor's code.
 _DIVIDES = frozenset(f"aten.{name}" for name in ("div", "floor_divide", "remainder", "fmod"))
+_NAME = re.compile(r"\w+")
 
 
 class InductorExecutor(sg.FusionExecutor):
@@ -126,9 +127,6 @@ def _internals() -> Any:
         warnings.simplefilter("ignore", DeprecationWarning)
         from . import internals  # noqa: PLC0415 - importing Inductor takes seconds
     return internals
-
-
-_NAME = re.compile(r"\w+")
 
 
 def _structure(region: sg.Trace) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -84,7 +85,7 @@ def compile_region(region: Region, sizes: Sequence[int], options: Mapping[str, A
     with config.patch({**asserts, **options}), tracing(TracingContext(mode)), warnings.catch_warnings():
         # that it does not vectorize them, which no user can change
         warnings.filterwarnings("ignore", "bf16 and fp16 are mixed", UserWarning)
-        with mode, enable_python_dispatcher():
+        with mode, enable_python_dispatcher() if env else contextlib.nullcontext():
             layouts = zip(region.layouts(*numbers), region.kinds, strict=True)
             inputs = [
                 *numbers,
