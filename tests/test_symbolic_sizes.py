@@ -417,6 +417,48 @@ def test_regions_of_dynamic_sizes_are_left_to_others_with_the_reason() -> None:
     assert entries(jitted) == 1
 
 
+class FusingSizes(Fusing):
+    """Takes everything, whatever its sizes."""
+
+    symbolic_sizes = True
+
+    def compile(self, region: sg.Trace) -> Callable[..., Any]:
+        function = region.function()
+
+        def run(*args: Any) -> Any:
+            given = args[: len(region.numbers)]
+            assert all(type(number) is int for number in given)
+            seen.append((region.name, tuple([number.name for number in region.numbers]), given))
+            return function(*args)
+
+        return run
+
+
+seen: list[tuple[str, tuple[str, ...], tuple[int, ...]]] = []
+
+
+def test_regions_of_an_executor_that_asks_for_it_take_the_sizes_that_they_depend_on() -> None:
+    def function(x: T, w: T) -> tuple[T, T]:
+        return (x.sin() * x.shape[0]).reshape(-1).cos().sum(), w.sin().cos()
+
+    seen.clear()
+    jitted = sg.jit(function, executors=[FusingSizes("fusing"), "torch"], dynamic={"x": {0, 1}})
+    for length in LENGTHS:
+        results = []
+        for called in (function, jitted):
+            x, w = numbers(length, 4, grad=True), numbers(3, grad=True)
+            total, other = called(x, w)
+            (total + other.sum()).backward()
+            results.append([total.detach(), other.detach(), x.grad, w.grad])
+        assert not [*differences(results[0], results[1], str(length))]
+    assert entries(jitted) == 1
+    names = {name: numbers for name, numbers, _ in seen}
+    assert set(names.values()) == {("s0", "s1"), ()}
+    assert [given for name, numbers, given in seen if numbers and "forward" in name] == [(n, 4) for n in LENGTHS]
+    report = sg.explain(jitted)
+    assert "fixed sizes" not in report
+
+
 # -- the option --------------------------------------------------------------------------------------------------------
 
 

@@ -55,9 +55,13 @@ class FusionExecutor(Executor):
 
     What it takes, one by one in the user's priority order, the core groups into convex regions. A region of less than
     `minimum` operators, views left out, is left to the executors that are no fusion executors.
+
+    Only one that has `symbolic_sizes` is asked about calls whose sizes are symbolic: the layouts and arguments in its
+    regions may then hold symbolic numbers, and the sizes that these are made of are the region's `numbers`.
     """
 
     minimum = 2
+    symbolic_sizes = False
 
     def supports(self, bound_symbol: BoundSymbol) -> Declined | None:
         """The reason why the bound symbol cannot be part of a region; None when it can."""
@@ -74,9 +78,12 @@ class FusionExecutor(Executor):
         return tuple([item for item in region.bound_symbols if aliased_argument(item) is None])
 
     def compile(self, region: Trace) -> Callable[..., Any] | Declined:
-        """A function of the region's inputs, positionally, that returns its outputs as a tuple; or why there is none.
+        """A function of the region's numbers and inputs, positionally, that returns its outputs as a tuple.
 
-        The outputs have the strides of their proxies; no two share memory with each other or with an input.
+        Or why there is none.
+
+        The outputs have the strides of their proxies; no two share memory with each other or with an input. Numbers
+        are sizes of 2 and more, others in each call.
         """
         raise NotImplementedError(f"{type(self).__name__} compiles nothing")
 

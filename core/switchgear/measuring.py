@@ -21,9 +21,12 @@ FEWEST, MOST = 3, 15
 
 
 def seconds_of(
-    functions: Sequence[Callable[..., Any]], layouts: Sequence[TensorProxy], devices: Collection[torch.device]
+    functions: Sequence[Callable[..., Any]],
+    numbers: Sequence[int],
+    layouts: Sequence[TensorProxy],
+    devices: Collection[torch.device],
 ) -> list[float]:
-    """Seconds that a call of each function takes on tensors of these layouts: the least of repetitions in turn.
+    """Seconds that a call of each takes, of `numbers` and tensors of these layouts: the least of repetitions in turn.
 
     `devices` are those that they run on. Floating-point values are between 0.1 and 0.9, all others zero, which is an
     index wherever there is one; no two tensors share memory. Random streams, modes and warnings are as before.
@@ -37,7 +40,7 @@ def seconds_of(
             _synchronize(accelerators)
             start = time.perf_counter()
             for _ in range(calls):
-                function(*tensors)
+                function(*numbers, *tensors)
             _synchronize(accelerators)
             return (time.perf_counter() - start) / calls
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection, Container, Iterable, Sequence
 
 from .aliasing import aliased_argument
-from .proxy import TensorProxy, bytes_of
+from .proxy import TensorProxy, bytes_of, hint_of
 from .symbol import BoundSymbol
 
 
@@ -82,7 +82,7 @@ def find_regions(flow: Dataflow) -> list[list[int]]:
             if (owners[one], level[one]) == (owners[index], level[index]):
                 group.join(one, index)
         for proxy in map(flow.base, flow.body[index].inputs):
-            if math.prod(proxy.shape) > 1:
+            if math.prod(map(hint_of, proxy.shape)) > 1:
                 group.join(reader.setdefault((owners[index], level[index], proxy.name), index), index)
     _sink(flow, level, group)
     members: dict[int, list[int]] = defaultdict(list)

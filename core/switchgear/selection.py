@@ -238,7 +238,7 @@ def _package_source(package: Plugin) -> RuleSource:
 
 def _answer(claimant: Claimant, bound_symbol: BoundSymbol) -> Implementation | Declined:
     executor = claimant.executor
-    if isinstance(executor, FusionExecutor) and depends_on_sizes(bound_symbol):
+    if isinstance(executor, FusionExecutor) and not executor.symbolic_sizes and depends_on_sizes(bound_symbol):
         return Declined("its regions are compiled for fixed sizes, and these are dynamic")
     entry = claimant.implementations.get(bound_symbol.symbol.name)
     asked = executor.claim if entry is None else entry.checker or executor.claim

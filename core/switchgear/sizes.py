@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
@@ -63,6 +63,8 @@ class Sizes:
     def __init__(self) -> None:
         self.env = internals.new_shape_env(_here)
         self.numbers: list[NumberProxy] = []
+        #: The symbolic numbers that these are, by name.
+        self.symbols: dict[str, torch.SymInt] = {}
         #: The templates of derived rules, which hold these sizes.
         self.templates: dict[Any, Any] = {}
         self.is_narrowed = False
@@ -79,6 +81,7 @@ class Sizes:
             if shape[dim] > 1:
                 shape[dim] = internals.new_size(self.env, f"{name}.size({dim})", shape[dim])
                 self.numbers.append(NumberProxy(str(shape[dim]), name, dim))
+                self.symbols[str(shape[dim])] = shape[dim]
         stride: list[Any] = list(tensor.stride())
         reach: dict[int, Any] = {}
         for dim in sorted(range(len(shape)), key=lambda dim: (stride[dim], tensor.size(dim))):
@@ -227,6 +230,22 @@ def depends_on_sizes(item: BoundSymbol) -> bool:
     if ACTIVE.sizes is None:
         return False
     return is_symbolic(*item.inputs, *item.outputs) or has_numbers((item.args, dict(item.kwargs)))
+
+
+def sizes_of(items: Iterable[BoundSymbol]) -> dict[NumberProxy, torch.SymInt]:
+    """The symbolic sizes that calls depend on, in the order of the trace's, as numbers of a part of it."""
+    if ACTIVE.sizes is None:
+        return {}
+    names: set[str] = set()
+
+    def noted(number: Any) -> Any:
+        names.update(internals.names_in(number))
+        return number
+
+    for item in items:
+        layouts = tuple([(proxy.shape, proxy.stride) for proxy in (*item.inputs, *item.outputs)])
+        map_numbers(noted, (item.args, dict(item.kwargs), layouts))
+    return {NumberProxy(name): symbol for name, symbol in ACTIVE.sizes.symbols.items() if name in names}
 
 
 def concrete(value: Any, binding: Mapping[str, int]) -> Any:

@@ -156,6 +156,11 @@ def python_of_number(number: Any, *, simplified: bool = True) -> str:
     return python_of_expression(number.node.expr if simplified else number.node._expr)
 
 
+def names_in(number: Any) -> set[str]:
+    """The names of the sizes that a symbolic number is made of, by all that was decided."""
+    return {str(symbol) for symbol in number.node.expr.free_symbols}
+
+
 @functools.lru_cache(4096)
 def python_of_expression(expression: Any) -> str:
     """An expression of sympy's as Python."""

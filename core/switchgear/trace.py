@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,7 @@ import torch
 from .printing import compile_trace, trace_source
 from .proxy import NumberProxy, TensorProxy
 from .symbol import BoundSymbol, with_parts
+from .torch_internals import SYMBOLIC, python_of_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +54,23 @@ class Trace:
 
     def canonical(self) -> str:
         """What it computes of tensors of which layouts; the same for traces that differ in names alone."""
-        numbers: dict[str, int] = {}
+        places: dict[str, int] = {}
+        sizes = {number.name: f"size{index}" for index, number in enumerate(self.numbers)}
 
         def plain(value: Any) -> Any:
             if isinstance(value, TensorProxy):
-                known = value.name in numbers
-                number = f"%{numbers.setdefault(value.name, len(numbers))}"
-                return number if known else (number, value.type_string, value.stride, value.is_conj, value.is_neg)
+                known = value.name in places
+                place = f"%{places.setdefault(value.name, len(places))}"
+                layout = (plain((value.shape, value.stride)), str(value.dtype), str(value.device))
+                return place if known else (place, *layout, value.is_conj, value.is_neg)
+            if isinstance(value, SYMBOLIC):
+                return re.sub(r"\w+", lambda name: sizes.get(name[0], name[0]), python_of_number(value))
             if isinstance(value, (tuple, list)):
                 return [plain(item) for item in value]
             return {key: plain(item) for key, item in value.items()} if isinstance(value, Mapping) else value
 
         calls = [(i.symbol.name, plain(i.args), plain(i.kwargs), plain(i.output)) for i in self.bound_symbols]
-        return repr((plain(self.inputs), calls, plain(self.outputs)))
+        return repr((len(sizes), plain(self.inputs), calls, plain(self.outputs)))
 
     def function(self) -> Callable[..., Any]:
         """The function that the printed trace is."""

@@ -12,9 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
+import torch
+
 import switchgear as sg
 
 from .progress import Progress
+from .variants import Compiled, Variants
 
 #: Run by a library that Inductor calls: they join a region, but make none worthwhile.
 _EXTERN = frozenset(f"aten.{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "convolution"))
@@ -27,8 +30,11 @@ class InductorExecutor(sg.FusionExecutor):
 
     `options` are Inductor's own (`torch._inductor.config`), such as `{"max_autotune": True}`. A long compilation shows
     how far it is, on a terminal by a bar and in a log by lines; `progress=False` switches that off. Regions that are
-    alike, in layers that repeat, are compiled once; Inductor's cache on disk serves other processes.
+    alike, in layers that repeat, are compiled once; Inductor's cache on disk serves other processes. One of symbolic
+    sizes is compiled when it is first called, and once more for sizes that Inductor decided otherwise by.
     """
+
+    symbolic_sizes = True
 
     def __init__(
         self, name: str = "inductor", *, options: Mapping[str, Any] | None = None, progress: bool = True
@@ -97,19 +103,40 @@ class InductorExecutor(sg.FusionExecutor):
                 self._alive[key] = made
             return made
 
-    def _compile(self, region: sg.Trace) -> Callable[..., Any] | sg.Declined:
+    def _compile(self, trace: sg.Trace) -> Callable[..., Any] | sg.Declined:
+        region = _internals().Region(trace)
+
+        def compiled(sizes: Sequence[int]) -> Compiled:
+            with self._lock, torch.inference_mode(False), torch.no_grad():
+                made: Compiled = _internals().compile_region(region, sizes, self.options)
+                return made
+
+        def or_pytorch(sizes: Sequence[int]) -> Compiled:
+            try:
+                return compiled(sizes)
+            except Exception as error:
+                self._warn(trace, "PyTorch runs instead", error)
+                return Compiled(region.function)
+
+        if trace.numbers:
+            return Variants(or_pytorch, region.function, len(trace.numbers))
         try:
-            function: Callable[..., Any] = _internals().compile_region(region, self.options)
-            return function
+            return compiled(()).run
         except Exception as error:
-            reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
-            operators = ", ".join(dict.fromkeys(item.symbol.name for item in self.operators(region)))
-            warnings.warn(
-                f"executor {self.name}: Inductor fails on a region, which is left to others ({operators}): {reason}",
-                sg.errors.PluginWarning,
-                stacklevel=2,
-            )
-            return sg.Declined(f"Inductor fails on its region: {reason}")
+            self._warn(trace, "is left to others", error)
+            return sg.Declined(f"Inductor fails on its region: {_reason(error)}")
+
+    def _warn(self, trace: sg.Trace, then: str, error: Exception) -> None:
+        operators = ", ".join(dict.fromkeys(item.symbol.name for item in self.operators(trace)))
+        warnings.warn(
+            f"executor {self.name}: Inductor fails on a region, which {then} ({operators}): {_reason(error)}",
+            sg.errors.PluginWarning,
+            stacklevel=2,
+        )
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
 
 
 @functools.cache

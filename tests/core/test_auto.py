@@ -385,7 +385,7 @@ def test_made_up_tensors(shape: tuple[int, ...], stride: tuple[int, ...], dtype:
         seen[:] = tensors
 
     layouts = [proxy(shape, stride, dtype)] * 2
-    (seconds,) = measuring.seconds_of([look], layouts, {torch.device("cpu")})
+    (seconds,) = measuring.seconds_of([look], [], layouts, {torch.device("cpu")})
     assert 0 < seconds < 1
     for tensor in seen:
         assert (tensor.shape, tensor.stride(), tensor.dtype) == (shape, stride, dtype)
@@ -401,6 +401,6 @@ def test_what_takes_long_runs_a_few_times() -> None:
         calls.append(0.3)
         time.sleep(calls[-1])
 
-    found = measuring.seconds_of([slow, lambda: None], [], {torch.device("cpu")})
+    found = measuring.seconds_of([slow, lambda: None], [], [], {torch.device("cpu")})
     assert found[0] > 0.25 > found[1]
     assert len(calls) == 1 + measuring.FEWEST

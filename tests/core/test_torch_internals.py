@@ -1117,6 +1117,14 @@ def test_what_was_decided_simplifies_a_number_or_not(environment: Any) -> None:
     assert internals.python_of_number(double, simplified=False) == "2*s0"
 
 
+def test_the_sizes_that_a_number_is_made_of(environment: Any) -> None:
+    one, other = (internals.new_size(environment, f"x.size({dim})", 7) for dim in (0, 1))
+    assert internals.names_in(one * other + 1) == {"s0", "s1"}
+    assert internals.names_in((other + 1) // 2) == {"s1"}
+    assert other == 7
+    assert internals.names_in(one * other) == {"s0"}
+
+
 def test_floats_of_sizes_that_round_at_most_once(environment: Any) -> None:
     size = internals.new_size(environment, "x.size(0)", 7)
     once = (size / 3, size**-0.5, torch.sym_float(size), 2.0 / (size - 1), size / 2 > 2.4, size * 2)

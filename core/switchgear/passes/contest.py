@@ -20,7 +20,9 @@ from switchgear.choice import Declined
 from switchgear.executor import FusionExecutor
 from switchgear.measuring import seconds_of
 from switchgear.printing import compile_trace
+from switchgear.proxy import changed_proxy, hint_of
 from switchgear.selection import Selection
+from switchgear.sizes import map_numbers
 from switchgear.trace import Trace
 
 from .claim import claim
@@ -40,18 +42,31 @@ class Outcome:
 
 
 class Contest:
-    """A region, the fusion executors that take it, and the operator executors that they are measured against."""
+    """A region, the fusion executors that take it, and the operator executors that they are measured against.
 
-    def __init__(self, region: Trace, candidates: Sequence[FusionExecutor], selection: Selection) -> None:
-        self.region = region
+    Symbolic `sizes` are those of the call at hand, as in all estimates.
+    """
+
+    def __init__(
+        self,
+        region: Trace,
+        sizes: Sequence[torch.SymInt],
+        candidates: Sequence[FusionExecutor],
+        selection: Selection,
+    ) -> None:
         self.candidates = candidates
+        self._numbers = [hint_of(size) for size in sizes]
+        hints = ((proxy, map_numbers(hint_of, (proxy.shape, proxy.stride))) for proxy in region.inputs)
+        self._layouts = [changed_proxy(proxy, shape=shape, stride=stride) for proxy, (shape, stride) in hints]
         calls = region.bound_symbols
         self._devices = {proxy.device for item in calls for proxy in (*item.inputs, *item.outputs)}
         self._operators, _ = claim(region, selection.without_fusion())
         owners = [item.implementation.owner for item in self._operators.bound_symbols if item.implementation]
         self._names = [*(executor.name for executor in candidates), " + ".join(dict.fromkeys(owners))]
         #: All that the times depend on.
-        self.key = repr((region.canonical(), *_described(candidates, selection), _surroundings(self._devices)))
+        self.key = repr(
+            (region.canonical(), self._numbers, *_described(candidates, selection), _surroundings(self._devices))
+        )
 
     def remembered(self) -> Outcome | None:
         """What was measured before, by this process or another."""
@@ -67,7 +82,7 @@ class Contest:
             return Outcome(None, "; ".join(one.reason for one in compiled if isinstance(one, Declined)))
         operators = compile_trace(free_last_used(reuse_buffers(self._operators)))
         try:
-            seconds = seconds_of([*functions, operators], self.region.inputs, self._devices)
+            seconds = seconds_of([*functions, operators], self._numbers, self._layouts, self._devices)
         except Exception as error:
             return Outcome(None, f"not measured, for that raised {type(error).__name__}: {error}")
         disk_cache.store(self.key, seconds)

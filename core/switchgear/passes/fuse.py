@@ -7,12 +7,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from switchgear.choice import Choice, Declined, Implementation
 from switchgear.errors import ExecutorFailed
 from switchgear.executor import FusionExecutor
 from switchgear.proxy import TensorProxy
 from switchgear.regions import Dataflow, find_regions
 from switchgear.selection import Selection
+from switchgear.sizes import sizes_of
 from switchgear.symbol import BoundSymbol, Symbol, proxies
 from switchgear.trace import Trace
 
@@ -25,12 +28,16 @@ NO_FUEL = Declined("no fuel is left for its region")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Region:
-    """Indices of bound symbols that run as one, views left out; `trace` has these too. `times` are those measured."""
+    """Indices of bound symbols that run as one, views left out; `trace` has these too.
+
+    `sizes` are its numbers, `times` those measured.
+    """
 
     executor: FusionExecutor
     members: tuple[int, ...]
     items: tuple[BoundSymbol, ...]
     trace: Trace
+    sizes: tuple[torch.SymInt, ...]
     times: str = ""
 
     def compiled_by(self, executor: FusionExecutor, program: str, number: int) -> _Region:
@@ -90,8 +97,10 @@ def _regions(flow: Dataflow, trace: Trace, selection: Selection) -> list[_Region
     for members, items, given in zip(found, parts, inputs, strict=True):
         made = (proxy for index in members for proxy in flow.body[index].outputs)
         outputs = tuple([proxy for proxy in made if proxy.name in needed])
-        region = Trace("region", given, outputs, items)
-        regions.append(_Region(selection.fusion[flow.owners[members[0]]], tuple(members), items, region))
+        sizes = sizes_of(items)
+        region = Trace("region", given, outputs, items, numbers=tuple(sizes))
+        executor = selection.fusion[flow.owners[members[0]]]
+        regions.append(_Region(executor, tuple(members), items, region, tuple(sizes.values())))
     return regions
 
 
@@ -136,7 +145,7 @@ def _measured(
         answers = {executor: executor.supports_region(region.trace) for executor in takers}
         candidates = [executor for executor, answer in answers.items() if answer is None]
         if candidates:
-            contests[number] = Contest(region.trace, candidates, selection)
+            contests[number] = Contest(region.trace, region.sizes, candidates, selection)
         else:
             objections[region] = "; ".join(answer.reason for answer in answers.values() if answer is not None)
     outcomes = {contest.key: contest.remembered() for contest in contests.values()}
@@ -191,7 +200,7 @@ def _line(region: _Region, function: Callable[..., Any]) -> BoundSymbol:
     links = {(id(link.forward), link.rule): link for item in region.items for link in item.links}
     return BoundSymbol(
         Symbol(trace.name, lambda *args: trace.function()(*args)),
-        trace.inputs,
+        (*region.sizes, *trace.inputs),
         {},
         trace.outputs,
         region.items,

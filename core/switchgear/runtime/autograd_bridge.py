@@ -157,7 +157,9 @@ class Bridge:
                 program = self._compile_general(general, wanted, sizes)
             if program is None:
                 training = self._training_at(sizes)
-                program = compile_backward(training, self.selection, _proxies(training, pattern), wanted)
+                # regions would be compiled for these sizes alone
+                selection = self.selection.without_fusion() if self.sizes else self.selection
+                program = compile_backward(training, selection, _proxies(training, pattern), wanted)
                 _keep(self._backwards, (pattern, sizes), program)
         return program
 
