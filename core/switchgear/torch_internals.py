@@ -748,6 +748,22 @@ def asks_device(func: Any, args: tuple[Any, ...]) -> bool:
     return func is torch.ops.prim.device.default and is_fake(args[0])
 
 
+#: Kernels that copy the argument with the memory before it, which PyTorch's fakes leave out.
+_KEEP_PLACE = frozenset(
+    (
+        torch.ops.aten.select_scatter.default,
+        torch.ops.aten.slice_scatter.default,
+        torch.ops.aten.diagonal_scatter.default,
+    )
+)
+
+
+def _refuse_as_kernel(viewed: torch.Tensor, shape: Sequence[int]) -> None:
+    """Raise what `view` does of strides that PyTorch's fakes, and they alone, overlook: those beside a size of one."""
+    if 1 in viewed.shape and not viewed.is_contiguous():
+        torch.empty_strided(viewed.shape, viewed.stride(), device="meta").view(shape)
+
+
 class _FakeMode(FakeMode):
     """Fake tensors, with fakes of our own where PyTorch's are stricter than their kernels, or laxer."""
 
@@ -765,7 +781,12 @@ class _FakeMode(FakeMode):
             known = _RESULTS.get(key) if key is not None else None
             if known is not None:
                 return _result(self, known, args)
-            result = super().__torch_dispatch__(func, types, args, kwargs)
+            if func is torch.ops.aten.view.default:
+                _refuse_as_kernel(*args)
+            result: Any = super().__torch_dispatch__(func, types, args, kwargs)
+            if func in _KEEP_PLACE and result.storage_offset() != args[0].storage_offset():
+                room = args[0].untyped_storage().nbytes() // args[0].itemsize
+                result = args[0].new_empty(room).as_strided(result.shape, result.stride(), args[0].storage_offset())
             if key is not None and key not in _RESULTS:
                 if len(_RESULTS) >= _RESULTS_LIMIT:
                     _RESULTS.clear()

@@ -423,6 +423,16 @@ def pairs() -> Arguments:
     return [leaf * 1], [leaf]
 
 
+def scattered_copy_of_one_written_to(x: Tensor) -> Any:
+    part = x[2:].flatten().narrow(0, 3, 1).reshape(-1)
+    return part.select_scatter(part[0], 0, -1).mul_(2)
+
+
+def view_that_eager_refuses(x: Tensor) -> Any:
+    x.mT.unsqueeze(1).view(-1)
+    return x * 2
+
+
 PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
     (result_written_to_through_a_view, non_leaf, Outcome.EQUAL),
     (one_of_two_results_written_to_through_a_view, non_leaf, Outcome.OVERWRITTEN),
@@ -464,6 +474,8 @@ PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
     (write_to_nothing_beside_a_view_of_no_grad, rows_and_nothing, Outcome.BOTH_RAISE),
     (real_part_of_columns_written_to, complex_columns, Outcome.EQUAL),
     (conjugate_of_columns_written_to, complex_columns, Outcome.EQUAL),
+    (scattered_copy_of_one_written_to, non_leaf, Outcome.EQUAL),
+    (view_that_eager_refuses, non_leaf, Outcome.BOTH_RAISE),
     (pairs_as_complex_numbers_written_to, pairs, Outcome.EQUAL),
     (conjugate_of_pairs_written_to, pairs, Outcome.EQUAL),
     (scattered_copy_written_to, cube_and_leaf, Outcome.EQUAL),
