@@ -304,7 +304,7 @@ def _resolved(item: BoundSymbol) -> dict[str, TensorProxy]:
         if part.symbol.fn is torch.ops.aten.clone.default and part.outputs[0].name not in own:
             (given,), (made,) = part.inputs, part.outputs
             lazy = (given.is_conj, given.is_neg) != (made.is_conj, made.is_neg)
-            if lazy and given.stride == made.stride:
+            if lazy and not part.kwargs:
                 found[made.name] = given
     return found
 
