@@ -428,6 +428,10 @@ def scattered_copy_of_one_written_to(x: Tensor) -> Any:
     return part.select_scatter(part[0], 0, -1).mul_(2)
 
 
+def conjugate_of_columns_copied_and_written_to(x: Tensor) -> Any:
+    return x.conj().reshape(-1).sin_()
+
+
 def view_that_eager_refuses(x: Tensor) -> Any:
     x.mT.unsqueeze(1).view(-1)
     return x * 2
@@ -475,6 +479,7 @@ PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
     (real_part_of_columns_written_to, complex_columns, Outcome.EQUAL),
     (conjugate_of_columns_written_to, complex_columns, Outcome.EQUAL),
     (scattered_copy_of_one_written_to, non_leaf, Outcome.EQUAL),
+    (conjugate_of_columns_copied_and_written_to, complex_columns, Outcome.EQUAL),
     (view_that_eager_refuses, non_leaf, Outcome.BOTH_RAISE),
     (pairs_as_complex_numbers_written_to, pairs, Outcome.EQUAL),
     (conjugate_of_pairs_written_to, pairs, Outcome.EQUAL),
