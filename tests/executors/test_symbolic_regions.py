@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import switchgear as sg
 from switchgear_inductor import InductorExecutor
+from switchgear_inductor.executor import _internals
 from switchgear_inductor.variants import LIMIT, Compiled, Variants
 from tests.core.against_eager import numbers
 from tests.core.training import forward, lines
@@ -35,7 +36,7 @@ Compilations = list[tuple[str, tuple[int, ...]]]
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> Compilations:
     """The regions that are compiled, by name, and the sizes for which."""
-    from switchgear_inductor import internals
+    internals = _internals()  # imported without what it warns of
 
     found: Compilations = []
     original = internals.compile_region
@@ -239,7 +240,7 @@ def test_without_gradients(mode: Any) -> None:
 
 
 def test_where_inductor_fails_pytorch_runs_the_region(monkeypatch: pytest.MonkeyPatch) -> None:
-    from switchgear_inductor import internals
+    internals = _internals()  # imported without what it warns of
 
     def fail(region: Any, sizes: Sequence[int], options: Any) -> Any:
         raise RuntimeError("CppCompileError\nmuch more")
