@@ -37,6 +37,11 @@ class Home:
                 "the function writes to memory that inputs share, of which one requires grad while it is itself a view "
                 "of a tensor that does not; pass it detached, and requires_grad_() called on that"
             )
+        if tensor.requires_grad and internals.is_one_of_several(tensor):
+            raise Unsupported(
+                "the function writes to memory that inputs share, of which one is a view that was made with others at "
+                "once (as by chunk() or unbind()): eager lets nobody use it afterwards; pass it made by narrow()"
+            )
         root = base_of(tensor)
         if root is self.tensor:
             with torch.enable_grad():

@@ -317,6 +317,12 @@ def is_functionalization_error(error: RuntimeError) -> bool:
     return any(text in str(error) for text in ("functionaliz", "frozen storage", "invalid python storage"))
 
 
+def is_one_of_several(view: torch.Tensor) -> bool:
+    """Whether an operator made a view together with others, so that autograd refuses it once its base is written to."""
+    several = torch._C._autograd.CreationMeta.MULTI_OUTPUT_NODE
+    return view._is_view() and torch._C._autograd._get_creation_meta(view) == several
+
+
 def view_again(view: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
     """Of another base what `view` is of its own, by the same calls."""
     return view._view_func_unsafe(base)  # type: ignore[no-any-return]

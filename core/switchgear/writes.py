@@ -98,7 +98,7 @@ def _written_view_rule(base: torch.Tensor, view: torch.Tensor) -> _Pulled:
     outputs, parts = (base, view), base.is_complex() and not view.is_complex()
     pairs = view.is_complex() and not base.is_complex()
     conjugated, negated = view.is_conj() != base.is_conj(), view.is_neg() != base.is_neg()
-    base = torch.view_as_real(base) if parts else base
+    base = torch.view_as_real(base.conj() if base.is_conj() else base) if parts else base
     view = torch.view_as_real(view.conj() if view.is_conj() else view) if pairs else view
     shape, stride = base.shape, base.stride()
     layout = view.shape, view.stride(), _offset(view) - _offset(base)

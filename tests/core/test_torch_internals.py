@@ -294,6 +294,12 @@ def test_view_of_constant_requires_grad_by_itself(mode: Any) -> None:
             assert not view[0].requires_grad
 
 
+def test_is_one_of_several_knows_views_that_are_made_together() -> None:
+    x = torch.randn(4, 3, requires_grad=True) * 1
+    assert all(map(internals.is_one_of_several, (x.chunk(2)[0], x.unbind(1)[1], x.split(1)[2])))
+    assert not any(map(internals.is_one_of_several, (x, x[0], x.narrow(0, 1, 2), x.detach())))
+
+
 def test_view_again_makes_the_same_view_of_another_base() -> None:
     base, other = numbers(3, 4), numbers(3, 4) * 2
     for view in (base[1:].t(), base.view(-1)[2:5], base.as_strided((2, 2), (4, 1), 1)):

@@ -162,7 +162,7 @@ def observe(script: Script, function: Callable[..., Any], kind: str, *, saves_co
     if kind in ("distinct", "detached"):
         args, leaves = (distinct if kind == "distinct" else detached)(args)
     before = {place: arg._version for place, arg in enumerate(args) if isinstance(arg, Tensor)}
-    shapes = {place: args[place].shape for place in before if args[place].requires_grad}
+    layouts = {place: _layout(args[place]) for place in before if args[place].requires_grad}
     # a view gets a new node from whatever happens to its base
     nodes = {place: args[place].grad_fn for place in before if not args[place]._is_view()}
     torch.default_generator.manual_seed(SEED)
@@ -183,7 +183,7 @@ def observe(script: Script, function: Callable[..., Any], kind: str, *, saves_co
     named = inner | {f"leaf {place}": value for place, value in enumerate(leaves)} | outer
     seen.facts.update(look(named))
     views = [name for name, value in outer.items() if value._is_view() and value.requires_grad]
-    seen.facts[VIEWS] = [*views, *(place for place, shape in shapes.items() if args[place].shape != shape)]
+    seen.facts[VIEWS] = [*views, *(place for place, layout in layouts.items() if _layout(args[place]) != layout)]
     seen.facts[MADE_AGAIN] = any(map(_makes_again, outer.values()))
     # What was written to is a result too. Any other argument would only hide that a gradient is None.
     roots = [*outer.values(), *(args[place] for place, version in before.items() if args[place]._version > version)]
@@ -198,6 +198,10 @@ def observe(script: Script, function: Callable[..., Any], kind: str, *, saves_co
         seen.facts |= look(named, prefix)
         seen.facts |= gradients(roots, leaves, script.omitted, "second gradient")
     return seen.facts
+
+
+def _layout(tensor: Tensor) -> tuple[torch.Size, tuple[int, ...]]:
+    return tensor.shape, tensor.stride()
 
 
 def _makes_again(tensor: Tensor) -> bool:
