@@ -262,7 +262,11 @@ class Tracker:
         unseen = new is not old and (lost or same_history(history, tracked.history))
         begun = False
         if unseen and (wrapper.requires_grad or new.requires_grad):
-            if new.shape != old.shape:
+            found = self._recorder.input_of(wrapper)
+            # of a view autograd makes the history again, by the strides that it has then
+            apart = found is not None and found.tensor._is_view() and not wrapper._is_view()
+            turned = apart and not written and new.stride != old.stride
+            if new.shape != old.shape or turned:
                 raise Unsupported(
                     f"in {self._recorder.here()} the sizes of a tensor that requires grad ({old.name}) are changed in "
                     "place where autograd does not see it; make a view instead"

@@ -432,6 +432,29 @@ def conjugate_of_columns_copied_and_written_to(x: Tensor) -> Any:
     return x.conj().reshape(-1).sin_()
 
 
+def input_turned_under_no_grad(x: Tensor) -> Any:
+    with torch.no_grad():
+        x.transpose_(0, 1)
+    return x * 3
+
+
+def square_rows_of_a_non_leaf() -> Arguments:
+    torch.manual_seed(7)
+    leaf = torch.randn(4, 3).requires_grad_()
+    return [(leaf * 1)[1:]], [leaf]
+
+
+def one_of_several_views_beside_its_base(x: Tensor, view: Tensor) -> Any:
+    with torch.no_grad():
+        x.mul_(2)
+    return x * 2
+
+
+def non_leaf_and_one_of_several_views() -> Arguments:
+    (x,), leaves = non_leaf()
+    return [x, x.chunk(3)[1]], leaves
+
+
 def view_that_eager_refuses(x: Tensor) -> Any:
     x.mT.unsqueeze(1).view(-1)
     return x * 2
@@ -480,6 +503,8 @@ PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
     (conjugate_of_columns_written_to, complex_columns, Outcome.EQUAL),
     (scattered_copy_of_one_written_to, non_leaf, Outcome.EQUAL),
     (conjugate_of_columns_copied_and_written_to, complex_columns, Outcome.EQUAL),
+    (input_turned_under_no_grad, square_rows_of_a_non_leaf, Outcome.REFUSED),
+    (one_of_several_views_beside_its_base, non_leaf_and_one_of_several_views, Outcome.REFUSED),
     (view_that_eager_refuses, non_leaf, Outcome.BOTH_RAISE),
     (pairs_as_complex_numbers_written_to, pairs, Outcome.EQUAL),
     (conjugate_of_pairs_written_to, pairs, Outcome.EQUAL),
