@@ -275,7 +275,7 @@ def _find_shared(recorder: Recorder, inputs: _Inputs, mutations: tuple[Mutation,
             )
     keys = [internals.storage_key(tensor) for tensor in tensors]
     pairs = sharing(tensors, [own.index(mutation.input) for mutation in mutations])
-    shared = {keys[index] for index, _, overlap in pairs if overlap}
+    shared = {keys[index] for index, _, overlap in pairs if overlap} | recorder.turned
     if shared and inputs.differentiable is not None:
         what = "a function inside sg.grad writes to an argument that shares memory with another"
         raise Unsupported(f"{what}; pass a clone of one")

@@ -138,6 +138,8 @@ class Recorder:
         self.metadata_calls: list[BoundSymbol] = []
         #: The positions of the inputs that `requires_grad_()` was called on, before anything read them.
         self.switched_on: list[int] = []
+        #: The memory of inputs, views themselves, that were reshaped in place where autograd does not see it.
+        self.turned: set[int] = set()
         #: Tensors from outside, by id, that the function reached without being handed their wrapper.
         self.reached_otherwise: set[int] = set()
         #: Whether gradients are asked for inside, which might flow through the history of an input.

@@ -263,14 +263,14 @@ class Tracker:
         begun = False
         if unseen and (wrapper.requires_grad or new.requires_grad):
             found = self._recorder.input_of(wrapper)
-            # of a view autograd makes the history again, by the strides that it has then
-            apart = found is not None and found.tensor._is_view() and not wrapper._is_view()
-            turned = apart and not written and new.stride != old.stride
-            if new.shape != old.shape or turned:
+            if new.shape != old.shape:
                 raise Unsupported(
                     f"in {self._recorder.here()} the sizes of a tensor that requires grad ({old.name}) are changed in "
                     "place where autograd does not see it; make a view instead"
                 )
+            if found is not None and not written and found.tensor._is_view() and not wrapper._is_view():
+                # of a view autograd makes the history again, by the strides that it has then
+                self._recorder.turned.add(internals.storage_key(found.tensor))
             fake = self._record_alias(wrapper, SET_VALUE, (old, new), tracked.is_base)
         elif new is not old and self._stands_for_another(new, wrapper):
             fake = self._record_alias(wrapper, DETACH, (new,), False)

@@ -503,7 +503,7 @@ PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
     (conjugate_of_columns_written_to, complex_columns, Outcome.EQUAL),
     (scattered_copy_of_one_written_to, non_leaf, Outcome.EQUAL),
     (conjugate_of_columns_copied_and_written_to, complex_columns, Outcome.EQUAL),
-    (input_turned_under_no_grad, square_rows_of_a_non_leaf, Outcome.REFUSED),
+    (input_turned_under_no_grad, square_rows_of_a_non_leaf, Outcome.EQUAL),
     (one_of_several_views_beside_its_base, non_leaf_and_one_of_several_views, Outcome.REFUSED),
     (view_that_eager_refuses, non_leaf, Outcome.BOTH_RAISE),
     (pairs_as_complex_numbers_written_to, pairs, Outcome.EQUAL),
