@@ -355,6 +355,11 @@ def storage_key(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
+def storage_keys(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """The `storage_key` of each."""
+    return [storage._cdata for storage in map(torch.Tensor.untyped_storage, tensors)]
+
+
 def dispatch_state() -> tuple[Any, Any]:
     """The thread's included and excluded dispatch keys, functionalization left out."""
     include = torch._C._dispatch_tls_local_include_set() - _FUNCTIONALIZE

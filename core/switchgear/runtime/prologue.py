@@ -53,7 +53,7 @@ def make_prologue(captured: Captured, leaves: list[Any], spec: Structure, tensor
     if captured.sizes is not None:
         scope["fits"] = captured.sizes.fits()
         conditions.append("fits(found)")
-    relations = _relations(captured)
+    relations = _relations(captured, tensors)
     if relations is not None:
         scope |= {"relations": relations, "related": relations(tensors)}
         conditions.append("relations(found) == related")
@@ -102,7 +102,7 @@ def _fetched(source: InputSource, number: int, scope: dict[str, Any]) -> str:
     return f"state{number}[{source.slots!r}][{source.name!r}]"
 
 
-def _relations(captured: Captured) -> Callable[[Sequence[torch.Tensor]], Any] | None:
+def _relations(captured: Captured, tensors: Sequence[torch.Tensor]) -> Callable[[Sequence[torch.Tensor]], Any] | None:
     """What the trace depends on beside the metadata of its inputs, as far as it does: aliasing, leaves, offsets."""
     outputs, leaves_matter = captured.outputs, captured.leaves_matter or bool(captured.outputs.mutations)
     bases_matter = captured.bases_matter or leaves_matter
@@ -117,10 +117,14 @@ def _relations(captured: Captured) -> Callable[[Sequence[torch.Tensor]], Any] | 
     if not bases_matter and not strided:
         return None
 
+    # what the check of the metadata has not settled: a tensor that requires no grad is a leaf
+    grown = [index for index, tensor in enumerate(tensors) if tensor.requires_grad]
+    own, based = grown if leaves_matter else [], grown if bases_matter else []
+
     def relations(inputs: Sequence[torch.Tensor]) -> Any:
-        leaves = [tensor.is_leaf for tensor in inputs if leaves_matter]
-        alone = [requires_grad_alone(tensor) for tensor in inputs if bases_matter]
-        offsets = [tensor.storage_offset() for tensor in inputs if strided]
+        leaves = [inputs[index].is_leaf for index in own]
+        alone = [requires_grad_alone(inputs[index]) for index in based]
+        offsets = [tensor.storage_offset() for tensor in inputs] if strided else None
         homes = [[base_of(tensor) is inputs[base] for tensor in inputs] for base in bases]
         return [*sharing(inputs, written)], leaves, alone, offsets, homes
 
