@@ -564,6 +564,8 @@ def forward_mode_active() -> bool:
 
 
 set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
+#: Copies tensors of the second list into those of the first; on the CPU in their order.
+foreach_copy: Callable[[list[torch.Tensor], list[torch.Tensor]], None] = torch._foreach_copy_
 functorch_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
 
 
