@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 import switchgear as sg
 from switchgear.errors import DataDependent, SwitchgearError
@@ -124,6 +125,79 @@ def test_write_in_every_dtype(dtype: torch.dtype) -> None:
         return x.logical_not_()
 
     assert succeeds(check(function, arguments(values(3, 3).sub_(1).to(dtype))))
+
+
+def of_every_kind() -> list[Tensor]:
+    base = values(4, 3)
+    real = [values(3).sub_(1), torch.tensor(2.0), base.t()[1:], base.bfloat16().t(), torch.arange(3), torch.empty(0, 3)]
+    return [*real, base.clone().requires_grad_(), base.clone().requires_grad_() * 2]
+
+
+def lazily() -> list[Tensor]:
+    """A conjugate, an imaginary part with a lazy sign, and one with neither."""
+    return [torch.complex(values(3), values(3)).conj(), torch.complex(values(3), values(3)).conj().imag, values(3)]
+
+
+def shift(*tensors: Tensor) -> Tensor:
+    with torch.no_grad():
+        for tensor in tensors:
+            tensor.add_(tensor - 1)
+    return tensors[0] * 2
+
+
+@pytest.mark.parametrize("make", [of_every_kind, lazily])
+def test_writes_to_many_inputs_in_one_call(make: Callable[[], list[Tensor]]) -> None:
+    jitted = jit(shift)
+    for _ in range(3):
+        ours, eagers = make(), make()
+        assert not list(differences(shift(*eagers), jitted(*ours), "result"))
+        for mine, theirs in zip(ours, eagers, strict=True):
+            assert not list(differences(theirs.detach(), mine.detach(), "input"))
+            assert mine._version == theirs._version
+            assert (mine.requires_grad, mine.is_leaf) == (theirs.requires_grad, theirs.is_leaf)
+
+
+def test_write_of_one_input_to_another_that_is_written_to() -> None:
+    def rotate(x: Tensor, y: Tensor, z: Tensor) -> None:
+        first = x.clone()
+        x.copy_(y)
+        y.copy_(z)
+        z.copy_(first)
+
+    ours, eagers = ([values(3) + number for number in range(3)] for _ in range(2))
+    jitted = jit(rotate)
+    for _ in range(2):
+        jitted(*ours)
+        rotate(*eagers)
+        assert not list(differences(eagers, ours, "inputs"))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+def test_writes_of_tangents() -> None:
+    def keep(x: Tensor, first: Tensor, second: Tensor) -> None:
+        with torch.no_grad():
+            first.add_(x.sin())
+            second.mul_(x)
+
+    jitted = jit(keep)
+    jitted(values(3), values(3), values(3))
+    with forward_ad.dual_level():
+        found: list[Any] = []
+        for function in (keep, jitted):
+            kept = [values(3), values(3)]
+            function(forward_ad.make_dual(values(3), values(3) + 1), *kept)
+            found.append([[*forward_ad.unpack_dual(tensor)] for tensor in kept])
+        assert not list(differences(found[0], found[1], "inputs"))
+
+
+def test_writes_to_tensors_outside_a_transform() -> None:
+    jitted = jit(shift)
+    ours, eagers = ([values(3), values(3) * 2] for _ in range(2))
+    jitted(*ours)
+    shift(*eagers)
+    torch.vmap(lambda x: (jitted(*ours), x)[1])(values(3))
+    torch.vmap(lambda x: (shift(*eagers), x)[1])(values(3))
+    assert not list(differences(eagers, ours, "inputs"))
 
 
 # --- parameters and buffers ---

@@ -85,13 +85,14 @@ def sharing(tensors: Sequence[torch.Tensor], written: Sequence[int]) -> Iterator
 
     It does where their memory overlaps, and where autograd gives them one history.
     """
-    if not written:
+    keys = internals.storage_keys(tensors) if written else []
+    if len(set(keys)) == len(keys):
         return
     places: dict[int, list[int]] = {}
-    for index, tensor in enumerate(tensors):
-        places.setdefault(internals.storage_key(tensor), []).append(index)
+    for index, key in enumerate(keys):
+        places.setdefault(key, []).append(index)
     for index in written:
-        others = places[internals.storage_key(tensors[index])]
+        others = places[keys[index]]
         if len(others) > 1:
             start, stop = _extent(tensors[index])
             for other in others:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import OrderedDict, defaultdict, namedtuple
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
+
+#: The names of a call's arguments, of which the types are known.
+_CALL = ("args", "kwargs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,16 @@ class Structure:
         """Python for the nested value, given that for each leaf; None for what is more than tuples, lists and dicts."""
         return None if self.records else _expression(self.spec, iter(leaves))
 
+    def taking_apart(self, scope: dict[str, Any]) -> list[str]:
+        """Statements that take the `args` and `kwargs` of a call apart, its leaves named `a0`, `a1`, ...
+
+        They return None if the structure is another. What they refer to is entered into `scope`. They raise KeyError
+        for a class that is no longer registered.
+        """
+        lines: list[str] = []
+        _take_parts(self, _CALL, (f"a{number}" for number in count()), scope, lines)
+        return lines
+
     @property
     def num_leaves(self) -> int:
         """How many leaves there are in all."""
@@ -56,6 +71,55 @@ def _expression(spec: pytree.TreeSpec, leaves: Iterator[str]) -> str | None:
     if spec.type is dict and all(type(key) is str for key in spec.context):
         return "{" + ", ".join([f"{key!r}: {item}" for key, item in zip(spec.context, found, strict=True)]) + "}"
     return None
+
+
+def _take_parts(
+    structure: Structure, parts: Iterable[str], leaves: Iterator[str], scope: dict[str, Any], lines: list[str]
+) -> None:
+    records = {index: (kind, fields, inner) for index, kind, fields, inner in structure.records}
+    places = count()
+    pending = [*zip(structure.spec.children(), parts, strict=True)][::-1]
+    while pending:
+        spec, name = pending.pop()
+        if not spec.is_leaf():
+            pending += [*zip(spec.children(), _open(spec, name, scope, lines), strict=True)][::-1]
+        elif record := records.get(next(places)):
+            scope[f"type_{name}"], fields, inner = record
+            lines.append(f"if type({name}) is not type_{name}: return None")
+            own = [f"{name}_{index}" for index in range(len(fields))]
+            lines.extend([f"{part} = {name}.{field}" for part, field in zip(own, fields, strict=True)])
+            _take_parts(inner, own, leaves, scope, lines)
+        else:
+            lines.append(f"{next(leaves)} = {name}")
+
+
+def _open(spec: pytree.TreeSpec, name: str, scope: dict[str, Any], lines: list[str]) -> list[str]:
+    """The names of the children of a container, and in `lines` what compares it and names them."""
+    kind, size = spec.type, spec.num_children
+    parts = [f"{name}_{index}" for index in range(size)]
+    targets = "".join([f"{part}, " for part in parts])
+    if kind in (tuple, list) or (kind is dict and all(type(key) is str for key in spec.context)):
+        different = [f"type({name}) is not {kind.__name__}", f"len({name}) != {size}"][name in _CALL :]
+        if kind is dict and size:
+            # in their order, which a function can see
+            different.append(f"[*{name}] != {spec.context!r}")
+        opened = f"{name}.values()" if kind is dict else name
+    else:
+        # of named tuples pytree knows one kind, and the class is the context
+        scope[f"type_{name}"] = spec.context if kind is namedtuple else kind
+        scope |= {"registered": pytree.SUPPORTED_NODES, f"kind_{name}": kind, f"context_{name}": spec.context}
+        opened = f"{name}_parts"
+        lines.append(f"if type({name}) is not type_{name}: return None")
+        lines.append(f"(*{opened},), {name}_context = registered[kind_{name}].flatten_fn({name})")
+        different = [f"len({opened}) != {size}", f"{name}_context != context_{name}"]
+        if kind in (dict, OrderedDict, defaultdict):
+            # 1 == True == 1.0
+            scope[f"keys_{name}"] = [*map(type, spec.context[1] if kind is defaultdict else spec.context)]
+            different.append(f"[*map(type, {name})] != keys_{name}")
+    lines.append(f"if {' or '.join(different)}: return None")
+    if parts:
+        lines.append(f"{targets}= {opened}")
+    return parts
 
 
 def flatten(value: Any, *, objects: bool = False) -> tuple[list[Any], Structure]:

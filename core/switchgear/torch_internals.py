@@ -361,6 +361,11 @@ def storage_key(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
+def storage_keys(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """The `storage_key` of each."""
+    return [storage._cdata for storage in map(torch.Tensor.untyped_storage, tensors)]
+
+
 def dispatch_state() -> tuple[Any, Any]:
     """The thread's included and excluded dispatch keys, functionalization left out."""
     include = torch._C._dispatch_tls_local_include_set() - _FUNCTIONALIZE
@@ -565,6 +570,8 @@ def forward_mode_active() -> bool:
 
 
 set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
+#: Copies tensors of the second list into those of the first; on the CPU in their order.
+foreach_copy: Callable[[list[torch.Tensor], list[torch.Tensor]], None] = torch._foreach_copy_
 functorch_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
 
 

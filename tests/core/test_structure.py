@@ -162,6 +162,103 @@ def test_argument_and_result(value: Any, grad: bool) -> None:
         assert all(torch.equal(gradient, torch.full_like(gradient, 3.0)) for gradient in gradients)
 
 
+class Other(NamedTuple):
+    """A named tuple of the same fields as `Pair`."""
+
+    first: Any
+    second: Any = None
+
+
+@dataclass
+class Wider(Batch):
+    """A dataclass of another, with its fields."""
+
+
+class Listed(list[Any]):
+    """A list that pytree does not know."""
+
+
+class Mapped(dict[Any, Any]):
+    """A dict that pytree does not know."""
+
+
+class Subclass(T):
+    """A tensor that no trace can hold."""
+
+
+#: What differs from a value of `NESTED` in one thing.
+VARIED: dict[str, Any] = {
+    "parameter": torch.nn.Parameter(A, requires_grad=False),
+    "tensor subclass": A.as_subclass(Subclass),
+    "list that grew": [A, B, A],
+    "list that shrank": [A],
+    "list with None": [A, None],
+    "list subclass": Listed([A, B]),
+    "list for a tensor": [[A], B],
+    "dict in another order": {"b": A, "a": B},
+    "dict with a key more": {"a": A, "b": B, "c": A},
+    "dict subclass": Mapped(a=A, b=B),
+    "dict of int": {1: A},
+    "dict of bool": {True: A},
+    "dict of float": {1.0: A},
+    "ordered dict in another order": collections.OrderedDict([("a", A), ("z", B)]),
+    "ordered dict for a dict": collections.OrderedDict(a=A, b=B),
+    "default dict of int": collections.defaultdict(list, {1: A}),
+    "default dict of bool": collections.defaultdict(list, {True: A}),
+    "default dict of another factory": collections.defaultdict(dict, {"a": A}),
+    "bounded deque": collections.deque([A, B], maxlen=3),
+    "named tuple of another class": Other(A, B),
+    "named tuple with None": Pair(A),
+    "dataclass with None": Batch(A, None, {"c": A}),
+    "dataclass with a list": Batch(A, [B], {"c": A}),
+    "dataclass of a dataclass": Wider(A, B, {"c": A}),
+    "dataclass with another note": Frozen(A, "other"),
+    "registered with another label": Registered(A, [B], "other"),
+    "registered with a list that grew": Registered(A, [B, B], "label"),
+    "registered with a tensor for a list": Registered(A, B, "label"),
+    "model output with None": BaseModelOutput(last_hidden_state=A),
+    "model output of another length": BaseModelOutput(last_hidden_state=A, hidden_states=(A,)),
+    "size in a tuple": [(2, 3), A],
+}
+
+
+@pytest.mark.parametrize("name", NESTED | VARIED)
+def test_an_entry_fits_its_own_structure_and_no_other(name: str) -> None:
+    values = NESTED | VARIED
+    jitted = jit(lambda value: [leaf * 3 for leaf in flatten(value)[0] if isinstance(leaf, T)])
+    try:
+        jitted(values[name])
+    except errors.SwitchgearError:
+        assert name in ("tensor subclass", "list subclass", "dict subclass")
+        return
+    fits = jitted._switchgear.last.prologue
+    assert [other for other, value in values.items() if fits((value,), {}) is not None] == [name]
+    assert fits((), {"value": values[name]}) is None
+    leaves, structure = flatten(values[name])
+    assert fits((structure.unflatten(leaves),), {}) is not None
+
+
+def test_keys_that_are_equal_are_told_apart_by_type() -> None:
+    jitted = jit(lambda value: [key * tensor for key, tensor in value.items()])
+    for key in (1, True, 1.0, 1):
+        (found,) = jitted({key: torch.tensor([True])})
+        assert found.dtype == (key * torch.tensor([True])).dtype
+
+
+def test_class_that_is_registered_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    jitted = jit(lambda value: value.left * (2 if value.label else 3))
+    given = Registered(A, B, "label")
+    assert torch.equal(jitted(given), A * 2)
+    unlabelled = pytree.SUPPORTED_NODES[Registered]._replace(flatten_fn=lambda value: ([value.left, value.right], ""))
+    with monkeypatch.context() as patched:
+        patched.setitem(pytree.SUPPORTED_NODES, Registered, unlabelled)
+        assert torch.equal(jitted(given), A * 3)
+    assert torch.equal(jitted(given), A * 2)
+    monkeypatch.delitem(pytree.SUPPORTED_NODES, Registered)
+    with pytest.raises(errors.InvalidInput, match="Registered"):
+        jitted(given)
+
+
 def test_attributes_and_methods_of_what_is_passed() -> None:
     def uses(pair: Pair, batch: Batch, output: Any) -> Any:
         assert isinstance(pair, Pair)

@@ -369,6 +369,21 @@ def test_metadata_mutated(mode: Any) -> None:
         assert internals.metadata_mutated(wrapper)
 
 
+def test_storage_keys_are_those_of_each() -> None:
+    x, y = numbers(2, 3), numbers(2)
+    assert internals.storage_keys([x, y, x[0]]) == [internals.storage_key(tensor) for tensor in (x, y, x)]
+
+
+def test_foreach_copy_copies_in_order_and_counts_versions() -> None:
+    x, y = numbers(2), numbers(2) * 3
+    expected = y.clone()
+    with torch.no_grad():
+        internals.foreach_copy([x, y], [y, x])
+    assert torch.equal(x, expected)
+    assert torch.equal(y, expected)
+    assert (x._version, y._version) == (1, 1)
+
+
 def test_storage_key_is_equal_for_aliases_alone(mode: Any) -> None:
     x = numbers(2, 3)
     assert internals.storage_key(x) == internals.storage_key(x[0]) == internals.storage_key(x.detach().t())

@@ -90,7 +90,7 @@ class Entry:
         return run
 
     def _finishing(self) -> Run:
-        complete = finisher(self.captured.outputs, self.captured.sizes)
+        complete = finisher(self.captured.outputs, self.captured.trace.inputs, self.captured.sizes)
         if self.bridge is not None:
             bridge = self.bridge.__call__
             return lambda inputs: complete(bridge(inputs), inputs)

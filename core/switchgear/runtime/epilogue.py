@@ -12,25 +12,54 @@ import torch
 from switchgear import torch_internals as internals
 from switchgear.evaluation import evaluate
 from switchgear.outputs import Outputs
+from switchgear.proxy import TensorProxy
 from switchgear.sizes import Sizes, concrete, has_numbers
 
+#: From what a trace gave and its inputs to what the function returns.
+Finisher = Callable[[Sequence[Any], Sequence[torch.Tensor]], Any]
 
-def finisher(outputs: Outputs, sizes: Sizes | None = None) -> Callable[[Sequence[Any], Sequence[torch.Tensor]], Any]:
-    """What finishes a call, from results and inputs: `finish`, or where nothing is to be done a generated function."""
+
+def finisher(outputs: Outputs, inputs: Sequence[TensorProxy], sizes: Sizes | None = None) -> Finisher:
+    """What finishes a call: `finish`, or, where that comes to copies and a return value, a function made for these."""
     if sizes is not None and _has_sizes(outputs):
-        return _finisher_by_sizes(outputs, sizes)
+        return _finisher_by_sizes(outputs, inputs, sizes)
     scope = {f"value{number}": item.value for number, item in enumerate(outputs.returned) if item.kind == "value"}
     leaves = [
         f"value{number}" if item.kind == "value" else f"{item.kind}[{item.place}]"
         for number, item in enumerate(outputs.returned)
     ]
     expression = outputs.spec.expression(leaves)
-    if outputs.metadata or outputs.mutations or outputs.views or expression is None:
+    tracked = any(mutation.tracked for mutation in outputs.mutations)
+    if outputs.metadata or tracked or outputs.views or expression is None:
         return partial(finish, outputs)
-    assemble: Callable[[Sequence[Any], Sequence[torch.Tensor]], Any] = eval(
-        f"lambda output, input: {expression}", scope
+    assemble: Finisher = eval(f"lambda output, input: {expression}", scope)
+    return _writing_first(outputs, inputs, assemble) if outputs.mutations else assemble
+
+
+def _writing_first(outputs: Outputs, proxies: Sequence[TensorProxy], assemble: Finisher) -> Finisher:
+    """`assemble` behind the copies into inputs, none of which autograd sees; on the CPU they are one call."""
+    targets = [mutation.input for mutation in outputs.mutations]
+    sources = [mutation.output for mutation in outputs.mutations]
+    # elsewhere they would be made in no order, and PyTorch writes to no list of conjugates
+    at_once = all(
+        proxies[index].device.type == "cpu" and not (proxies[index].is_conj or proxies[index].is_neg)
+        for index in targets
     )
-    return assemble
+
+    def write(results: Sequence[Any], inputs: Sequence[torch.Tensor]) -> Any:
+        grad_enabled = torch.is_grad_enabled()
+        internals.set_grad_enabled(False)
+        try:
+            if at_once and not internals.forward_mode_active():
+                internals.foreach_copy([inputs[index] for index in targets], [results[index] for index in sources])
+            else:
+                for target, source in zip(targets, sources, strict=True):
+                    inputs[target].copy_(results[source])
+        finally:
+            internals.set_grad_enabled(grad_enabled)
+        return assemble(results, inputs)
+
+    return write
 
 
 def _has_sizes(outputs: Outputs) -> bool:
@@ -38,14 +67,14 @@ def _has_sizes(outputs: Outputs) -> bool:
     return has_numbers((*[(c.args, dict(c.kwargs)) for c in calls], *[item.value for item in outputs.returned]))
 
 
-def _finisher_by_sizes(outputs: Outputs, sizes: Sizes) -> Callable[[Sequence[Any], Sequence[torch.Tensor]], Any]:
+def _finisher_by_sizes(outputs: Outputs, inputs: Sequence[TensorProxy], sizes: Sizes) -> Finisher:
     @lru_cache(maxsize=64)
-    def finisher_at(values: tuple[int, ...]) -> Callable[[Sequence[Any], Sequence[torch.Tensor]], Any]:
+    def finisher_at(values: tuple[int, ...]) -> Finisher:
         binding = sizes.binding(values)
         parts = concrete((outputs.returned, outputs.metadata, outputs.views), binding)
-        return finisher(replace(outputs, **dict(zip(("returned", "metadata", "views"), parts, strict=True))))
+        return finisher(replace(outputs, **dict(zip(("returned", "metadata", "views"), parts, strict=True))), inputs)
 
-    return lambda results, inputs: finisher_at(sizes.measure(inputs))(results, inputs)
+    return lambda results, tensors: finisher_at(sizes.measure(tensors))(results, tensors)
 
 
 def finish(outputs: Outputs, results: Sequence[Any], inputs: Sequence[torch.Tensor]) -> Any:

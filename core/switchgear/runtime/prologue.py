@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from switchgear.capture import Captured
 from switchgear.composites import leaves_of
 from switchgear.shared_memory import base_of, requires_grad_alone, sharing
 from switchgear.signature import Argument, Base, Closure, InputSource, ModuleState
-from switchgear.structure import Structure, flatten
+from switchgear.structure import Structure
 
 from .modes import modes_guard
 from .module_state import modules_guard
@@ -35,11 +35,10 @@ def make_prologue(captured: Captured, leaves: list[Any], spec: Structure, tensor
 
     It is one generated function, for it runs on every call.
     """
-    names = [f"a{index}" for index in range(len(leaves))]
     scope: dict[str, Any] = {"value_key": value_key, "same_modes": modes_guard()}
-    taken = _taken_apart(leaves, spec, names, scope)
-    values = ((name, leaf) for name, leaf in zip(names, leaves, strict=True) if not isinstance(leaf, torch.Tensor))
-    conditions = [_is_value(name, leaf, scope) for name, leaf in values]
+    body = spec.taking_apart(scope)
+    values = [(index, leaf) for index, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)]
+    conditions = [_is_value(f"a{index}", leaf, scope) for index, leaf in values]
     for index, other in captured.identical:
         scope[f"held{index}"] = other
         conditions.append(f"a{index} is " + (f"a{other}" if isinstance(other, int) else f"held{index}()"))
@@ -54,14 +53,13 @@ def make_prologue(captured: Captured, leaves: list[Any], spec: Structure, tensor
     if captured.sizes is not None:
         scope["fits"] = captured.sizes.fits()
         conditions.append("fits(found)")
-    relations = _relations(captured)
+    relations = _relations(captured, tensors)
     if relations is not None:
         scope |= {"relations": relations, "related": relations(tensors)}
         conditions.append("relations(found) == related")
-    body = [*taken, f"return found if {' and '.join(conditions)} else None"]
-    if states:
-        # a parameter that is gone
-        body = ["try:", *(f"    {line}" for line in body), "except KeyError:", "    return None"]
+    body.append(f"return found if {' and '.join(conditions)} else None")
+    # a parameter, or the registration of a class, that is gone
+    body = ["try:", *(f"    {line}" for line in body), "except KeyError:", "    return None"]
     source = "\n    ".join(["def prologue(args, kwargs):", *body])
     exec(compile(source, "<switchgear prologue>", "exec"), scope)
     prologue: Prologue = scope.pop("prologue")
@@ -87,38 +85,6 @@ def _is_value(name: str, value: Any, scope: dict[str, Any]) -> str:
     return f"value_key({name}) == key_{name}"
 
 
-def _taken_apart(leaves: list[Any], spec: Structure, names: list[str], scope: dict[str, Any]) -> list[str]:
-    """Statements that give the leaves of `args` and `kwargs` their names; they return None if the structure differs."""
-    targets = "".join([f"{name}, " for name in names])
-    lines: list[str] = []
-    rest = iter(zip(leaves, names, strict=True))
-    args, kwargs = spec.unflatten(leaves)
-    if all(_take_apart(value, name, rest, lines) for value, name in ((args, "args"), (kwargs, "kwargs"))):
-        return lines
-    scope |= {"flatten": flatten, "spec": spec}
-    lines = ["leaves, found_spec = flatten((args, kwargs))", "if found_spec != spec: return None"]
-    return [*lines, f"{targets}= leaves"] if names else lines
-
-
-def _take_apart(value: Any, name: str, rest: Iterator[tuple[Any, str]], lines: list[str]) -> bool:
-    """Statements for one value, called `name`; False if it holds a container that only pytrees can take apart."""
-    kind = type(value)
-    if kind not in (tuple, list, dict) or (kind is dict and any(type(key) is not str for key in value)):
-        leaf, leaf_name = next(rest, (rest, ""))
-        lines.append(f"{leaf_name} = {name}")
-        return leaf is value
-    parts = [f"{name}_{index}" for index in range(len(value))]
-    different = [f"type({name}) is not {kind.__name__}", f"len({name}) != {len(value)}"]
-    if kind is dict and value:
-        # in their order, which a function can see
-        different.append(f"[*{name}] != {[*value]!r}")
-    lines.append(f"if {' or '.join(different[name in ('args', 'kwargs') :])}: return None")
-    if parts:
-        lines.append(f"{', '.join(parts)}, = {name}{'.values()' if kind is dict else ''}")
-    items = value.values() if kind is dict else value
-    return all(_take_apart(item, part, rest, lines) for item, part in zip(items, parts, strict=True))
-
-
 def _fetched(source: InputSource, number: int, scope: dict[str, Any]) -> str:
     """The expression that gives the tensor of an input; what it needs is entered into `scope`."""
     if isinstance(source, Argument):
@@ -136,7 +102,7 @@ def _fetched(source: InputSource, number: int, scope: dict[str, Any]) -> str:
     return f"state{number}[{source.slots!r}][{source.name!r}]"
 
 
-def _relations(captured: Captured) -> Callable[[Sequence[torch.Tensor]], Any] | None:
+def _relations(captured: Captured, tensors: Sequence[torch.Tensor]) -> Callable[[Sequence[torch.Tensor]], Any] | None:
     """What the trace depends on beside the metadata of its inputs, as far as it does: aliasing, leaves, offsets."""
     outputs, leaves_matter = captured.outputs, captured.leaves_matter or bool(captured.outputs.mutations)
     bases_matter = captured.bases_matter or leaves_matter
@@ -151,10 +117,14 @@ def _relations(captured: Captured) -> Callable[[Sequence[torch.Tensor]], Any] | 
     if not bases_matter and not strided:
         return None
 
+    # what the check of the metadata has not settled: a tensor that requires no grad is a leaf
+    grown = [index for index, tensor in enumerate(tensors) if tensor.requires_grad]
+    own, based = grown if leaves_matter else [], grown if bases_matter else []
+
     def relations(inputs: Sequence[torch.Tensor]) -> Any:
-        leaves = [tensor.is_leaf for tensor in inputs if leaves_matter]
-        alone = [requires_grad_alone(tensor) for tensor in inputs if bases_matter]
-        offsets = [tensor.storage_offset() for tensor in inputs if strided]
+        leaves = [inputs[index].is_leaf for index in own]
+        alone = [requires_grad_alone(inputs[index]) for index in based]
+        offsets = [tensor.storage_offset() for tensor in inputs] if strided else None
         homes = [[base_of(tensor) is inputs[base] for tensor in inputs] for base in bases]
         return [*sharing(inputs, written)], leaves, alone, offsets, homes
 
