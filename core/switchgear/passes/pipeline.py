@@ -39,6 +39,7 @@ from .fuse import fuse
 from .inner_gradients import inner_gradients
 from .no_ops import no_ops
 from .partition import Partitioned, backward_for, partition
+from .pass_through import pass_through
 from .plugin_passes import PassContext
 from .reuse_buffers import reuse_buffers
 from .short_chains import short_chains
@@ -372,6 +373,7 @@ def _finished(
         start = time.perf_counter()
         trace, made = fuse(stages.traces[-1], selection, made)
         stages.keep("fuse", trace, start)
+    stages.change("pass_through", pass_through)
     stages.run("dead_code", dead_code)
     stages.change("reuse_buffers", reuse_buffers)
     trace = stages.run("free_last_used", free_last_used)
