@@ -179,9 +179,9 @@ class Entry:
     def _destined(self, tensors: Sequence[torch.Tensor]) -> dict[int, int]:
         """The outputs that are but copied into an input, where autograd sees neither, each with the input's index."""
         outputs = self.captured.outputs
-        known = any(tensor.is_inference() or internals.is_wrapper(tensor) for tensor in tensors)
+        special = any(tensor.is_inference() or internals.is_wrapper(tensor) for tensor in tensors)
         shared = any(isinstance(source, Base) for source in self.captured.sources)
-        if outputs.metadata or self.captured.sizes is not None or known or shared:
+        if outputs.metadata or self.captured.sizes is not None or special or shared:
             return {}
         read = {item.place for item in outputs.returned if item.kind == "output"}
         read.update(index for _, kind, index in outputs.roots if kind == "output")
