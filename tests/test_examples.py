@@ -21,7 +21,7 @@ def test_demo() -> None:
     assert not done.stderr
     for model in ("GPT-2", "Llama"):
         assert f"{model}: 2 training steps" in done.stdout
-        assert re.search(rf"{model}: who runs which operator \(torch \d+\)", done.stdout)
+        assert re.search(rf"{model}: who runs which operator \(torch \d+, decomposition 1\)", done.stdout)
         assert f"{model}: whose rule differentiates it (derived" in done.stdout
     assert len(re.findall(r"^ +\d +(\d\.\d{8}) +\1  yes", done.stdout, re.MULTILINE)) == 4
     assert done.stdout.count("trained parameters: all bit-equal") == 2

@@ -41,6 +41,8 @@ class Trace:
     links_shown: bool = False
     #: The symbolic sizes; those that belong to no input are themselves inputs, before the others.
     numbers: tuple[NumberProxy, ...] = ()
+    #: The inputs that it writes to, by name.
+    written: frozenset[str] = frozenset()
 
     def python(self, *, link: bool | None = None, decompositions: bool = False) -> str:
         """The trace as Python that runs; `link` shows forward line and rule of every backward line.

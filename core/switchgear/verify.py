@@ -19,8 +19,8 @@ def verify(trace: Trace) -> Trace:
     """`trace` itself, or `InvalidTrace` with the fault, the lines around it, and the pass that made the trace.
 
     Checked: every value is defined once and before it is used, agrees with its definition wherever it is used, is not
-    used after it is freed, and every output exists; what a call writes to is no input or constant, and neither it nor a
-    view of it is used under an older name afterwards.
+    used after it is freed, and every output exists; what a call writes to is no constant, and an input only if the
+    trace says so, and neither it nor a view of it is used under an older name afterwards.
     """
     found = next(_faults(trace), None)
     if found is None:
@@ -59,12 +59,13 @@ def _faults(trace: Trace) -> Iterator[tuple[int, str]]:
         if proxy.name in defined:
             yield 0, f"input {proxy.name} is defined twice"
         defined[proxy.name] = proxy
+        sharing[proxy.name].add(proxy.name)
     for index, bound_symbol in enumerate(trace.bound_symbols):
         for fault in misused(bound_symbol.inputs, read=bound_symbol.symbol is not DEL):
             yield index, fault
         for proxy in written_arguments(bound_symbol):
             memory = home.get(proxy.name, proxy.name)
-            if memory in given:
+            if memory in given - trace.written:
                 yield index, f"{proxy.name} is written to, which is not the trace's own"
             overwritten |= sharing.pop(memory, set())
         for proxy in bound_symbol.outputs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import switchgear as sg
 
 _TRACED = "it is user code, run when it was captured; its leaves are run instead"
 _NEEDS_DECOMPOSITION = "its path in PyTorch can depend on requires_grad; its leaves are run instead"
+_IN_PYTHON = "it is written in Python; what it calls is run instead"
 
 
 def mkldnn_rnn_layer(*args: Any, **kwargs: Any) -> Any:
@@ -26,10 +28,10 @@ _AS_UNDER_AUTOGRAD: Mapping[str, Callable[..., Any]] = {"aten.mkldnn_rnn_layer.d
 
 
 class TorchExecutor(sg.Executor):
-    """Runs every leaf, and every composite in which no gradient is at stake, by the symbol's own callable."""
+    """Runs every leaf, and every composite of PyTorch's C++ in which no gradient is at stake, by its own callable."""
 
     def claim(self, bound_symbol: sg.BoundSymbol, entry: object) -> sg.Implementation | sg.Declined:
-        """Accept, unless a composite might take another path in PyTorch than it did under capture.
+        """Accept, unless a composite only costs more than its parts, or might take another path than under capture.
 
         Compiled code runs outside autograd, so PyTorch sees no input that requires grad there.
         """
@@ -38,6 +40,8 @@ class TorchExecutor(sg.Executor):
         if "custom_function" in bound_symbol.tags:
             return sg.Declined(_TRACED)
         fn = bound_symbol.symbol.fn
+        if not bound_symbol.is_leaf and isinstance(fn, types.FunctionType):
+            return sg.Declined(_IN_PYTHON)
         if bound_symbol.grad_enabled and any(proxy.requires_grad for proxy in bound_symbol.inputs):
             fn = _AS_UNDER_AUTOGRAD.get(bound_symbol.symbol.name, fn)
         return sg.Implementation(self.name, fn)

@@ -204,6 +204,24 @@ def test_composite_that_a_rule_calls_in_the_backward_is_claimed_whole() -> None:
     assert "torch.nn.functional.softplus" in operators(backward(jitted))
 
 
+@pytest.mark.parametrize(
+    ("function", "written", "executed"),
+    [
+        (lambda x: 0.9**x, ["torch.Tensor.__rpow__"], ["aten.pow.Scalar"]),
+        (lambda x: 1 - x, ["torch.Tensor.__rsub__"], ["aten.rsub.Scalar"]),
+        (lambda x: 0.01 / x, ["torch.Tensor.__rtruediv__"], ["aten.reciprocal.default", "aten.mul.Tensor"]),
+        (lambda x: F.softmax(x, 0), ["torch.nn.functional.softmax"], ["torch.softmax"]),
+        (lambda x: F.layer_norm(x, (4,)), ["torch.nn.functional.layer_norm"], ["torch.layer_norm"]),
+        (F.gelu, ["torch.nn.functional.gelu"], ["torch.nn.functional.gelu"]),
+    ],
+)
+def test_composite_written_in_python_runs_as_what_it_calls(
+    function: Any, written: list[str], executed: list[str]
+) -> None:
+    jitted = run(function, torch.rand(3, 4), executors=["torch"])
+    assert (operators(sg.last_traces(jitted)[0]), operators(forward(jitted))) == (written, executed)
+
+
 def test_every_executed_line_has_its_implementation_and_choice() -> None:
     jitted = sg.jit(linear, executors=[executor("fast", {ADDMM: Kernel(ADDMM)}), "torch"])
     x, w, b = inputs()

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from switchgear.aliasing import viewed_argument
 from switchgear.choice import Implementation
-from switchgear.passes.reuse_buffers import _ALLOCATING, _is_pointwise, _written_to
+from switchgear.passes.reuse_buffers import _ALLOCATING, _is_pointwise, written_to
 from switchgear.proxy import TensorProxy
 from switchgear.symbol import BoundSymbol, Symbol
 from switchgear.tracking import metadata_proxy
@@ -66,7 +66,7 @@ class _Calls(TorchDispatchMode):
 
     def _compare(self, call: BoundSymbol, given: list[torch.Tensor], result: torch.Tensor) -> None:
         for target in call.inputs:
-            form = _written_to(call, target, call.output)
+            form = written_to(call, target, call.output)
             if form is None:
                 continue
             copies = {proxy.name: value.clone() for proxy, value in zip(call.inputs, given, strict=True)}

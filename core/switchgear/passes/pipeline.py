@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import torch
@@ -39,9 +40,11 @@ from .fuse import fuse
 from .inner_gradients import inner_gradients
 from .no_ops import no_ops
 from .partition import Partitioned, backward_for, partition
+from .pass_through import pass_through
 from .plugin_passes import PassContext
 from .reuse_buffers import reuse_buffers
 from .short_chains import short_chains
+from .write_to_inputs import write_to_inputs
 
 #: A tensor that a backward writes to: the index of an "input", of an "output" of the forward, or of a "grad" output.
 Target: TypeAlias = tuple[str, int]
@@ -129,11 +132,19 @@ def prepare(trace: Trace, selection: Selection) -> tuple[tuple[Trace, ...], tupl
     return tuple(stages.traces), (*choices, *stages.choices)
 
 
-def compile_forward(stages: tuple[Trace, ...], selection: Selection, choices: tuple[Choice, ...] = ()) -> Program:
-    """The program that runs a prepared trace without gradients."""
+def compile_forward(
+    stages: tuple[Trace, ...],
+    selection: Selection,
+    choices: tuple[Choice, ...] = (),
+    destined: Mapping[int, int] = MappingProxyType({}),
+) -> Program:
+    """The program that runs a prepared trace without gradients.
+
+    `destined` says which output is for which input; where the program writes it there itself, its output is None.
+    """
     kept = _Stages([*stages])
     _simplify(kept)
-    return _executable(kept, selection, boxed=False, choices=choices)
+    return _executable(kept, selection, boxed=False, choices=choices, destined=destined)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -337,9 +348,10 @@ def _executable(
     boxed: bool,
     choices: tuple[Choice, ...] = (),
     targets: tuple[Target, ...] = (),
+    destined: Mapping[int, int] = MappingProxyType({}),
 ) -> Program:
     made = _claimed(stages, selection)
-    return _finished(stages, made, selection, boxed=boxed, choices=choices, targets=targets)
+    return _finished(stages, made, selection, boxed=boxed, choices=choices, targets=targets, destined=destined)
 
 
 def _claimed(stages: _Stages, selection: Selection) -> tuple[Choice, ...]:
@@ -361,6 +373,7 @@ def _finished(
     boxed: bool,
     choices: tuple[Choice, ...] = (),
     targets: tuple[Target, ...] = (),
+    destined: Mapping[int, int] = MappingProxyType({}),
 ) -> Program:
     """The program of a trace that is claimed."""
     start = time.perf_counter()
@@ -372,7 +385,9 @@ def _finished(
         start = time.perf_counter()
         trace, made = fuse(stages.traces[-1], selection, made)
         stages.keep("fuse", trace, start)
+    stages.change("pass_through", pass_through)
     stages.run("dead_code", dead_code)
+    stages.change("write_to_inputs", partial(write_to_inputs, destined=destined))
     stages.change("reuse_buffers", reuse_buffers)
     trace = stages.run("free_last_used", free_last_used)
     return Program(

@@ -47,7 +47,7 @@ def reuse_buffers(trace: Trace) -> Trace:
     last = {home.get(proxy.name, proxy.name): index for index, item in enumerate(lines) for proxy in item.inputs}
     barred = {home.get(proxy.name, proxy.name) for proxy in proxies(trace.outputs)}
     barred.update(trace.constants, (proxy.name for proxy in trace.inputs))
-    barred.update(home.get(name, name) for item in lines for name in _out_of_hand(item))
+    barred.update(home.get(name, name) for item in lines for name in out_of_hand(item))
     size = {proxy.name: bytes_of(proxy) for item in lines for proxy in item.outputs}
     body: list[BoundSymbol] = []
     for index, item in enumerate(lines):
@@ -62,14 +62,14 @@ def reuse_buffers(trace: Trace) -> Trace:
         ]
         output = item.output
         if ending and isinstance(output, TensorProxy) and home.get(output.name, output.name) not in barred:
-            body.append(next(filter(None, (_written_to(item, proxy, output) for proxy in ending)), item))
+            body.append(next(filter(None, (written_to(item, proxy, output) for proxy in ending)), item))
         else:
             body.append(item)
     unchanged = all(item is line for item, line in zip(body, lines, strict=True))
     return trace if unchanged else replace(trace, bound_symbols=tuple(body))
 
 
-def _out_of_hand(item: BoundSymbol) -> Iterator[str]:
+def out_of_hand(item: BoundSymbol) -> Iterator[str]:
     """The values that a call may keep, or give out again under another name than `storages` knows."""
     fn: Any = item.symbol.fn
     if not runs_as_it_is(item):
@@ -93,7 +93,7 @@ def _is_pointwise(fn: Any) -> bool:
     return torch.Tag.pointwise in fn.tags and fn is not _aten.conj_physical.default
 
 
-def _written_to(item: BoundSymbol, target: TensorProxy, output: TensorProxy) -> BoundSymbol | None:
+def written_to(item: BoundSymbol, target: TensorProxy, output: TensorProxy) -> BoundSymbol | None:
     """The call with its result written to `target`, if there is such a form."""
     if replace(target, name=output.name, requires_grad=output.requires_grad, storage_offset=0) != replace(
         output, storage_offset=0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -90,18 +92,38 @@ class Entry:
         return run
 
     def _finishing(self) -> Run:
-        complete = finisher(self.captured.outputs, self.captured.trace.inputs, self.captured.sizes)
+        outputs = self.captured.outputs
+        complete = finisher(outputs, self.captured.trace.inputs, self.captured.sizes)
         if self.bridge is not None:
             bridge = self.bridge.__call__
             return lambda inputs: complete(bridge(inputs), inputs)
-        run = self._without_gradients()
-        return lambda inputs: complete(run(*inputs), inputs)
+        run = self._without_gradients(self.forward)
+        ends = self.forward.stages[-1].outputs
+        left = tuple([mutation for mutation in outputs.mutations if ends[mutation.output] is not None])
+        if left == outputs.mutations:
+            return lambda inputs: complete(run(*inputs), inputs)
+        complete_written = finisher(replace(outputs, mutations=left), self.captured.trace.inputs)
+        forward_mode_active, functorch_active = internals.forward_mode_active, internals.functorch_active
 
-    def _without_gradients(self) -> Callable[..., Sequence[Any]]:
+        def run_writing(inputs: Sequence[torch.Tensor]) -> Any:
+            # tangents and batches are for copies alone
+            if forward_mode_active() or functorch_active():
+                return complete(self._copying(*inputs), inputs)
+            return complete_written(run(*inputs), inputs)
+
+        return run_writing
+
+    @cached_property
+    def _copying(self) -> Callable[..., Sequence[Any]]:
+        """The same for a program that writes to no input."""
+        with compiling(), torch.no_grad(), internals.autocast_off():
+            return self._without_gradients(compile_forward(*self._prepared))
+
+    def _without_gradients(self, program: Program) -> Callable[..., Sequence[Any]]:
         """What gives the trace's outputs where autograd is to know nothing of them."""
-        captured, run = self.captured, runner(self.forward, autocast=self._autocast)
+        captured, run = self.captured, runner(program, autocast=self._autocast)
         hidden = captured.grad_enabled and any(proxy.requires_grad for proxy in captured.trace.inputs)
-        views, set_grad_enabled = maybe_views(self.forward), internals.set_grad_enabled
+        views, set_grad_enabled = maybe_views(program), internals.set_grad_enabled
         forward_mode_active = internals.forward_mode_active
 
         def outputs_of(*inputs: torch.Tensor) -> Sequence[Any]:
@@ -133,7 +155,8 @@ class Entry:
         )
         self.bridge: Bridge | None = None
         if torch.is_inference_mode_enabled() or not any(grad_outputs):
-            self.forward: Program = compile_forward(stages, selection, choices)
+            self._prepared = stages, selection, choices
+            self.forward: Program = compile_forward(*self._prepared, self._destined(tensors))
             return
         ends = [(mutation, stages[-1].outputs[mutation.output]) for mutation in outputs.mutations]
         mutated = {proxy.name: mutation.input for mutation, proxy in ends if proxy is not None}
@@ -152,6 +175,18 @@ class Entry:
             autocast=self._autocast,
             sizes=self.captured.sizes,
         )
+
+    def _destined(self, tensors: Sequence[torch.Tensor]) -> dict[int, int]:
+        """The outputs that are but copied into an input, where autograd sees neither, each with the input's index."""
+        outputs = self.captured.outputs
+        special = any(tensor.is_inference() or internals.is_wrapper(tensor) for tensor in tensors)
+        shared = any(isinstance(source, Base) for source in self.captured.sources)
+        if outputs.metadata or self.captured.sizes is not None or special or shared:
+            return {}
+        read = {item.place for item in outputs.returned if item.kind == "output"}
+        read.update(index for _, kind, index in outputs.roots if kind == "output")
+        mutations = [one for one in outputs.mutations if not one.tracked and one.output not in read]
+        return {one.output: one.input for one in mutations}
 
 
 def tensor_of(source: InputSource, leaves: list[Any]) -> torch.Tensor:
