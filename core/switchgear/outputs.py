@@ -264,6 +264,11 @@ class _Collector:
             return self._replayed(lineage, found.proxy.name, "input", index)
         home, now = self.tracker.proxy_of(found.wrapper), self.tracker.proxy_of(leaf)
         if root == HISTORY:
+            if requires_grad_alone(found.tensor) and len(lineage) > 1:
+                raise Unsupported(
+                    f"the function returns a view of one, made by an autograd.Function, of {found.proxy.name}, itself a view "
+                    "that requires_grad_() was called on; return a clone of it"
+                )
             if self._is_written(found):
                 raise Unsupported(
                     f"the function returns a view of {found.proxy.name}, made by an autograd.Function, and writes to "
@@ -293,7 +298,7 @@ class _Collector:
             layout = (now.shape, now.stride, now.storage_offset)
             seen = all(map(self._lineages.is_seen, lineage[1:]))
             made = self._made(_AS_STRIDED, (found.proxy, *layout), now, seen)
-            if self._lineages.is_detached(lineage[-1]):
+            if self._lineages.is_detached(lineage[-1]) and not leaf._is_view():
                 made = self._made(DETACH, (made,), now, seen)
             self._placed[id(leaf)] = Returned("view", made.name)
         return self._placed[id(leaf)]

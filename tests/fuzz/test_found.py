@@ -455,6 +455,24 @@ def non_leaf_and_one_of_several_views() -> Arguments:
     return [x, x.chunk(3)[1]], leaves
 
 
+def view_by_a_function_of_a_leaf_that_is_a_view(x: Tensor) -> Any:
+    view = Swapped.apply(x)  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        return view[0]
+
+
+def view_written_to_by_a_function_of_a_leaf_that_is_a_view(x: Tensor) -> Any:
+    with torch.no_grad():
+        first, _ = x.split([1, 2])
+    return ScaledInPlace.apply(first.diagonal(), 0.5)  # type: ignore[no-untyped-call]
+
+
+def transposed_leaf() -> Arguments:
+    torch.manual_seed(7)
+    leaf = torch.randn(4, 3).mT.requires_grad_()
+    return [leaf], [leaf]
+
+
 def view_that_eager_refuses(x: Tensor) -> Any:
     x.mT.unsqueeze(1).view(-1)
     return x * 2
@@ -505,6 +523,8 @@ PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
     (conjugate_of_columns_copied_and_written_to, complex_columns, Outcome.EQUAL),
     (input_turned_under_no_grad, square_rows_of_a_non_leaf, Outcome.EQUAL),
     (one_of_several_views_beside_its_base, non_leaf_and_one_of_several_views, Outcome.REFUSED),
+    (view_by_a_function_of_a_leaf_that_is_a_view, transposed_leaf, Outcome.REFUSED),
+    (view_written_to_by_a_function_of_a_leaf_that_is_a_view, transposed_leaf, Outcome.EQUAL),
     (view_that_eager_refuses, non_leaf, Outcome.BOTH_RAISE),
     (pairs_as_complex_numbers_written_to, pairs, Outcome.EQUAL),
     (conjugate_of_pairs_written_to, pairs, Outcome.EQUAL),
