@@ -266,8 +266,8 @@ class _Collector:
         if root == HISTORY:
             if requires_grad_alone(found.tensor) and len(lineage) > 1:
                 raise Unsupported(
-                    f"the function returns a view of one, made by an autograd.Function, of {found.proxy.name}, itself a view "
-                    "that requires_grad_() was called on; return a clone of it"
+                    f"the function returns a view of one that an autograd.Function made of {found.proxy.name}, itself "
+                    "a view that requires_grad_() was called on; return a clone of it"
                 )
             if self._is_written(found):
                 raise Unsupported(
