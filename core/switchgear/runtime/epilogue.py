@@ -89,7 +89,7 @@ def finish(outputs: Outputs, results: Sequence[Any], inputs: Sequence[torch.Tens
         target, tracked = inputs[mutation.input], mutation.tracked and not torch.is_inference_mode_enabled()
         kept = target.is_leaf or target._is_view() or internals.is_wrapper(target)
         if tracked and not kept:
-            # the history of what is overwritten would get a gradient of zeros; a complex one eager gives that too
+            # the history of what is overwritten would get a gradient of zeros
             target.detach_()
         with torch.set_grad_enabled(tracked):
             target.copy_(results[mutation.output])
