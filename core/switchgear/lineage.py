@@ -65,7 +65,7 @@ class Lineages:
         ends = {lineage[-1] for lineage in lineages}
         before = {name for name in common if any(self._tracker.first_seen_as(name) is view for view in views)} - ends
         # eager forbids to write to one of several views that an operator makes at once
-        bases = (i for i in own if common[i] in self._visible - before or self._makes_several(common[i + 1]))
+        bases = (i for i in own if common[i] in self._visible - before or self.makes_several(common[i + 1]))
         base = next(bases, None)
         if base is not None:
             return common[base]
@@ -115,7 +115,8 @@ class Lineages:
         """Whether the value of that name was made by `detach()`."""
         return self.maker(name) == DETACH
 
-    def _makes_several(self, name: str) -> bool:
+    def makes_several(self, name: str) -> bool:
+        """Whether the value of that name was made with others at once."""
         return len(self._makers[name][1].outputs) > 1
 
 

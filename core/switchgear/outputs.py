@@ -293,6 +293,11 @@ class _Collector:
                 f"the function gives {found.proxy.name} other sizes or strides in place and returns a view of what "
                 "detach() made of it; return a clone of it"
             )
+        if len(lineage) > 1 and self._lineages.makes_several(lineage[-1]):
+            raise Unsupported(
+                f"the function gives {found.proxy.name} other sizes or strides in place and returns one of several "
+                "views made of it at once, as by unbind(); make it with select() or narrow()"
+            )
         self.roots[found.proxy.name] = ("input", index)
         if id(leaf) not in self._placed:
             layout = (now.shape, now.stride, now.storage_offset)

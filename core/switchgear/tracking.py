@@ -247,8 +247,9 @@ class Tracker:
             )
         with torch._C.DisableTorchFunction():
             bits = new.is_conj > wrapper.is_conj() or new.is_neg > wrapper.is_neg()
-        # an input stays where it is
-        offset = old.storage_offset if tracked.is_base and self._recorder.input_of(wrapper) is None else 0
+        # an input stays where it is, and so does what is in its memory
+        alone = tracked.is_base and len(self._bases.get(internals.storage_key(wrapper), ())) == 1
+        offset = old.storage_offset if alone and self._recorder.input_of(wrapper) is None else 0
         moved = offset and new.storage_offset != offset
         if written and new.shape == old.shape and (new.stride != old.stride or bits or moved):
             # a write keeps strides, place and bits, the functional operator in its place need not

@@ -473,6 +473,24 @@ def transposed_leaf() -> Arguments:
     return [leaf], [leaf]
 
 
+def alias_and_input_overwritten(x: Tensor) -> Any:
+    part = x[1:]
+    x.detach().zero_()
+    x.mul_(2)
+    return part * 2
+
+
+def steps_of_a_non_leaf() -> Arguments:
+    torch.manual_seed(7)
+    leaf = torch.randn(4, 9).requires_grad_()
+    return [(leaf * 1)[..., 1::2]], [leaf]
+
+
+def one_of_several_views_of_an_input_reshaped(x: Tensor) -> Any:
+    x.transpose_(0, -1)
+    return x.unbind(0)[0]
+
+
 def view_that_eager_refuses(x: Tensor) -> Any:
     x.mT.unsqueeze(1).view(-1)
     return x * 2
@@ -525,6 +543,8 @@ PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
     (one_of_several_views_beside_its_base, non_leaf_and_one_of_several_views, Outcome.REFUSED),
     (view_by_a_function_of_a_leaf_that_is_a_view, transposed_leaf, Outcome.REFUSED),
     (view_written_to_by_a_function_of_a_leaf_that_is_a_view, transposed_leaf, Outcome.EQUAL),
+    (alias_and_input_overwritten, steps_of_a_non_leaf, Outcome.EQUAL),
+    (one_of_several_views_of_an_input_reshaped, non_leaf, Outcome.REFUSED),
     (view_that_eager_refuses, non_leaf, Outcome.BOTH_RAISE),
     (pairs_as_complex_numbers_written_to, pairs, Outcome.EQUAL),
     (conjugate_of_pairs_written_to, pairs, Outcome.EQUAL),
