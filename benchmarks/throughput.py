@@ -133,7 +133,7 @@ def run(rounds: int, workloads: Sequence[str] = (), contestants: Sequence[str] =
     comparisons = []
     with tempfile.TemporaryDirectory() as folder:
         for contestant in taking:  # what is loaded on first use is no part of the first workload's compile time
-            lane = Lane(contestant, WORKLOADS["mlp/training"], Path(folder) / "warm up", quick=True)
+            lane = Lane(contestant, WORKLOADS["mlp/training"], Path(folder) / "warm_up", quick=True)
             lane.attempt(lane.compile_cold)
         for workload in chosen_workloads(workloads):
             allowed = whole_steps_allowed() if workload.mode is Mode.STEP else nullcontext()
