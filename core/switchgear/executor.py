@@ -80,10 +80,9 @@ class FusionExecutor(Executor):
     def compile(self, region: Trace) -> Callable[..., Any] | Declined:
         """A function of the region's numbers and inputs, positionally, that returns its outputs as a tuple.
 
-        Or why there is none.
-
-        The outputs have the strides of their proxies; no two share memory with each other or with an input. Numbers
-        are sizes of 2 and more, others in each call.
+        `Declined` says why there is none, and leaves the region to others. The outputs have the strides of their
+        proxies; no two share memory with each other or with an input. Numbers are sizes of 2 and more, others in each
+        call.
         """
         raise NotImplementedError(f"{type(self).__name__} compiles nothing")
 

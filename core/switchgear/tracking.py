@@ -247,9 +247,11 @@ class Tracker:
             )
         with torch._C.DisableTorchFunction():
             bits = new.is_conj > wrapper.is_conj() or new.is_neg > wrapper.is_neg()
+        found = self._recorder.input_of(wrapper)
         # an input stays where it is, and so does what is in its memory
-        alone = tracked.is_base and len(self._bases.get(internals.storage_key(wrapper), ())) == 1
-        offset = old.storage_offset if alone and self._recorder.input_of(wrapper) is None else 0
+        movable = written and tracked.is_base and found is None
+        alone = movable and len(self._bases.get(internals.storage_key(wrapper), ())) == 1
+        offset = old.storage_offset if alone else 0
         moved = offset and new.storage_offset != offset
         if written and new.shape == old.shape and (new.stride != old.stride or bits or moved):
             # a write keeps strides, place and bits, the functional operator in its place need not
@@ -263,7 +265,6 @@ class Tracker:
         unseen = new is not old and (lost or same_history(history, tracked.history))
         begun = False
         if unseen and (wrapper.requires_grad or new.requires_grad):
-            found = self._recorder.input_of(wrapper)
             if new.shape != old.shape:
                 raise Unsupported(
                     f"in {self._recorder.here()} the sizes of a tensor that requires grad ({old.name}) are changed in "
@@ -275,7 +276,7 @@ class Tracker:
             fake = self._record_alias(wrapper, SET_VALUE, (old, new), tracked.is_base)
         elif new is not old and self._stands_for_another(new, wrapper):
             fake = self._record_alias(wrapper, DETACH, (new,), False)
-        elif new is old and _is_leaf(wrapper) and self._recorder.input_of(wrapper) is None:
+        elif new is old and _is_leaf(wrapper) and found is None:
             begun = True
             if not wrapper.requires_grad:
                 self._refuse_views(wrapper)
