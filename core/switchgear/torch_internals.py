@@ -771,6 +771,39 @@ _KEEP_PLACE = frozenset(
 )
 
 
+#: Operators whose fakes have other strides than their results, by the one that lays out its results as they do.
+_LAID_OUT_AS: dict[Any, Callable[..., torch.Tensor]] = {
+    overload: known
+    for known, names in (
+        (
+            torch.add,
+            "copysign.Tensor div.Tensor_mode floor_divide.default heaviside.default logaddexp.default "
+            "logical_and.default logical_or.default logical_xor.default",
+        ),
+        (
+            torch.clone,
+            "deg2rad.default empty_like.default fill.Scalar fill.Tensor flip.default full_like.default "
+            "hardtanh.default index_put.default nan_to_num.default ones_like.default rad2deg.default "
+            "rand_like.default randint_like.default randint_like.low_dtype randn_like.default zeros_like.default",
+        ),
+    )
+    for name in names.split()
+    for overload in [functools.reduce(getattr, name.split("."), torch.ops.aten)]
+}
+
+
+def _laid_out(mode: FakeMode, known: Callable[..., Any], fake: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+    """The fake that an operator returns, with the strides that `known` gives its result."""
+    if kwargs.get("memory_format") not in (None, torch.preserve_format):
+        return fake
+    layout = _layout(mode, fake)
+    if layout is None:
+        return fake
+    given = args[:1] if known is torch.clone else args[:2]
+    made = known(*[torch.empty_strided(arg.shape, arg.stride(), device="meta") for arg in given])
+    return fake if made.stride() == fake.stride() else _fake(mode, (layout[0], made.stride(), *layout[2:]))
+
+
 def _refuse_as_kernel(viewed: torch.Tensor, shape: Sequence[int]) -> None:
     """Raise what `view` does of strides that PyTorch's fakes, and they alone, overlook: those beside a size of one."""
     if 1 in viewed.shape and not viewed.is_contiguous():
@@ -800,6 +833,8 @@ class _FakeMode(FakeMode):
             if func in _KEEP_PLACE and result.storage_offset() != args[0].storage_offset():
                 room = args[0].untyped_storage().nbytes() // args[0].itemsize
                 result = args[0].new_empty(room).as_strided(result.shape, result.stride(), args[0].storage_offset())
+            if func in _LAID_OUT_AS:
+                result = _laid_out(self, _LAID_OUT_AS[func], result, args, kwargs or {})
             if key is not None and key not in _RESULTS:
                 if len(_RESULTS) >= _RESULTS_LIMIT:
                     _RESULTS.clear()

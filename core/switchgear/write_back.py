@@ -38,6 +38,7 @@ def through_view(
     """
     if any(item.symbol in (SET_VALUE, WRITTEN_VIEW) for item in recorded):
         return recorded
+    recorded = _without_unread_copies(recorded, target)
     views = {target.name}
     #: Made again of the base, which was written to before.
     again: set[str] = set()
@@ -128,6 +129,13 @@ def without_copies(recorded: list[BoundSymbol]) -> list[BoundSymbol]:
         return item
 
     return [direct(item) for item in recorded]
+
+
+def _without_unread_copies(recorded: list[BoundSymbol], target: TensorProxy) -> list[BoundSymbol]:
+    """What a call recorded without copies of `target` that nothing reads: made where it is also another operand."""
+    read = {proxy.name for item in recorded for proxy in item.inputs}
+    copied = [item for item in recorded if item.symbol.fn is _aten.clone.default and item.args[0] == target]
+    return [item for item in recorded if item not in copied or item.output.name in read]
 
 
 def _writes_back(item: BoundSymbol) -> bool:

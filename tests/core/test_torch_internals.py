@@ -105,6 +105,28 @@ def test_fake_mode_computes_metadata_and_refuses_real_tensors(mode: Any) -> None
 
 
 @pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, y: torch.logical_and(x, y),
+        lambda x, y: torch.logaddexp(x, y),
+        lambda x, y: torch.copysign(x, y),
+        lambda x, y: torch.floor_divide(x, y),
+        lambda x, y: torch.div(y, torch.ones(()), rounding_mode="floor"),
+        lambda x, y: torch.zeros_like(x),
+        lambda x, y: torch.empty_like(x, memory_format=torch.contiguous_format),
+        lambda x, y: torch.flip(x, (0,)),
+        lambda x, y: x.index_put((torch.zeros(1, dtype=torch.int64),), x[0]),
+    ],
+)
+def test_fakes_have_the_strides_of_results(mode: Any, call: Callable[[T, T], T]) -> None:
+    x, y = torch.rand(5, 1, 10).permute(2, 1, 0).as_strided((10, 1, 5), (1, 7, 10)), torch.rand(5, 10).t()
+    real = call(x, y)
+    with mode:
+        fake = call(fake_of(mode, x), fake_of(mode, y))
+    assert (fake.stride(), fake.dtype) == (real.stride(), real.dtype)
+
+
+@pytest.mark.parametrize(
     "ask",
     [
         lambda x: x.sum().item(),

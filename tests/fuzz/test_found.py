@@ -496,6 +496,19 @@ def view_that_eager_refuses(x: Tensor) -> Any:
     return x * 2
 
 
+def view_of_all_read_and_multiplied_by_itself(x: Tensor) -> Any:
+    view = x.mT
+    y = view.sin()
+    view.mul_(view)
+    return y
+
+
+def strides_of_what_is_put(x: Tensor) -> Any:
+    column = x[:, -1:].unfold(0, 1, 1)[0, 0]
+    put = column.index_put((torch.tensor([0]),), column[-1], accumulate=True)
+    return column * 2 if put.stride() == column.stride() else column + 1
+
+
 PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
     (result_written_to_through_a_view, non_leaf, Outcome.EQUAL),
     (one_of_two_results_written_to_through_a_view, non_leaf, Outcome.OVERWRITTEN),
@@ -549,6 +562,8 @@ PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
     (pairs_as_complex_numbers_written_to, pairs, Outcome.EQUAL),
     (conjugate_of_pairs_written_to, pairs, Outcome.EQUAL),
     (scattered_copy_written_to, cube_and_leaf, Outcome.EQUAL),
+    (view_of_all_read_and_multiplied_by_itself, non_leaf, Outcome.OVERWRITTEN),
+    (strides_of_what_is_put, one_leaf, Outcome.EQUAL),
 ]
 
 
