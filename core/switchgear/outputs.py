@@ -121,12 +121,9 @@ class _Collector:
         #: What is made by its place in a memory and not by the calls that made it, by the id of the tensor returned.
         self._placed: dict[int, Returned] = {}
         self._inputs: dict[int, int] = {}
-        self._parts: dict[str, int] = {}
         for index, found in enumerate(recorder.inputs):
             self.tracker.reconcile(found.wrapper)
-            if found.is_view:
-                self._parts[self.tracker.first_name(self.tracker.proxy_of(found.wrapper).name)] = index
-            else:
+            if not found.is_view:
                 self._inputs[internals.storage_key(found.wrapper)] = index
         self._touched = {call.inputs[0].name for call in recorder.metadata_calls}
         self._reshaped = {call.inputs[0].name for call in recorder.metadata_calls if call.symbol != NEW_VERSION}
@@ -255,13 +252,13 @@ class _Collector:
                 f"the function returns a view of {found.proxy.name}, itself a view that requires_grad_() was called "
                 "on, and writes to it: autograd loses the history of that view; return a clone of it"
             )
-        part = next((name for name in reversed(lineage) if name in self._parts), None)
-        if part is not None:
-            found = self.recorder.inputs[index := self._parts[part]]
-            if found.proxy.name not in self._reshaped:
-                return self._replayed(lineage, part, "input", index)
-        if found.proxy.name in lineage and found.proxy.name not in self._reshaped:
-            return self._replayed(lineage, found.proxy.name, "input", index)
+        for place, name in reversed([*enumerate(lineage)]):
+            nearest = self._input_known_as(name)
+            if nearest is not None:
+                found, lineage, index = nearest, lineage[place:], self.recorder.inputs.index(nearest)
+                if found.proxy.name not in self._reshaped:
+                    return self._replayed(lineage, name, "input", index)
+                break
         home, now = self.tracker.proxy_of(found.wrapper), self.tracker.proxy_of(leaf)
         if root == HISTORY:
             if requires_grad_alone(found.tensor) and len(lineage) > 1:
@@ -288,7 +285,7 @@ class _Collector:
                 f"the function writes to {found.proxy.name}, which begins inside its memory, gives it other sizes in "
                 "place and returns a view of it; return a clone of it"
             )
-        if any(self._lineages.is_detached(name) for name in lineage[:-1]):
+        if any(self._lineages.is_detached(name) for name in lineage[1:-1]):
             raise Unsupported(
                 f"the function gives {found.proxy.name} other sizes or strides in place and returns a view of what "
                 "detach() made of it; return a clone of it"
@@ -307,6 +304,11 @@ class _Collector:
                 made = self._made(DETACH, (made,), now, seen)
             self._placed[id(leaf)] = Returned("view", made.name)
         return self._placed[id(leaf)]
+
+    def _input_known_as(self, name: str) -> RecordedInput | None:
+        """The input that goes by that name, or did before it was reshaped."""
+        seen = self.tracker.first_seen_as(name)
+        return None if seen is None else self.recorder.input_of(seen)
 
     def _made(self, symbol: Symbol, args: tuple[Any, ...], like: TensorProxy, seen: bool) -> TensorProxy:
         """What a call that the function did not make gives, outside of autograd's node."""

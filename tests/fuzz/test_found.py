@@ -509,6 +509,18 @@ def strides_of_what_is_put(x: Tensor) -> Any:
     return column * 2 if put.stride() == column.stride() else column + 1
 
 
+def view_of_a_detached_argument_reshaped(x: Tensor, detached: Tensor) -> Any:
+    view = detached[1:]
+    detached.transpose_(0, -1)
+    x.detach().mul_(2)
+    return view.unfold(0, 1, 2)
+
+
+def leaf_and_detached() -> Arguments:
+    (x,), leaves = one_leaf()
+    return [x, x.detach()], leaves
+
+
 PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
     (result_written_to_through_a_view, non_leaf, Outcome.EQUAL),
     (one_of_two_results_written_to_through_a_view, non_leaf, Outcome.OVERWRITTEN),
@@ -564,6 +576,7 @@ PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
     (scattered_copy_written_to, cube_and_leaf, Outcome.EQUAL),
     (view_of_all_read_and_multiplied_by_itself, non_leaf, Outcome.OVERWRITTEN),
     (strides_of_what_is_put, one_leaf, Outcome.EQUAL),
+    (view_of_a_detached_argument_reshaped, leaf_and_detached, Outcome.EQUAL),
 ]
 
 
