@@ -293,6 +293,24 @@ def test_one_failure_is_not_the_last_word() -> None:
     assert torch.is_grad_enabled()
 
 
+def test_where_pytorch_raises_too_the_failure_of_a_kernel_is_eagers() -> None:
+    def lookup(index: Tensor, weight: Tensor) -> Tensor:
+        return F.embedding(index, weight)
+
+    def strict(index: Tensor, weight: Tensor, *rest: Any, **options: Any) -> Tensor:
+        if index.max() >= len(weight):
+            raise ValueError("no such row")
+        return weight[index]
+
+    weight = torch.randn(3, 2)
+    jitted = sg.jit(lookup, executors=[executor("fast", {F.embedding: strict}), "torch"])
+    for _ in range(2):
+        with pytest.raises(IndexError, match="index out of range in self") as caught:
+            jitted(torch.tensor([7]), weight)
+        assert isinstance(caught.value.__cause__, ValueError)
+        assert_same(jitted(torch.tensor([1]), weight), lookup(torch.tensor([1]), weight))
+
+
 def test_failures_of_pytorch_are_eagers() -> None:
     def lookup(index: Tensor, weight: Tensor) -> Tensor:
         return F.embedding(index, weight)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from traceback import walk_tb
 from typing import Any
 
@@ -15,7 +15,7 @@ from switchgear.composites import bind_outputs, leaves_of
 from switchgear.errors import ExecutorFailed
 from switchgear.passes.pipeline import Program
 from switchgear.proxy import TensorProxy
-from switchgear.sizes import concrete
+from switchgear.sizes import concrete, has_numbers
 from switchgear.symbol import DEL, BoundSymbol, map_proxies
 
 #: So many operators have to be run for going below autograd to pay.
@@ -26,7 +26,8 @@ def runner(program: Program, *, autocast: bool) -> Callable[..., Any]:
     """What runs a program where autocast is on or not; its casts are part of the trace, so it runs with autocast off.
 
     It takes the program's inputs; for a boxed program they are one list, which it empties. An exception of PyTorch's
-    own operators passes as it is, one of a plugin's implementation as `ExecutorFailed`.
+    own operators passes as it is. One of a plugin's implementation is theirs if they raise one in its place, else
+    `ExecutorFailed`.
     """
     run = program.function if all(map(_never_blamed, _lines(program))) else _blaming(program)
     if _goes_below(program):
@@ -112,9 +113,9 @@ def _blaming(program: Program) -> Callable[..., Any]:
             return function(*arguments)
         except Exception as error:
             failed = _failed(program, error)
-            if failed is None or _never_blamed(failed):
+            if failed is None or _never_blamed(failed[0]):
                 raise
-            raise _fault(failed, error) from error
+            raise _fault(*failed, error) from error
 
     return run
 
@@ -145,11 +146,11 @@ def _run_checked(program: Program, arguments: tuple[Any, ...]) -> Any:
         try:
             result = function(*args, **kwargs)
         except Exception as error:
-            raise _fault(item, error) from error
+            raise _fault(item, values, error) from error
         finally:
             del args, kwargs
         if unexpected := _unexpected(item.output, result):
-            raise _fault(item, unexpected)
+            raise _failure(item, unexpected)
         bind_outputs(item.output, result, values)
     return tuple(None if proxy is None else values[proxy.name] for proxy in trace.outputs)
 
@@ -174,16 +175,31 @@ def _unexpected(output: Any, result: Any, place: str = "its result") -> str:
     return f"{place} has {'; '.join(wrong)}" if wrong else ""
 
 
-def _fault(item: BoundSymbol, fault: Exception | str) -> ExecutorFailed:
+def _fault(item: BoundSymbol, values: Mapping[str, Any], error: Exception) -> Exception:
+    """What to raise where the implementation of a line did: PyTorch's error if its operators raise one, too."""
+    if not has_numbers((item.args, dict(item.kwargs))):
+        args, kwargs = map_proxies(lambda proxy: values[proxy.name], (item.args, dict(item.kwargs)))
+        try:
+            item.symbol.fn(*args, **kwargs)
+        except Exception as own:
+            return own
+    return _failure(item, f"{type(error).__name__}: {error}")
+
+
+def _failure(item: BoundSymbol, what: str) -> ExecutorFailed:
     assert item.implementation is not None
-    what = fault if isinstance(fault, str) else f"{type(fault).__name__}: {fault}"
     return ExecutorFailed(
         f"executor {item.implementation.owner!r} failed in {item.symbol.name}, called at {item.source}: {what}. Leave "
         "it out with executors=[...], or give its implementation a checker"
     )
 
 
-def _failed(program: Program, error: Exception) -> BoundSymbol | None:
+def _failed(program: Program, error: Exception) -> tuple[BoundSymbol, Mapping[str, Any]] | None:
+    """The line that raised, and the values that there were."""
     code = program.function.__code__
-    lines = [number for frame, number in walk_tb(error.__traceback__) if frame.f_code is code]
-    return program.line(lines[0]) if lines else None
+    places = [(frame, number) for frame, number in walk_tb(error.__traceback__) if frame.f_code is code]
+    if not places:
+        return None
+    frame, number = places[0]
+    item = program.line(number)
+    return None if item is None else (item, frame.f_locals)
