@@ -104,8 +104,10 @@ def sharing(tensors: Sequence[torch.Tensor], written: Sequence[int]) -> Iterator
 
 def _share_a_history(left: torch.Tensor, right: torch.Tensor) -> bool:
     base = base_of(left)
-    if requires_grad_alone(left) or requires_grad_alone(right):
-        return False
+    alone = [tensor for tensor in (left, right) if requires_grad_alone(tensor)]
+    if alone:
+        # autograd makes the history of a view of the one again, of their base, once the other is written to
+        return base is base_of(right) and any(tensor.numel() for tensor in alone)
     return (base is base_of(right) and base.requires_grad) or _extent(left) == _extent(right)
 
 

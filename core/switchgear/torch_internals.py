@@ -799,8 +799,12 @@ def _laid_out(mode: FakeMode, known: Callable[..., Any], fake: Any, args: tuple[
     layout = _layout(mode, fake)
     if layout is None:
         return fake
-    given = args[:1] if known is torch.clone else args[:2]
-    made = known(*[torch.empty_strided(arg.shape, arg.stride(), device="meta") for arg in given])
+    made = known(
+        *(
+            torch.empty_strided(arg.shape, arg.stride(), device="meta") if is_fake(arg) else arg
+            for arg in (args[:1] if known is torch.clone else args[:2])
+        )
+    )
     return fake if made.stride() == fake.stride() else _fake(mode, (layout[0], made.stride(), *layout[2:]))
 
 

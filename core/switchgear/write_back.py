@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,7 +38,6 @@ def through_view(
     """
     if any(item.symbol in (SET_VALUE, WRITTEN_VIEW) for item in recorded):
         return recorded
-    recorded = _without_unread_copies(recorded, target)
     views = {target.name}
     #: Made again of the base, which was written to before.
     again: set[str] = set()
@@ -59,6 +58,7 @@ def through_view(
     if view.name == base.name or not view.requires_grad:
         return recorded
     rest, part = replace(base, name=fresh()), replace(view, name=fresh())
+    reader = next((one for one in after if not _is_unread_copy(one, after)), item)
     tags = item.tags - {RANDOM, SAVED}
     split = replace(
         item, symbol=WRITTEN_VIEW, args=(base, view), kwargs={}, output=(rest, part), subsymbols=(), tags=tags
@@ -66,7 +66,7 @@ def through_view(
 
     def redirected(item: BoundSymbol) -> BoundSymbol:
         viewed = viewed_argument(item)
-        if item is after[0]:
+        if item is reader and item.args[:1] == (view,):
             # an operand that is the same view is read as it was, and has a gradient of its own
             return replace(item, args=(part, *item.args[1:]))
         if viewed is None:
@@ -131,11 +131,9 @@ def without_copies(recorded: list[BoundSymbol]) -> list[BoundSymbol]:
     return [direct(item) for item in recorded]
 
 
-def _without_unread_copies(recorded: list[BoundSymbol], target: TensorProxy) -> list[BoundSymbol]:
-    """What a call recorded without copies of `target` that nothing reads: made where it is also another operand."""
-    read = {proxy.name for item in recorded for proxy in item.inputs}
-    copied = [item for item in recorded if item.symbol.fn is _aten.clone.default and item.args[0] == target]
-    return [item for item in recorded if item not in copied or item.output.name in read]
+def _is_unread_copy(item: BoundSymbol, recorded: Sequence[BoundSymbol]) -> bool:
+    """Whether a call copies what nothing reads then: of an operand that is also written to."""
+    return item.symbol.fn is _aten.clone.default and not any(item.output in other.inputs for other in recorded)
 
 
 def _writes_back(item: BoundSymbol) -> bool:

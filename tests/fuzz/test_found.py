@@ -521,6 +521,19 @@ def leaf_and_detached() -> Arguments:
     return [x, x.detach()], leaves
 
 
+def written_to_beside_a_view_of_a_leaf_that_is_a_view(x: Tensor, beside: Tensor) -> Any:
+    view = x.view(3, 1)
+    beside.zero_()
+    return view * 2
+
+
+def halves_one_of_them_a_leaf() -> Arguments:
+    torch.manual_seed(7)
+    base = torch.randn(6)
+    leaf = base[:3].requires_grad_()
+    return [leaf, base[3:]], [leaf]
+
+
 PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
     (result_written_to_through_a_view, non_leaf, Outcome.EQUAL),
     (one_of_two_results_written_to_through_a_view, non_leaf, Outcome.OVERWRITTEN),
@@ -576,6 +589,7 @@ PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
     (scattered_copy_written_to, cube_and_leaf, Outcome.EQUAL),
     (view_of_all_read_and_multiplied_by_itself, non_leaf, Outcome.OVERWRITTEN),
     (strides_of_what_is_put, one_leaf, Outcome.EQUAL),
+    (written_to_beside_a_view_of_a_leaf_that_is_a_view, halves_one_of_them_a_leaf, Outcome.REFUSED),
     (view_of_a_detached_argument_reshaped, leaf_and_detached, Outcome.EQUAL),
 ]
 
