@@ -110,7 +110,8 @@ def compilers() -> dict[str, Callable[[Any], Any]]:
     """The uncompiled function, Switchgear, and the peers that can run here."""
     found: dict[str, Callable[[Any], Any]] = {
         "uncompiled": lambda function: function,
-        "switchgear": lambda function: sg.jit(function, executors=["torch"]),
+        "switchgear": sg.jit,
+        "switchgear torch": lambda function: sg.jit(function, executors=["torch"]),
         "torch.compile eager": lambda function: torch.compile(function, backend="eager"),
         "TorchScript": scripted,
     }

@@ -165,7 +165,7 @@ def _direct_call(kind: type[nn.Module]) -> Callable[..., Any]:
 def jit(
     function: Callable[..., Any] | nn.Module | None = None,
     *,
-    executors: Executors = None,
+    executors: Executors = "auto",
     grad_rules: Table | Sequence[Table] | None = None,
     strict: bool = False,
     memory: Memory = "eager",
@@ -183,8 +183,8 @@ def jit(
     them, module state and global modes; other Python state is read once, when a call is captured.
 
     executors: names or executor objects, the first asked first; None means the installed ones by (declared priority,
-        name). "auto" compiles each region by every installed executor that fuses and takes it, measures, and leaves
-        the region to the others where none is faster; times are remembered on disk.
+        name). "auto" is these, but each region is compiled by every one that fuses and takes it, measured, and left to
+        the others where none is faster; times are remembered on disk. With ["torch"] results are eager's to the bit.
     grad_rules: tables of grad rules for this function alone, asked before any executor.
     strict: raise where otherwise a fallback happens with a reason: an executor listed but unavailable, or a forward
         that an executor claims and nobody differentiates.

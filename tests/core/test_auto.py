@@ -168,6 +168,14 @@ def test_the_fastest_of_several(installed: Installed, measured: list[int], first
     assert all(f"{name}: " in report for name in ("slow", "fast", "torch"))
 
 
+def test_it_is_the_default(installed: Installed) -> None:
+    installed.add("fast", FAST)
+    installed.add("slow", SLOW, priority=1)
+    jitted = sg.jit(product)
+    assert_same(jitted(torch.ones(3)), product(torch.ones(3)))
+    assert [item.implementation.owner for item in lines(forward(jitted)) if item.implementation] == ["fast"]
+
+
 def test_nobody_fuses(installed: Installed) -> None:
     jitted = check()
     assert operators(forward(jitted)) == ["torch.mul"] * 32
