@@ -27,7 +27,6 @@ from .patches import redirected
 from .proxy import TensorProxy
 from .recorder import Recorder, active_recorder
 from .rules import Applied, Grads
-from .shared_memory import requires_grad_alone
 from .structure import Structure, flatten
 from .symbol import CUSTOM_FUNCTION, BoundSymbol, RuleOrigin, Symbol, map_proxies
 from .tracking import DETACH
@@ -212,14 +211,13 @@ def _finish(
 ) -> bool:
     """Record what gives the results their history; returns whether the forward wrote to an argument."""
     results = made if isinstance(made, tuple) else (made,)
-    for tensor in context.dirty_tensors:
-        found = recorder.input_of(tensor)
-        if found is not None and requires_grad_alone(found.tensor) and not torch.is_grad_enabled():
-            raise Unsupported(
-                f"{_name(function)} writes under no_grad to an input that is a view and that requires_grad_() was "
-                "called on, which eager returns as no view; call it outside the jitted function"
-            )
     dirty, fixed = {id(tensor) for tensor in context.dirty_tensors}, {id(t) for t in context.non_differentiable}
+    overwritten = [proxy for arg, proxy in zip(args, given, strict=True) if id(arg) in dirty]
+    if not torch.is_grad_enabled() and any(p.requires_grad and recorder.tracker.stands_alone(p) for p in overwritten):
+        raise Unsupported(
+            f"{_name(function)} writes under no_grad to an input that is a view and that requires_grad_() was "
+            "called on, or to a view of it, whose history autograd loses; call it outside the jitted function"
+        )
     # of a tensor that is returned twice the last result counts, as in PyTorch
     last = {id(result): position for position, result in enumerate(results) if isinstance(result, torch.Tensor)}
 

@@ -534,6 +534,13 @@ def halves_one_of_them_a_leaf() -> Arguments:
     return [leaf, base[3:]], [leaf]
 
 
+def view_of_a_leaf_that_is_a_view_marked_dirty_under_no_grad(x: Tensor) -> Any:
+    view = x[:1]
+    with torch.no_grad():
+        ScaledInPlace.apply(view, 0.5)  # type: ignore[no-untyped-call]
+    return view * 2
+
+
 PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
     (result_written_to_through_a_view, non_leaf, Outcome.EQUAL),
     (one_of_two_results_written_to_through_a_view, non_leaf, Outcome.OVERWRITTEN),
@@ -589,6 +596,7 @@ PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
     (scattered_copy_written_to, cube_and_leaf, Outcome.EQUAL),
     (view_of_all_read_and_multiplied_by_itself, non_leaf, Outcome.OVERWRITTEN),
     (strides_of_what_is_put, one_leaf, Outcome.EQUAL),
+    (view_of_a_leaf_that_is_a_view_marked_dirty_under_no_grad, transposed_leaf, Outcome.REFUSED),
     (written_to_beside_a_view_of_a_leaf_that_is_a_view, halves_one_of_them_a_leaf, Outcome.REFUSED),
     (view_of_a_detached_argument_reshaped, leaf_and_detached, Outcome.EQUAL),
 ]
