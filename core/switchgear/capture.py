@@ -17,12 +17,13 @@ import torch
 
 from . import torch_internals as internals
 from .active import ACTIVE
+from .aliasing import viewed_argument
 from .checkpointing import region, run_reentrant
-from .composites import splice_escaping
+from .composites import leaves_of, splice_escaping
 from .custom_functions import recorded_functions
 from .errors import DataDependent, Unsupported
 from .nesting import tensors_in
-from .outputs import Mutation, Outputs, outputs_of
+from .outputs import Outputs, outputs_of
 from .patches import redirected
 from .proxy import TensorProxy
 from .recorder import Recorder, active_recorder
@@ -183,7 +184,7 @@ def capture(
             with torch._C.DisableTorchFunction():
                 recorder.refuse_own_generators()
                 outputs = outputs_of(recorder, result, views=differentiable is None)
-                _find_shared(recorder, inputs, outputs.mutations)
+                _find_shared(recorder, inputs, outputs)
                 body = splice_escaping(recorder.take(), outputs.proxies)
         if recorder.switched_on and any(CHECK in item.tags for item in body):
             what = "requires_grad_() on an input of a function that reads data"
@@ -256,8 +257,9 @@ class _SharedMemory(Exception):
         self.homes = homes
 
 
-def _find_shared(recorder: Recorder, inputs: _Inputs, mutations: tuple[Mutation, ...]) -> None:
+def _find_shared(recorder: Recorder, inputs: _Inputs, outputs: Outputs) -> None:
     """Raise `_SharedMemory` where the function writes to what overlaps another input."""
+    mutations = outputs.mutations
     own = [index for index, found in enumerate(recorder.inputs) if not found.is_view]
     tensors = [recorder.inputs[index].tensor for index in own]
     for mutation in mutations:
@@ -274,7 +276,11 @@ def _find_shared(recorder: Recorder, inputs: _Inputs, mutations: tuple[Mutation,
                 "autograd knows nothing; pass a clone of one"
             )
     keys = [internals.storage_key(tensor) for tensor in tensors]
-    pairs = sharing(tensors, [own.index(mutation.input) for mutation in mutations])
+    pairs = [*sharing(tensors, [own.index(mutation.input) for mutation in mutations])]
+    names = [recorder.inputs[index].proxy.name for index in own]
+    leaves = {names[other] for _, other, concerned in pairs if concerned is None}
+    if leaves:
+        _refuse_lost_views(recorder, outputs, {names[index] for index, _, _ in pairs}, leaves)
     shared = {keys[index] for index, _, overlap in pairs if overlap} | recorder.turned
     if shared and inputs.differentiable is not None:
         what = "a function inside sg.grad writes to an argument that shares memory with another"
@@ -286,6 +292,26 @@ def _find_shared(recorder: Recorder, inputs: _Inputs, mutations: tuple[Mutation,
             together[key].append((tensor, source))
     if together:
         raise _SharedMemory({key: home_of(found) for key, found in together.items()})
+
+
+def _refuse_lost_views(recorder: Recorder, outputs: Outputs, written: set[str], leaves: set[str]) -> None:
+    """Refuse views of `leaves`, used or returned after another part of their base is written to."""
+    body = [*leaves_of(recorder.program())]
+    first_name = recorder.tracker.first_name
+    values = [any(first_name(proxy.name) in written for proxy in item.outputs) for item in body]
+    write = values.index(True) if True in values else 0
+    views = set(leaves)
+    for item in body[:write]:
+        viewed = viewed_argument(item)
+        if viewed is not None and viewed.name in views:
+            views.update(proxy.name for proxy in item.outputs)
+    used = {proxy.name for item in body[write:] for proxy in item.inputs} & (views - leaves)
+    lost = used or {name for name, _, _ in outputs.roots} & leaves
+    if lost:
+        raise Unsupported(
+            f"the function writes to a part of a tensor, and after that uses a view ({min(lost)}) of another part, "
+            "which requires_grad_() was called on: autograd loses the view's history; pass a clone of one"
+        )
 
 
 class _Modules:

@@ -80,10 +80,11 @@ def memory_of(tensor: Any) -> Any:
         return tensor.detach().as_strided((size,), (1,), 0)
 
 
-def sharing(tensors: Sequence[torch.Tensor], written: Sequence[int]) -> Iterator[tuple[int, int, bool]]:
+def sharing(tensors: Sequence[torch.Tensor], written: Sequence[int]) -> Iterator[tuple[int, int, bool | None]]:
     """The pairs of positions in one storage, the first among `written`, and whether a write to one concerns the other.
 
-    It does where their memory overlaps, and where autograd gives them one history.
+    It does where their memory overlaps, and where autograd gives them one history. None: it concerns views of the other
+    alone, which is a leaf and itself a view of the same base, of which autograd makes their history again.
     """
     keys = internals.storage_keys(tensors) if written else []
     if len(set(keys)) == len(keys):
@@ -102,13 +103,13 @@ def sharing(tensors: Sequence[torch.Tensor], written: Sequence[int]) -> Iterator
                     yield index, other, overlap or _share_a_history(tensors[index], tensors[other])
 
 
-def _share_a_history(left: torch.Tensor, right: torch.Tensor) -> bool:
-    base = base_of(left)
-    alone = [tensor for tensor in (left, right) if requires_grad_alone(tensor)]
-    if alone:
-        # autograd makes the history of a view of the one again, of their base, once the other is written to
-        return base is base_of(right) and any(tensor.numel() for tensor in alone)
-    return (base is base_of(right) and base.requires_grad) or _extent(left) == _extent(right)
+def _share_a_history(written: torch.Tensor, other: torch.Tensor) -> bool | None:
+    base = base_of(written)
+    if requires_grad_alone(other) and other.numel() and base is base_of(other):
+        return None
+    if requires_grad_alone(written) or requires_grad_alone(other):
+        return False
+    return (base is base_of(other) and base.requires_grad) or _extent(written) == _extent(other)
 
 
 def overlaps_itself(tensor: torch.Tensor) -> bool:
