@@ -266,10 +266,11 @@ class _Collector:
                     f"the function returns a view of one that an autograd.Function made of {found.proxy.name}, itself "
                     "a view that requires_grad_() was called on; return a clone of it"
                 )
-            if self._is_written(found):
+            if self._is_written(found) or found.proxy.name in self._touched:
                 raise Unsupported(
                     f"the function returns a view of {found.proxy.name}, made by an autograd.Function, and writes to "
-                    f"{found.proxy.name}: the view's memory would not be the input's; return a clone of it"
+                    f"{found.proxy.name} or reshapes it in place: the view's memory would not be the input's; return a "
+                    "clone of it"
                 )
             made_of = self._lineages.value(lineage[0], [lineage], [leaf])
             if made_of is None:

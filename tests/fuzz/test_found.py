@@ -541,6 +541,17 @@ def view_of_a_leaf_that_is_a_view_marked_dirty_under_no_grad(x: Tensor) -> Any:
     return view * 2
 
 
+def view_by_a_function_of_an_input_reshaped(x: Tensor) -> Any:
+    x.t_()
+    return Swapped.apply(x)[0]  # type: ignore[no-untyped-call]
+
+
+def transposed_before_another_part_is_written_to(x: Tensor, beside: Tensor) -> Any:
+    y = x.view(1, 3).mT * 2
+    beside.zero_()
+    return y
+
+
 PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
     (result_written_to_through_a_view, non_leaf, Outcome.EQUAL),
     (one_of_two_results_written_to_through_a_view, non_leaf, Outcome.OVERWRITTEN),
@@ -596,6 +607,8 @@ PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
     (scattered_copy_written_to, cube_and_leaf, Outcome.EQUAL),
     (view_of_all_read_and_multiplied_by_itself, non_leaf, Outcome.OVERWRITTEN),
     (strides_of_what_is_put, one_leaf, Outcome.EQUAL),
+    (view_by_a_function_of_an_input_reshaped, non_leaf, Outcome.REFUSED),
+    (transposed_before_another_part_is_written_to, halves_one_of_them_a_leaf, Outcome.EQUAL),
     (view_of_a_leaf_that_is_a_view_marked_dirty_under_no_grad, transposed_leaf, Outcome.REFUSED),
     (written_to_beside_a_view_of_a_leaf_that_is_a_view, halves_one_of_them_a_leaf, Outcome.REFUSED),
     (view_of_a_detached_argument_reshaped, leaf_and_detached, Outcome.EQUAL),
