@@ -43,6 +43,8 @@ from .writes import DRAW_BERNOULLI, NEW_VERSION, WRITE_STRIDED
 
 _aten = torch.ops.aten
 _NOISE = frozenset({torch.ops.prim.device.default, _aten.is_same_size.default, _aten._has_same_storage_numel.default})
+#: Refuse what begins where the view would not be aligned.
+_ALIGNED = frozenset({_aten.view_as_complex.default, _aten.view.dtype})
 _WRITES_UNDECLARED = frozenset({_aten.cudnn_batch_norm.default, _aten.miopen_batch_norm.default})
 #: Namespaces of operators that may return nothing: their assertions and marks are of no value to a trace.
 _SILENT = frozenset({"aten", "prim", "prims", "profiler"})
@@ -693,6 +695,7 @@ class Recorder:
         # a custom operator's autograd is a Function, which turns grad mode off while the operator itself runs
         grad_enabled = torch.is_grad_enabled() or (frame.fn is func and frame.grad_enabled)
         flags: Iterator[bool] = iter(())
+        self.offsets_matter |= func in _ALIGNED
         alone = makes_views(func) and any(map(self.tracker.stands_alone, proxies(given)))
         if any(proxy.requires_grad for proxy in proxies(given)):
             if grad_enabled:

@@ -226,7 +226,16 @@ def _makes_again(tensor: Tensor) -> bool:
 
 
 def _saving_copies() -> contextlib.AbstractContextManager[Any]:
-    return torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor.detach().clone(), lambda copy: copy)
+    return torch.autograd.graph.saved_tensors_hooks(_copied, lambda copy: copy)
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    """A copy of a tensor that lies in memory as it does, since kernels sum by strides."""
+    if tensor.is_conj() or tensor.is_neg() or tensor.layout is not torch.strided:
+        return tensor.detach().clone()
+    memory = tensor.untyped_storage().clone()
+    with torch.no_grad():
+        return torch.empty(0, dtype=tensor.dtype).set_(memory, tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 def look(named: dict[str, Tensor], prefix: str = "") -> Facts:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import switchgear as sg
 from tests.fuzz.compare import Outcome, judge
 from tests.fuzz.functions import Cubed, ScaledInPlace, SinAndCos, Swapped
 from tests.fuzz.programs import Write
@@ -619,6 +620,18 @@ PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
 def test_found(function: Callable[..., Any], arguments: Callable[[], Arguments], outcome: Outcome) -> None:
     verdict = judge(Script(arguments, function))
     assert verdict.outcome is outcome, verdict.detail
+
+
+def test_view_that_not_every_place_allows_is_checked_in_every_call() -> None:
+    def pairs_unused(x: Tensor) -> Any:
+        torch.view_as_complex(x)
+        return x * 2
+
+    jitted = sg.jit(pairs_unused, executors=["torch"])
+    memory = torch.randn(5)
+    assert torch.equal(jitted(memory[:4].view(2, 2)), memory[:4].view(2, 2) * 2)
+    with pytest.raises((RuntimeError, sg.errors.Unsupported), match=r"begins where|storage_offset divisible"):
+        jitted(memory[1:].view(2, 2))
 
 
 def base_and_rows() -> Arguments:
