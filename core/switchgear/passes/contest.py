@@ -30,7 +30,7 @@ from .free_last_used import free_last_used
 from .reuse_buffers import reuse_buffers
 
 #: A candidate is taken if it needs less than this part of the operators' time.
-WORTHWHILE = 0.95
+WORTHWHILE = 0.98
 
 
 @dataclass(frozen=True, slots=True)

@@ -376,16 +376,16 @@ def _finished(
     destined: Mapping[int, int] = MappingProxyType({}),
 ) -> Program:
     """The program of a trace that is claimed."""
-    start = time.perf_counter()
-    shortened, positions = short_chains(stages.traces[-1], gradients=boxed)
-    if shortened is not stages.traces[-1]:
-        made = _chosen(made, frozenset(positions))
-        stages.keep("short_chains", shortened, start)
+    for name, shorten in (("pass_through", pass_through), ("short_chains", partial(short_chains, gradients=boxed))):
+        start = time.perf_counter()
+        shortened, positions = shorten(stages.traces[-1])
+        if shortened is not stages.traces[-1]:
+            made = _chosen(made, frozenset(positions))
+            stages.keep(name, shortened, start)
     if selection.fusion:
         start = time.perf_counter()
         trace, made = fuse(stages.traces[-1], selection, made)
         stages.keep("fuse", trace, start)
-    stages.change("pass_through", pass_through)
     stages.run("dead_code", dead_code)
     stages.change("write_to_inputs", partial(write_to_inputs, destined=destined))
     stages.change("reuse_buffers", reuse_buffers)
