@@ -465,6 +465,23 @@ def test_many_small_operators_are_measured_to_be_faster(tmp_path: Path, monkeypa
     assert len(list(tmp_path.iterdir())) == 1
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+def test_tangents_around_and_inside() -> None:
+    def function(x: Tensor) -> Tensor:
+        return (x.sin() * 2 + x.cos()).exp() @ x
+
+    def inside(x: Tensor, along: Tensor) -> Any:
+        return torch.func.jvp(function, (x,), (along,))
+
+    x, along = torch.randn(3, 3), torch.randn(3, 3)
+    jitted = check(function, x)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, along)
+        found = [torch.autograd.forward_ad.unpack_dual(each(dual)) for each in (jitted, function)]
+        assert_near(*found)
+    check(inside, x, along)
+
+
 def test_progress(caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]) -> None:
     with caplog.at_level(logging.INFO, "switchgear_inductor"):
         for shown, patience in ((True, 0.0), (False, 0.0), (True, 60.0)):
