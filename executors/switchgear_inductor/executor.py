@@ -103,14 +103,14 @@ class InductorExecutor(sg.FusionExecutor):
             known = self._alive.get(key) or self._failed.get(key)
             if known is not None:
                 return known
-            made = self._compile(region, around)
+            made = self._compile(region, key, around)
             if isinstance(made, sg.Declined):
                 self._failed[key] = made
             else:
                 self._alive[key] = made
             return made
 
-    def _compile(self, trace: sg.Trace, around: Callable[[], str | None]) -> Callable[..., Any] | sg.Declined:
+    def _compile(self, trace: sg.Trace, key: str, around: Callable[[], str | None]) -> Callable[..., Any] | sg.Declined:
         def compiled(sizes: Sequence[int]) -> Compiled:
             with self._lock, torch.inference_mode(False), torch.no_grad():
                 made: Compiled = _internals().compile_region(region, sizes, self.options)
@@ -124,7 +124,7 @@ class InductorExecutor(sg.FusionExecutor):
                 return Compiled(region.function())
 
         try:
-            region = _internals().Region(trace, None if trace.numbers else around())
+            region = _internals().Region(trace, key, None if trace.numbers else around())
             if trace.numbers:
                 return Variants(or_pytorch, region.function(), len(trace.numbers))
             return compiled(()).run

@@ -64,14 +64,14 @@ def _function(names: Sequence[str], expression: str) -> Callable[..., Any]:
 class Region:
     """A region of a trace, with the layouts of what it takes and gives as functions of its numbers.
 
-    What is compiled for it in the same surroundings (`around`) is found on disk at its `place`.
+    What is compiled for its `key` in the same surroundings (`around`) is found on disk at its `place`.
     """
 
-    def __init__(self, region: sg.Trace, around: str | None) -> None:
+    def __init__(self, region: sg.Trace, key: str, around: str | None) -> None:
         names = [number.name for number in region.numbers]
         outputs = [proxy for proxy in region.outputs if proxy is not None]
         self.name = region.name
-        self.place = None if around is None else _place(region.canonical(), around)
+        self.place = None if around is None else _place(key, around)
         self.function = functools.cache(region.function)
         self.kinds = [(proxy.dtype, proxy.device) for proxy in region.inputs]
         self.layouts = _function(names, python(tuple([(proxy.shape, proxy.stride) for proxy in region.inputs])))
@@ -156,9 +156,9 @@ def compile_region(region: Region, sizes: Sequence[int], options: Mapping[str, A
     return Compiled(laid_out, holds)
 
 
-def _place(region: str, around: str) -> Path:
+def _place(key: str, around: str) -> Path:
     """Where on disk Inductor's key of a compiled region is kept."""
-    name = hashlib.sha256(f"{around} {region}".encode()).hexdigest()
+    name = hashlib.sha256(f"{around} {key}".encode()).hexdigest()
     return Path(cache_dir()) / "switchgear" / name
 
 
