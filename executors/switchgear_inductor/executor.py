@@ -85,27 +85,32 @@ class InductorExecutor(sg.FusionExecutor):
         return repr(sorted(self.options.items()))
 
     def compile_all(self, regions: Sequence[sg.Trace]) -> Sequence[Callable[..., Any] | sg.Declined]:
-        """What `compile` makes of each region, one after another, for Inductor compiles in one thread."""
+        """What becomes of each region, one after another, for Inductor compiles in one thread.
+
+        Where it fails, the region is left to others, with one warning.
+        """
+        around = functools.cache(lambda: _internals().surroundings(self.options))
         with Progress(len(regions), self.name, shown=self.progress) as progress:
-            return [progress.after(self.compile(region)) for region in regions]
+            return [progress.after(self._made_of(region, around)) for region in regions]
 
     def compile(self, region: sg.Trace) -> Callable[..., Any] | sg.Declined:
-        """Inductor's code for a region; where it fails, the region is left to others, with one warning."""
+        """Inductor's code for one region."""
+        return self.compile_all([region])[0]
+
+    def _made_of(self, region: sg.Trace, around: Callable[[], str | None]) -> Callable[..., Any] | sg.Declined:
         key = region.canonical()
         with self._lock:
             known = self._alive.get(key) or self._failed.get(key)
             if known is not None:
                 return known
-            made = self._compile(region)
+            made = self._compile(region, key, around)
             if isinstance(made, sg.Declined):
                 self._failed[key] = made
             else:
                 self._alive[key] = made
             return made
 
-    def _compile(self, trace: sg.Trace) -> Callable[..., Any] | sg.Declined:
-        region = _internals().Region(trace)
-
+    def _compile(self, trace: sg.Trace, key: str, around: Callable[[], str | None]) -> Callable[..., Any] | sg.Declined:
         def compiled(sizes: Sequence[int]) -> Compiled:
             with self._lock, torch.inference_mode(False), torch.no_grad():
                 made: Compiled = _internals().compile_region(region, sizes, self.options)
@@ -116,11 +121,12 @@ class InductorExecutor(sg.FusionExecutor):
                 return compiled(sizes)
             except Exception as error:
                 self._warn(trace, "PyTorch runs instead", error)
-                return Compiled(region.function)
+                return Compiled(region.function())
 
-        if trace.numbers:
-            return Variants(or_pytorch, region.function, len(trace.numbers))
         try:
+            region = _internals().Region(trace, key, None if trace.numbers else around())
+            if trace.numbers:
+                return Variants(or_pytorch, region.function(), len(trace.numbers))
             return compiled(()).run
         except Exception as error:
             self._warn(trace, "is left to others", error)

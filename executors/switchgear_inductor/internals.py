@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,9 +18,13 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import LocalSource
 from torch._guards import TracingContext, tracing
 from torch._inductor import config
+from torch._inductor.codecache import FxGraphCache, write_atomic
 from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.lowering import fallbacks, lowerings
+from torch._inductor.output_code import CompiledFxGraphConstants
+from torch._inductor.runtime.cache_dir_utils import cache_dir
+from torch._inductor.utils import BoxedBool
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP, DimDynamic, ShapeEnv
@@ -56,59 +62,90 @@ def _function(names: Sequence[str], expression: str) -> Callable[..., Any]:
 
 
 class Region:
-    """A region of a trace, with the layouts of what it takes and gives as functions of its numbers."""
+    """A region of a trace, with the layouts of what it takes and gives as functions of its numbers.
 
-    def __init__(self, region: sg.Trace) -> None:
+    What is compiled for its `key` in the same surroundings (`around`) is found on disk at its `place`.
+    """
+
+    def __init__(self, region: sg.Trace, key: str, around: str | None) -> None:
         names = [number.name for number in region.numbers]
         outputs = [proxy for proxy in region.outputs if proxy is not None]
         self.name = region.name
-        self.function = region.function()
+        self.place = None if around is None else _place(key, around)
+        self.function = functools.cache(region.function)
         self.kinds = [(proxy.dtype, proxy.device) for proxy in region.inputs]
         self.layouts = _function(names, python(tuple([(proxy.shape, proxy.stride) for proxy in region.inputs])))
         self.strides = _function(names, python(tuple([proxy.stride for proxy in outputs])))
 
 
+def surroundings(options: Mapping[str, Any]) -> str | None:
+    """What decides beside a region what Inductor makes of it, as a key; None where it is to keep nothing on disk."""
+    with _settings(options), tracing(TracingContext(FakeTensorMode(shape_env=_environment()))):
+        if config.force_disable_caches or not config.fx_graph_cache:
+            return None
+        # these wrap the code once it is loaded
+        if config.triton.cudagraphs or config.cudagraph_policy is not None:
+            return None
+        # of a decomposition of the user's, nobody knows what it does by now
+        if not all(getattr(fn, "func", fn).__module__.startswith("torch.") for fn in select_decomp_table().values()):
+            return None
+        own = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+        nothing = torch.fx.GraphModule({}, torch.fx.Graph())
+        # Inductor's own key of a graph, of which there is none; with a tensor, for that depends on threads on a CPU
+        more: Any = {"own": own}
+        key, _ = FxGraphCache.prepare_key(nothing, [torch.empty(0)], more, (), remote=False)
+        return key and key[0]
+
+
 def compile_region(region: Region, sizes: Sequence[int], options: Mapping[str, Any]) -> Compiled:
     """A function that returns the region's outputs in their proxies' strides, for `sizes` and others.
 
-    For which others, Inductor decides on the way; `sizes` are those that it estimates by.
+    For which others, Inductor decides on the way; `sizes` are those that it estimates by. What is on disk need not be
+    traced.
     """
-    env, numbers = _symbolic(sizes) if sizes else (None, [])
-    # fixed layouts are guarded already; symbolic ones are PyTorch's formulas, which its kernels need not keep to
-    asserts = {"size_asserts": env is not None}
+    env = _environment()
     mode = FakeTensorMode(shape_env=env)
+    numbers = [_symbol(env, index, size) for index, size in enumerate(sizes)]
     strides = region.strides(*numbers)
 
     def permuted(*args: Any) -> list[torch.Tensor]:
-        return [_permuted(value, stride) for value, stride in zip(region.function(*args), strides, strict=True)]
+        results = region.function()(*args)
+        return [_permuted(value, stride) for value, stride in zip(results, strides, strict=True)]
 
-    with config.patch({**asserts, **options}), tracing(TracingContext(mode)), warnings.catch_warnings():
-        # that it does not vectorize them, which no user can change
-        warnings.filterwarnings("ignore", "bf16 and fp16 are mixed", UserWarning)
-        with mode, enable_python_dispatcher() if env else contextlib.nullcontext():
+    # fixed layouts are guarded already; symbolic ones are PyTorch's formulas, which its kernels need not keep to
+    with _settings({"size_asserts": bool(sizes), **options}), tracing(TracingContext(mode)):
+        with mode, enable_python_dispatcher() if sizes else contextlib.nullcontext():
             layouts = zip(region.layouts(*numbers), region.kinds, strict=True)
             inputs = [
                 *numbers,
                 *[torch.empty_strided(*layout, dtype=dtype, device=device) for layout, (dtype, device) in layouts],
             ]
-            graph = make_fx(permuted, decomposition_table=select_decomp_table())(*inputs)
-        (end,) = graph.graph.find_nodes(op="output")
-        # without this, the strides of outputs are Inductor's choice
-        end.meta["user_visible_output_idxs"] = list(range(len(strides)))
-        compiled: Any = compile_fx_inner(graph, inputs)
+        compiled = None if region.place is None else _found(region.place, inputs)
+        if compiled is None:
+            with mode, enable_python_dispatcher() if sizes else contextlib.nullcontext():
+                graph = make_fx(permuted, decomposition_table=select_decomp_table())(*inputs)
+            (end,) = graph.graph.find_nodes(op="output")
+            # without this, the strides of outputs are Inductor's choice
+            end.meta["user_visible_output_idxs"] = list(range(len(strides)))
+            traced = [value.meta["val"].stride() for value in end.args[0]]
+            compiled = compile_fx_inner(graph, inputs)
+            if region.place is not None:
+                _keep(region.place, compiled)
     run = getattr(compiled, "current_callable", None) or compiled
-    number_of: Callable[[Any], Any] = env.deserialize_symexpr if env else int
+    number_of: Callable[[Any], Any] = env.deserialize_symexpr if sizes else int
     # in strides with gaps, or of a dimension of one, Inductor writes nothing
     known = getattr(compiled, "output_strides", None)
-    made = [tuple(map(number_of, one)) for one in known] if known else [v.meta["val"].stride() for v in end.args[0]]
+    made = [tuple(map(number_of, one)) for one in known] if known else traced
     odd = [index for index, stride in enumerate(strides) if not _same(made[index], stride)]
-    holds = _holds(env, numbers) if env else None
+    holds = _holds(env, numbers)
     if not odd:
         return Compiled(lambda *args: run(list(args)), holds)
 
+    strides_of = region.strides
+
     def laid_out(*args: Any) -> list[torch.Tensor]:
         results = list(run(list(args)))
-        wanted = region.strides(*args[: len(numbers)])
+        wanted = strides_of(*args[: len(numbers)])
         for index in odd:
             value = results[index]
             results[index] = torch.empty_strided(
@@ -119,15 +156,52 @@ def compile_region(region: Region, sizes: Sequence[int], options: Mapping[str, A
     return Compiled(laid_out, holds)
 
 
-def _symbolic(sizes: Sequence[int]) -> tuple[ShapeEnv, list[Any]]:
-    """An environment, and its numbers, each a symbol of its own, with `sizes` for hints."""
-    env = ShapeEnv(duck_shape=False)
-    numbers = []
-    for index, size in enumerate(sizes):
-        source = LocalSource(f"s{index}")
-        symbol = env.create_symbol(size, source, DimDynamic.DYNAMIC)
-        numbers.append(env.create_symintnode(symbol, hint=size, source=source))
-    return env, numbers
+def _place(key: str, around: str) -> Path:
+    """Where on disk Inductor's key of a compiled region is kept."""
+    name = hashlib.sha256(f"{around} {key}".encode()).hexdigest()
+    return Path(cache_dir()) / "switchgear" / name
+
+
+def _found(place: Path, inputs: Sequence[Any]) -> Any:
+    """The compiled region whose key is in a place, if both are still there."""
+    try:
+        key = place.read_text()
+    except OSError:
+        return None
+    constants = CompiledFxGraphConstants()
+    found, _ = FxGraphCache.load_with_key(key, [], inputs, True, None, is_backward=False, constants=constants)
+    if found is not None:
+        found.post_compile(inputs, constants, {"cudagraphs": BoxedBool(False), "is_backward": False})
+    return found
+
+
+def _keep(place: Path, compiled: Any) -> None:
+    """Keep the key of a compiled region in a place, if Inductor keeps the region."""
+    key = getattr(compiled, "_fx_graph_cache_key", None)
+    if key is not None:
+        with contextlib.suppress(OSError):
+            write_atomic(str(place), key, make_dirs=True)
+
+
+@contextlib.contextmanager
+def _settings(options: Mapping[str, Any]) -> Iterator[None]:
+    """Inductor as it is to be while it compiles a region."""
+    with config.patch(dict(options)), warnings.catch_warnings():
+        # that it does not vectorize them, which no user can change
+        warnings.filterwarnings("ignore", "bf16 and fp16 are mixed", UserWarning)
+        yield
+
+
+def _environment() -> ShapeEnv:
+    """Where symbols live; without one, Inductor keeps nothing on disk."""
+    return ShapeEnv(duck_shape=False, allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+
+
+def _symbol(env: ShapeEnv, index: int, size: int) -> Any:
+    """A number that is a symbol of its own, with `size` for a hint."""
+    source = LocalSource(f"s{index}")
+    symbol = env.create_symbol(size, source, DimDynamic.DYNAMIC)
+    return env.create_symintnode(symbol, hint=size, source=source)
 
 
 def _holds(env: ShapeEnv, numbers: Sequence[Any]) -> Callable[..., bool] | None:

@@ -6,7 +6,7 @@ import copy
 import logging
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -416,6 +416,16 @@ def test_unavailable_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None
     assert not regions(forward(jitted))
 
 
+@pytest.fixture
+def emptied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Inductor finds nothing on disk but what it keeps from now on."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    torch._inductor.utils.clear_caches()
+    yield
+    torch._inductor.utils.clear_caches()
+
+
+@pytest.mark.usefixtures("emptied")
 def test_options_reach_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
     internals = _internals()  # imported without what it warns of
 
@@ -430,6 +440,56 @@ def test_options_reach_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(20)
     assert_near(jit(lambda a: a.exp().sin() * 0.3, options={"cpp.simdlen": 1})(x), x.exp().sin() * 0.3)
     assert seen == [1]
+
+
+@pytest.mark.usefixtures("emptied")
+def test_what_is_on_disk_is_not_traced_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced: list[Any] = []
+    internals = _internals()
+    original = internals.make_fx
+
+    def make_fx(function: Any, **options: Any) -> Any:
+        traced.append(function)
+        return original(function, **options)
+
+    monkeypatch.setattr(internals, "make_fx", make_fx)
+
+    def function(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        return (a.t() * 2).sin() @ b, (b + 1).exp().expand(2, 3, 3).clone()
+
+    def call(count: int, *args: Tensor, **options: Any) -> None:
+        jitted = jit(function, **options)
+        for _ in range(2):
+            assert_near(jitted(*args), function(*args))
+        assert len(traced) == count
+
+    a, b = torch.randn(3, 3), torch.randn(3, 3)
+    call(1, a, b)
+    call(1, b, a)
+    call(2, a.double(), b.double())
+    call(3, a.t(), b)
+    call(4, a, b, options={"cpp.simdlen": 1})
+    call(4, a, b)
+    call(4, a, b, options={"cpp.simdlen": 1})
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        call(5, a, b)
+    finally:
+        torch.set_num_threads(threads)
+    with torch._inductor.config.patch(force_disable_caches=True):
+        call(6, a, b)
+        call(7, a, b)
+
+
+@pytest.mark.usefixtures("emptied")
+def test_what_inductor_keeps_no_more_is_compiled_again(tmp_path: Path) -> None:
+    a = torch.randn(3)
+    assert_near(jit(lambda a: (a.sin() * 2).exp())(a), (a.sin() * 2).exp())
+    (place,) = (tmp_path / "switchgear").iterdir()
+    place.write_text("fgone")
+    assert_near(jit(lambda a: (a.sin() * 2).exp())(a), (a.sin() * 2).exp())
+    assert place.read_text() != "fgone"
 
 
 # Around it.
@@ -463,6 +523,23 @@ def test_many_small_operators_are_measured_to_be_faster(tmp_path: Path, monkeypa
         assert len(regions(forward(jitted))) == 1
         assert "64 x aten.mul.Tensor: execution by inductor (in inductor_" in sg.explain(jitted)
     assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+def test_tangents_around_and_inside() -> None:
+    def function(x: Tensor) -> Tensor:
+        return (x.sin() * 2 + x.cos()).exp() @ x
+
+    def inside(x: Tensor, along: Tensor) -> Any:
+        return torch.func.jvp(function, (x,), (along,))
+
+    x, along = torch.randn(3, 3), torch.randn(3, 3)
+    jitted = check(function, x)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, along)
+        found = [torch.autograd.forward_ad.unpack_dual(each(dual)) for each in (jitted, function)]
+        assert_near(*found)
+    check(inside, x, along)
 
 
 def test_progress(caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -197,9 +198,10 @@ def _compiled(regions: Sequence[_Region]) -> dict[_Region, Callable[..., Any] | 
 def _line(region: _Region, function: Callable[..., Any]) -> BoundSymbol:
     """The region as one bound symbol."""
     trace = region.trace
+    by_operators = cache(trace.function)
     links = {(id(link.forward), link.rule): link for item in region.items for link in item.links}
     return BoundSymbol(
-        Symbol(trace.name, lambda *args: trace.function()(*args)),
+        Symbol(trace.name, lambda *args: by_operators()(*args)),
         (*region.sizes, *trace.inputs),
         {},
         trace.outputs,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
 from traceback import walk_tb
 from typing import Any
 
@@ -11,12 +13,14 @@ import torch
 
 from switchgear import torch_internals as internals
 from switchgear.aliasing import aliased_argument
+from switchgear.capture import compiling
 from switchgear.composites import bind_outputs, leaves_of
 from switchgear.errors import ExecutorFailed
 from switchgear.passes.pipeline import Program
+from switchgear.printing import compile_trace
 from switchgear.proxy import TensorProxy
 from switchgear.sizes import concrete, has_numbers
-from switchgear.symbol import DEL, BoundSymbol, map_proxies
+from switchgear.symbol import DEL, BoundSymbol, changed, map_proxies
 
 #: So many operators have to be run for going below autograd to pay.
 _WORTHWHILE = 3
@@ -29,9 +33,12 @@ def runner(program: Program, *, autocast: bool) -> Callable[..., Any]:
     own operators passes as it is. One of a plugin's implementation is theirs if they raise one in its place, else
     `ExecutorFailed`.
     """
-    run = program.function if all(map(_never_blamed, _lines(program))) else _blaming(program)
+    own = all(map(_never_blamed, _lines(program)))
+    run = program.function if own else _blaming(program)
     if _goes_below(program):
         run = _below_autograd(run)
+    if not own:
+        run = _by_operators_in_forward_mode(program, run)
     return _without_autocast(run) if autocast else run
 
 
@@ -52,6 +59,23 @@ def _below_autograd(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*arguments)
         with below_autograd():
             return function(*arguments)
+
+    return run
+
+
+def _by_operators_in_forward_mode(program: Program, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Where forward mode is on, runs the operators that plugins' implementations stand for, which know no tangents."""
+    forward_mode_active = internals.forward_mode_active
+
+    @cache
+    def by_operators() -> Callable[..., Any]:
+        trace = program.stages[-1]
+        body = [item if _never_blamed(item) else changed(item, implementation=None) for item in trace.bound_symbols]
+        with compiling(), torch.no_grad(), internals.autocast_off():
+            return compile_trace(replace(trace, bound_symbols=tuple(body)), boxed=program.boxed)
+
+    def run(*arguments: Any) -> Any:
+        return by_operators()(*arguments) if forward_mode_active() else function(*arguments)
 
     return run
 
