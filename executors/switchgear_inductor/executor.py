@@ -35,6 +35,7 @@ class InductorExecutor(sg.FusionExecutor):
     """
 
     symbolic_sizes = True
+    boxed = True
 
     def __init__(
         self, name: str = "inductor", *, options: Mapping[str, Any] | None = None, progress: bool = True
@@ -116,10 +117,10 @@ class InductorExecutor(sg.FusionExecutor):
                 return compiled(sizes)
             except Exception as error:
                 self._warn(trace, "PyTorch runs instead", error)
-                return Compiled(region.function)
+                return Compiled(region.boxed)
 
         if trace.numbers:
-            return Variants(or_pytorch, region.function, len(trace.numbers))
+            return Variants(or_pytorch, region.boxed, len(trace.numbers))
         try:
             return compiled(()).run
         except Exception as error:

@@ -63,6 +63,7 @@ class Region:
         outputs = [proxy for proxy in region.outputs if proxy is not None]
         self.name = region.name
         self.function = region.function()
+        self.boxed = region.function(boxed=True)
         self.kinds = [(proxy.dtype, proxy.device) for proxy in region.inputs]
         self.layouts = _function(names, python(tuple([(proxy.shape, proxy.stride) for proxy in region.inputs])))
         self.strides = _function(names, python(tuple([proxy.stride for proxy in outputs])))
@@ -104,11 +105,11 @@ def compile_region(region: Region, sizes: Sequence[int], options: Mapping[str, A
     odd = [index for index, stride in enumerate(strides) if not _same(made[index], stride)]
     holds = _holds(env, numbers) if env else None
     if not odd:
-        return Compiled(lambda *args: run(list(args)), holds)
+        return Compiled(run, holds)
 
-    def laid_out(*args: Any) -> list[torch.Tensor]:
-        results = list(run(list(args)))
+    def laid_out(args: list[Any]) -> list[torch.Tensor]:
         wanted = region.strides(*args[: len(numbers)])
+        results = list(run(args))
         for index in odd:
             value = results[index]
             results[index] = torch.empty_strided(

@@ -16,7 +16,7 @@ from switchgear.errors import ExecutorFailed
 from switchgear.passes.pipeline import Program
 from switchgear.proxy import TensorProxy
 from switchgear.sizes import concrete, has_numbers
-from switchgear.symbol import DEL, BoundSymbol, map_proxies
+from switchgear.symbol import BOX, BOXED, DEL, BoundSymbol, map_proxies
 
 #: So many operators have to be run for going below autograd to pay.
 _WORTHWHILE = 3
@@ -36,7 +36,7 @@ def runner(program: Program, *, autocast: bool) -> Callable[..., Any]:
 
 
 def _lines(program: Program) -> list[BoundSymbol]:
-    return [item for item in program.stages[-1].bound_symbols if item.symbol is not DEL]
+    return [item for item in program.stages[-1].bound_symbols if item.symbol not in (BOX, DEL)]
 
 
 def _goes_below(program: Program) -> bool:
@@ -132,6 +132,7 @@ def _run_checked(program: Program, arguments: tuple[Any, ...]) -> Any:
     own = [number.name for number in trace.numbers if not number.tensor]
     values.update(zip((*own, *(proxy.name for proxy in trace.inputs)), given, strict=True))
     del given
+    box: list[Any] = []
     sizes = {n.name: values[n.tensor].size(n.dim) if n.tensor else values[n.name] for n in trace.numbers}
     for item in concrete(trace.bound_symbols, sizes) if sizes else trace.bound_symbols:
         if item.symbol is DEL:
@@ -139,6 +140,12 @@ def _run_checked(program: Program, arguments: tuple[Any, ...]) -> Any:
                 del values[proxy.name]
             continue
         args, kwargs = map_proxies(lambda proxy: values[proxy.name], (item.args, dict(item.kwargs)))
+        if item.symbol is BOX:
+            box = [*args]
+            del args
+            continue
+        if any(value is BOXED for value in item.args):
+            args = (box,)
         function = item.implementation.fn if item.implementation else item.symbol.fn
         if _never_blamed(item):
             bind_outputs(item.output, function(*args, **kwargs), values)
