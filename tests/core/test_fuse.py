@@ -141,7 +141,8 @@ def test_a_boxed_region_of_a_backward() -> None:
         return (((a @ b).sin() * b).exp() @ b).cos().sum()
 
     results = []
-    for executors in (["torch"], [Boxed(), "torch"], [Boxed(), "torch"]):
+    lists: list[list[Any]] = [["torch"], [Boxed(), "torch"], [Boxed(), "torch"]]
+    for executors in lists:
         given = [torch.linspace(0, 1, 9).reshape(3, 3).requires_grad_() for _ in range(2)]
         jitted = sg.jit(function, executors=executors, memory="balanced")
         for _ in range(2):
