@@ -105,7 +105,8 @@ def compile_region(region: Region, sizes: Sequence[int], options: Mapping[str, A
     odd = [index for index, stride in enumerate(strides) if not _same(made[index], stride)]
     holds = _holds(env, numbers) if env else None
     if not odd:
-        return Compiled(run, holds)
+        # an object of its own, for Inductor's caches keep theirs
+        return Compiled(functools.partial(run), holds)
 
     def laid_out(args: list[Any]) -> list[torch.Tensor]:
         wanted = region.strides(*args[: len(numbers)])
