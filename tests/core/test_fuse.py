@@ -152,6 +152,47 @@ def test_a_boxed_region_of_a_backward() -> None:
         assert_same(found, results[0])
 
 
+def test_where_pytorch_raises_too_the_failure_of_a_boxed_region_is_eagers() -> None:
+    class Strict(Boxed):
+        def compile(self, region: sg.Trace) -> Callable[..., Any]:
+            function = region.function(boxed=True)
+
+            def run(args: list[Any]) -> Any:
+                given = [*args]
+                args.clear()
+                try:
+                    return function(given)
+                except IndexError:
+                    raise ValueError("no such row") from None
+
+            return run
+
+    def lookup(index: Tensor, weight: Tensor) -> Tensor:
+        return torch.nn.functional.embedding(index * 1, weight * 2)
+
+    weight = torch.randn(3, 2)
+    jitted = sg.jit(lookup, executors=[Strict(), "torch"])
+    for _ in range(2):
+        with pytest.raises(IndexError, match="index out of range in self"):
+            jitted(torch.tensor([7]), weight)
+        assert_same(jitted(torch.tensor([1]), weight), lookup(torch.tensor([1]), weight))
+
+
+def test_the_failure_of_a_boxed_region_is_named() -> None:
+    class Failing(Boxed):
+        def compile(self, region: sg.Trace) -> Callable[..., Any]:
+            def run(args: list[Any]) -> Any:
+                args.clear()
+                raise ValueError("no luck")
+
+            return run
+
+    jitted = sg.jit(lambda a: a.sin().exp(), executors=[Failing(), "torch"])
+    for _ in range(2):
+        with pytest.raises(ExecutorFailed, match=r"executor 'toy' failed in toy_computation_0.*ValueError: no luck"):
+            jitted(x())
+
+
 def test_boxed_regions_of_symbolic_sizes() -> None:
     boxed = Boxed()
     boxed.symbolic_sizes = True

@@ -13,13 +13,15 @@ from switchgear.trace import Trace
 def free_last_used(trace: Trace) -> Trace:
     """Add a `del` after the last use of each input and intermediate that is no output.
 
-    Boxed implementations are given their arguments in a list that is the last to hold those that end.
+    Boxed implementations are given their arguments in a list that is the last to hold those that end, unless they read
+    anything but floating-point numbers: an index may be an error, and PyTorch's own is then to be had from them.
     """
     alive = {proxy.name for proxy in proxies(trace.outputs)} | trace.constants.keys()
     body: list[BoundSymbol] = []
     for bound_symbol in reversed(trace.bound_symbols):
         implementation = bound_symbol.implementation
-        if implementation is not None and implementation.boxed:
+        floating = all(proxy.dtype.is_floating_point for proxy in bound_symbol.inputs)
+        if implementation is not None and implementation.boxed and floating:
             body += _ended(bound_symbol.outputs, alive)
             body.append(replace(bound_symbol, args=(BOXED,)))
             body += _ended(bound_symbol.inputs, alive)

@@ -144,8 +144,8 @@ def _run_checked(program: Program, arguments: tuple[Any, ...]) -> Any:
             box = [*args]
             del args
             continue
-        if any(value is BOXED for value in item.args):
-            args = (box,)
+        if item.implementation is not None and item.implementation.boxed:
+            args = (box if BOXED in item.args else [*args],)
         function = item.implementation.fn if item.implementation else item.symbol.fn
         if _never_blamed(item):
             bind_outputs(item.output, function(*args, **kwargs), values)
@@ -184,7 +184,8 @@ def _unexpected(output: Any, result: Any, place: str = "its result") -> str:
 
 def _fault(item: BoundSymbol, values: Mapping[str, Any], error: Exception) -> Exception:
     """What to raise where the implementation of a line did: PyTorch's error if its operators raise one, too."""
-    if not has_numbers((item.args, dict(item.kwargs))):
+    gone = any(value is BOXED for value in item.args)
+    if not gone and not has_numbers((item.args, dict(item.kwargs))):
         args, kwargs = map_proxies(lambda proxy: values[proxy.name], (item.args, dict(item.kwargs)))
         try:
             item.symbol.fn(*args, **kwargs)
