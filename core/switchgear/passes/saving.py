@@ -32,10 +32,9 @@ trunc where _to_copy copy cat stack constant_pad_nd tril triu arange fill full f
 ones ones_like scalar_tensor zeros zeros_like"""
 #: Limited by the memory they move; other pointwise operators and reductions compute longer than that.
 _QUICK = frozenset(_QUICK_NAMES.split())
-_NORMALISATION_NAMES = """
-_fused_rms_norm _log_softmax _safe_softmax _softmax native_group_norm native_layer_norm"""
 #: Read what they are given several times over.
-_NORMALISATIONS = frozenset(_NORMALISATION_NAMES.split())
+_NORMALISATIONS = frozenset({"_fused_rms_norm", "native_group_norm", "native_layer_norm"})
+_SOFTMAXES = frozenset({"_log_softmax", "_safe_softmax", "_softmax"})
 _REREADING, _SLOW = 2, 8
 #: Powers that are computed as products.
 _EXPONENTS = (-2, -1, -0.5, 0.5, 2, 3)
@@ -121,7 +120,8 @@ def _weight(leaf: BoundSymbol) -> int | None:
         return 1
     if name in _NORMALISATIONS:
         return _REREADING
-    return _SLOW if torch.Tag.pointwise in fn.tags or torch.Tag.reduction in fn.tags else None
+    slow = name in _SOFTMAXES or torch.Tag.pointwise in fn.tags or torch.Tag.reduction in fn.tags
+    return _SLOW if slow else None
 
 
 _UNREPEATABLE = frozenset(
