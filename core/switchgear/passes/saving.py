@@ -36,7 +36,7 @@ _QUICK = frozenset(_QUICK_NAMES.split())
 _NORMALISATIONS = frozenset({"_fused_rms_norm", "native_group_norm", "native_layer_norm"})
 _SOFTMAXES = frozenset({"_log_softmax", "_safe_softmax", "_softmax"})
 _REREADING, _SLOW = 2, 8
-#: Powers that are computed as products.
+#: Powers that are computed as products and roots.
 _EXPONENTS = (-2, -1, -0.5, 0.5, 2, 3)
 #: Draw nothing but zeros and ones.
 _COINS = frozenset({_aten.bernoulli.default, _aten.bernoulli.p, _aten.bernoulli.Tensor, DRAW_BERNOULLI.fn})
@@ -114,14 +114,24 @@ def _weight(leaf: BoundSymbol) -> int | None:
     if not _UNREPEATABLE.isdisjoint(fn.tags):
         return None
     name = fn._schema.name.removeprefix("aten::")
-    exact = fn is _aten.gelu.default and leaf.kwargs.get("approximate", "none") == "none"
-    product = fn is _aten.pow.Tensor_Scalar and leaf.args[1] in _EXPONENTS
-    if name in _QUICK or exact or product:
+    if name in _QUICK or _is_product(leaf) or _is_exact_gelu(leaf):
         return 1
     if name in _NORMALISATIONS:
         return _REREADING
     slow = name in _SOFTMAXES or torch.Tag.pointwise in fn.tags or torch.Tag.reduction in fn.tags
     return _SLOW if slow else None
+
+
+def _is_product(leaf: BoundSymbol) -> bool:
+    """Whether it is a power that is computed by products and roots; a symbolic exponent is not asked about."""
+    if leaf.symbol.fn is not _aten.pow.Tensor_Scalar:
+        return False
+    exponent = leaf.args[1]
+    return isinstance(exponent, (int, float)) and exponent in _EXPONENTS
+
+
+def _is_exact_gelu(leaf: BoundSymbol) -> bool:
+    return leaf.symbol.fn is _aten.gelu.default and leaf.kwargs.get("approximate", "none") == "none"
 
 
 _UNREPEATABLE = frozenset(
