@@ -17,6 +17,7 @@ import torch
 import switchgear as sg
 from benchmarks.workloads import Function, Mode, Task
 from switchgear.errors import ExecutorUnavailable, UnknownExecutor
+from switchgear.memory import MEMORY
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +55,10 @@ def refusal(options: dict[str, Any]) -> str | None:
     return None
 
 
-def configured(name: str, exact: bool = False, **options: Any) -> Contestant:
+def configured(name: str, exact: bool = False, on_request: bool = False, **options: Any) -> Contestant:
     """Switchgear in one configuration."""
     compile_with = functools.partial(switchgear, options=options)
-    return Contestant(name, compile_with, exact, functools.partial(refusal, options))
+    return Contestant(name, compile_with, exact, functools.partial(refusal, options), on_request)
 
 
 def compiled(task: Task, **options: Any) -> Function:
@@ -91,6 +92,15 @@ def not_importable(name: str) -> str | None:
     return None if importlib.util.find_spec(name) else f"{name} is not installed"
 
 
+#: Switchgear's configurations, by name.
+EXECUTORS: dict[str, dict[str, Any]] = {
+    "switchgear": {},
+    "switchgear-torch": {"executors": ["torch"]},
+    "switchgear-inductor": {"executors": ["inductor", "torch"]},
+    "switchgear-auto": {"executors": "auto"},
+}
+EXACT = "switchgear-torch"
+
 #: All of them; the first is what the others are compared with.
 CONTESTANTS = (
     Contestant("eager", eager),
@@ -102,10 +112,12 @@ CONTESTANTS = (
         on_request=True,
     ),
     Contestant("aot-eager", functools.partial(compiled, backend="aot_eager")),
-    configured("switchgear"),
-    configured("switchgear-torch", exact=True, executors=["torch"]),
-    configured("switchgear-inductor", executors=["inductor", "torch"]),
-    configured("switchgear-auto", executors="auto"),
+    *(configured(name, name == EXACT, **options) for name, options in EXECUTORS.items()),
+    *(
+        configured(f"{name}-{memory}", name == EXACT, on_request=True, memory=memory, **options)
+        for name, options in EXECUTORS.items()
+        for memory in MEMORY[1:]
+    ),
     Contestant("torchscript", torchscript),
     Contestant("thunder", thunder, missing=functools.partial(not_importable, "thunder")),
 )

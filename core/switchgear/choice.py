@@ -16,10 +16,14 @@ class Declined:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Implementation:
-    """A callable that runs a bound symbol with the symbol's own arguments, and who brought it."""
+    """A callable that runs a bound symbol with the symbol's own arguments, and who brought it.
+
+    A `boxed` one takes them in one list, which it empties.
+    """
 
     owner: str
     fn: Callable[..., Any]
+    boxed: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

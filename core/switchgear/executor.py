@@ -58,10 +58,14 @@ class FusionExecutor(Executor):
 
     Only one that has `symbolic_sizes` is asked about calls whose sizes are symbolic: the layouts and arguments in its
     regions may then hold symbolic numbers, and the sizes that these are made of are the region's `numbers`.
+
+    What a `boxed` one compiles takes numbers and inputs in one list, which it empties. What nothing reads after the
+    region is then freed by whoever reads it last in there.
     """
 
     minimum = 2
     symbolic_sizes = False
+    boxed = False
 
     def supports(self, bound_symbol: BoundSymbol) -> Declined | None:
         """The reason why the bound symbol cannot be part of a region; None when it can."""
@@ -78,7 +82,7 @@ class FusionExecutor(Executor):
         return tuple([item for item in region.bound_symbols if aliased_argument(item) is None])
 
     def compile(self, region: Trace) -> Callable[..., Any] | Declined:
-        """A function of the region's numbers and inputs, positionally, that returns its outputs as a tuple.
+        """A function of the region's numbers and inputs, positional or `boxed`, that returns its outputs as a tuple.
 
         `Declined` says why there is none, and leaves the region to others. The outputs have the strides of their
         proxies; no two share memory with each other or with an input. Numbers are sizes of 2 and more, others in each

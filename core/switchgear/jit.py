@@ -189,7 +189,8 @@ def jit(
     strict: raise where otherwise a fallback happens with a reason: an executor listed but unavailable, or a forward
         that an executor claims and nobody differentiates.
     memory: what the backward makes again instead of having it saved. "eager": views alone, so that what eager saves is
-        saved; "balanced": what takes next to no time; "lean": all that is cheap, which is for executors that fuse.
+        saved; "balanced": what takes next to no time beside matrix products; "lean": all that is cheap, which is for
+        executors that fuse.
         Never random numbers, matrix products, attention, scatters or operators from outside PyTorch. What is made again
         from an input must find it as it was: overwriting it before the backward is an error.
     recompile_limit: compilations after which a `RecompileWarning` says what keeps changing.

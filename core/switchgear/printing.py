@@ -20,7 +20,7 @@ from . import torch_internals as internals
 from .errors import Unsupported
 from .proxy import TensorProxy
 from .spelling import spelling
-from .symbol import DEL, BoundSymbol
+from .symbol import BOX, BOXED, DEL, BoundSymbol
 
 if TYPE_CHECKING:
     from .trace import Trace
@@ -77,6 +77,8 @@ class _Scope:
         """Python for a value among the arguments of a call."""
         if isinstance(value, TensorProxy):
             return value.name
+        if value is BOXED:
+            return "args"
         if isinstance(value, tuple):
             return f"({self.items(value)},)" if len(value) == 1 else f"({self.items(value)})"
         if isinstance(value, list):
@@ -177,6 +179,8 @@ def _describe(value: Any) -> str:
 def _line(bound_symbol: BoundSymbol, scope: _Scope, link: bool) -> str:
     if bound_symbol.symbol is DEL:
         return f"del {scope.items(bound_symbol.inputs)}"
+    if bound_symbol.symbol is BOX:
+        return f"args = [{scope.items(bound_symbol.args)}]"
     comment = _comment(bound_symbol, link)
     return f"{_call(bound_symbol, scope)}  # {comment}" if comment else _call(bound_symbol, scope)
 
@@ -194,7 +198,10 @@ def _call(bound_symbol: BoundSymbol, scope: _Scope) -> str:
     for name, value in bound_symbol.kwargs.items():
         expression = scope.expression(value)
         arguments.append(f"**{{{name!r}: {expression}}}" if keyword.iskeyword(name) else f"{name}={expression}")
-    call = f"{function}({', '.join(arguments)})"
+    given = ", ".join(arguments)
+    if implementation is not None and implementation.boxed and BOXED not in bound_symbol.args:
+        given = f"[{given}]"
+    call = f"{function}({given})"
     return f"{_target(bound_symbol.output)} = {call}" if bound_symbol.outputs else call
 
 

@@ -47,6 +47,16 @@ def _delete(*values: Any) -> None:
 DEL = Symbol("del", _delete)
 
 
+def _box(*values: Any) -> list[Any]:
+    """What a call takes that follows, in one list."""
+    return [*values]
+
+
+#: Puts its arguments in the list that the next call takes, which has `BOXED` for its argument; prints as an assignment.
+BOX = Symbol("box", _box)
+BOXED = object()
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """Where the user called an operator; `module` is the path of the `nn.Module` it was called in, or empty."""

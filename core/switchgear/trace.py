@@ -74,9 +74,9 @@ class Trace:
         calls = [(i.symbol.name, plain(i.args), plain(i.kwargs), plain(i.output)) for i in self.bound_symbols]
         return repr((len(sizes), plain(self.inputs), calls, plain(self.outputs)))
 
-    def function(self) -> Callable[..., Any]:
-        """The function that the printed trace is."""
-        return compile_trace(self)
+    def function(self, *, boxed: bool = False) -> Callable[..., Any]:
+        """The function that the printed trace is; `boxed` makes it take its arguments in one list, which it empties."""
+        return compile_trace(self, boxed=boxed)
 
     def with_provenance(self, name: str, seconds: float) -> Trace:
         """The trace, marked as having gone through one more pass."""

@@ -35,6 +35,7 @@ class InductorExecutor(sg.FusionExecutor):
     """
 
     symbolic_sizes = True
+    boxed = True
 
     def __init__(
         self, name: str = "inductor", *, options: Mapping[str, Any] | None = None, progress: bool = True
@@ -121,12 +122,12 @@ class InductorExecutor(sg.FusionExecutor):
                 return compiled(sizes)
             except Exception as error:
                 self._warn(trace, "PyTorch runs instead", error)
-                return Compiled(region.function())
+                return Compiled(region.function(boxed=True))
 
         try:
             region = _internals().Region(trace, key, None if trace.numbers else around())
             if trace.numbers:
-                return Variants(or_pytorch, region.function(), len(trace.numbers))
+                return Variants(or_pytorch, region.function(boxed=True), len(trace.numbers))
             return compiled(()).run
         except Exception as error:
             self._warn(trace, "is left to others", error)

@@ -139,13 +139,14 @@ def compile_region(region: Region, sizes: Sequence[int], options: Mapping[str, A
     odd = [index for index, stride in enumerate(strides) if not _same(made[index], stride)]
     holds = _holds(env, numbers)
     if not odd:
-        return Compiled(lambda *args: run(list(args)), holds)
+        # an object of its own, for Inductor's caches keep theirs
+        return Compiled(functools.partial(run), holds)
 
     strides_of = region.strides
 
-    def laid_out(*args: Any) -> list[torch.Tensor]:
-        results = list(run(list(args)))
+    def laid_out(args: list[Any]) -> list[torch.Tensor]:
         wanted = strides_of(*args[: len(numbers)])
+        results = list(run(args))
         for index in odd:
             value = results[index]
             results[index] = torch.empty_strided(

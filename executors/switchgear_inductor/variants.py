@@ -15,7 +15,10 @@ LIMIT = 8
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What became of a region: `run` takes its numbers and inputs; `holds` says for which numbers, None for any."""
+    """What became of a region: `run` takes a list of numbers and inputs, which it empties.
+
+    `holds` says for which numbers, None for any.
+    """
 
     run: Callable[..., Any]
     holds: Callable[..., bool] | None = None
@@ -33,8 +36,8 @@ class Variants:
         self._function = function
         self._count = count
 
-    def __call__(self, *args: Any) -> Any:
-        """The region's outputs for numbers and inputs."""
+    def __call__(self, args: list[Any]) -> Any:
+        """The region's outputs for a list of numbers and inputs, which is emptied."""
         numbers = args[: self._count]
         for one in self._compiled:
             if one.holds is None or one.holds(*numbers):
@@ -42,11 +45,12 @@ class Variants:
         self._compiled.append(self._another(numbers))
         return self._run(self._compiled[-1], args)
 
-    def _run(self, compiled: Compiled, args: tuple[Any, ...]) -> Any:
+    def _run(self, compiled: Compiled, args: list[Any]) -> Any:
+        given = [*args]
         try:
-            return compiled.run(*args)
+            return compiled.run(args)
         except AssertionError:  # a tensor has other strides than the trace says, which Inductor's code does not read
-            return self._function(*args)
+            return self._function(given)
 
     def _another(self, numbers: Sequence[int]) -> Compiled:
         if len(self._compiled) < LIMIT:

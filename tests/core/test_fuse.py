@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import re
 import time
+import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -94,6 +96,117 @@ def test_a_chain_is_one_region() -> None:
     assert line.implementation is not None
     assert line.implementation.owner == "toy"
     assert toy.calls == 2
+
+
+class Boxed(Toy):
+    """Takes what a region reads in a list, and says how much of it is left once the list is empty."""
+
+    boxed = True
+
+    def __init__(self) -> None:
+        super().__init__(without=[ATEN.mm.default])
+        self.left: list[int] = []
+
+    def compile(self, region: sg.Trace) -> Callable[..., Any]:
+        function = region.function(boxed=True)
+
+        def run(args: list[Any]) -> Any:
+            given = [*args]
+            held = [weakref.ref(value) for value in given if isinstance(value, Tensor)]
+            args.clear()
+            results = function(given)
+            self.left.append(sum(reference() is not None for reference in held))
+            return results
+
+        return run
+
+
+def test_a_boxed_region_is_the_last_to_hold_what_it_reads_last() -> None:
+    boxed = Boxed()
+
+    def function(a: Tensor, b: Tensor) -> Tensor:
+        inner = a @ b
+        product = (inner * 2).exp() @ b
+        return (product.sin() * inner).cos()
+
+    jitted = run(function, x(3, 3), x(3, 3), executors=[boxed, "torch"])
+    text = forward(jitted).python()
+    assert re.search(r"args = \[t0\]\n +\w+, = toy_computation_0\(args\)", text)
+    assert re.search(r"args = \[(t\d, t0|t0, t\d)\]\n +del (t\d, t0|t0, t\d)\n +\w+, = toy_computation_1\(args\)", text)
+    assert boxed.left == [1, 0, 1, 0]
+
+
+def test_a_boxed_region_of_a_backward() -> None:
+    def function(a: Tensor, b: Tensor) -> Tensor:
+        return (((a @ b).sin() * b).exp() @ b).cos().sum()
+
+    results = []
+    lists: list[list[Any]] = [["torch"], [Boxed(), "torch"], [Boxed(), "torch"]]
+    for executors in lists:
+        given = [torch.linspace(0, 1, 9).reshape(3, 3).requires_grad_() for _ in range(2)]
+        jitted = sg.jit(function, executors=executors, memory="balanced")
+        for _ in range(2):
+            jitted(*given).backward()
+        results.append([tensor.grad for tensor in given])
+    for found in results[1:]:
+        assert_same(found, results[0])
+
+
+def test_where_pytorch_raises_too_the_failure_of_a_boxed_region_is_eagers() -> None:
+    class Strict(Boxed):
+        def compile(self, region: sg.Trace) -> Callable[..., Any]:
+            function = region.function(boxed=True)
+
+            def run(args: list[Any]) -> Any:
+                given = [*args]
+                args.clear()
+                try:
+                    return function(given)
+                except IndexError:
+                    raise ValueError("no such row") from None
+
+            return run
+
+    def lookup(index: Tensor, weight: Tensor) -> Tensor:
+        return torch.nn.functional.embedding(index * 1, weight * 2)
+
+    weight = torch.randn(3, 2)
+    jitted = sg.jit(lookup, executors=[Strict(), "torch"])
+    for _ in range(2):
+        with pytest.raises(IndexError, match="index out of range in self"):
+            jitted(torch.tensor([7]), weight)
+        assert_same(jitted(torch.tensor([1]), weight), lookup(torch.tensor([1]), weight))
+
+
+def test_the_failure_of_a_boxed_region_is_named() -> None:
+    class Failing(Boxed):
+        def compile(self, region: sg.Trace) -> Callable[..., Any]:
+            def run(args: list[Any]) -> Any:
+                args.clear()
+                raise ValueError("no luck")
+
+            return run
+
+    jitted = sg.jit(lambda a: a.sin().exp(), executors=[Failing(), "torch"])
+    for _ in range(2):
+        with pytest.raises(ExecutorFailed, match=r"executor 'toy' failed in toy_computation_0.*ValueError: no luck"):
+            jitted(x())
+
+
+def test_boxed_regions_of_symbolic_sizes() -> None:
+    boxed = Boxed()
+    boxed.symbolic_sizes = True
+
+    def function(a: Tensor) -> Tensor:
+        return (a.sum() * a.shape[0]).sin() * a.exp()
+
+    jitted = sg.jit(function, executors=[boxed, "torch"], dynamic=True)
+    for length in (3, 4, 5):
+        assert_same(jitted(x_of(length)), function(x_of(length)))
+
+
+def x_of(length: int) -> Tensor:
+    return torch.linspace(0, 1, length)
 
 
 def test_printed_with_its_parts() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 from transformers import GPT2Config, GPT2LMHeadModel
+from transformers.activations import NewGELUActivation
 
 import switchgear as sg
 from switchgear.checkpointing import regions_of
@@ -312,6 +313,26 @@ def test_a_leaner_level_saves_less() -> None:
     assert sizes[0] > sizes[1] > sizes[2]
 
 
+@pytest.mark.parametrize(
+    ("function", "memory", "origins"),
+    [
+        (lambda x, w: F.gelu(x @ w) @ w, "eager", ["gelu", "mm"]),
+        (lambda x, w: F.gelu(x @ w) @ w, "balanced", ["mm"]),
+        (lambda x, w: F.gelu(x @ w, approximate="tanh") @ w, "balanced", ["gelu", "mm"]),
+        (lambda x, w: F.gelu(x @ w, approximate="tanh") @ w, "lean", ["mm"]),
+        (lambda x, w: NewGELUActivation()(x @ w) @ w, "balanced", ["mm"]),
+        (lambda x, w: (F.silu(x @ w) * (x @ w.T)) @ w, "balanced", ["mm", "mm"]),
+        (lambda x, w: F.layer_norm(x @ w, (4,)) @ w, "balanced", ["mm"]),
+        (lambda x, w: torch.pow(x @ w, 2.5) @ w, "balanced", ["pow", "mm"]),
+        (lambda x, w: torch.pow(x @ w, 3.0) @ w, "balanced", ["mm"]),
+    ],
+)
+def test_what_is_cheap_to_make_again_from_a_product(function: Any, memory: Memory, origins: list[str]) -> None:
+    jitted = assert_trains_as_eager(function, leaf(64, 4), leaf(4, 4), memory=memory)
+    made = [value for value in sg.last_saved(jitted) if not value.alive and value.bytes >= 64 * 4 * 4]
+    assert [value.origin.split(".")[1] for value in made] == origins
+
+
 @LEVELS
 def test_gpt2_is_eagers_at_every_level(memory: Memory) -> None:
     config = GPT2Config(n_layer=2, n_head=2, n_embd=16, vocab_size=32, n_positions=16, bos_token_id=0, eos_token_id=0)
@@ -338,7 +359,7 @@ def test_gpt2_is_eagers_at_every_level(memory: Memory) -> None:
     assert_same(found[0], found[1])
     given = {tensor.untyped_storage().data_ptr() for tensor in (ids, *model.parameters())}
     eagers = sum(size for storage, size in storages.items() if storage not in given)
-    assert saved_bytes(jitted) <= {"eager": 1.0, "balanced": 0.65, "lean": 0.5}[memory] * eagers
+    assert saved_bytes(jitted) <= {"eager": 1.0, "balanced": 0.5, "lean": 0.5}[memory] * eagers
 
 
 @LEVELS

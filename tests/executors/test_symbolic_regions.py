@@ -224,7 +224,7 @@ def test_a_tensor_of_other_strides_than_the_trace_says_is_read_as_it_is() -> Non
     jitted(x)
     (line,) = [item for item in lines(forward(jitted)) if item.subsymbols]
     assert line.implementation is not None
-    (found,) = line.implementation.fn(3, 4, x.t().contiguous().t())
+    (found,) = line.implementation.fn([3, 4, x.t().contiguous().t()])
     torch.testing.assert_close(found, (x.sin() * 2).cos())
 
 
@@ -260,13 +260,13 @@ def test_a_region_is_compiled_for_so_many_sizes_and_no_more() -> None:
     def compile(sizes: Sequence[int]) -> Compiled:
         (size,) = sizes
         found.append(size)
-        return Compiled(lambda size, x: ("compiled", size, x), lambda other: other == size)
+        return Compiled(lambda args: ("compiled", *args), lambda other: other == size)
 
-    run = Variants(compile, lambda size, x: ("PyTorch", size, x), 1)
+    run = Variants(compile, lambda args: ("PyTorch", *args), 1)
     for size in [*range(LIMIT), *range(LIMIT)]:
-        assert run(size, "x") == ("compiled", size, "x")
+        assert run([size, "x"]) == ("compiled", size, "x")
     assert found == [*range(LIMIT)]
     with pytest.warns(sg.errors.PluginWarning, match="PyTorch runs it for all others"):
-        assert run(LIMIT, "x") == ("PyTorch", LIMIT, "x")
-    assert run(LIMIT + 1, "x") == ("PyTorch", LIMIT + 1, "x")
-    assert run(0, "x") == ("compiled", 0, "x")
+        assert run([LIMIT, "x"]) == ("PyTorch", LIMIT, "x")
+    assert run([LIMIT + 1, "x"]) == ("PyTorch", LIMIT + 1, "x")
+    assert run([0, "x"]) == ("compiled", 0, "x")

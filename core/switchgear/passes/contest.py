@@ -77,7 +77,11 @@ class Contest:
 
     def measured(self, compiled: Sequence[Callable[..., Any] | Declined]) -> Outcome:
         """What comes of measuring what the candidates compiled; remembered, unless something fails."""
-        functions = [one for one in compiled if not isinstance(one, Declined)]
+        functions = [
+            _unboxed(one) if executor.boxed else one
+            for executor, one in zip(self.candidates, compiled, strict=True)
+            if not isinstance(one, Declined)
+        ]
         if len(functions) < len(compiled):
             return Outcome(None, "; ".join(one.reason for one in compiled if isinstance(one, Declined)))
         operators = compile_trace(free_last_used(reuse_buffers(self._operators)))
@@ -95,6 +99,10 @@ class Contest:
         best = min(fused)
         winner = self.candidates[fused.index(best)] if best < WORTHWHILE * operators else None
         return Outcome(winner, report if winner else f"not faster as measured, {report}")
+
+
+def _unboxed(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args: function([*args])
 
 
 def _described(candidates: Sequence[FusionExecutor], selection: Selection) -> tuple[Any, ...]:

@@ -209,7 +209,7 @@ def _line(region: _Region, function: Callable[..., Any]) -> BoundSymbol:
         source=region.items[0].source,
         tags=frozenset().union(*(item.tags for item in region.items)),
         links=tuple(links.values()),
-        implementation=Implementation(region.executor.name, function),
+        implementation=Implementation(region.executor.name, function, region.executor.boxed),
     )
 
 

@@ -13,29 +13,31 @@ from switchgear.checkpointing import regions_of
 from switchgear.composites import leaves_of
 from switchgear.memory import Memory
 from switchgear.proxy import TensorProxy, bytes_of
-from switchgear.symbol import BoundSymbol, Symbol
+from switchgear.symbol import BoundSymbol
 from switchgear.writes import DRAW_BERNOULLI, RESTRIDE
 
 from .differentiate import is_dense
 from .min_cut import SINK, SOURCE, min_cut
 
 #: The bytes that recomputation may move for each byte that need not be saved for it.
-_WORTH: Mapping[Memory, int] = {"eager": 1, "balanced": 8, "lean": 64}
+_WORTH: Mapping[Memory, int] = {"eager": 1, "balanced": 16, "lean": 64}
 
 _aten = torch.ops.aten
 _QUICK_NAMES = """
-abs add bitwise_and bitwise_not bitwise_or bitwise_xor ceil clamp clamp_max clamp_min clone conj_physical copysign div
-eq floor fmax fmin ge gt hardtanh heaviside isinf isnan le leaky_relu lerp logical_and logical_not logical_or
-logical_xor lt masked_fill maximum minimum mul ne neg positive reciprocal relu round rsqrt rsub sgn sign signbit sqrt
-square sub threshold trunc where _to_copy copy cat stack constant_pad_nd tril triu arange fill full full_like new_full
-new_ones new_zeros ones ones_like scalar_tensor zeros zeros_like"""
-#: Limited by the memory they move; other pointwise operators compute longer than that.
+abs add addcdiv addcmul amax amin bitwise_and bitwise_not bitwise_or bitwise_xor ceil clamp clamp_max clamp_min clone
+conj_physical copysign cos div elu eq erf exp expm1 floor fmax fmin ge gt hardsigmoid hardswish hardtanh heaviside isinf
+isnan le leaky_relu lerp log logical_and logical_not logical_or logical_xor lt masked_fill maximum mean minimum mul ne
+neg positive prod reciprocal relu round rsqrt rsub sgn sigmoid sign signbit silu sin sqrt square sub sum tanh threshold
+trunc where _to_copy copy cat stack constant_pad_nd tril triu arange fill full full_like new_full new_ones new_zeros
+ones ones_like scalar_tensor zeros zeros_like"""
+#: Limited by the memory they move; other pointwise operators and reductions compute longer than that.
 _QUICK = frozenset(_QUICK_NAMES.split())
-_NORMALISATION_NAMES = """
-_fused_rms_norm _log_softmax _safe_softmax _softmax logsumexp native_group_norm native_layer_norm"""
-#: Read what they are given several times over; so does what PyTorch tags as a reduction.
-_NORMALISATIONS = frozenset(_NORMALISATION_NAMES.split())
-_SLOW = 8
+#: Read what they are given several times over.
+_NORMALISATIONS = frozenset({"_fused_rms_norm", "native_group_norm", "native_layer_norm"})
+_SOFTMAXES = frozenset({"_log_softmax", "_safe_softmax", "_softmax"})
+_REREADING, _SLOW = 2, 8
+#: Powers that are computed as products and roots.
+_EXPONENTS = (-2, -1, -0.5, 0.5, 2, 3)
 #: Draw nothing but zeros and ones.
 _COINS = frozenset({_aten.bernoulli.default, _aten.bernoulli.p, _aten.bernoulli.Tensor, DRAW_BERNOULLI.fn})
 
@@ -81,7 +83,7 @@ class Prices:
             return "a region of torch.utils.checkpoint says so"
         price = 0
         for leaf in leaves_of([item]):
-            weight = _weight(leaf.symbol)
+            weight = _weight(leaf)
             if weight is None:
                 return f"{leaf.symbol.name} is not cheap"
             price += weight * bytes_of(*leaf.inputs, *leaf.outputs)
@@ -102,20 +104,34 @@ def _shares(leaf: BoundSymbol) -> bool:
     return base is not None and (base.requires_grad or not any(proxy.requires_grad for proxy in leaf.outputs))
 
 
-def _weight(symbol: Symbol) -> int | None:
+def _weight(leaf: BoundSymbol) -> int | None:
     """How many times longer an operator takes than to move its arguments and results; None for one not run again."""
-    fn = symbol.fn
-    if symbol == RESTRIDE:
+    fn = leaf.symbol.fn
+    if leaf.symbol == RESTRIDE:
         return 1
     if not isinstance(fn, torch._ops.OpOverload) or fn.namespace != "aten":
         return None
     if not _UNREPEATABLE.isdisjoint(fn.tags):
         return None
     name = fn._schema.name.removeprefix("aten::")
-    if name in _QUICK:
+    if name in _QUICK or _is_product(leaf) or _is_exact_gelu(leaf):
         return 1
-    slow = name in _NORMALISATIONS or torch.Tag.pointwise in fn.tags or torch.Tag.reduction in fn.tags
+    if name in _NORMALISATIONS:
+        return _REREADING
+    slow = name in _SOFTMAXES or torch.Tag.pointwise in fn.tags or torch.Tag.reduction in fn.tags
     return _SLOW if slow else None
+
+
+def _is_product(leaf: BoundSymbol) -> bool:
+    """Whether it is a power that is computed by products and roots; a symbolic exponent is not asked about."""
+    if leaf.symbol.fn is not _aten.pow.Tensor_Scalar:
+        return False
+    exponent = leaf.args[1]
+    return isinstance(exponent, (int, float)) and exponent in _EXPONENTS
+
+
+def _is_exact_gelu(leaf: BoundSymbol) -> bool:
+    return leaf.symbol.fn is _aten.gelu.default and leaf.kwargs.get("approximate", "none") == "none"
 
 
 _UNREPEATABLE = frozenset(

@@ -20,7 +20,7 @@ from switchgear.passes.pipeline import Program
 from switchgear.printing import compile_trace
 from switchgear.proxy import TensorProxy
 from switchgear.sizes import concrete, has_numbers
-from switchgear.symbol import DEL, BoundSymbol, changed, map_proxies
+from switchgear.symbol import BOX, BOXED, DEL, BoundSymbol, changed, map_proxies
 
 #: So many operators have to be run for going below autograd to pay.
 _WORTHWHILE = 3
@@ -43,7 +43,7 @@ def runner(program: Program, *, autocast: bool) -> Callable[..., Any]:
 
 
 def _lines(program: Program) -> list[BoundSymbol]:
-    return [item for item in program.stages[-1].bound_symbols if item.symbol is not DEL]
+    return [item for item in program.stages[-1].bound_symbols if item.symbol not in (BOX, DEL)]
 
 
 def _goes_below(program: Program) -> bool:
@@ -156,6 +156,7 @@ def _run_checked(program: Program, arguments: tuple[Any, ...]) -> Any:
     own = [number.name for number in trace.numbers if not number.tensor]
     values.update(zip((*own, *(proxy.name for proxy in trace.inputs)), given, strict=True))
     del given
+    box: list[Any] = []
     sizes = {n.name: values[n.tensor].size(n.dim) if n.tensor else values[n.name] for n in trace.numbers}
     for item in concrete(trace.bound_symbols, sizes) if sizes else trace.bound_symbols:
         if item.symbol is DEL:
@@ -163,6 +164,12 @@ def _run_checked(program: Program, arguments: tuple[Any, ...]) -> Any:
                 del values[proxy.name]
             continue
         args, kwargs = map_proxies(lambda proxy: values[proxy.name], (item.args, dict(item.kwargs)))
+        if item.symbol is BOX:
+            box = [*args]
+            del args
+            continue
+        if item.implementation is not None and item.implementation.boxed:
+            args = (box if BOXED in item.args else [*args],)
         function = item.implementation.fn if item.implementation else item.symbol.fn
         if _never_blamed(item):
             bind_outputs(item.output, function(*args, **kwargs), values)
@@ -201,7 +208,8 @@ def _unexpected(output: Any, result: Any, place: str = "its result") -> str:
 
 def _fault(item: BoundSymbol, values: Mapping[str, Any], error: Exception) -> Exception:
     """What to raise where the implementation of a line did: PyTorch's error if its operators raise one, too."""
-    if not has_numbers((item.args, dict(item.kwargs))):
+    gone = any(value is BOXED for value in item.args)
+    if not gone and not has_numbers((item.args, dict(item.kwargs))):
         args, kwargs = map_proxies(lambda proxy: values[proxy.name], (item.args, dict(item.kwargs)))
         try:
             item.symbol.fn(*args, **kwargs)
