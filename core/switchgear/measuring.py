@@ -17,7 +17,7 @@ from .proxy import TensorProxy
 BUDGET = 0.3
 #: Seconds of calls from which on the clock is precise.
 BATCH = 1e-3
-FEWEST, MOST = 3, 15
+FEWEST, MOST = 2, 15
 
 
 def seconds_of(

@@ -16,6 +16,7 @@ import torch
 
 import switchgear as sg
 
+from .grad_rules import rules
 from .progress import Progress
 from .variants import Compiled, Variants
 
@@ -40,7 +41,7 @@ class InductorExecutor(sg.FusionExecutor):
     def __init__(
         self, name: str = "inductor", *, options: Mapping[str, Any] | None = None, progress: bool = True
     ) -> None:
-        super().__init__(name, priority=-200)
+        super().__init__(name, priority=-200, table=rules)
         self.options = dict(options or {})
         self.progress = progress
         self._alive: WeakValueDictionary[str, Callable[..., Any]] = WeakValueDictionary()

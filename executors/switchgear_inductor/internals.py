@@ -21,8 +21,10 @@ from torch._inductor import config
 from torch._inductor.codecache import FxGraphCache, write_atomic
 from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.fx_passes.joint_graph import pass_patterns
 from torch._inductor.lowering import fallbacks, lowerings
 from torch._inductor.output_code import CompiledFxGraphConstants
+from torch._inductor.pattern_matcher import stable_topological_sort
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._inductor.utils import BoxedBool
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -124,6 +126,7 @@ def compile_region(region: Region, sizes: Sequence[int], options: Mapping[str, A
         if compiled is None:
             with mode, enable_python_dispatcher() if sizes else contextlib.nullcontext():
                 graph = make_fx(permuted, decomposition_table=select_decomp_table())(*inputs)
+                _simplify(graph)
             (end,) = graph.graph.find_nodes(op="output")
             # without this, the strides of outputs are Inductor's choice
             end.meta["user_visible_output_idxs"] = list(range(len(strides)))
@@ -155,6 +158,14 @@ def compile_region(region: Region, sizes: Sequence[int], options: Mapping[str, A
         return results
 
     return Compiled(laid_out, holds)
+
+
+def _simplify(graph: torch.fx.GraphModule) -> None:
+    """What torch.compile does to a graph before it is lowered: a scatter onto constants becomes a choice."""
+    for patterns in pass_patterns:
+        patterns.apply(graph.graph)
+    stable_topological_sort(graph.graph)
+    graph.recompile()
 
 
 def _place(key: str, around: str) -> Path:

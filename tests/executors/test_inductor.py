@@ -307,7 +307,44 @@ def test_other_floats(dtype: torch.dtype) -> None:
     wanted = function(x.double())
     found, eager = jit(function)(x), function(x)
     assert (found.dtype, found.stride()) == (eager.dtype, eager.stride())
-    assert (found.double() - wanted).abs().max() <= (eager.double() - wanted).abs().max() * 1.5 + torch.finfo(dtype).eps
+    rounding = torch.finfo(dtype).eps * wanted.abs().max()
+    assert (found.double() - wanted).abs().max() <= (eager.double() - wanted).abs().max() * 1.5 + rounding
+
+
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "mean": lambda x, y: F.cross_entropy(x, y),
+    "sum, weights": lambda x, y: F.cross_entropy(x, y, torch.arange(1.0, 8.0), reduction="sum"),
+    "each": lambda x, y: F.cross_entropy(x, y, reduction="none").square().sum(),
+    "ignored": lambda x, y: F.cross_entropy(x, y, ignore_index=2),
+    "smoothed": lambda x, y: F.cross_entropy(x, y, label_smoothing=0.1),
+    "16 bits": lambda x, y: F.cross_entropy(x, y),
+}
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [pytest.param(loss, id=name, marks=[pytest.mark.slow] * (name != "ignored")) for name, loss in LOSSES.items()],
+)
+def test_cross_entropy_keeps_two_numbers_of_each_row(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+    dtype, near = (torch.bfloat16, 1e-2) if loss is LOSSES["16 bits"] else (torch.float32, 1e-6)
+    x, y = torch.randn(64, 7, dtype=dtype, requires_grad=True), torch.arange(64) % 7
+    jitted = jit(loss)
+    for _ in range(2):
+        (value, (grad, _)), (wanted, (expected, _)) = step(jitted, x, y), step(loss, x, y)
+        pairs: list[Any] = [(value, wanted), (grad, expected)]
+        for one, other in pairs:
+            assert one.dtype == other.dtype == dtype
+            assert (one - other).abs().max() <= near * other.abs().max()
+    assert "inductor" in {choice.owner for choice in sg.last_choices(jitted) if choice.kind == "gradient"}
+    if loss is LOSSES["ignored"]:
+        assert max(one.bytes for one in sg.last_saved(jitted) if not one.alive) <= 64 * 4
+
+
+def test_cross_entropy_to_second_order() -> None:
+    x, y = torch.randn(4, 3, dtype=torch.float64, requires_grad=True), torch.tensor([0, 2, 1, 1])
+    jitted = jit(lambda x: F.cross_entropy(x, y) * 2)
+    assert torch.autograd.gradcheck(jitted, (x,))
+    assert torch.autograd.gradgradcheck(jitted, (x,))
 
 
 @pytest.mark.slow

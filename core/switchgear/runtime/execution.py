@@ -16,6 +16,7 @@ from switchgear.aliasing import aliased_argument
 from switchgear.capture import compiling
 from switchgear.composites import bind_outputs, leaves_of
 from switchgear.errors import ExecutorFailed
+from switchgear.passes.free_last_used import free_last_used
 from switchgear.passes.pipeline import Program
 from switchgear.printing import compile_trace
 from switchgear.proxy import TensorProxy
@@ -69,10 +70,11 @@ def _by_operators_in_forward_mode(program: Program, function: Callable[..., Any]
 
     @cache
     def by_operators() -> Callable[..., Any]:
-        trace = program.stages[-1]
+        trace = program.stages[-2]  # before memory is freed, which the last does as the implementations have it
         body = [item if _never_blamed(item) else changed(item, implementation=None) for item in trace.bound_symbols]
         with compiling(), torch.no_grad(), internals.autocast_off():
-            return compile_trace(replace(trace, bound_symbols=tuple(body)), boxed=program.boxed)
+            freed = free_last_used(replace(trace, bound_symbols=tuple(body)))
+            return compile_trace(freed, boxed=program.boxed)
 
     def run(*arguments: Any) -> Any:
         return by_operators()(*arguments) if forward_mode_active() else function(*arguments)

@@ -1,0 +1,62 @@
+"""Gradients that keep two numbers of each row in place of what was computed from it.
+
+PyTorch's formulas for log_softmax and nll_loss keep the logarithms of all probabilities, the latter for their shape. In
+a region nothing else need write them to memory, and the backward makes them again in the loop that reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+import switchgear as sg
+
+Gradients: TypeAlias = tuple[Tensor | None, ...]
+
+rules = sg.Table("inductor")
+
+
+def _of_numbers(call: sg.BoundSymbol) -> bool | str:
+    x = call.inputs[0]
+    if x.device.type not in ("cpu", "cuda"):
+        return f"not on {x.device.type}"
+    return 0 not in x.shape or "a tensor without elements"
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+@rules.grad_rule(torch.ops.aten._log_softmax.default, checker=_of_numbers)
+def log_softmax(self: Tensor, dim: int, half_to_float: bool) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """Of each row the greatest element is kept, and the logarithm of the sum."""
+    x = _wide(self)
+    greatest = x.amax(dim, keepdim=True)
+    shifted = x - greatest
+    log_sum = shifted.exp().sum(dim, keepdim=True).log()
+
+    def pullback(grad: Tensor) -> Tensor:
+        probabilities = (_wide(self) - greatest - log_sum).exp()
+        wide = _wide(grad)
+        return (wide - probabilities * wide.sum(dim, keepdim=True)).to(self.dtype)
+
+    return (shifted - log_sum).to(torch.float32 if half_to_float else self.dtype), pullback
+
+
+@rules.grad_rule(torch.ops.aten.nll_loss_forward.default, checker=_of_numbers)
+def nll_loss(
+    self: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int
+) -> tuple[tuple[Tensor, Tensor], Callable[[Tensor, Tensor | None], Gradients]]:
+    """Of `self` nothing is kept."""
+    output, total_weight = torch.ops.aten.nll_loss_forward.default(self, target, weight, reduction, ignore_index)
+
+    def pullback(grad: Tensor, _: Tensor | None) -> Gradients:
+        like = torch.zeros((), dtype=self.dtype, device=self.device).expand(self.shape)
+        options = weight, reduction, ignore_index, total_weight
+        found = torch.ops.aten.nll_loss_backward.default(grad, like, target, *options)
+        return (found, None) if weight is None else (found, None, None)
+
+    return (output, total_weight), pullback
