@@ -553,6 +553,14 @@ def transposed_before_another_part_is_written_to(x: Tensor, beside: Tensor) -> A
     return y
 
 
+def product_of_a_view_that_no_grad_wrote_to(x: Tensor) -> Any:
+    with torch.no_grad():
+        part = x[:2]
+        part.relu_()
+        view = part.unsqueeze(0)
+    return view @ view.mT
+
+
 PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
     (result_written_to_through_a_view, non_leaf, Outcome.EQUAL),
     (one_of_two_results_written_to_through_a_view, non_leaf, Outcome.OVERWRITTEN),
@@ -608,6 +616,7 @@ PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
     (scattered_copy_written_to, cube_and_leaf, Outcome.EQUAL),
     (view_of_all_read_and_multiplied_by_itself, non_leaf, Outcome.OVERWRITTEN),
     (strides_of_what_is_put, one_leaf, Outcome.EQUAL),
+    (product_of_a_view_that_no_grad_wrote_to, non_leaf, Outcome.EQUAL),
     (view_by_a_function_of_an_input_reshaped, non_leaf, Outcome.REFUSED),
     (transposed_before_another_part_is_written_to, halves_one_of_them_a_leaf, Outcome.EQUAL),
     (view_of_a_leaf_that_is_a_view_marked_dirty_under_no_grad, transposed_leaf, Outcome.REFUSED),

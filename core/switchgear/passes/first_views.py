@@ -12,6 +12,7 @@ from switchgear.proxy import TensorProxy
 from switchgear.purity import frozen
 from switchgear.symbol import BoundSymbol, changed, proxies, renamed
 from switchgear.trace import Trace
+from switchgear.writes import SET_VALUE
 
 
 def first_views(trace: Trace) -> Trace:
@@ -48,6 +49,10 @@ class _Search:
         self._used = used
         #: For each view the tensor and the calls that it is made by, and by these the views that nothing uses.
         self._paths: dict[str, Hashable] = {}
+        #: The same without the grad mode, and through values that were set where autograd did not see it.
+        self._origins: dict[str, Hashable] = {}
+        #: The views of such values.
+        self._set: set[str] = set()
         self._spare: defaultdict[Hashable, list[TensorProxy]] = defaultdict(list)
         #: What is read in place of a value.
         self.env: dict[str, TensorProxy] = {}
@@ -65,21 +70,31 @@ class _Search:
                 item = changed(item, subsymbols=self.visit(item.subsymbols, item.inputs, item.outputs))
             elif (viewed := viewed_argument(item)) is not None:
                 self._note(item, viewed, known, outputs)
+            elif item.symbol == SET_VALUE:
+                self._set.add(item.output.name)
+                self._origins[item.output.name] = self._origins.get(item.args[1].name, item.args[1].name)
             known.update(proxy.name for proxy in item.outputs)
             body.append(item)
         return tuple(body)
 
     def _note(self, item: BoundSymbol, viewed: TensorProxy, known: set[str], kept: set[str]) -> None:
-        arguments = frozen((item.args, dict(item.kwargs)), {viewed.name: self._paths.get(viewed.name, viewed.name)})
-        path = item.symbol, arguments, item.grad_enabled, item.tags
+        given, how = (item.args, dict(item.kwargs)), (item.symbol, item.grad_enabled, item.tags)
+        path = *how, frozen(given, {viewed.name: self._paths.get(viewed.name, viewed.name)})
+        origin = item.symbol, frozen(given, {viewed.name: self._origins.get(viewed.name, viewed.name)})
         unused = self._used.isdisjoint(proxy.name for proxy in item.outputs)
+        if viewed.name in self._set:
+            self._set.update(proxy.name for proxy in item.outputs)
         for place, proxy in enumerate(item.outputs):
-            self._paths[proxy.name] = place, path
-            spare = self._spare[place, path]
+            self._paths[proxy.name], self._origins[proxy.name] = (place, path), (place, origin)
+            # of what autograd was not told of, the view that the same call made, in the same mode
+            keys = (place, path), (place, origin, *how, item.source)
             if unused:
-                spare.append(proxy)
+                for key in keys if viewed.name in self._set else keys[:1]:
+                    self._spare[key].append(proxy)
             elif proxy.name in self._read and proxy.name not in kept:
+                spare = (one for key in keys for one in self._spare[key])
                 first = next((one for one in spare if one.name in known and one.metadata == proxy.metadata), None)
                 if first is not None:
-                    spare.remove(first)
+                    for key in keys:
+                        self._spare[key] = [one for one in self._spare[key] if one is not first]
                     self.env[proxy.name] = first
