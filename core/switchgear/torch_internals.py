@@ -771,6 +771,11 @@ _KEEP_PLACE = frozenset(
 )
 
 
+def _broadcast_copy(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    wide: torch.Tensor = torch.broadcast_tensors(tensor, other)[0]
+    return wide.clone(memory_format=torch.contiguous_format)
+
+
 #: Operators whose fakes have other strides than their results, by the one that lays out its results as they do.
 _LAID_OUT_AS: dict[Any, Callable[..., torch.Tensor]] = {
     overload: known
@@ -786,10 +791,22 @@ _LAID_OUT_AS: dict[Any, Callable[..., torch.Tensor]] = {
             "hardtanh.default index_put.default nan_to_num.default ones_like.default rad2deg.default "
             "rand_like.default randint_like.default randint_like.low_dtype randn_like.default zeros_like.default",
         ),
+        (_broadcast_copy, "masked_fill.Scalar masked_fill.Tensor"),
     )
     for name in names.split()
     for overload in [functools.reduce(getattr, name.split("."), torch.ops.aten)]
 }
+
+
+#: Operators whose fakes take no notice of a number, which broadcasts: strides of dimensions of one place depend on it.
+_TAKE_NUMBERS = frozenset(
+    getattr(getattr(torch.ops.aten, name), overload)
+    for overload, names in (
+        ("Tensor", "add sub mul div"),
+        ("Scalar", "rsub eq ne gt ge lt le remainder fmod"),
+    )
+    for name in names.split()
+)
 
 
 def _laid_out(mode: FakeMode, known: Callable[..., Any], fake: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
@@ -799,12 +816,10 @@ def _laid_out(mode: FakeMode, known: Callable[..., Any], fake: Any, args: tuple[
     layout = _layout(mode, fake)
     if layout is None:
         return fake
-    made = known(
-        *(
-            torch.empty_strided(arg.shape, arg.stride(), device="meta") if is_fake(arg) else arg
-            for arg in (args[:1] if known is torch.clone else args[:2])
-        )
-    )
+    given = args[:1] if known is torch.clone else args[:2]
+    # a number is a tensor without dimensions to a kernel
+    layouts = [(arg.shape, arg.stride()) if is_fake(arg) else ((), ()) for arg in given]
+    made = known(*[torch.empty_strided(*one, device="meta") for one in layouts])
     return fake if made.stride() == fake.stride() else _fake(mode, (layout[0], made.stride(), *layout[2:]))
 
 
@@ -839,6 +854,8 @@ class _FakeMode(FakeMode):
                 result = args[0].new_empty(room).as_strided(result.shape, result.stride(), args[0].storage_offset())
             if func in _LAID_OUT_AS:
                 result = _laid_out(self, _LAID_OUT_AS[func], result, args, kwargs or {})
+            elif func in _TAKE_NUMBERS and not is_fake(args[1]) and 1 in result.shape:
+                result = _laid_out(self, torch.add, result, args, kwargs or {})
             if key is not None and key not in _RESULTS:
                 if len(_RESULTS) >= _RESULTS_LIMIT:
                     _RESULTS.clear()

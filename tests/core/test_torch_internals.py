@@ -115,6 +115,11 @@ def test_fake_mode_computes_metadata_and_refuses_real_tensors(mode: Any) -> None
         lambda x, y: torch.zeros_like(x),
         lambda x, y: torch.empty_like(x, memory_format=torch.contiguous_format),
         lambda x, y: torch.flip(x, (0,)),
+        lambda x, y: y[:1].as_strided((1, 5), (1, 1)) + 0.5,
+        lambda x, y: 2 - x,
+        lambda x, y: y[:1].as_strided((1, 5), (1, 1)).masked_fill(y[:1] > 0.5, 1.0),
+        lambda x, y: y.masked_fill(y > 0.5, 1.0),
+        lambda x, y: x > 0.5,
         lambda x, y: x.index_put((torch.zeros(1, dtype=torch.int64),), x[0]),
     ],
 )
