@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -67,6 +67,12 @@ class Outputs:
     roots: tuple[tuple[str, str, int], ...]
     views: tuple[BoundSymbol, ...]
     switched_on: tuple[int, ...] = ()
+
+
+def reshaped_inputs(outputs: Outputs, inputs: Sequence[TensorProxy]) -> list[int]:
+    """Which inputs are given other sizes or strides: they get a new version, as does what shares their counter."""
+    names = {call.inputs[0].name for call in outputs.metadata}
+    return [index for index, proxy in enumerate(inputs) if proxy.name in names]
 
 
 def outputs_of(recorder: Recorder, result: Any, *, views: bool) -> Outputs:

@@ -631,6 +631,15 @@ def test_found(function: Callable[..., Any], arguments: Callable[[], Arguments],
     assert verdict.outcome is outcome, verdict.detail
 
 
+def test_input_reshaped_beside_one_that_shares_its_version_is_another_entry() -> None:
+    def reshaped_beside(x: Tensor, detached: Tensor) -> Any:
+        detached.unsqueeze_(0)
+        return x.sin()
+
+    verdict = judge(Script(leaf_and_detached, reshaped_beside, ("distinct", "same")))
+    assert verdict.outcome is Outcome.EQUAL, verdict.detail
+
+
 def test_view_that_not_every_place_allows_is_checked_in_every_call() -> None:
     def pairs_unused(x: Tensor) -> Any:
         torch.view_as_complex(x)

@@ -13,6 +13,7 @@ import torch
 from switchgear import torch_internals as internals
 from switchgear.capture import capture, compiling
 from switchgear.errors import InvalidInput
+from switchgear.outputs import reshaped_inputs
 from switchgear.passes.pipeline import Program, compile_forward, compile_training, expected_grad, prepare
 from switchgear.selection import Selection
 from switchgear.shared_memory import sharing
@@ -160,9 +161,7 @@ class Entry:
             return
         ends = [(mutation, stages[-1].outputs[mutation.output]) for mutation in outputs.mutations]
         mutated = {proxy.name: mutation.input for mutation, proxy in ends if proxy is not None}
-        # one that is written to or given other sizes has a new version, and so has what is in its memory
-        names = {call.inputs[0].name for call in outputs.metadata}
-        reshaped = [index for index, proxy in enumerate(stages[-1].inputs) if proxy.name in names]
+        reshaped = reshaped_inputs(outputs, stages[-1].inputs)
         changed = [*(mutation.input for mutation in outputs.mutations), *reshaped]
         beside = {other for _, other, _ in sharing(tensors, changed)}.union(reshaped)
         training = compile_training(stages, selection, grad_outputs, mutated, beside, choices)

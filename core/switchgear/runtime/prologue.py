@@ -10,6 +10,7 @@ import torch
 from switchgear import torch_internals as internals
 from switchgear.capture import Captured
 from switchgear.composites import leaves_of
+from switchgear.outputs import reshaped_inputs
 from switchgear.shared_memory import base_of, requires_grad_alone, sharing
 from switchgear.signature import Argument, Base, Closure, InputSource, ModuleState
 from switchgear.structure import Structure
@@ -106,7 +107,8 @@ def _relations(captured: Captured, tensors: Sequence[torch.Tensor]) -> Callable[
     """What the trace depends on beside the metadata of its inputs, as far as it does: aliasing, leaves, offsets."""
     outputs, leaves_matter = captured.outputs, captured.leaves_matter or bool(captured.outputs.mutations)
     bases_matter = captured.bases_matter or leaves_matter
-    written = [mutation.input for mutation in outputs.mutations]
+    reshaped = reshaped_inputs(outputs, captured.trace.inputs)
+    written = [*dict.fromkeys([*(mutation.input for mutation in outputs.mutations), *reshaped])]
     bases = [index for index, source in enumerate(captured.sources) if isinstance(source, Base)]
     bound_symbols = (*leaves_of(captured.trace.bound_symbols), *outputs.views)
     strided = (
@@ -114,7 +116,7 @@ def _relations(captured: Captured, tensors: Sequence[torch.Tensor]) -> Callable[
         or bool(bases)
         or any(item.symbol.name.startswith("aten.as_strided") for item in bound_symbols)
     )
-    if not bases_matter and not strided:
+    if not bases_matter and not strided and not reshaped:
         return None
 
     # what the check of the metadata has not settled: a tensor that requires no grad is a leaf
