@@ -13,5 +13,5 @@ __all__ = ["InductorExecutor"]
 
 @sg.hookimpl
 def switchgear_executors() -> Sequence[sg.Executor]:
-    """The executor `inductor`, asked after `torch`, which takes everything: who wants it lists it."""
+    """The executor `inductor`; by declared priority it comes after `torch`, which takes everything."""
     return (InductorExecutor(),)

@@ -14,5 +14,5 @@ __all__ = ["Definition", "NvfuserExecutor"]
 
 @sg.hookimpl
 def switchgear_executors() -> Sequence[sg.Executor]:
-    """The executor `nvfuser`, asked after `torch`, which takes everything: who wants it lists it."""
+    """The executor `nvfuser`; by declared priority it comes after `torch`, which takes everything."""
     return (NvfuserExecutor(),)
