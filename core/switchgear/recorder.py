@@ -549,6 +549,8 @@ class Recorder:
                     args = (args[0], self._positions(args[1]), *args[2:])
         if func is _aten.lift_fresh.default or func is _aten.lift_fresh_copy.default:
             return self._lift(func, args[0])
+        if func in internals.KEEP_PLACE:
+            args = (self.tracker.placed(args[0]), *args[1:])
         frame = self._frames[-1]
         if frame.write_back is not None:
             made = functools.partial(self._made_in, frame)

@@ -13,7 +13,7 @@ import importlib
 import logging
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -25,6 +25,7 @@ from torch._C._dynamo.guards import GlobalStateGuard as GlobalStateGuard
 from torch._C._dynamo.guards import TensorGuards as _TensorGuards
 from torch._dispatch.python import enable_python_dispatcher
 from torch._functorch import eager_transforms, pyfunctorch
+from torch._prims_common import suggest_memory_format
 from torch._subclasses import fake_tensor
 from torch.autograd import forward_ad
 from torch.nn import attention
@@ -762,7 +763,7 @@ def asks_device(func: Any, args: tuple[Any, ...]) -> bool:
 
 
 #: Kernels that copy the argument with the memory before it, which PyTorch's fakes leave out.
-_KEEP_PLACE = frozenset(
+KEEP_PLACE = frozenset(
     (
         torch.ops.aten.select_scatter.default,
         torch.ops.aten.slice_scatter.default,
@@ -771,33 +772,61 @@ _KEEP_PLACE = frozenset(
 )
 
 
+def _iterated(*tensors: torch.Tensor) -> torch.Tensor:
+    return (torch.neg, torch.add, torch.addcmul)[len(tensors) - 1](*tensors)
+
+
 def _broadcast_copy(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     wide: torch.Tensor = torch.broadcast_tensors(tensor, other)[0]
     return wide.clone(memory_format=torch.contiguous_format)
 
 
-#: Operators whose fakes have other strides than their results, by the one that lays out its results as they do.
-_LAID_OUT_AS: dict[Any, Callable[..., torch.Tensor]] = {
-    overload: known
-    for known, names in (
+def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty(tensor.shape, device="meta")
+
+
+def _suggested(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty(tensor.shape, memory_format=suggest_memory_format(tensor), device="meta")
+
+
+#: Operators whose fakes have other strides than their results, by what lays out its result as their kernels do: which
+#: of the arguments, and the function.
+_LAID_OUT_AS: dict[Any, tuple[slice, Callable[..., torch.Tensor]]] = {
+    overload: (slice(count), known)
+    for known, count, names in (
         (
             torch.add,
+            2,
             "copysign.Tensor div.Tensor_mode floor_divide.default heaviside.default logaddexp.default "
-            "logical_and.default logical_or.default logical_xor.default",
+            "logical_and.default logical_or.default logical_xor.default special_xlog1py.default xlogy.Tensor "
+            "huber_loss.default native_dropout_backward.default",
         ),
         (
-            torch.clone,
-            "deg2rad.default empty_like.default fill.Scalar fill.Tensor flip.default full_like.default "
-            "hardtanh.default index_put.default nan_to_num.default ones_like.default rad2deg.default "
-            "rand_like.default randint_like.default randint_like.low_dtype randn_like.default zeros_like.default",
+            _iterated,
+            1,
+            "clamp.default clamp_max.default clamp_min.default gelu.default hardshrink.default isinf.default "
+            "logit.default relu.default softshrink.default threshold.default",
         ),
-        (_broadcast_copy, "masked_fill.Scalar masked_fill.Tensor"),
+        (_iterated, 2, "_prelu_kernel.default clamp_max.Tensor clamp_min.Tensor complex.default polar.default"),
+        (_iterated, 3, "clamp.Tensor"),
+        (
+            torch.clone,
+            1,
+            "binary_cross_entropy.default deg2rad.default empty_like.default fill.Scalar fill.Tensor flip.default "
+            "full_like.default hardtanh.default index_put.default nan_to_num.default ones_like.default "
+            "rad2deg.default rand_like.default randint_like.default randint_like.low_dtype randn_like.default "
+            "sort.default sort.stable zeros_like.default",
+        ),
+        (_broadcast_copy, 2, "masked_fill.Scalar masked_fill.Tensor"),
+        (_contiguous, 1, "tril.default triu.default"),
+        (_suggested, 1, "_log_softmax.default native_batch_norm.default native_group_norm.default"),
     )
     for name in names.split()
     for overload in [functools.reduce(getattr, name.split("."), torch.ops.aten)]
-}
+} | {torch.ops.aten.pow.Scalar: (slice(1, 2), _contiguous)}
 
 
+_VIEWS = frozenset({torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default})
 #: Operators whose fakes take no notice of a number, which broadcasts: strides of dimensions of one place depend on it.
 _TAKE_NUMBERS = frozenset(
     getattr(getattr(torch.ops.aten, name), overload)
@@ -809,24 +838,29 @@ _TAKE_NUMBERS = frozenset(
 )
 
 
-def _laid_out(mode: FakeMode, known: Callable[..., Any], fake: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-    """The fake that an operator returns, with the strides that `known` gives its result."""
+def _laid_out(
+    mode: FakeMode, kernel: tuple[slice, Callable[..., Any]], result: Any, args: tuple[Any, ...], kwargs: Any
+) -> Any:
+    """The fakes that an operator returns, with the strides that its kernel gives to results of that shape."""
     if kwargs.get("memory_format") not in (None, torch.preserve_format):
-        return fake
-    layout = _layout(mode, fake)
-    if layout is None:
-        return fake
-    given = args[:1] if known is torch.clone else args[:2]
+        return result
+    taken, known = kernel
     # a number is a tensor without dimensions to a kernel
-    layouts = [(arg.shape, arg.stride()) if is_fake(arg) else ((), ()) for arg in given]
+    layouts = [(arg.shape, arg.stride()) if is_fake(arg) else ((), ()) for arg in args[taken] if arg is not None]
     made = known(*[torch.empty_strided(*one, device="meta") for one in layouts])
-    return fake if made.stride() == fake.stride() else _fake(mode, (layout[0], made.stride(), *layout[2:]))
+
+    def laid_out(fake: fake_tensor.FakeTensor) -> torch.Tensor:
+        layout = _layout(mode, fake) if fake.shape == made.shape and fake.stride() != made.stride() else None
+        return fake if layout is None else _fake(mode, (layout[0], made.stride(), *layout[2:]))
+
+    return tuple(map(laid_out, result)) if isinstance(result, tuple) else laid_out(result)
 
 
-def _refuse_as_kernel(viewed: torch.Tensor, shape: Sequence[int]) -> None:
-    """Raise what `view` does of strides that PyTorch's fakes, and they alone, overlook: those beside a size of one."""
-    if 1 in viewed.shape and not viewed.is_contiguous():
-        torch.empty_strided(viewed.shape, viewed.stride(), device="meta").view(shape)
+def _viewed(mode: FakeMode, fake: fake_tensor.FakeTensor, viewed: torch.Tensor) -> torch.Tensor:
+    """A view of other sizes, with strides as the kernel has them, or its refusal; fakes differ beside sizes of one."""
+    made = torch.empty_strided(viewed.shape, viewed.stride(), device="meta").view(fake.shape)
+    layout = _layout(mode, fake) if made.stride() != fake.stride() else None
+    return fake if layout is None else _fake(mode, (layout[0], made.stride(), *layout[2:]), viewed)
 
 
 class _FakeMode(FakeMode):
@@ -846,16 +880,16 @@ class _FakeMode(FakeMode):
             known = _RESULTS.get(key) if key is not None else None
             if known is not None:
                 return _result(self, known, args)
-            if func is torch.ops.aten.view.default:
-                _refuse_as_kernel(*args)
             result: Any = super().__torch_dispatch__(func, types, args, kwargs)
-            if func in _KEEP_PLACE and result.storage_offset() != args[0].storage_offset():
+            if func in _VIEWS and 1 in args[0].shape:
+                result = _viewed(self, result, args[0])
+            if func in KEEP_PLACE and result.storage_offset() != args[0].storage_offset():
                 room = args[0].untyped_storage().nbytes() // args[0].itemsize
                 result = args[0].new_empty(room).as_strided(result.shape, result.stride(), args[0].storage_offset())
             if func in _LAID_OUT_AS:
                 result = _laid_out(self, _LAID_OUT_AS[func], result, args, kwargs or {})
             elif func in _TAKE_NUMBERS and not is_fake(args[1]) and 1 in result.shape:
-                result = _laid_out(self, torch.add, result, args, kwargs or {})
+                result = _laid_out(self, (slice(2), torch.add), result, args, kwargs or {})
             if key is not None and key not in _RESULTS:
                 if len(_RESULTS) >= _RESULTS_LIMIT:
                     _RESULTS.clear()

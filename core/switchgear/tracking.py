@@ -31,6 +31,7 @@ class _Tracked:
     fake: torch.Tensor
     history: Any
     is_base: bool
+    version: int
 
 
 class Tracker:
@@ -48,6 +49,8 @@ class Tracker:
         #: Views, by id, of what was reshaped in place since.
         self._outdated: dict[int, torch.Tensor] = {}
         self._constant_bases: dict[int, torch.Tensor] = {}
+        #: How much further into its memory what was written to an input begins in eager, by the memory it is in here.
+        self._moved: dict[int, int] = {}
 
     def __contains__(self, wrapper: torch.Tensor) -> bool:
         return id(wrapper) in self._tracked
@@ -180,7 +183,8 @@ class Tracker:
             elif wrapper.requires_grad and not proxy.requires_grad and _is_leaf(wrapper):
                 fake = self._record_alias(wrapper, NEW_LEAF, (proxy,), False)
             self._compare(fake, wrapper)
-        tracked = _Tracked(wrapper, fake, history_of(wrapper), is_base or not wrapper._is_view())
+        is_base = is_base or not wrapper._is_view()
+        tracked = _Tracked(wrapper, fake, history_of(wrapper), is_base, _version(wrapper))
         self._tracked[id(wrapper)] = tracked
         self._first_seen.setdefault(self.first_name(self.proxy_of_fake(fake).name), wrapper)
         if tracked.is_base:
@@ -240,16 +244,15 @@ class Tracker:
             return
         new, old = self.proxy_of_fake(fake), self.proxy_of_fake(tracked.fake)
         written = internals.storage_key(fake) != internals.storage_key(tracked.fake)
-        if written and not tracked.is_base and wrapper.requires_grad and id(wrapper._base) in self._constant_bases:
-            raise Unsupported(
-                f"in {self._recorder.here()} a view of an input is used, after a write to it, where the input is "
-                "itself a view that requires_grad_() was called on: autograd loses its history; make the view again"
-            )
+        if written:
+            self._refuse_lost(tracked)
         with torch._C.DisableTorchFunction():
             bits = new.is_conj > wrapper.is_conj() or new.is_neg > wrapper.is_neg()
         found = self._recorder.input_of(wrapper)
         # an input stays where it is, and so does what is in its memory
         movable = written and tracked.is_base and found is None
+        if written and found is not None:
+            self._moved[internals.storage_key(fake)] = found.proxy.storage_offset - new.storage_offset
         alone = movable and len(self._bases.get(internals.storage_key(wrapper), ())) == 1
         offset = old.storage_offset if alone else 0
         moved = offset and new.storage_offset != offset
@@ -284,7 +287,7 @@ class Tracker:
         elif new is old and wrapper.requires_grad and self._recorder.switch_on(wrapper):
             old = self.proxy_of_fake(fake)
         self._compare(fake, wrapper)
-        tracked.fake, tracked.history = fake, history
+        tracked.fake, tracked.history, tracked.version = fake, history, _version(wrapper)
         new = self.proxy_of_fake(fake)
         if (new.shape, new.stride, new.dtype) == (old.shape, old.stride, old.dtype) and not begun:
             if fake is not seen:
@@ -295,8 +298,31 @@ class Tracker:
             views = (found.wrapper for found in self._tracked.values() if found.wrapper._base is wrapper)
             self._outdated.update((id(view), view) for view in views)
 
+    def placed(self, fake: torch.Tensor) -> torch.Tensor:
+        """What a fake stands for, or a copy of it where eager has it: a write leaves an input where it is."""
+        moved = self._moved.get(internals.storage_key(fake), 0)
+        if not moved:
+            return fake
+        proxy = self.proxy_of_fake(fake)
+        offset = proxy.storage_offset + moved
+        with self._recorder.paused():
+            copy = restride(fake, proxy.stride, offset)
+        self._recorder.record(RESTRIDE, (proxy, proxy.stride, offset), self.new_proxy(copy, proxy.requires_grad))
+        return copy
+
+    def _refuse_lost(self, tracked: _Tracked, *, also_base: bool = False) -> None:
+        wrapper = tracked.wrapper
+        if (also_base or not tracked.is_base) and wrapper.requires_grad and id(wrapper._base) in self._constant_bases:
+            raise Unsupported(
+                f"in {self._recorder.here()} a view of an input is used, after a write to it, where the input is "
+                "itself a view that requires_grad_() was called on: autograd loses its history; make the view again"
+            )
+
     def refuse_outdated(self, wrapper: torch.Tensor) -> None:
         """Refuse a view of what was reshaped in place since, if its history cannot be made again of the new shape."""
+        tracked = self._tracked.get(id(wrapper))
+        if tracked is not None and _version(wrapper) != tracked.version:
+            self._refuse_lost(tracked, also_base=not _is_leaf_in(tracked.history))
         if id(wrapper) in self._outdated and is_spoiled(wrapper):
             raise Unsupported(
                 f"in {self._recorder.here()} a view is used of a tensor that was given other sizes or strides in place "
@@ -357,8 +383,15 @@ def is_spoiled(tensor: torch.Tensor) -> bool:
 
 def _is_leaf(tensor: torch.Tensor) -> bool:
     """Whether autograd knows of no past."""
-    history = history_of(tensor)
+    return _is_leaf_in(history_of(tensor))
+
+
+def _is_leaf_in(history: object) -> bool:
     return history is None or (isinstance(history, tuple) and history[0] is None)
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def same_history(left: object, right: object) -> bool:

@@ -121,6 +121,17 @@ def test_fake_mode_computes_metadata_and_refuses_real_tensors(mode: Any) -> None
         lambda x, y: y.masked_fill(y > 0.5, 1.0),
         lambda x, y: x > 0.5,
         lambda x, y: x.index_put((torch.zeros(1, dtype=torch.int64),), x[0]),
+        lambda x, y: y[:, :1].t().contiguous().mT.relu(),
+        lambda x, y: y[:, :1].t().contiguous().mT.clamp(max=0.5),
+        lambda x, y: y[:, :1].t().contiguous().mT.clamp(None, y[:, :1].t().contiguous().mT),
+        lambda x, y: y[:, :1].t().contiguous().mT.tril(),
+        lambda x, y: torch.log_softmax(y[:, :1].t().contiguous().mT, 0),
+        lambda x, y: 2**y,
+        lambda x, y: torch.xlogy(x.mT, y.t()),
+        lambda x, y: x.sort(0).values,
+        lambda x, y: torch.nn.functional.batch_norm(x.expand(10, 3, 5).mT, None, None, training=True),
+        lambda x, y: x.transpose(0, 1).contiguous().unflatten(1, (2, 5)),
+        lambda x, y: x.flatten(1),
     ],
 )
 def test_fakes_have_the_strides_of_results(mode: Any, call: Callable[[T, T], T]) -> None:

@@ -561,6 +561,41 @@ def product_of_a_view_that_no_grad_wrote_to(x: Tensor) -> Any:
     return view @ view.mT
 
 
+def row_of_columns() -> Arguments:
+    torch.manual_seed(7)
+    leaf = torch.randn(1, 3).mT.requires_grad_()
+    return [leaf], [leaf]
+
+
+def strides_of_relu(x: Tensor) -> Any:
+    return x * 2 if x.relu().stride() == x.stride() else x + 1
+
+
+def every_other_column_but_the_first() -> Arguments:
+    torch.manual_seed(7)
+    leaf = torch.randn(3, 9)[:, 1::2].requires_grad_()
+    return [leaf], [leaf]
+
+
+def scattered_into_what_was_written_to(x: Tensor) -> Any:
+    x.detach().add_(1)
+    x.detach().mul_(2)
+    return x.select_scatter(x[0], 0, -1), x[1:].slice_scatter(x[:1], 0, 0, 1)
+
+
+def transposed_leaf_and_part() -> Arguments:
+    torch.manual_seed(7)
+    leaf = torch.randn(2, 4, 3).mT.requires_grad_()
+    return [leaf, leaf[1:]], [leaf]
+
+
+def read_after_a_view_was_transposed_under_no_grad(x: Tensor, part: Tensor) -> Any:
+    with torch.no_grad():
+        row = part[0]
+    row.t_()
+    return part.sum()
+
+
 PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
     (result_written_to_through_a_view, non_leaf, Outcome.EQUAL),
     (one_of_two_results_written_to_through_a_view, non_leaf, Outcome.OVERWRITTEN),
@@ -622,6 +657,9 @@ PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
     (view_of_a_leaf_that_is_a_view_marked_dirty_under_no_grad, transposed_leaf, Outcome.REFUSED),
     (written_to_beside_a_view_of_a_leaf_that_is_a_view, halves_one_of_them_a_leaf, Outcome.REFUSED),
     (view_of_a_detached_argument_reshaped, leaf_and_detached, Outcome.EQUAL),
+    (strides_of_relu, row_of_columns, Outcome.EQUAL),
+    (scattered_into_what_was_written_to, every_other_column_but_the_first, Outcome.EQUAL),
+    (read_after_a_view_was_transposed_under_no_grad, transposed_leaf_and_part, Outcome.REFUSED),
 ]
 
 
