@@ -11,7 +11,7 @@ import inspect
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 import torch
@@ -29,8 +29,9 @@ from .recorder import Recorder, active_recorder
 from .rules import Applied, Grads
 from .structure import Structure, flatten
 from .symbol import CUSTOM_FUNCTION, BoundSymbol, RuleOrigin, Symbol, map_proxies
+from .trace import Names
 from .tracking import DETACH
-from .writes import IDENTITY
+from .writes import IDENTITY, SET_VALUE, WRITTEN_VIEW
 
 _REFUSED = {
     "torch.nn.modules._functions.BackwardHookFunction": "a full backward hook on a module",
@@ -190,10 +191,15 @@ def _apply(original: Callable[..., Any], function: Any, *args: Any, **kwargs: An
     context = Context()
     # what PyTorch itself does with the results is no call of the user's
     with recorder.framed() as frame, torch._C.DisableTorchFunction():
+        bases = [recorder.tracker.base_proxy(arg) if isinstance(arg, torch.Tensor) else None for arg in args]
         runner = _RUNNERS.get(function) or _RUNNERS.setdefault(function, type(function.__name__, (_Forward,), {}))
         made = original(runner, function, context, *args, **kwargs)
         written = _finish(recorder, function, context, args, given, made)
         output = recorder.outputs(made)
+    if written and recorder.follow_autograd and torch.is_grad_enabled():
+        for view, base in zip(given, bases, strict=True):
+            if base is not None and base != view and base.requires_grad and view.requires_grad:
+                frame.recorded = _through_view(frame.recorded, base, view, recorder.names)
     symbol, keep = Symbol(name, _Applied(function, args)), not written and not torch.is_autocast_enabled()
     recorder.close(symbol, (given, {}), frame, output, keep, CUSTOM_FUNCTION)
     return made
@@ -262,6 +268,26 @@ def _finish(
             written = True
             recorder.tracker.reconcile_bases(arg)
     return written
+
+
+def _through_view(recorded: list[BoundSymbol], base: TensorProxy, view: TensorProxy, names: Names) -> list[BoundSymbol]:
+    """What a call recorded, the history of a view that it wrote to beginning in a call of `WRITTEN_VIEW`."""
+    writes = [item for item in recorded if item.symbol == SET_VALUE and item.args[0] == base]
+    linked = [item for item in recorded if item.symbol == HISTORY and view in item.args[1]]
+    if not writes or not linked:
+        return recorded
+    rest, part = replace(base, name=names.fresh()), replace(view, name=names.fresh())
+    split = replace(linked[0], symbol=WRITTEN_VIEW, args=(base, view), output=(rest, part))
+
+    def through(item: BoundSymbol) -> BoundSymbol:
+        if item in writes:
+            return replace(item, args=(rest, *item.args[1:]))
+        if item in linked:
+            inputs = tuple([part if proxy == view else proxy for proxy in item.args[1]])
+            return replace(item, args=(item.args[0], inputs, *item.args[2:]))
+        return item
+
+    return [split, *map(through, recorded)]
 
 
 def _value(recorder: Recorder, tensor: torch.Tensor) -> TensorProxy:

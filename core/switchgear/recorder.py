@@ -479,7 +479,7 @@ class Recorder:
                 frame.recorded = without_copies(with_casts(frame.recorded))
             return result, self._output_proxies(result), written
         except RuntimeError as error:
-            if _NO_INVERSE in str(error):
+            if frame.write_back is not None and any(text in str(error) for text in _NO_INVERSE):
                 raise Unsupported(
                     f"{func.__name__} writes to a view of a kind that cannot be traced back to its base, in "
                     f"{self.here()}; write to the base, or pass a clone of one"
@@ -549,8 +549,10 @@ class Recorder:
                     args = (args[0], self._positions(args[1]), *args[2:])
         if func is _aten.lift_fresh.default or func is _aten.lift_fresh_copy.default:
             return self._lift(func, args[0])
-        if func in internals.KEEP_PLACE:
-            args = (self.tracker.placed(args[0]), *args[1:])
+        if func in internals.KEEP_PLACE and (placed := self.tracker.placed(args[0])) is not args[0]:
+            args = (placed, *args[1:])
+            for call in self._frames:
+                call.is_split = True
         frame = self._frames[-1]
         if frame.write_back is not None:
             made = functools.partial(self._made_in, frame)
@@ -856,8 +858,8 @@ _WRITTEN = (
 
 
 _DATA_MISSING = ("data is not allocated yet", "unallocated storage", "Expected scalars to be on CPU, got meta")
-#: What eager says only if the root of the views requires grad.
-_NO_INVERSE = "as_strided() is non-compositional"
+#: What eager says only if the root of the views requires grad, or only of a gradient.
+_NO_INVERSE = ("as_strided() is non-compositional", "must have a last dimension with stride 1")
 #: What eager says of where a tensor begins, which a write may have changed here.
 _ODD_PLACE = "must have a storage_offset divisible by"
 #: Arguments that PyTorch reads in C++ without calling an operator, by position and name.

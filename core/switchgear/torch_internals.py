@@ -789,41 +789,41 @@ def _suggested(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(tensor.shape, memory_format=suggest_memory_format(tensor), device="meta")
 
 
-#: Operators whose fakes have other strides than their results, by what lays out its result as their kernels do: which
-#: of the arguments, and the function.
+#: Operators whose fakes have other strides than their results, by what lays these out as their kernels do: a function
+#: of some of the arguments.
 _LAID_OUT_AS: dict[Any, tuple[slice, Callable[..., torch.Tensor]]] = {
-    overload: (slice(count), known)
-    for known, count, names in (
-        (
-            torch.add,
-            2,
-            "copysign.Tensor div.Tensor_mode floor_divide.default heaviside.default logaddexp.default "
-            "logical_and.default logical_or.default logical_xor.default special_xlog1py.default xlogy.Tensor "
-            "huber_loss.default native_dropout_backward.default",
-        ),
+    functools.reduce(getattr, name.split("."), torch.ops.aten): (taken, known)
+    for known, taken, names in (
         (
             _iterated,
-            1,
+            slice(1),
             "clamp.default clamp_max.default clamp_min.default gelu.default hardshrink.default isinf.default "
             "logit.default relu.default softshrink.default threshold.default",
         ),
-        (_iterated, 2, "_prelu_kernel.default clamp_max.Tensor clamp_min.Tensor complex.default polar.default"),
-        (_iterated, 3, "clamp.Tensor"),
+        (
+            _iterated,
+            slice(2),
+            "_prelu_kernel.default clamp_max.Tensor clamp_min.Tensor complex.default copysign.Tensor div.Tensor_mode "
+            "floor_divide.default heaviside.default huber_loss.default logaddexp.default logical_and.default "
+            "logical_or.default logical_xor.default native_dropout_backward.default polar.default "
+            "special_xlog1py.default xlogy.Tensor",
+        ),
+        (_iterated, slice(3), "clamp.Tensor"),
         (
             torch.clone,
-            1,
+            slice(1),
             "binary_cross_entropy.default deg2rad.default empty_like.default fill.Scalar fill.Tensor flip.default "
             "full_like.default hardtanh.default index_put.default nan_to_num.default ones_like.default "
             "rad2deg.default rand_like.default randint_like.default randint_like.low_dtype randn_like.default "
             "sort.default sort.stable zeros_like.default",
         ),
-        (_broadcast_copy, 2, "masked_fill.Scalar masked_fill.Tensor"),
-        (_contiguous, 1, "tril.default triu.default"),
-        (_suggested, 1, "_log_softmax.default native_batch_norm.default native_group_norm.default"),
+        (_broadcast_copy, slice(2), "masked_fill.Scalar masked_fill.Tensor"),
+        (_contiguous, slice(1), "tril.default triu.default"),
+        (_contiguous, slice(1, 2), "pow.Scalar"),
+        (_suggested, slice(1), "_log_softmax.default native_batch_norm.default native_group_norm.default"),
     )
     for name in names.split()
-    for overload in [functools.reduce(getattr, name.split("."), torch.ops.aten)]
-} | {torch.ops.aten.pow.Scalar: (slice(1, 2), _contiguous)}
+}
 
 
 _VIEWS = frozenset({torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default})
@@ -880,7 +880,8 @@ class _FakeMode(FakeMode):
             known = _RESULTS.get(key) if key is not None else None
             if known is not None:
                 return _result(self, known, args)
-            result: Any = super().__torch_dispatch__(func, types, args, kwargs)
+            with replaced(_FAKE_LOGGER, "disabled", True):
+                result: Any = super().__torch_dispatch__(func, types, args, kwargs)
             if func in _VIEWS and 1 in args[0].shape:
                 result = _viewed(self, result, args[0])
             if func in KEEP_PLACE and result.storage_offset() != args[0].storage_offset():
@@ -889,7 +890,7 @@ class _FakeMode(FakeMode):
             if func in _LAID_OUT_AS:
                 result = _laid_out(self, _LAID_OUT_AS[func], result, args, kwargs or {})
             elif func in _TAKE_NUMBERS and not is_fake(args[1]) and 1 in result.shape:
-                result = _laid_out(self, (slice(2), torch.add), result, args, kwargs or {})
+                result = _laid_out(self, (slice(2), _iterated), result, args, kwargs or {})
             if key is not None and key not in _RESULTS:
                 if len(_RESULTS) >= _RESULTS_LIMIT:
                     _RESULTS.clear()
@@ -1022,7 +1023,7 @@ def _layout(mode: FakeMode, fake: fake_tensor.FakeTensor) -> _Layout | None:
     return fake.shape, fake.stride(), fake.dtype, fake.fake_device, place, fake.is_conj(), fake.is_neg()
 
 
-#: Says which kernels know numbers alone, where it is seen to in other ways.
+#: Says which kernels know numbers alone, and which calls fail, where both are seen to in other ways.
 _FAKE_LOGGER = logging.getLogger("torch._subclasses.fake_tensor")
 _SUBTRACTIONS = frozenset(
     getattr(packet, name) for packet in (torch.ops.aten.sub, torch.ops.aten.rsub) for name in ("Tensor", "Scalar")

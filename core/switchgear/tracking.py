@@ -251,8 +251,6 @@ class Tracker:
         found = self._recorder.input_of(wrapper)
         # an input stays where it is, and so does what is in its memory
         movable = written and tracked.is_base and found is None
-        if written and found is not None:
-            self._moved[internals.storage_key(fake)] = found.proxy.storage_offset - new.storage_offset
         alone = movable and len(self._bases.get(internals.storage_key(wrapper), ())) == 1
         offset = old.storage_offset if alone else 0
         moved = offset and new.storage_offset != offset
@@ -289,6 +287,8 @@ class Tracker:
         self._compare(fake, wrapper)
         tracked.fake, tracked.history, tracked.version = fake, history, _version(wrapper)
         new = self.proxy_of_fake(fake)
+        if written and found is not None:
+            self._moved[internals.storage_key(fake)] = found.proxy.storage_offset - new.storage_offset
         if (new.shape, new.stride, new.dtype) == (old.shape, old.stride, old.dtype) and not begun:
             if fake is not seen:
                 self._first_names.pop(new.name, None)

@@ -583,6 +583,44 @@ def scattered_into_what_was_written_to(x: Tensor) -> Any:
     return x.select_scatter(x[0], 0, -1), x[1:].slice_scatter(x[:1], 0, 0, 1)
 
 
+def every_other_column_but_the_first_of_a_constant() -> Arguments:
+    torch.manual_seed(7)
+    return [torch.randn(3, 9)[:, 1::2]], []
+
+
+def scattered_into_what_was_multiplied(x: Tensor) -> Any:
+    x.mul_(2)
+    return x.select_scatter(x[0], 0, -1)
+
+
+def non_leaf_in_other_strides() -> Arguments:
+    torch.manual_seed(7)
+    leaf = torch.randn(2, 4, 3).mT.clone().requires_grad_()
+    return [leaf * 1], [leaf]
+
+
+def view_marked_dirty(x: Tensor) -> Any:
+    ScaledInPlace.apply(x.movedim(0, -1), 0.5)  # type: ignore[no-untyped-call]
+
+
+def part_marked_dirty(x: Tensor) -> Any:
+    part = x[1:]
+    scaled = ScaledInPlace.apply(part, 0.5)  # type: ignore[no-untyped-call]
+    return scaled * x[1:], part.sin()
+
+
+def nothing_as_pairs() -> Arguments:
+    leaf = torch.zeros(0, 4, dtype=torch.complex64).requires_grad_()
+    return [leaf, torch.view_as_real(leaf)], [leaf]
+
+
+def pairs_written_to_through_a_function(x: Tensor, pairs: Tensor) -> Any:
+    view = Swapped.apply(pairs)  # type: ignore[no-untyped-call]
+    sin = view.sin()
+    view.detach().add_(1)
+    return sin
+
+
 def transposed_leaf_and_part() -> Arguments:
     torch.manual_seed(7)
     leaf = torch.randn(2, 4, 3).mT.requires_grad_()
@@ -659,6 +697,10 @@ PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
     (view_of_a_detached_argument_reshaped, leaf_and_detached, Outcome.EQUAL),
     (strides_of_relu, row_of_columns, Outcome.EQUAL),
     (scattered_into_what_was_written_to, every_other_column_but_the_first, Outcome.EQUAL),
+    (scattered_into_what_was_multiplied, every_other_column_but_the_first_of_a_constant, Outcome.EQUAL),
+    (view_marked_dirty, non_leaf_in_other_strides, Outcome.EQUAL),
+    (part_marked_dirty, non_leaf_in_other_strides, Outcome.EQUAL),
+    (pairs_written_to_through_a_function, nothing_as_pairs, Outcome.REFUSED),
     (read_after_a_view_was_transposed_under_no_grad, transposed_leaf_and_part, Outcome.REFUSED),
 ]
 
