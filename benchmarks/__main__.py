@@ -21,6 +21,7 @@ from benchmarks import (
     dispatch,
     gpu,
     gpu_workloads,
+    inductor_latency,
     long_trace,
     malloc,
     plot,
@@ -36,6 +37,7 @@ BENCHMARKS: dict[str, tuple[Callable[[int], Any], int]] = {
     "compile_latency": (compile_latency.run, 5),
     "dispatch": (dispatch.run, 15),
     "gpu": (gpu.run, gpu.ROUNDS),
+    "inductor_latency": (inductor_latency.run, 3),
     "long_trace": (long_trace.run, 1),
     "throughput": (throughput.run, throughput.ROUNDS),
     "whole_step": (whole_step.run, 15),
@@ -49,6 +51,7 @@ EPILOG = f"""benchmarks (marked *: only where named):
   compile_latency    first training result of a GPT-2, by depth
   dispatch           a cached call of x + 1
   gpu*               training in bf16 on a GPU: tokens per second, host time of a call, peak bytes
+  inductor_latency   the same with regions through Inductor: cold, warm, by depth
   long_trace         compile time of functions of up to 50,000 operators
   throughput         time per call, first call (cold and warm), saved and peak bytes, by workload and contestant
   whole_step         a training step of an MLP with AdamW

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 DETACH = Symbol("aten.detach.default", torch.ops.aten.detach.default)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Tracked:
     """What was last known of a wrapper: the fake it stood for, and its autograd history."""
 
@@ -251,8 +251,8 @@ class Tracker:
         found = self._recorder.input_of(wrapper)
         # an input stays where it is, and so does what is in its memory
         movable = written and tracked.is_base and found is None
-        alone = movable and len(self._bases.get(internals.storage_key(wrapper), ())) == 1
-        offset = old.storage_offset if alone else 0
+        bases = self._bases.get(internals.storage_key(wrapper), ())
+        offset = old.storage_offset if movable and bases[:1] == [tracked] else 0
         moved = offset and new.storage_offset != offset
         if written and new.shape == old.shape and (new.stride != old.stride or bits or moved):
             # a write keeps strides, place and bits, the functional operator in its place need not

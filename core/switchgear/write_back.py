@@ -76,7 +76,27 @@ def through_view(
             env = {base.name: rest} if written_to else {}
         return renamed(item, env)
 
-    return [*recorded[:place], split, *map(redirected, after)]
+    return [*recorded[:place], split, *_at_each_level([redirected(item) for item in after], rest, fresh)]
+
+
+def _at_each_level(recorded: list[BoundSymbol], base: TensorProxy, fresh: Callable[[], str]) -> list[BoundSymbol]:
+    """A write to a view of views of `base`, with these read through a call of `WRITTEN_VIEW`, each and its base."""
+    found: list[BoundSymbol] = []
+    now = {base.name: base}
+    overwritten = {item.args[0].name for item in recorded if _writes_back(item)}
+    for line in recorded:
+        item = renamed(line, now)
+        found.append(item)
+        viewed, made = viewed_argument(line), line.output
+        if viewed is None or viewed.name not in now or not isinstance(made, TensorProxy):
+            continue
+        if made.name not in overwritten:
+            continue
+        outputs = tuple([replace(one, name=fresh()) for one in (viewed, made)])
+        args, tags = (now[viewed.name], made), item.tags - {RANDOM, SAVED}
+        found.append(replace(item, symbol=WRITTEN_VIEW, args=args, kwargs={}, output=outputs, subsymbols=(), tags=tags))
+        now |= dict(zip((viewed.name, made.name), outputs, strict=True))
+    return found
 
 
 def _same_layout(one: TensorProxy, other: TensorProxy) -> bool:

@@ -621,6 +621,29 @@ def pairs_written_to_through_a_function(x: Tensor, pairs: Tensor) -> Any:
     return sin
 
 
+def part_of_a_view_written_to(x: Tensor) -> Any:
+    view = x[:2]
+    view[0] = 0
+    view.mul_(-1.5)
+    x.clamp_(-0.5, 0.5)
+
+
+def part_of_a_part_of_a_view_written_to(x: Tensor) -> Any:
+    view = x.mT[1:]
+    part = view[:, 1:]
+    part[0].mul_(-2)
+    part.mul_(-1.5)
+    view[0, 0] = 0
+    x.clamp_(-0.5, 0.5)
+    return part * 2
+
+
+def detached_copy_of_a_row_written_to(x: Tensor) -> Any:
+    row = x[2].select_scatter(x[2, 0], 0, -1).detach()
+    row[torch.tensor([0, -1])] = 0
+    return row
+
+
 def transposed_leaf_and_part() -> Arguments:
     torch.manual_seed(7)
     leaf = torch.randn(2, 4, 3).mT.requires_grad_()
@@ -698,6 +721,9 @@ PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
     (strides_of_relu, row_of_columns, Outcome.EQUAL),
     (scattered_into_what_was_written_to, every_other_column_but_the_first, Outcome.EQUAL),
     (scattered_into_what_was_multiplied, every_other_column_but_the_first_of_a_constant, Outcome.EQUAL),
+    (part_of_a_view_written_to, non_leaf, Outcome.EQUAL),
+    (part_of_a_part_of_a_view_written_to, non_leaf_in_other_strides, Outcome.EQUAL),
+    (detached_copy_of_a_row_written_to, one_leaf, Outcome.EQUAL),
     (view_marked_dirty, non_leaf_in_other_strides, Outcome.EQUAL),
     (part_marked_dirty, non_leaf_in_other_strides, Outcome.EQUAL),
     (pairs_written_to_through_a_function, nothing_as_pairs, Outcome.REFUSED),
