@@ -818,9 +818,18 @@ _LAID_OUT_AS: dict[Any, tuple[slice, Callable[..., torch.Tensor]]] = {
             "sort.default sort.stable zeros_like.default",
         ),
         (_broadcast_copy, slice(2), "masked_fill.Scalar masked_fill.Tensor"),
-        (_contiguous, slice(1), "tril.default triu.default"),
+        (
+            _contiguous,
+            slice(1),
+            "_log_softmax.default isin.Tensor_Scalar isin.Tensor_Tensor log_sigmoid_forward.default tril.default "
+            "triu.default",
+        ),
         (_contiguous, slice(1, 2), "pow.Scalar"),
-        (_suggested, slice(1), "_log_softmax.default native_batch_norm.default native_group_norm.default"),
+        (
+            _suggested,
+            slice(1),
+            "native_batch_norm.default native_channel_shuffle.default native_group_norm.default roll.default",
+        ),
     )
     for name in names.split()
 }

@@ -25,12 +25,13 @@ DETACH = Symbol("aten.detach.default", torch.ops.aten.detach.default)
 
 @dataclass(slots=True, eq=False)
 class _Tracked:
-    """What was last known of a wrapper: the fake it stood for, and its autograd history."""
+    """What was last known of a wrapper: the fake it stood for, its autograd history, and its version."""
 
     wrapper: torch.Tensor
     fake: torch.Tensor
     history: Any
     is_base: bool
+    was_leaf: bool
     version: int
 
 
@@ -184,7 +185,7 @@ class Tracker:
                 fake = self._record_alias(wrapper, NEW_LEAF, (proxy,), False)
             self._compare(fake, wrapper)
         is_base = is_base or not wrapper._is_view()
-        tracked = _Tracked(wrapper, fake, history_of(wrapper), is_base, _version(wrapper))
+        tracked = _Tracked(wrapper, fake, history_of(wrapper), is_base, _is_leaf(wrapper), _version(wrapper))
         self._tracked[id(wrapper)] = tracked
         self._first_seen.setdefault(self.first_name(self.proxy_of_fake(fake).name), wrapper)
         if tracked.is_base:
@@ -285,7 +286,9 @@ class Tracker:
         elif new is old and wrapper.requires_grad and self._recorder.switch_on(wrapper):
             old = self.proxy_of_fake(fake)
         self._compare(fake, wrapper)
-        tracked.fake, tracked.history, tracked.version = fake, history, _version(wrapper)
+        tracked.fake, tracked.history = fake, history
+        if id(wrapper._base) not in self._constant_bases:
+            tracked.version = _version(wrapper)
         new = self.proxy_of_fake(fake)
         if written and found is not None:
             self._moved[internals.storage_key(fake)] = found.proxy.storage_offset - new.storage_offset
@@ -322,7 +325,7 @@ class Tracker:
         """Refuse a view of what was reshaped in place since, if its history cannot be made again of the new shape."""
         tracked = self._tracked.get(id(wrapper))
         if tracked is not None and _version(wrapper) != tracked.version:
-            self._refuse_lost(tracked, also_base=not _is_leaf_in(tracked.history))
+            self._refuse_lost(tracked, also_base=not tracked.was_leaf and torch.is_grad_enabled())
         if id(wrapper) in self._outdated and is_spoiled(wrapper):
             raise Unsupported(
                 f"in {self._recorder.here()} a view is used of a tensor that was given other sizes or strides in place "
@@ -383,10 +386,7 @@ def is_spoiled(tensor: torch.Tensor) -> bool:
 
 def _is_leaf(tensor: torch.Tensor) -> bool:
     """Whether autograd knows of no past."""
-    return _is_leaf_in(history_of(tensor))
-
-
-def _is_leaf_in(history: object) -> bool:
+    history = history_of(tensor)
     return history is None or (isinstance(history, tuple) and history[0] is None)
 
 

@@ -104,6 +104,12 @@ def test_fake_mode_computes_metadata_and_refuses_real_tensors(mode: Any) -> None
             torch.mul(fake, real)
 
 
+def channels_last(x: T) -> T:
+    return (
+        x.contiguous().view(1, 10, 1, 5).contiguous().expand(2, 10, 3, 5).contiguous(memory_format=torch.channels_last)
+    )
+
+
 @pytest.mark.parametrize(
     "call",
     [
@@ -132,6 +138,9 @@ def test_fake_mode_computes_metadata_and_refuses_real_tensors(mode: Any) -> None
         lambda x, y: torch.nn.functional.batch_norm(x.expand(10, 3, 5).mT, None, None, training=True),
         lambda x, y: x.transpose(0, 1).contiguous().unflatten(1, (2, 5)),
         lambda x, y: x.flatten(1),
+        lambda x, y: channels_last(x).roll(1, 0),
+        lambda x, y: torch.log_softmax(channels_last(x), 1),
+        lambda x, y: torch.nn.functional.logsigmoid(channels_last(x)),
     ],
 )
 def test_fakes_have_the_strides_of_results(mode: Any, call: Callable[[T, T], T]) -> None:

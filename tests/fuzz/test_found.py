@@ -644,6 +644,41 @@ def detached_copy_of_a_row_written_to(x: Tensor) -> Any:
     return row
 
 
+def rolled_and_dropped_out(x: Tensor) -> Any:
+    rolled = x.roll(1, 0)
+    return torch.nn.functional.dropout(rolled, 0.3)
+
+
+def channels_last() -> Arguments:
+    torch.manual_seed(7)
+    leaf = torch.randn(2, 3, 2, 2).requires_grad_()
+    return [leaf.to(memory_format=torch.channels_last)], [leaf]
+
+
+def conjugate_of_two_that_are_one(x: Tensor) -> Any:
+    difference = x - torch.view_as_complex(x[:2, 0].sin())
+    return torch.cat([difference, difference]).conj()
+
+
+def part_of_a_leaf_that_is_a_view() -> Arguments:
+    torch.manual_seed(7)
+    leaf = torch.randn(3, 4)[1:].requires_grad_()
+    return [leaf.mT], [leaf]
+
+
+def used_after_a_write_under_no_grad(x: Tensor) -> Any:
+    with torch.no_grad():
+        x.mul_(0.5)
+    return x.sin()
+
+
+def written_to_under_no_grad(x: Tensor) -> Any:
+    with torch.no_grad():
+        x.mul_(0.5)
+        x.add_(0.5)
+    return x
+
+
 def transposed_leaf_and_part() -> Arguments:
     torch.manual_seed(7)
     leaf = torch.randn(2, 4, 3).mT.requires_grad_()
@@ -724,6 +759,10 @@ PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
     (part_of_a_view_written_to, non_leaf, Outcome.EQUAL),
     (part_of_a_part_of_a_view_written_to, non_leaf_in_other_strides, Outcome.EQUAL),
     (detached_copy_of_a_row_written_to, one_leaf, Outcome.EQUAL),
+    (rolled_and_dropped_out, channels_last, Outcome.EQUAL),
+    (conjugate_of_two_that_are_one, one_leaf, Outcome.EQUAL),
+    (used_after_a_write_under_no_grad, part_of_a_leaf_that_is_a_view, Outcome.REFUSED),
+    (written_to_under_no_grad, part_of_a_leaf_that_is_a_view, Outcome.EQUAL),
     (view_marked_dirty, non_leaf_in_other_strides, Outcome.EQUAL),
     (part_marked_dirty, non_leaf_in_other_strides, Outcome.EQUAL),
     (pairs_written_to_through_a_function, nothing_as_pairs, Outcome.REFUSED),

@@ -143,6 +143,8 @@ def test_training_step_is_eagers_to_the_bit(name: str) -> None:
     twin = copy.deepcopy(model)
     jitted = sg.jit(twin, executors=EXECUTORS)
     exact = copy.deepcopy(model).double()
+    if name == "mixtral-grouped":
+        exact.set_experts_implementation("batched_mm")  # the same function: grouped_mm knows no float64
     for seed in (11, 12):  # the second step is a cached call, with dropout of its own
         expected = step(model, model, batch, seed)
         found = step(twin, jitted, batch, seed)

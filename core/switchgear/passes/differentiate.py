@@ -377,7 +377,9 @@ def _sum(left: TensorProxy, right: TensorProxy, recorder: Recorder, links: tuple
             recorder.tracker.proxy_of(recorder.tracker.wrapper_for(left) + recorder.tracker.wrapper_for(right))
         made = recorder.take()
     else:
-        output = replace(left, name=recorder.names.fresh(), requires_grad=False, storage_offset=0)
+        output = replace(
+            left, name=recorder.names.fresh(), requires_grad=False, storage_offset=0, is_conj=False, is_neg=False
+        )
         source = links[-1].forward.source if links else None
         made = (BoundSymbol(_ADD, (left, right), {}, output, source=source, grad_enabled=False),)
     return [changed(item, links=links, tags=frozenset({BACKWARD})) for item in made]
