@@ -96,7 +96,7 @@ class _Memory:
     """Tensors that come out in one memory, no input's: their lineages by id, and what they are made from.
 
     `is_view`: to eager that is itself a view, of a tensor inside a composite, and so the base of none. `reshaped`:
-    names of tensors that were given other sizes or strides in place, after that.
+    names of tensors, no views, that were given other sizes or strides in place, after that.
     """
 
     lineages: dict[int, Lineage]
@@ -230,8 +230,12 @@ class _Collector:
             )
         by_id = {id(view): lineage for view, lineage in zip(views, lineages, strict=True)}
         is_view = any(view._is_view() and lineage[-1] == home for view, lineage in zip(views, lineages, strict=True))
+        # a view that was reshaped is another view of the same base
         reshaped = {
-            name for view, lineage in zip(views, lineages, strict=True) for name in self._renamed(view, lineage)
+            name
+            for view, lineage in zip(views, lineages, strict=True)
+            if not view._is_view()
+            for name in self._renamed(view, lineage)
         }
         return _Memory(by_id, home, self._output(value), is_view, reshaped)
 

@@ -150,6 +150,8 @@ class Recorder:
         self.bases_matter = False
         #: Whether it matters where in its memory an input begins.
         self.offsets_matter = False
+        #: Whether any tensor was given other sizes or strides in place.
+        self._reshapes = False
         self._input_of: dict[int, RecordedInput] = {}
         self._paused = 0
         self._casts = Casts()
@@ -337,6 +339,7 @@ class Recorder:
                 frame.generator, kwargs = generator, kwargs | {"generator": None}
         result, output, written = self._run_in_frame(frame, func, args, kwargs)
         metadata_only = symbol.name.rpartition(".")[2] in _METADATA_ONLY
+        self._reshapes |= metadata_only
         if written or metadata_only:
             self._note_metadata(symbol, (args, kwargs), given, frame.recorded)
         if metadata_only:
@@ -493,6 +496,13 @@ class Recorder:
                 raise
             need = f"{func.__name__} needs the data of a tensor, in {self.here()}"
             raise DataDependent(f"{need}, which it takes without an operator; call it outside") from error
+        except IndexError as error:
+            if frame.write_back is None or not self._reshapes:
+                raise
+            raise Unsupported(
+                f"{func.__name__} writes to a view of a tensor that was given other sizes in place, in {self.here()}: "
+                "it cannot be traced back to its base; make a view in the place of the call in place"
+            ) from error
         finally:
             self._frames.pop()
 

@@ -83,8 +83,8 @@ def memory_of(tensor: Any) -> Any:
 def sharing(tensors: Sequence[torch.Tensor], written: Sequence[int]) -> Iterator[tuple[int, int, bool | None]]:
     """The pairs of positions in one storage, the first among `written`, and whether a write to one concerns the other.
 
-    It does where their memory overlaps, and where autograd gives them one history. None: it concerns views of the other
-    alone, which is a leaf and itself a view of the same base, of which autograd makes their history again.
+    It does where their memory overlaps, and where autograd gives them one history, or makes that of the other again.
+    None: it concerns views of the other alone, which is a leaf and itself a view of the same base.
     """
     keys = internals.storage_keys(tensors) if written else []
     if len(set(keys)) == len(keys):
@@ -105,8 +105,8 @@ def sharing(tensors: Sequence[torch.Tensor], written: Sequence[int]) -> Iterator
 
 def _share_a_history(written: torch.Tensor, other: torch.Tensor) -> bool | None:
     base = base_of(written)
-    if requires_grad_alone(other) and other.numel() and base is base_of(other):
-        return None
+    if requires_grad_alone(other) and base is base_of(other):
+        return None if other.is_leaf else True
     if requires_grad_alone(written) or requires_grad_alone(other):
         return False
     return (base is base_of(other) and base.requires_grad) or _extent(written) == _extent(other)

@@ -679,6 +679,37 @@ def written_to_under_no_grad(x: Tensor) -> Any:
     return x
 
 
+def half_and_view_of_a_leaf_that_is_the_other() -> Arguments:
+    torch.manual_seed(7)
+    memory = torch.randn(4)
+    leaf = memory[2:].requires_grad_()
+    return [memory[:2], leaf.view_as(leaf)], [leaf]
+
+
+def used_after_the_other_half_was_written_to(half: Tensor, other: Tensor) -> Any:
+    half.mul_(2)
+    return other.sin()
+
+
+def written_to_through_the_leaf(leaf: Tensor, view: Tensor) -> Any:
+    leaf.detach().add_(1)
+    return view.sin()
+
+
+def part_of_what_was_reshaped_in_place_written_to(x: Tensor) -> Any:
+    view = x[1:]
+    view.unsqueeze_(0)
+    part = view[..., -1]
+    part.mul_(2)
+    return part
+
+
+def view_reshaped_in_place_and_saved(x: Tensor) -> Any:
+    view = x.sin()[None]
+    view.transpose_(0, 1)
+    return view, torch.bmm(view, view.mT)
+
+
 def transposed_leaf_and_part() -> Arguments:
     torch.manual_seed(7)
     leaf = torch.randn(2, 4, 3).mT.requires_grad_()
@@ -763,6 +794,10 @@ PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
     (conjugate_of_two_that_are_one, one_leaf, Outcome.EQUAL),
     (used_after_a_write_under_no_grad, part_of_a_leaf_that_is_a_view, Outcome.REFUSED),
     (written_to_under_no_grad, part_of_a_leaf_that_is_a_view, Outcome.EQUAL),
+    (used_after_the_other_half_was_written_to, half_and_view_of_a_leaf_that_is_the_other, Outcome.REFUSED),
+    (written_to_through_the_leaf, empty_view_of_a_leaf_that_is_a_view, Outcome.REFUSED),
+    (part_of_what_was_reshaped_in_place_written_to, non_leaf, Outcome.REFUSED),
+    (view_reshaped_in_place_and_saved, one_leaf, Outcome.EXCEPTED),
     (view_marked_dirty, non_leaf_in_other_strides, Outcome.EQUAL),
     (part_marked_dirty, non_leaf_in_other_strides, Outcome.EQUAL),
     (pairs_written_to_through_a_function, nothing_as_pairs, Outcome.REFUSED),
