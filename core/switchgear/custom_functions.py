@@ -31,6 +31,7 @@ from .structure import Structure, flatten
 from .symbol import CUSTOM_FUNCTION, BoundSymbol, RuleOrigin, Symbol, map_proxies
 from .trace import Names
 from .tracking import DETACH
+from .write_back import WriteBack
 from .writes import IDENTITY, SET_VALUE, WRITTEN_VIEW
 
 _REFUSED = {
@@ -194,6 +195,7 @@ def _apply(original: Callable[..., Any], function: Any, *args: Any, **kwargs: An
         bases = [recorder.tracker.base_proxy(arg) if isinstance(arg, torch.Tensor) else None for arg in args]
         runner = _RUNNERS.get(function) or _RUNNERS.setdefault(function, type(function.__name__, (_Forward,), {}))
         made = original(runner, function, context, *args, **kwargs)
+        frame.write_back = WriteBack(recorder.here, None)
         written = _finish(recorder, function, context, args, given, made)
         output = recorder.outputs(made)
     if written and recorder.follow_autograd and torch.is_grad_enabled():

@@ -567,7 +567,9 @@ class Recorder:
         if frame.write_back is not None:
             made = functools.partial(self._made_in, frame)
             if (instead := frame.write_back.replaced(func, args, made)) is not None:
-                return instead
+                # what a Function marked dirty stands for its result already, which is a view of what comes back here
+                marked = frame.fn is None and func is _aten.add.Tensor
+                return self.on_dispatch(_aten.clone.default, (instead,), {}) if marked else instead
         if not func._schema.returns and func.namespace not in _SILENT:
             raise Unsupported(
                 f"{func} returns nothing, in {self.here()}: what it does is no value of a trace, and would be done on "

@@ -710,6 +710,11 @@ def view_reshaped_in_place_and_saved(x: Tensor) -> Any:
     return view, torch.bmm(view, view.mT)
 
 
+def expanded_to_its_own_size_and_marked_dirty(x: Tensor) -> Any:
+    rows = (x * 0.7).clamp(min=0).neg()
+    return ScaledInPlace.apply(rows.expand_as(rows), 0.3), rows  # type: ignore[no-untyped-call]
+
+
 def transposed_leaf_and_part() -> Arguments:
     torch.manual_seed(7)
     leaf = torch.randn(2, 4, 3).mT.requires_grad_()
@@ -798,6 +803,7 @@ PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
     (written_to_through_the_leaf, empty_view_of_a_leaf_that_is_a_view, Outcome.REFUSED),
     (part_of_what_was_reshaped_in_place_written_to, non_leaf, Outcome.REFUSED),
     (view_reshaped_in_place_and_saved, one_leaf, Outcome.EXCEPTED),
+    (expanded_to_its_own_size_and_marked_dirty, one_leaf, Outcome.EQUAL),
     (view_marked_dirty, non_leaf_in_other_strides, Outcome.EQUAL),
     (part_marked_dirty, non_leaf_in_other_strides, Outcome.EQUAL),
     (pairs_written_to_through_a_function, nothing_as_pairs, Outcome.REFUSED),
