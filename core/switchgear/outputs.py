@@ -271,7 +271,8 @@ class _Collector:
                 break
         home, now = self.tracker.proxy_of(found.wrapper), self.tracker.proxy_of(leaf)
         if root == HISTORY:
-            if requires_grad_alone(found.tensor) and len(lineage) > 1:
+            several = len(lineage) > 1 or self._lineages.made_of(lineage[0], HISTORY)
+            if requires_grad_alone(found.tensor) and several:
                 raise Unsupported(
                     f"the function returns a view of one that an autograd.Function made of {found.proxy.name}, itself "
                     "a view that requires_grad_() was called on; return a clone of it"

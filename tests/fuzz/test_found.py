@@ -715,6 +715,19 @@ def expanded_to_its_own_size_and_marked_dirty(x: Tensor) -> Any:
     return ScaledInPlace.apply(rows.expand_as(rows), 0.3), rows  # type: ignore[no-untyped-call]
 
 
+def view_that_no_grad_makes_after_a_write_multiplied_by_itself(x: Tensor) -> Any:
+    y = x * 2
+    view = y[None]
+    y.mul_(2)
+    with torch.no_grad():
+        part = view[..., ::2]
+    return part @ part.mT
+
+
+def view_by_functions_of_a_leaf_that_is_a_view(x: Tensor) -> Any:
+    return Swapped.apply(Swapped.apply(x))  # type: ignore[no-untyped-call]
+
+
 def transposed_leaf_and_part() -> Arguments:
     torch.manual_seed(7)
     leaf = torch.randn(2, 4, 3).mT.requires_grad_()
@@ -804,6 +817,8 @@ PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
     (part_of_what_was_reshaped_in_place_written_to, non_leaf, Outcome.REFUSED),
     (view_reshaped_in_place_and_saved, one_leaf, Outcome.EXCEPTED),
     (expanded_to_its_own_size_and_marked_dirty, one_leaf, Outcome.EQUAL),
+    (view_that_no_grad_makes_after_a_write_multiplied_by_itself, one_leaf, Outcome.EQUAL),
+    (view_by_functions_of_a_leaf_that_is_a_view, transposed_leaf, Outcome.REFUSED),
     (view_marked_dirty, non_leaf_in_other_strides, Outcome.EQUAL),
     (part_marked_dirty, non_leaf_in_other_strides, Outcome.EQUAL),
     (pairs_written_to_through_a_function, nothing_as_pairs, Outcome.REFUSED),

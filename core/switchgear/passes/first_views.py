@@ -51,8 +51,6 @@ class _Search:
         self._paths: dict[str, Hashable] = {}
         #: The same without the grad mode, and through values that were set where autograd did not see it.
         self._origins: dict[str, Hashable] = {}
-        #: The views of such values.
-        self._set: set[str] = set()
         self._spare: defaultdict[Hashable, list[TensorProxy]] = defaultdict(list)
         #: What is read in place of a value.
         self.env: dict[str, TensorProxy] = {}
@@ -71,7 +69,6 @@ class _Search:
             elif (viewed := viewed_argument(item)) is not None:
                 self._note(item, viewed, known, outputs)
             elif item.symbol == SET_VALUE:
-                self._set.add(item.output.name)
                 self._origins[item.output.name] = self._origins.get(item.args[1].name, item.args[1].name)
             known.update(proxy.name for proxy in item.outputs)
             body.append(item)
@@ -82,14 +79,12 @@ class _Search:
         path = *how, frozen(given, {viewed.name: self._paths.get(viewed.name, viewed.name)})
         origin = item.symbol, frozen(given, {viewed.name: self._origins.get(viewed.name, viewed.name)})
         unused = self._used.isdisjoint(proxy.name for proxy in item.outputs)
-        if viewed.name in self._set:
-            self._set.update(proxy.name for proxy in item.outputs)
         for place, proxy in enumerate(item.outputs):
             self._paths[proxy.name], self._origins[proxy.name] = (place, path), (place, origin)
-            # of what autograd was not told of, the view that the same call made, in the same mode
+            # or the view that the same call made in the same mode: made again, what it is a view of is in that mode too
             keys = (place, path), (place, origin, *how, item.source)
             if unused:
-                for key in keys if viewed.name in self._set else keys[:1]:
+                for key in keys:
                     self._spare[key].append(proxy)
             elif proxy.name in self._read and proxy.name not in kept:
                 spare = (one for key in keys for one in self._spare[key])
