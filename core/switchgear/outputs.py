@@ -16,7 +16,7 @@ from .gradients_inside import NEW_LEAF
 from .lineage import Lineage, Lineages
 from .proxy import TensorProxy
 from .recorder import RecordedInput, Recorder
-from .shared_memory import requires_grad_alone
+from .shared_memory import base_of, requires_grad_alone
 from .signature import check_returned
 from .sizes import settled
 from .structure import Structure, flatten
@@ -156,6 +156,11 @@ class _Collector:
                 # autograd lets nobody write, where it sees it, to a view that alone requires grad
                 alone = requires_grad_alone(found.tensor)
                 tracked = not alone and not same_history(history_of(found.wrapper), found.history)
+                if tracked and first.name in self._reshaped and base_of(found.tensor).dtype != first.dtype:
+                    raise Unsupported(
+                        f"the function writes to {first.name}, a view of a tensor of another dtype, and gives it "
+                        "other sizes or strides in place, which autograd cannot follow; make a view in their place"
+                    )
                 yield Mutation(index, self._output(final), tracked)
 
     def _is_written(self, found: RecordedInput) -> bool:

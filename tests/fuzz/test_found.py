@@ -728,6 +728,18 @@ def view_by_functions_of_a_leaf_that_is_a_view(x: Tensor) -> Any:
     return Swapped.apply(Swapped.apply(x))  # type: ignore[no-untyped-call]
 
 
+def pairs_of_a_non_leaf() -> Arguments:
+    torch.manual_seed(7)
+    leaf = torch.randn(4, dtype=torch.complex64).requires_grad_()
+    return [torch.view_as_real(leaf * 1)], [leaf]
+
+
+def written_to_and_transposed(pairs: Tensor) -> Any:
+    pairs.mul_(2)
+    pairs.t_()
+    return pairs
+
+
 def transposed_leaf_and_part() -> Arguments:
     torch.manual_seed(7)
     leaf = torch.randn(2, 4, 3).mT.requires_grad_()
@@ -819,6 +831,7 @@ PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments], Outcome]] = [
     (expanded_to_its_own_size_and_marked_dirty, one_leaf, Outcome.EQUAL),
     (view_that_no_grad_makes_after_a_write_multiplied_by_itself, one_leaf, Outcome.EQUAL),
     (view_by_functions_of_a_leaf_that_is_a_view, transposed_leaf, Outcome.REFUSED),
+    (written_to_and_transposed, pairs_of_a_non_leaf, Outcome.REFUSED),
     (view_marked_dirty, non_leaf_in_other_strides, Outcome.EQUAL),
     (part_marked_dirty, non_leaf_in_other_strides, Outcome.EQUAL),
     (pairs_written_to_through_a_function, nothing_as_pairs, Outcome.REFUSED),
