@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,8 +41,7 @@ class Result:
     @property
     def per_layer(self) -> tuple[float, float]:
         """Seconds per layer in the first and in the second stretch of `DEPTHS`."""
-        low, middle, high = (item.median for item in self.depths)
-        return (middle - low) / (DEPTHS[1] - DEPTHS[0]), (high - middle) / (DEPTHS[2] - DEPTHS[1])
+        return per_layer(self.depths, DEPTHS)
 
     @property
     def deviation(self) -> float:
@@ -65,6 +64,12 @@ class Result:
                 verdict("deviation", self.deviation, LINEARITY),
             ]
         )
+
+
+def per_layer(samples: Sequence[Samples], depths: Sequence[int]) -> tuple[float, float]:
+    """Seconds per layer in the first and in the second stretch of three depths."""
+    low, middle, high = (item.median for item in samples)
+    return (middle - low) / (depths[1] - depths[0]), (high - middle) / (depths[2] - depths[1])
 
 
 def gpt2(layers: int) -> torch.nn.Module:

@@ -15,7 +15,7 @@ import torch
 import transformers
 
 import switchgear as sg
-from benchmarks.compile_latency import LAYERS, first_result
+from benchmarks.compile_latency import LAYERS, first_result, per_layer
 from benchmarks.measure import Samples, table, verdict
 from switchgear.disk_cache import CACHE_VARIABLE
 
@@ -47,7 +47,7 @@ class Result:
     def __str__(self) -> str:
         lines = ["first training result of a GPT-2, width 32, through Inductor"]
         for state, samples in (("cold", self.cold), ("warm", self.warm)):
-            first, second = per_layer(samples)
+            first, second = per_layer(samples[:-1], DEPTHS)
             lines += [
                 state,
                 table(samples, samples[-1], unit="s"),
@@ -58,12 +58,6 @@ class Result:
             ]
         lines += [verdict("cold ratio", self.ratio, COLD_LIMIT), verdict("warm ratio", self.warm_ratio, WARM_LIMIT)]
         return "\n".join(lines)
-
-
-def per_layer(samples: list[Samples]) -> tuple[float, float]:
-    """Seconds per layer in the first and in the second stretch of `DEPTHS`."""
-    low, middle, high = (item.median for item in samples[: len(DEPTHS)])
-    return (middle - low) / (DEPTHS[1] - DEPTHS[0]), (high - middle) / (DEPTHS[2] - DEPTHS[1])
 
 
 def switchgear(model: torch.nn.Module) -> Callable[..., Any]:
@@ -90,12 +84,12 @@ def run(rounds: int) -> Result:
             print(f"round {number + 1} of {rounds}: {name}, {layers} layers", file=sys.stderr, flush=True)
             with tempfile.TemporaryDirectory() as folder:
                 seconds[name, layers].append((in_a_process(name, layers, folder), in_a_process(name, layers, folder)))
-    samples = [
-        [Samples(f"{name}, {layers} layers", tuple(pair[state] for pair in pairs)) for (name, layers), pairs in found]
+    names = {lane: f"{lane[0]}, {lane[1]} layers" for lane in lanes}
+    cold, warm = (
+        [Samples(names[lane], tuple(pair[state] for pair in pairs)) for lane, pairs in seconds.items()]
         for state in (0, 1)
-        for found in [seconds.items()]
-    ]
-    return Result(*samples)
+    )
+    return Result(cold, warm)
 
 
 def in_a_process(name: str, layers: int, folder: str) -> float:
