@@ -12,12 +12,14 @@ import torch
 from torch import Tensor as T
 from torch import nn
 from torch.autograd import forward_ad
+from torch.backends import cuda
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import switchgear as sg
 from switchgear import errors
 from switchgear import torch_internals as internals
+from switchgear.jit import last_entry
 from tests.core.against_eager import check, numbers
 from tests.databases.comparison import differences
 from tests.under_test import EXECUTORS
@@ -410,6 +412,15 @@ def ask_deterministic() -> tuple[bool, bool]:
     return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
 
 
+def ask_attention() -> tuple[bool, bool, list[int]]:
+    return cuda.flash_sdp_enabled(), cuda.math_sdp_enabled(), torch._C._get_sdp_priority_order()
+
+
+def ask_autocast_nesting() -> int:
+    torch.autocast_increment_nesting()
+    return torch.autocast_decrement_nesting()
+
+
 GUARDED: dict[str, tuple[Context, Callable[[], Any]]] = {
     "grad mode": (torch.no_grad, torch.is_grad_enabled),
     "set_grad_enabled": (lambda: torch.set_grad_enabled(False), torch.is_grad_enabled),
@@ -424,10 +435,10 @@ GUARDED: dict[str, tuple[Context, Callable[[], Any]]] = {
         lambda: changed(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "medium"),
         torch.get_float32_matmul_precision,
     ),
-    "attention backend": (lambda: sdpa_kernel(SDPBackend.MATH), internals.attention_backends),
+    "attention backend": (lambda: sdpa_kernel(SDPBackend.MATH), ask_attention),
     "attention backends in order": (
         lambda: sdpa_kernel([SDPBackend.MATH, SDPBackend.FLASH_ATTENTION], set_priority=True),
-        internals.attention_backends,
+        ask_attention,
     ),
     "deterministic": (
         lambda: changed(ask_deterministic, put_deterministic, (True, False)),
@@ -439,7 +450,7 @@ GUARDED: dict[str, tuple[Context, Callable[[], Any]]] = {
     ),
     "autocast": (autocast(), internals.autocast_key),
     "autocast to half": (autocast(torch.float16), internals.autocast_key),
-    "autocast, disabled": (autocast(enabled=False), internals.autocast_nested),
+    "autocast, disabled": (autocast(enabled=False), ask_autocast_nesting),
     "autocast without its cache": (autocast(cache_enabled=False), internals.autocast_key),
 }
 
@@ -603,6 +614,40 @@ def test_attention_backend_chosen_around() -> None:
         first = [torch.autograd.grad(f(q).sin().sum(), q, create_graph=True)[0].sum() for f in (jitted, attends)]
         found, expected = (torch.autograd.grad(one, q)[0] for one in first)
         torch.testing.assert_close(found, expected)
+
+
+def cast_twice(x: T, w: T) -> T:
+    with torch.autocast("cpu", torch.bfloat16):
+        first = x @ w
+    with torch.autocast("cpu", torch.bfloat16):
+        return first + x @ w
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_rare_modes_around_what_depends_on_them() -> None:
+    q, w = torch.randn(1, 2, 64, 16), torch.randn(16, 16, requires_grad=True)
+    cases: list[tuple[Callable[..., T], tuple[T, ...]]] = [
+        (attends, (q,)),
+        (torch.jit.script(attends), (q,)),
+        (lambda q: attends(q).relu(), (q,)),
+        (cast_twice, (q[0, 0], w)),
+    ]
+    for function, inputs in cases:
+        jitted = jit(lambda *args, function=function: function(*args))
+        for context in (nullcontext, lambda: sdpa_kernel(SDPBackend.MATH), autocast(enabled=False), nullcontext):
+            with context():
+                assert torch.equal(jitted(*inputs), function(*inputs))
+
+
+def test_rare_modes_around_what_does_not_depend_on_them() -> None:
+    jitted = jit(lambda x: (x * 2).sin())
+    x = numbers(3)
+    jitted(x)
+    entry = last_entry(jitted)
+    for context in (lambda: sdpa_kernel(SDPBackend.MATH), autocast(enabled=False), GUARDED["matmul precision"][0]):
+        with context():
+            jitted(x)
+        assert last_entry(jitted) is entry
 
 
 LEFT: dict[str, Callable[[], Any]] = {

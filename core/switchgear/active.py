@@ -1,4 +1,4 @@
-"""Which recorder is at work on this thread, and which sizes are symbolic."""
+"""What is at work on this thread: which recorder, which sizes are symbolic, which modes matter."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ class Active(threading.local):
     def __init__(self) -> None:
         self.recorder: Recorder | None = None
         self.sizes: Sizes | None = None
+        #: Whether what is being compiled may depend on `torch_internals.rare_modes`.
+        self.rare_modes_matter = False
 
 
 ACTIVE = Active()

@@ -415,7 +415,8 @@ class Recorder:
         writes = "out" in kwargs or is_in_place(getattr(func, "__name__", ""))
         write_back = WriteBack(self.here, out) if writes else None
         frame = _Frame(func, [], torch.is_grad_enabled(), write_back=write_back)
-        attends = "scaled_dot_product_attention" in getattr(func, "__name__", "")
+        attends = "attention" in getattr(func, "__name__", "")
+        ACTIVE.rare_modes_matter |= attends
         if attends and internals.attention_backends() != self._attention:
             for call in (*self._frames, frame):
                 call.is_split = True
@@ -712,6 +713,8 @@ class Recorder:
         grad_enabled = torch.is_grad_enabled() or (frame.fn is func and frame.grad_enabled)
         flags: Iterator[bool] = iter(())
         self.offsets_matter |= func in _ALIGNED
+        # nothing is known of what called it (compiled code of TorchScript's) if no call of a function is open
+        ACTIVE.rare_modes_matter |= frame.fn is None and self.follow_autograd
         alone = makes_views(func) and any(map(self.tracker.stands_alone, proxies(given)))
         if any(proxy.requires_grad for proxy in proxies(given)):
             if grad_enabled:

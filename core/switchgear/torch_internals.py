@@ -529,9 +529,12 @@ def autocast_cache_cleared() -> Iterator[None]:
             torch.clear_autocast_cache()
 
 
+_increment_autocast_nesting = torch.autocast_increment_nesting
+
+
 def autocast_nested() -> bool:
     """Whether a region of autocast is around, maybe a disabled one: casts are remembered until the outermost ends."""
-    torch.autocast_increment_nesting()
+    _increment_autocast_nesting()
     return bool(torch.autocast_decrement_nesting())
 
 
@@ -650,8 +653,33 @@ _GET_ATTENTION += [torch._C._get_math_sdp_allow_fp16_bf16_reduction]
 _SET_ATTENTION = [getattr(torch._C, f"_set_sdp_use_{name}") for name in attention._backend_names]
 _SET_ATTENTION += [torch._C._set_math_sdp_allow_fp16_bf16_reduction]
 _get_attention_order = torch._C._get_sdp_priority_order
-#: What `attention_backends` is made of, each by a call.
-ATTENTION_STATE: list[Callable[[], Any]] = [_get_attention_order, *_GET_ATTENTION]
+_RARE_WORDS = ("_sdp_", "_attention", "precision", "_tf32")
+#: What the modes that few functions depend on are asked with, and set with.
+_RARE = [
+    (torch._C, name)
+    for name in dir(torch._C)
+    if name.startswith(("_get_", "_set_", "_can_use_")) and any(word in name for word in _RARE_WORDS)
+]
+_RARE += [(torch, "autocast_increment_nesting")]
+
+
+def rare_modes() -> tuple[Any, ...]:
+    """The modes that few functions depend on: regions of autocast, precision, attention's backends; hashable."""
+    return autocast_nested(), float32_precision(), *attention_backends()
+
+
+@contextlib.contextmanager
+def rare_modes_noticed(note: Callable[[], object]) -> Iterator[None]:
+    """`note` is called when this thread asks for one of `rare_modes` or sets it, other than by this module."""
+
+    def noticed(original: Callable[..., Any], *args: Any) -> Any:
+        note()
+        return original(*args)
+
+    with contextlib.ExitStack() as stack:
+        for holder, name in _RARE:
+            stack.enter_context(redirected(holder, name, noticed))
+        yield
 
 
 def attention_backends() -> tuple[Any, ...]:

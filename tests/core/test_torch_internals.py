@@ -906,6 +906,38 @@ def test_global_modes() -> None:
     assert internals.attention_backends() == inside
     internals.set_attention_backends(before)
     assert internals.attention_backends() == before
+
+
+RARE: dict[str, Callable[[], object]] = {
+    "attention is asked for": torch.backends.cuda.flash_sdp_enabled,
+    "attention is set": lambda: torch.backends.cuda.enable_math_sdp(torch.backends.cuda.math_sdp_enabled()),
+    "attention's backends in a region": sdpa_kernel(SDPBackend.MATH)(lambda: None),
+    "a region of autocast": torch.autocast("cpu", enabled=False)(lambda: None),
+    "precision is asked for": torch.get_float32_matmul_precision,
+    "a backend's precision": lambda: torch.backends.cuda.matmul.allow_tf32,
+}
+
+
+@pytest.mark.parametrize("name", RARE)
+def test_rare_modes_are_noticed(name: str) -> None:
+    before, noticed = internals.rare_modes(), list[str]()
+
+    def elsewhere() -> None:
+        assert internals.rare_modes() == before
+        torch.get_float32_matmul_precision()
+
+    with internals.rare_modes_noticed(lambda: noticed.append(name)):
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        assert internals.rare_modes() == before
+        assert not noticed
+        RARE[name]()
+        assert noticed
+    count = len(noticed)
+    torch.get_float32_matmul_precision()
+    assert len(noticed) == count
+    assert internals.rare_modes() == before
     with torch.enable_grad():
         internals.set_grad_enabled(False)
         assert not torch.is_grad_enabled()

@@ -23,6 +23,7 @@ from switchgear.sizes import Computed, Constraint, Sizes, concrete
 from switchgear.symbol import DEL, proxies
 from switchgear.trace import Trace
 
+from .epilogue import Finisher
 from .execution import maybe_views, runner
 
 _is_grad_enabled = torch.is_grad_enabled
@@ -83,6 +84,9 @@ class Bridge:
         nothing = (None,) * len(self.inner)
         if sizes is not None:
             expected = [p and (EXPECTED if any(p[0]) else p[0], *p[1:]) for p in expected]
+        special = self.made or self.saves or self.plain or sizes or self.written or self.inner
+        #: Whether a call gives what the forward does, and leaves nothing for the backward.
+        self.is_simple = not special
         #: By pattern, for calls of any sizes that meet the constraints.
         self._generals: dict[Any, list[tuple[Callable[[], Program], tuple[Constraint | Computed, ...]]]] = {
             (*expected, *nothing, wanted, ()): [(training.make_backward, ())]
@@ -102,14 +106,22 @@ class Bridge:
         """The backward that was asked for last, or the one that is expected."""
         return self._last_backward or self.training.backward
 
-    def __call__(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """The trace's outputs, connected to autograd."""
-        apply = _Node.apply if internals.functorch_active() else _APPLY
-        if self.grad_enabled and not self.views:
-            return apply(self, *inputs)  # type: ignore[no-any-return,no-untyped-call]
-        with torch.enable_grad():
-            results = apply(self, *inputs)  # type: ignore[no-untyped-call]
-            return self._as_views(results) if self.views else results
+    def connected(self, complete: Finisher) -> Callable[[Sequence[torch.Tensor]], Any]:
+        """What runs the trace, connected to autograd, and completes the call."""
+        apply, apply_transformed = internals.node_apply(_Node), _Node.apply
+        functorch_active = internals.functorch_active
+
+        def run(inputs: Sequence[torch.Tensor]) -> Any:
+            results = apply_transformed(self, *inputs) if functorch_active() else apply(self, *inputs)  # type: ignore[no-untyped-call]
+            return complete(results, inputs)
+
+        def run_enabled(inputs: Sequence[torch.Tensor]) -> Any:
+            with torch.enable_grad():
+                results = apply_transformed(self, *inputs) if functorch_active() else apply(self, *inputs)  # type: ignore[no-untyped-call]
+                results = self._as_views(results)
+            return complete(results, inputs)
+
+        return run if self.grad_enabled and not self.views else run_enabled
 
     def _as_views(self, results: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         found = list(results)
@@ -346,18 +358,20 @@ class _Node(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, bridge: Bridge, *inputs: torch.Tensor) -> Any:
         results = bridge.run_forward(*inputs)
+        ctx.bridge = bridge
+        ctx.set_materialize_grads(False)
+        if bridge.is_simple:
+            return results
         if bridge.made:
             results = bridge.apart(results, inputs)
         count = bridge.count
         outputs = results[:count]
-        ctx.bridge = bridge
         if bridge.saves:
             ctx.save_for_backward(*results[count:])
         if bridge.plain:
             ctx.mark_non_differentiable(*[outputs[i] for i in bridge.plain])
         if bridge.sizes is not None:
             ctx.sizes = bridge.sizes.measure(inputs)
-        ctx.set_materialize_grads(False)
         if bridge.written:
             held = {"input": inputs, "output": outputs}
             # not saved, for it may change before the backward writes to it; without its history, which may lead here
@@ -388,41 +402,40 @@ class _Node(torch.autograd.Function):
                 del saved
                 internals.clear_saved_tensors(ctx)
                 return (None, *last.run(arguments))
-        return _Node.backward_of_any(ctx, *grads)
+        return (None, *_backward(bridge, ctx, grads))
 
-    @staticmethod
-    def backward_of_any(ctx: Any, *grads: torch.Tensor | None) -> Any:
-        """The gradients for whatever grad outputs there are."""
-        wanted = ctx.needs_input_grad[1:]
-        bridge: Bridge = ctx.bridge
+
+def _backward(bridge: Bridge, ctx: Any, grads: Arriving) -> Any:
+    """The gradients for whatever grad outputs there are."""
+    wanted = ctx.needs_input_grad[1:]
+    if bridge.inner:
+        late = getattr(ctx, "late", {}) if bridge.differentiated else {}
+        grads += late.pop(internals.graph_task(), None) or (None,) * (len(bridge.inner) - 1)
+    if bridge.sparse:
+        grads = tuple([_strided(*pair) for pair in zip(grads, bridge.training.ends, strict=True)])
+    arguments: list[Any] = [grad for grad in grads if grad is not None]
+    sizes: tuple[int, ...] = () if bridge.sizes is None else ctx.sizes
+    if bridge.saves:
+        arguments = [*_saved(bridge, ctx, grads, sizes), *arguments]
+        internals.clear_saved_tensors(ctx)
+    if torch.is_grad_enabled():
         if bridge.inner:
-            late = getattr(ctx, "late", {}) if bridge.differentiated else {}
-            grads += late.pop(internals.graph_task(), None) or (None,) * (len(bridge.inner) - 1)
-        if bridge.sparse:
-            grads = tuple([_strided(*pair) for pair in zip(grads, bridge.training.ends, strict=True)])
-        arguments: list[Any] = [grad for grad in grads if grad is not None]
-        sizes: tuple[int, ...] = () if bridge.sizes is None else ctx.sizes
-        if bridge.saves:
-            arguments = [*_saved(ctx, grads, wanted, sizes), *arguments]
-            internals.clear_saved_tensors(ctx)
-        if torch.is_grad_enabled():
-            if bridge.inner:
-                bridge.differentiated = True
-                first, *others = [index - bridge.count for index in bridge.inner]
-                tied = _Inner.apply(ctx, arguments[first], *[arguments[index] for index in others]) if others else ()  # type: ignore[no-untyped-call]
-                for index, value in zip(others, tied, strict=True):
-                    arguments[index] = value
-            return (None, *bridge.differentiable_for(grads, wanted, sizes)(*arguments))
-        last = bridge.backward_for(grads, wanted, sizes)
-        if last.takes_sizes:
-            arguments[:0] = sizes
-        found = last.run(arguments)
-        if last.targets:
-            for (kind, index), value in zip(last.targets, found[len(wanted) :], strict=True):
-                target: Any = grads[index] if kind == "grad" else ctx.written[kind, index]
-                target.copy_(value)
-            found = found[: len(wanted)]
-        return (None, *found)
+            bridge.differentiated = True
+            first, *others = [index - bridge.count for index in bridge.inner]
+            tied = _Inner.apply(ctx, arguments[first], *[arguments[index] for index in others]) if others else ()  # type: ignore[no-untyped-call]
+            for index, value in zip(others, tied, strict=True):
+                arguments[index] = value
+        return bridge.differentiable_for(grads, wanted, sizes)(*arguments)
+    last = bridge.backward_for(grads, wanted, sizes)
+    if last.takes_sizes:
+        arguments[:0] = sizes
+    found = last.run(arguments)
+    if last.targets:
+        for (kind, index), value in zip(last.targets, found[len(wanted) :], strict=True):
+            target: Any = grads[index] if kind == "grad" else ctx.written[kind, index]
+            target.copy_(value)
+        found = found[: len(wanted)]
+    return found
 
 
 class _Inner(torch.autograd.Function):
@@ -442,10 +455,11 @@ class _Inner(torch.autograd.Function):
         return (None,) * (len(grads) + 2)
 
 
-def _saved(ctx: Any, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
+def _saved(bridge: Bridge, ctx: Any, grads: Arriving, sizes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
     """The saved values; that one was overwritten since is an error only of a backward that reads it, as in eager."""
-    unwatched: frozenset[int] = getattr(ctx, "unwatched", frozenset()) if ctx.bridge.unwatched else frozenset()
-    if unwatched and not unwatched <= ctx.bridge.unread(grads, wanted, sizes):
+    wanted = ctx.needs_input_grad[1:]
+    unwatched: frozenset[int] = getattr(ctx, "unwatched", frozenset()) if bridge.unwatched else frozenset()
+    if unwatched and not unwatched <= bridge.unread(grads, wanted, sizes):
         raise RuntimeError(
             f"one of the variables needed for gradient computation has been {_OVERWRITTEN} since; an earlier backward "
             "of this graph did not need it"
@@ -453,14 +467,13 @@ def _saved(ctx: Any, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int
     try:
         return ctx.saved_tensors  # type: ignore[no-any-return]
     except RuntimeError as error:
-        unread = ctx.bridge.unread(grads, wanted, sizes) if _OVERWRITTEN in str(error) else ()
+        unread = bridge.unread(grads, wanted, sizes) if _OVERWRITTEN in str(error) else ()
         if not unread:
             raise
         internals.unwatch_saved_tensors(ctx, unread)
-        ctx.unwatched, ctx.bridge.unwatched = unread, True
+        ctx.unwatched, bridge.unwatched = unread, True
         return ctx.saved_tensors  # type: ignore[no-any-return]
 
 
-_OVERWRITTEN = "modified by an inplace operation"
-_APPLY = internals.node_apply(_Node)
 internals.enter_backward_directly(_Node)
+_OVERWRITTEN = "modified by an inplace operation"

@@ -24,6 +24,7 @@ from switchgear.structure import Structure
 from .autograd_bridge import Bridge, Jit
 from .epilogue import finisher
 from .execution import maybe_views, runner
+from .modes import rare_modes_watched
 from .module_state import any_hooks
 from .prologue import make_prologue
 
@@ -60,7 +61,7 @@ class Entry:
                 self.captured.sizes.check(tensors)
             self.prologue = make_prologue(self.captured, leaves, spec, tensors)
 
-        with compiling():
+        with compiling(), rare_modes_watched():
             try:
                 make(marks)
             except Exception as error:
@@ -96,8 +97,7 @@ class Entry:
         outputs = self.captured.outputs
         complete = finisher(outputs, self.captured.trace.inputs, self.captured.sizes)
         if self.bridge is not None:
-            bridge = self.bridge.__call__
-            return lambda inputs: complete(bridge(inputs), inputs)
+            return self.bridge.connected(complete)
         run = self._without_gradients(self.forward)
         ends = self.forward.stages[-1].outputs
         left = tuple([mutation for mutation in outputs.mutations if ends[mutation.output] is not None])

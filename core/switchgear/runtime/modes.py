@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from operator import call
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.utils._device import DeviceContext
 
 from switchgear import torch_internals as internals
+from switchgear.active import ACTIVE
 from switchgear.errors import Unsupported
+from switchgear.patches import replaced
 
 
-def modes_key() -> tuple[Any, ...]:
-    """Everything global that a capture depends on, hashable. Raises `Unsupported` under a foreign function mode."""
+def modes_key(*, rare: bool = True) -> tuple[Any, ...]:
+    """Everything global that a capture depends on, hashable; the rare modes too, or not.
+
+    Raises `Unsupported` under a foreign function mode.
+    """
     return (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
         torch.get_default_dtype(),
         tuple([_device(mode) for mode in internals.function_modes()]),
-        internals.float32_precision(),
-        internals.attention_backends(),
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
         internals.autocast_key(),
-        internals.autocast_nested(),
+        internals.rare_modes() if rare else (),
     )
 
 
@@ -38,17 +41,39 @@ def _device(mode: Any) -> str:
     )
 
 
-def modes_guard() -> Callable[[], bool]:
-    """A cheap check that the global state is what it is now; False may be for a state that `modes_key` ignores."""
-    key, count = modes_key(), internals.function_mode_count()
-    get_count = internals.function_mode_count
-    # all asked by one list of calls in C, the C++ guard the last; autocast's nesting is back after two of them
-    asked = [torch.is_inference_mode_enabled, get_count, internals.float32_precision]
-    asked += [torch.autocast_increment_nesting, torch.autocast_decrement_nesting]
-    asked += [*internals.ATTENTION_STATE, internals.GlobalStateGuard().check]
-    answers = [*map(call, asked)]
-    # the C++ guard sees no default device, and looks at what changes no result too, such as the number of threads
-    if count or not answers[-1]:
-        return lambda: get_count() == count and modes_key() == key
+@contextlib.contextmanager
+def rare_modes_watched() -> Iterator[None]:
+    """Inside, `ACTIVE.rare_modes_matter` says whether what is compiled so far may depend on `internals.rare_modes`."""
 
-    return lambda: [*map(call, asked)] == answers or (get_count() == count and modes_key() == key)
+    def note() -> None:
+        ACTIVE.rare_modes_matter = True
+
+    with replaced(ACTIVE, "rare_modes_matter", internals.autocast_active()), internals.rare_modes_noticed(note):
+        yield
+
+
+def same_modes(scope: dict[str, Any]) -> str:
+    """A cheap condition that the global state is what it is now, as far as it matters; what it needs goes to `scope`.
+
+    It may be false for a state that `modes_key` does not tell from this one.
+    """
+    rare, get_count, guard = ACTIVE.rare_modes_matter, internals.function_mode_count, internals.GlobalStateGuard()
+    key, count = modes_key(rare=rare), get_count()
+    scope["key_is_same"] = lambda: get_count() == count and modes_key(rare=rare) == key
+    # the C++ guard sees no default device, and looks at what changes no result too, such as the number of threads
+    if count or not guard.check():
+        return "key_is_same()"
+    scope |= {
+        "is_inference": torch.is_inference_mode_enabled,
+        "mode_count": get_count,
+        "same_state": guard.check,
+    }
+    conditions = [
+        "is_inference()" if torch.is_inference_mode_enabled() else "not is_inference()",
+        "not mode_count()",
+        "same_state()",
+    ]
+    if rare:
+        scope |= {"rare_modes": internals.rare_modes, "rare_modes_now": internals.rare_modes()}
+        conditions.append("rare_modes() == rare_modes_now")
+    return f"({' and '.join(conditions)} or key_is_same())"

@@ -15,7 +15,7 @@ from switchgear.shared_memory import base_of, requires_grad_alone, sharing
 from switchgear.signature import Argument, Base, Closure, InputSource, ModuleState
 from switchgear.structure import Structure
 
-from .modes import modes_guard
+from .modes import same_modes
 from .module_state import modules_guard
 
 #: From a call's arguments to the input tensors of a trace, or None where the call is not the entry's.
@@ -36,7 +36,7 @@ def make_prologue(captured: Captured, leaves: list[Any], spec: Structure, tensor
 
     It is one generated function, for it runs on every call.
     """
-    scope: dict[str, Any] = {"value_key": value_key, "same_modes": modes_guard()}
+    scope: dict[str, Any] = {"value_key": value_key}
     body = spec.taking_apart(scope)
     values = [(index, leaf) for index, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)]
     conditions = [_is_value(f"a{index}", leaf, scope) for index, leaf in values]
@@ -50,7 +50,7 @@ def make_prologue(captured: Captured, leaves: list[Any], spec: Structure, tensor
         conditions.append("same_modules()")
     inputs = "".join([f"{_fetched(source, number, scope)}, " for number, source in enumerate(captured.sources)])
     scope["check"] = internals.tensor_guards(tensors, *_layouts(captured))
-    conditions += [f"check(*(found := ({inputs})))", "same_modes()"]
+    conditions += [f"check(*(found := ({inputs})))", same_modes(scope)]
     if captured.sizes is not None:
         scope["fits"] = captured.sizes.fits()
         conditions.append("fits(found)")
