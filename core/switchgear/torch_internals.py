@@ -584,9 +584,13 @@ def node_apply(node: type[torch.autograd.Function]) -> Callable[..., Any]:
     return super(torch.autograd.Function, node).apply  # type: ignore[misc, no-any-return]
 
 
-def enter_backward_directly(node: type[torch.autograd.Function]) -> None:
-    """Let the engine call `node.backward` itself, not a method that finds out each time what is to be called."""
-    node._backward_cls.apply = node.backward  # type: ignore[attr-defined]
+def make_lean(node: type[torch.autograd.Function], *slots: str) -> None:
+    """Give nodes slots, so that no dict is made for them, and let the engine call `node.backward` itself.
+
+    Else it calls a method that finds out each time what is to be called.
+    """
+    kind: Any = node._backward_cls  # type: ignore[attr-defined]
+    node._backward_cls = type(kind.__name__, (kind,), {"__slots__": slots, "apply": node.backward})  # type: ignore[attr-defined]
 
 
 #: Which backward of autograd's this is part of, for ever; -1 outside of any.

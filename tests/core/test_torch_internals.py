@@ -831,27 +831,34 @@ def test_node_apply() -> None:
     assert torch.func.vmap(lambda row: row + int(internals.functorch_active()))(torch.zeros(2)).tolist() == [1, 1]
 
 
-def test_enter_backward_directly() -> None:
+def test_make_lean() -> None:
     class Double(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: T) -> T:
             ctx.save_for_backward(x)
-            return x * 2
+            ctx.factor, ctx.other = 2, "in the dict"
+            return x * ctx.factor
 
         @staticmethod
         def backward(ctx: Any, *grads: Any) -> Any:
             callers.append(sys._getframe(1).f_code)
+            held.append(dict(vars(ctx)))
             assert torch.equal(ctx.saved_tensors[0], x)
             assert ctx.needs_input_grad == (True,)
-            return grads[0] * 2
+            return grads[0] * ctx.factor
 
     callers: list[Any] = []
+    held: list[dict[str, Any]] = []
     x = numbers(2, grad=True)
-    Double.apply(x).sum().backward()  # type: ignore[no-untyped-call]
+    before = Double.apply(x)  # type: ignore[no-untyped-call]
+    before.sum().backward()
     assert callers[0] is torch.autograd.function.BackwardCFunction.apply.__code__
-    internals.enter_backward_directly(Double)
-    Double.apply(x).sum().backward()  # type: ignore[no-untyped-call]
+    internals.make_lean(Double, "factor")
+    after = Double.apply(x)  # type: ignore[no-untyped-call]
+    assert after.grad_fn.name() == before.grad_fn.name()
+    after.sum().backward()
     assert callers[1] is not callers[0]
+    assert held == [{"factor": 2, "other": "in the dict"}, {"other": "in the dict"}]
     assert x.grad is not None
     assert torch.equal(x.grad, torch.full((2,), 4.0, dtype=x.dtype))
     assert torch.equal(Double.apply(x).grad_fn.apply(torch.ones(2)), torch.full((2,), 2.0))  # type: ignore[no-untyped-call]

@@ -475,5 +475,5 @@ def _saved(bridge: Bridge, ctx: Any, grads: Arriving, sizes: tuple[int, ...]) ->
         return ctx.saved_tensors  # type: ignore[no-any-return]
 
 
-internals.enter_backward_directly(_Node)
+internals.make_lean(_Node, "bridge")
 _OVERWRITTEN = "modified by an inplace operation"
