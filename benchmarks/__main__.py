@@ -35,7 +35,7 @@ from benchmarks.workloads import WORKLOADS
 BENCHMARKS: dict[str, tuple[Callable[[int], Any], int]] = {
     "checkpoint_memory": (checkpoint_memory.run, 1),
     "compile_latency": (compile_latency.run, 5),
-    "dispatch": (dispatch.run, 15),
+    "dispatch": (dispatch.run, 75),
     "gpu": (gpu.run, gpu.ROUNDS),
     "inductor_latency": (inductor_latency.run, 3),
     "long_trace": (long_trace.run, 1),

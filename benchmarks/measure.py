@@ -56,10 +56,15 @@ class Samples:
 def interleave(rounds: int, candidates: Mapping[str, Callable[[], float]]) -> list[Samples]:
     """Ask every candidate for its seconds, `rounds` times in turn."""
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
-    for _ in range(rounds):
-        for name, measured in candidates.items():
-            gc.collect()
-            seconds[name].append(measured())
+    gc.collect()
+    gc.freeze()  # so that collecting what a candidate leaves takes no time to speak of
+    try:
+        for _ in range(rounds):
+            for name, measured in candidates.items():
+                gc.collect()
+                seconds[name].append(measured())
+    finally:
+        gc.unfreeze()
     return [Samples(name, tuple(found)) for name, found in seconds.items()]
 
 

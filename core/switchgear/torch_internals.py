@@ -589,8 +589,8 @@ def make_lean(node: type[torch.autograd.Function], *slots: str) -> None:
 
     Else it calls a method that finds out each time what is to be called.
     """
-    kind: Any = node._backward_cls  # type: ignore[attr-defined]
-    node._backward_cls = type(kind.__name__, (kind,), {"__slots__": slots, "apply": node.backward})  # type: ignore[attr-defined]
+    kind: Any = node._backward_cls
+    node._backward_cls = type(kind.__name__, (kind,), {"__slots__": slots, "apply": node.backward})
 
 
 #: Which backward of autograd's this is part of, for ever; -1 outside of any.
