@@ -29,9 +29,6 @@ from .claim import claim
 from .free_last_used import free_last_used
 from .reuse_buffers import reuse_buffers
 
-#: A candidate is taken if it needs less than this part of the operators' time.
-WORTHWHILE = 0.98
-
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -97,7 +94,7 @@ class Contest:
         report = ", ".join(f"{name}: {1e6 * one:.1f} µs" for name, one in times.items())
         *fused, operators = seconds
         best = min(fused)
-        winner = self.candidates[fused.index(best)] if best < WORTHWHILE * operators else None
+        winner = self.candidates[fused.index(best)] if best < operators else None
         return Outcome(winner, report if winner else f"not faster as measured, {report}")
 
 
