@@ -86,9 +86,9 @@ def sharing(tensors: Sequence[torch.Tensor], written: Sequence[int]) -> Iterator
     It does where their memory overlaps, and where autograd gives them one history, or makes that of the other again.
     None: it concerns views of the other alone, which is a leaf and itself a view of the same base.
     """
-    keys = internals.storage_keys(tensors) if written else []
-    if len(set(keys)) == len(keys):
+    if not written or internals.none_share_storage(tensors):
         return
+    keys = internals.storage_keys(tensors)
     places: dict[int, list[int]] = {}
     for index, key in enumerate(keys):
         places.setdefault(key, []).append(index)

@@ -13,7 +13,7 @@ import importlib
 import logging
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -365,6 +365,11 @@ def storage_key(tensor: torch.Tensor) -> int:
 def storage_keys(tensors: Iterable[torch.Tensor]) -> list[int]:
     """The `storage_key` of each."""
     return [storage._cdata for storage in map(torch.Tensor.untyped_storage, tensors)]
+
+
+def none_share_storage(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether the `storage_keys` all differ, asked in one call."""
+    return not torch._C._any_output_is_alias_to_input_or_output((), {}, tuple(tensors))
 
 
 def dispatch_state() -> tuple[Any, Any]:

@@ -419,6 +419,11 @@ def test_metadata_mutated(mode: Any) -> None:
 def test_storage_keys_are_those_of_each() -> None:
     x, y = numbers(2, 3), numbers(2)
     assert internals.storage_keys([x, y, x[0]]) == [internals.storage_key(tensor) for tensor in (x, y, x)]
+    empty = [torch.empty(0), torch.empty(0), torch.empty(2, device="meta"), torch.empty(2, device="meta")]
+    assert internals.none_share_storage([x, y, *empty])
+    assert not internals.none_share_storage([x, y, x[0]])
+    assert not internals.none_share_storage([x, y, y.detach()])
+    assert not internals.none_share_storage([x, x])
 
 
 def test_foreach_copy_copies_in_order_and_counts_versions() -> None:
