@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -54,7 +55,8 @@ class FusionExecutor(Executor):
     """An executor that runs regions: bound symbols that it takes together and compiles into one function.
 
     What it takes, one by one in the user's priority order, the core groups into convex regions. A region of less than
-    `minimum` operators, views left out, is left to the executors that are no fusion executors.
+    `minimum` operators, views left out, is left to the executors that are no fusion executors; one of more than
+    `maximum` comes in parts, cut where the fewest bytes are handed on.
 
     Only one that has `symbolic_sizes` is asked about calls whose sizes are symbolic: the layouts and arguments in its
     regions may then hold symbolic numbers, and the sizes that these are made of are the region's `numbers`.
@@ -64,6 +66,7 @@ class FusionExecutor(Executor):
     """
 
     minimum = 2
+    maximum = sys.maxsize
     symbolic_sizes = False
     boxed = False
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
-from collections.abc import Collection, Container, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 
 from .aliasing import aliased_argument
 from .proxy import TensorProxy, bytes_of, hint_of
@@ -90,6 +91,35 @@ def find_regions(flow: Dataflow) -> list[list[int]]:
         if owner and not flow.is_view[index]:
             members[group.first(index)].append(index)
     return list(members.values())
+
+
+def cut(flow: Dataflow, members: Sequence[int], most: int) -> Iterator[Sequence[int]]:
+    """A region in parts of at most `most` members, in order, and about a quarter of that at least.
+
+    Each ends where the fewest bytes are handed on. What repeats in a long region, such as layers, is cut in the same
+    places, so that parts are alike.
+    """
+    passed = _passed_on(flow, members) if len(members) > most else []
+    start, least = 0, max(1, most // 4)
+    while len(members) - start > most:
+        latest = min(start + most, len(members) - least)
+        end = min(range(latest, start + least - 1, -1), key=passed.__getitem__)
+        yield members[start:end]
+        start = end
+    yield members[start:]
+
+
+def _passed_on(flow: Dataflow, members: Sequence[int]) -> list[int]:
+    """For each position in a region the bytes of what is made before it, and read there or later."""
+    last: dict[str, int] = {}
+    for number, index in enumerate(members):
+        last.update((flow.base(proxy).name, number) for proxy in flow.body[index].inputs)
+    change = [0] * (len(members) + 1)
+    for number, index in enumerate(members):
+        for proxy in flow.body[index].outputs:
+            change[number + 1] += bytes_of(proxy)
+            change[last.get(proxy.name, number) + 1] -= bytes_of(proxy)
+    return [*itertools.accumulate(change)]
 
 
 def _sink(flow: Dataflow, level: list[int], group: _Sets) -> None:

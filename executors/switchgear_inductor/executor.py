@@ -37,6 +37,8 @@ class InductorExecutor(sg.FusionExecutor):
 
     symbolic_sizes = True
     boxed = True
+    #: Inductor's time to compile grows faster than a region does, and parts that are alike are compiled once.
+    maximum = 256
 
     def __init__(
         self, name: str = "inductor", *, options: Mapping[str, Any] | None = None, progress: bool = True

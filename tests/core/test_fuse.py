@@ -20,7 +20,7 @@ from switchgear.cli import main
 from switchgear.errors import ExecutorFailed
 from switchgear.inspect.bisecting import bisect
 from switchgear.passes.fuse import fuse
-from switchgear.regions import Dataflow, find_regions
+from switchgear.regions import Dataflow, cut, find_regions
 from switchgear.symbol import RANDOM, Symbol, proxies
 from tests.core.training import (
     Kernel,
@@ -611,6 +611,68 @@ def test_time_is_linear_in_the_size() -> None:
         regions = find_regions(Dataflow(trace.bound_symbols, {"toy"}))
         took[length] = time.process_time() - begun
         assert sum(map(len, regions)) == sum(index % 7 != 0 for index in range(length))
+    assert took[25_000] < 40 * took[2_500]
+
+
+def layers(count: int) -> Callable[[Tensor], Tensor]:
+    """Layers of six operators, between which a tenth of the bytes inside are handed on."""
+
+    def function(x: Tensor) -> Tensor:
+        for _ in range(count):
+            wide = torch.cat([x] * 10).sin()
+            x = (wide * wide.cos()).exp().reshape(10, -1).sum(0)
+        return x
+
+    return function
+
+
+@pytest.mark.parametrize(("count", "most"), [(3, 50), (8, 48), (8, 47), (8, 16), (9, 16), (9, 15), (20, 20)])
+def test_long_regions_are_cut_between_layers(count: int, most: int) -> None:
+    toy = Toy()
+    toy.maximum = most
+    jitted = run(layers(count), torch.rand(8), executors=[toy, "torch"])
+    sizes = [len(toy.operators(region)) for region in toy.regions]
+    assert sum(sizes) == 6 * count
+    assert all(size % 6 == 0 and size <= most for size in sizes)
+    assert (len(sizes) == 1) == (6 * count <= most)
+    assert len({region.canonical() for region in toy.regions}) <= 2
+    assert len(operators(forward(jitted))) == len(sizes)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_cut_regions_train_as_whole_ones(seed: int) -> None:
+    draw = random.Random(seed)
+
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        values = [x, w]
+        for _ in range(40):
+            left, right = draw.choice(values), draw.choice(values)
+            values.append((left.t() * right.t() if draw.random() < 0.5 else left.t() - right.t()).t().sin())
+        return torch.stack(values[-10:]).sum()
+
+    state = draw.getstate()
+
+    def again(x: Tensor, w: Tensor) -> Tensor:
+        draw.setstate(state)
+        return function(x, w)
+
+    for most in (2, 7, 30):
+        toy = Toy()
+        toy.maximum = most
+        assert_trains_as_eager(again, leaf(3, 3), leaf(3, 3), executors=[toy, "torch"])
+        assert len(toy.regions) > 1
+        assert max(len(toy.operators(region)) for region in toy.regions) <= most
+
+
+def test_cutting_is_linear_in_the_size() -> None:
+    took = {}
+    for length in (2_500, 25_000):
+        flow = Dataflow(chain(length).bound_symbols, {"toy"})
+        members = [index for index, owner in enumerate(flow.owners) if owner]
+        begun = time.process_time()
+        parts = list(cut(flow, members, 256))
+        took[length] = time.process_time() - begun
+        assert [index for part in parts for index in part] == members
     assert took[25_000] < 40 * took[2_500]
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from switchgear.choice import Choice, Declined, Implementation
 from switchgear.errors import ExecutorFailed
 from switchgear.executor import FusionExecutor
 from switchgear.proxy import TensorProxy
-from switchgear.regions import Dataflow, find_regions
+from switchgear.regions import Dataflow, cut, find_regions
 from switchgear.selection import Selection
 from switchgear.sizes import sizes_of
 from switchgear.symbol import BoundSymbol, Symbol, proxies
@@ -88,7 +89,8 @@ def fuse(trace: Trace, selection: Selection, choices: Sequence[Choice]) -> tuple
 
 def _regions(flow: Dataflow, trace: Trace, selection: Selection) -> list[_Region]:
     """The regions, in the order of their last members."""
-    found = sorted(find_regions(flow), key=lambda members: members[-1])
+    whole = [(members, selection.fusion[flow.owners[members[0]]].maximum) for members in find_regions(flow)]
+    found = sorted([part for members, most in whole for part in cut(flow, members, most)], key=itemgetter(-1))
     parts = [tuple([flow.body[index] for index in flow.with_views(members)]) for members in found]
     inputs = [_read(items) for items in parts]
     outside = flow.outside({index for members in found for index in members}, proxies(trace.outputs))
