@@ -34,8 +34,6 @@ SECONDS = 0.05
 #: Calls before the first measurement. TorchScript optimises in its second and third; glibc, told to keep memory, places
 #: aligned blocks anew until its lists of small ones are full, seven calls long.
 WARM_UP = 10
-#: How far results may be from eager's, relative to the greatest element of each tensor, where they need not be equal.
-TOLERANCE = 1e-3
 BASELINE, CANDIDATE = "eager", "switchgear"
 #: A candidate is compared with the best of these.
 PEERS = (BASELINE, "compile")
@@ -204,7 +202,7 @@ class Lane:
         self.warm, result = self.first_call()
         results = self.task.results(result)
         self.deviation = max(map(deviation, results, expected), default=0.0)
-        limit = 0.0 if self.contestant.exact else TOLERANCE
+        limit = 0.0 if self.contestant.exact else self.task.tolerance
         if len(results) != len(expected) or not self.deviation <= limit:
             raise WrongResult(
                 f"off by {self.deviation:.1e}, {limit:g} allowed; {len(results)} of {len(expected)} results"

@@ -9,7 +9,7 @@ import copy
 import enum
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -36,7 +36,8 @@ class Task:
     """A workload with its tensors.
 
     learned: the tensors that get gradients, or are updated. ordinary: how it is written where nobody compiles it, if
-    that is not `function` itself.
+    that is not `function` itself. tolerance: how far results may be from eager's, relative to the greatest element of
+    each tensor, where they need not be equal.
     """
 
     mode: Mode
@@ -44,6 +45,7 @@ class Task:
     arguments: tuple[Any, ...]
     learned: tuple[Tensor, ...] = ()
     ordinary: Function | None = None
+    tolerance: float = 1e-3
 
     def forward(self, function: Function) -> Tensor:
         """The call alone, without a backward."""
@@ -275,7 +277,9 @@ def resnet(mode: Mode, quick: bool) -> Task:
     """Two blocks of ResNet-50's first stage: 256 channels of 56 x 56, 64 inside, batch 4."""
     channels, inner, size, batch = (8, 4, 6, 2) if quick else (256, 64, 56, 4)
     model = nn.Sequential(Bottleneck(channels, inner), Bottleneck(channels, inner))
-    return of_model(mode, model, mean_square, torch.randn(batch, channels, size, size))
+    task = of_model(mode, model, mean_square, torch.randn(batch, channels, size, size))
+    # one relu of the millions whose argument is within rounding of 0 moves gradients by half a percent, passed or not
+    return replace(task, tolerance=2e-2)
 
 
 class Sum(nn.Module):
