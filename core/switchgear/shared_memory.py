@@ -43,14 +43,14 @@ class Home:
                 "once (as by chunk() or unbind()): eager lets nobody use it afterwards; pass it made by narrow()"
             )
         root = base_of(tensor)
-        if root is self.tensor:
-            with torch.enable_grad():
+        with torch.enable_grad():  # whatever the mode is here, it is not that in which the views were made
+            if root is self.tensor:
                 return internals.view_again(tensor, self.wrapper)
-        if self.flat:
-            return self.wrapper.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-        if _layout(root) == _layout(self.tensor):
-            detached = self.wrapper.detach()
-            return detached if tensor is root else internals.view_again(tensor, detached)
+            if self.flat:
+                return self.wrapper.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+            if _layout(root) == _layout(self.tensor):
+                detached = self.wrapper.detach()
+                return detached if tensor is root else internals.view_again(tensor, detached)
         raise Unsupported(
             "the function writes to an input that shares memory with another, of which autograd knows nothing and "
             "which requires grad; pass a clone of one"

@@ -881,3 +881,21 @@ def one_of_two_results(base: Tensor, rows: Tensor) -> Any:
 def test_what_a_function_saved_is_not_made_again_from_an_argument_overwritten_since() -> None:
     verdict = judge(Script(base_and_rows, one_of_two_results, ("same", "same"), 0, Write(slot=1, how="row")))
     assert verdict.outcome is Outcome.EQUAL, verdict.detail
+
+
+def detached_and_a_view() -> Arguments:
+    leaf = torch.randn((), dtype=torch.float64).requires_grad_()
+    detached = leaf.detach()
+    return [leaf, detached, detached.view_as(detached)], [leaf]
+
+
+def written_with_grads_on(leaf: Tensor, detached: Tensor, view: Tensor) -> Any:
+    with torch.enable_grad():
+        found = torch.hypot(leaf, view)
+        view.sub_(found, alpha=0.5)
+    return found.detach()
+
+
+def test_views_are_made_again_as_they_were_made_whatever_the_mode_around_the_call() -> None:
+    verdict = judge(Script(detached_and_a_view, written_with_grads_on, ("no_grad",), 0, None))
+    assert verdict.outcome is Outcome.REFUSED, verdict.detail
