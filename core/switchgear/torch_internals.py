@@ -681,9 +681,9 @@ def rare_modes() -> tuple[Any, ...]:
 def rare_modes_noticed(note: Callable[[], object]) -> Iterator[None]:
     """`note` is called when this thread asks for one of `rare_modes` or sets it, other than by this module."""
 
-    def noticed(original: Callable[..., Any], *args: Any) -> Any:
+    def noticed(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         note()
-        return original(*args)
+        return original(*args, **kwargs)
 
     with contextlib.ExitStack() as stack:
         for holder, name in _RARE:

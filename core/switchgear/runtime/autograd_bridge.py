@@ -84,9 +84,8 @@ class Bridge:
         nothing = (None,) * len(self.inner)
         if sizes is not None:
             expected = [p and (EXPECTED if any(p[0]) else p[0], *p[1:]) for p in expected]
-        special = self.made or self.saves or self.plain or sizes or self.written or self.inner
         #: Whether a call gives what the forward does, and leaves nothing for the backward.
-        self.is_simple = not special
+        self.is_simple = not (self.made or self.saves or self.plain or sizes or self.written or self.inner)
         #: By pattern, for calls of any sizes that meet the constraints.
         self._generals: dict[Any, list[tuple[Callable[[], Program], tuple[Constraint | Computed, ...]]]] = {
             (*expected, *nothing, wanted, ()): [(training.make_backward, ())]
@@ -402,11 +401,12 @@ class _Node(torch.autograd.Function):
                 del saved
                 internals.clear_saved_tensors(ctx)
                 return (None, *last.run(arguments))
-        return (None, *_backward(bridge, ctx, grads))
+        return (None, *_backward(ctx, grads))
 
 
-def _backward(bridge: Bridge, ctx: Any, grads: Arriving) -> Any:
+def _backward(ctx: Any, grads: Arriving) -> Any:
     """The gradients for whatever grad outputs there are."""
+    bridge: Bridge = ctx.bridge
     wanted = ctx.needs_input_grad[1:]
     if bridge.inner:
         late = getattr(ctx, "late", {}) if bridge.differentiated else {}
@@ -416,7 +416,7 @@ def _backward(bridge: Bridge, ctx: Any, grads: Arriving) -> Any:
     arguments: list[Any] = [grad for grad in grads if grad is not None]
     sizes: tuple[int, ...] = () if bridge.sizes is None else ctx.sizes
     if bridge.saves:
-        arguments = [*_saved(bridge, ctx, grads, sizes), *arguments]
+        arguments = [*_saved(ctx, grads, wanted, sizes), *arguments]
         internals.clear_saved_tensors(ctx)
     if torch.is_grad_enabled():
         if bridge.inner:
@@ -455,9 +455,9 @@ class _Inner(torch.autograd.Function):
         return (None,) * (len(grads) + 2)
 
 
-def _saved(bridge: Bridge, ctx: Any, grads: Arriving, sizes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
+def _saved(ctx: Any, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
     """The saved values; that one was overwritten since is an error only of a backward that reads it, as in eager."""
-    wanted = ctx.needs_input_grad[1:]
+    bridge: Bridge = ctx.bridge
     unwatched: frozenset[int] = getattr(ctx, "unwatched", frozenset()) if bridge.unwatched else frozenset()
     if unwatched and not unwatched <= bridge.unread(grads, wanted, sizes):
         raise RuntimeError(

@@ -11,7 +11,7 @@ from switchgear import torch_internals as internals
 from switchgear.capture import Captured
 from switchgear.composites import leaves_of
 from switchgear.outputs import reshaped_inputs
-from switchgear.shared_memory import base_of, sharing
+from switchgear.shared_memory import base_of, requires_grad_alone, sharing
 from switchgear.signature import Argument, Base, Closure, InputSource, ModuleState
 from switchgear.structure import Structure
 
@@ -125,7 +125,7 @@ def _relations(captured: Captured, tensors: Sequence[torch.Tensor]) -> Callable[
 
     def relations(inputs: Sequence[torch.Tensor]) -> Any:
         leaves = [inputs[index].is_leaf for index in own]
-        alone = [index for index in based if (base := inputs[index]._base) is not None and not base.requires_grad]
+        alone = [requires_grad_alone(inputs[index]) for index in based]
         offsets = [tensor.storage_offset() for tensor in inputs] if strided else None
         homes = [[base_of(tensor) is inputs[base] for tensor in inputs] for base in bases]
         return [*sharing(inputs, written)], leaves, alone, offsets, homes
