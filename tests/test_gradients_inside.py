@@ -21,6 +21,7 @@ from switchgear import errors
 from switchgear.symbol import DEL
 from tests.core.against_eager import check, numbers
 from tests.core.training import Kernel, assert_same, executor, rules, step
+from tests.falling_back import falls_back
 from tests.under_test import EXECUTORS
 
 pytestmark = pytest.mark.beside_eager
@@ -916,7 +917,7 @@ def test_same_numbers_for_every_chunk() -> None:
     ],
 )
 def test_refused_with_a_clear_error(function: Function, message: str) -> None:
-    with pytest.raises(errors.Unsupported, match=message):
+    with falls_back(message):
         jit(function)(*x_and_w())
 
 
@@ -929,7 +930,7 @@ def test_history_outside_is_not_passed_over(create_graph: bool) -> None:
     independent = numbers(3).requires_grad_()
     assert_same(jitted(x, independent), product(x, independent))
     for other in (x * 2, independent * 2):
-        with pytest.raises(errors.Unsupported, match=r"t_1.*computed outside"):
+        with falls_back(r"t_1.*computed outside"):
             jitted(x, other)
     assert_same(jitted(x * 1, independent), product(x * 1, independent))
 
@@ -942,5 +943,5 @@ def test_history_outside_is_not_passed_over_in_a_nested_derivative() -> None:
 
     x, jitted = numbers(3).requires_grad_(), jit(nested)
     assert_same(jitted(x, numbers(3).requires_grad_()).detach(), 2 * x.detach())
-    with pytest.raises(errors.Unsupported, match="computed outside"):
+    with falls_back("computed outside"):
         jitted(x, held * 2)

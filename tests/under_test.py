@@ -28,12 +28,17 @@ class UnderTest:
 
     executors: Names = ("torch",)
     specialize_on_data: bool = False
+    strict: bool = False
     fuel: Fuel = field(default_factory=Fuel, compare=False)
 
     def __call__(self, target: Target) -> Target:
         """Jit a function or module."""
         jitted: Target = sg.jit(
-            target, executors=list(self.executors), specialize_on_data=self.specialize_on_data, fuel=self.fuel
+            target,
+            executors=list(self.executors),
+            specialize_on_data=self.specialize_on_data,
+            strict=self.strict,
+            fuel=self.fuel,
         )
         return jitted
 

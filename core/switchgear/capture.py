@@ -18,11 +18,11 @@ import torch
 from . import torch_internals as internals
 from .active import ACTIVE
 from .aliasing import viewed_argument
+from .attempts import modes_kept, tensors_taken_out, undone_on
 from .checkpointing import region, run_reentrant
 from .composites import leaves_of, splice_escaping
 from .custom_functions import recorded_functions
-from .errors import DataDependent, Unsupported
-from .nesting import tensors_in
+from .errors import CaptureError, DataDependent, Unsupported
 from .outputs import Outputs, outputs_of
 from .patches import redirected
 from .proxy import TensorProxy
@@ -178,8 +178,13 @@ def capture(
         with symbolic(sizes):
             recorder = Recorder(names, inputs.outside, modules.path, reads_inputs=reads_inputs)
         inputs.recorder = weakref.proxy(recorder)
-        with symbolic(sizes), _environment(modules, compiling), _unchanged(owners, recorder), recorder.recording():
-            with _modes_kept():
+        with (
+            symbolic(sizes),
+            _environment(modules, compiling),
+            tensors_taken_out(owners, recorder),
+            recorder.recording(),
+        ):
+            with modes_kept():
                 result = _run(function, leaves, spec, recorder, inputs)
             with torch._C.DisableTorchFunction():
                 recorder.refuse_own_generators()
@@ -207,18 +212,26 @@ def capture(
     with CAPTURE_LOCK:
         while True:
             try:
-                return attempt(compiling, {key: replace(home, wrapper=None) for key, home in homes.items()})
+                with undone_on((CaptureError, _SharedMemory), owners), _functional_writes():
+                    return attempt(compiling, {key: replace(home, wrapper=None) for key, home in homes.items()})
             except DataDependent:
                 if compiling or reads_inputs:
                     raise
                 compiling = True
             except _SharedMemory as found:
                 homes.update(found.homes)
-            except RuntimeError as error:
-                if not internals.is_functionalization_error(error):
-                    raise
-                what = "through some views, to memory that set_() has replaced, or one that resizes a storage"
-                raise Unsupported(f"a write that PyTorch cannot make functional ({what}): {error}") from error
+
+
+@contextlib.contextmanager
+def _functional_writes() -> Iterator[None]:
+    """Refuse what PyTorch's functionalization says that it cannot do."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not internals.is_functionalization_error(error):
+            raise
+        what = "through some views, to memory that set_() has replaced, or one that resizes a storage"
+        raise Unsupported(f"a write that PyTorch cannot make functional ({what}): {error}") from error
 
 
 def _identical(leaves: list[Any], recorder: Recorder) -> Iterator[tuple[int, int | weakref.ref[torch.Tensor]]]:
@@ -376,32 +389,6 @@ def _environment(modules: _Modules, compiling: bool) -> Iterator[None]:
         yield
 
 
-#: Global modes that a function may change for a while: what they are called, how to ask, and how to set them.
-_MODES: tuple[tuple[str, Callable[[], Any], Callable[[Any], object]], ...] = (
-    ("grad mode", torch.is_grad_enabled, torch._C._set_grad_enabled),
-    ("the default dtype", torch.get_default_dtype, torch.set_default_dtype),
-    ("the float32 matmul precision", internals.float32_precision, torch.set_float32_matmul_precision),
-    ("the attention backends", internals.attention_backends, internals.set_attention_backends),
-    ("deterministic mode", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
-)
-
-
-@contextlib.contextmanager
-def _modes_kept() -> Iterator[None]:
-    """Refuse a function that leaves a global mode other than it found it."""
-    before = [ask() for _, ask, _ in _MODES]
-    changed: list[str] = []
-    try:
-        yield
-        changed = [name for (name, ask, _), value in zip(_MODES, before, strict=True) if ask() != value]
-    finally:
-        for (_, ask, put), value in zip(_MODES, before, strict=True):
-            if ask() != value:
-                put(value)
-    if changed:
-        raise Unsupported(f"the function leaves {changed[0]} changed; change it back at its end, or change it outside")
-
-
 def _refuse_tracer(name: str) -> None:
     raise Unsupported(f"torch.func.{name} inside a jitted function, which is traced already; call it outside")
 
@@ -417,49 +404,3 @@ def _refuse_saved_tensors_hooks(original: Callable[..., Any], hooks: Any) -> Non
         f"{type(hooks).__module__}.{type(hooks).__name__} inside a jitted function: it would see what the capture "
         "saves, once; set it around the call"
     )
-
-
-@contextlib.contextmanager
-def _unchanged(modules: list[torch.nn.Module], recorder: Recorder) -> Iterator[None]:
-    """Put back what the function assigned to modules while it ran on fakes, and refuse it where tensors were."""
-    parts = [part for module in modules for part in module.modules()]
-    # a module's `__dict__`, and what it holds that can be changed in place: its buffers, for one
-    before = [
-        (f"{type(part).__name__}.", name, holder, holder.copy())
-        for part in parts
-        for name, holder in (("", vars(part)), *vars(part).items())
-        if isinstance(holder, (dict, list))
-    ]
-    changed: list[str] = []
-    try:
-        yield
-    finally:
-        for owner, name, holder, content in before:
-            changed += [f"{owner}{key}" for key in _restored(name, holder, content, recorder)]
-    if changed:
-        raise Unsupported(f"the function puts a tensor into the module's {changed[-1]}; write into a buffer in place")
-
-
-def _restored(name: str, holder: Any, content: Any, recorder: Recorder) -> list[str]:
-    """Undo the changes of a dict or list that hold tensors of the capture; the names of those to refuse."""
-    if isinstance(holder, list):
-        if not _holds_wrappers(holder):
-            return []
-        holder[:] = content
-        return [name]
-    written = {key: value for key, value in holder.items() if value is not content.get(key) and _holds_wrappers(value)}
-    for key in written:
-        if key in content:
-            holder[key] = content[key]
-        else:
-            del holder[key]
-    # `self.steps += 1` assigns the buffer that it wrote to
-    return [key for key, value in written.items() if not _is_itself(value, content.get(key), recorder)]
-
-
-def _holds_wrappers(value: Any) -> bool:
-    return any(map(internals.is_wrapper, tensors_in(value)))
-
-
-def _is_itself(value: Any, old: Any, recorder: Recorder) -> bool:
-    return isinstance(old, torch.Tensor) and recorder.known_input(old) is value

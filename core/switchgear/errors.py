@@ -12,15 +12,15 @@ class CaptureError(SwitchgearError):
 
 
 class Unsupported(CaptureError):
-    """The function uses something that capture refuses rather than gets wrong."""
+    """The function, an argument or a result is something that capture refuses rather than gets wrong."""
 
 
 class DataDependent(CaptureError):
     """A Python value or an output shape depends on the data of a tensor."""
 
 
-class InvalidInput(CaptureError):
-    """An argument, an output or a piece of module state is of a kind that capture does not know."""
+class InvalidInput(SwitchgearError, ValueError):
+    """A module or an option of `jit`, or an argument of `grad`, is not what it has to be."""
 
 
 class RegistrationError(SwitchgearError):
@@ -57,6 +57,10 @@ class ExecutorFailed(SwitchgearError):
 
 class PluginWarning(UserWarning):
     """A plugin failed to load, or a listed executor is skipped."""
+
+
+class FallbackWarning(UserWarning):
+    """A call that capture refuses runs the original function, in eager."""
 
 
 class RecompileWarning(UserWarning):

@@ -115,8 +115,9 @@ def _linearised(
 ) -> tuple[Any, Callable[[list[Any]], tuple[Any, ...]]]:
     """What the function returns, and its pullback from flat cotangents to a gradient per wanted argument."""
     recorder = active_recorder()
-    if recorder is not None:
-        recorder.tracker.settle()
+    if recorder is None:
+        return _by_autograd(function, args, kwargs, positions)
+    recorder.tracker.settle()
     leaves, spec = flatten((args, kwargs))
     owners = [position for position, arg in enumerate(args) for _ in flatten(arg)[0]]
     wanted = [index for index, owner in enumerate(owners) if owner in positions and _is_inexact(leaves[index])]
@@ -139,6 +140,39 @@ def _linearised(
         return tuple(grouped[position] for position in positions)
 
     return finish(captured.outputs, [values[proxy.name] for proxy in final], inputs), pullback
+
+
+def _by_autograd(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], positions: tuple[int, ...]
+) -> tuple[Any, Callable[[list[Any]], tuple[Any, ...]]]:
+    """What `_linearised` gives, in eager: where capture refuses the function."""
+    leaves, spec = flatten((args, kwargs))
+    owners = [position for position, arg in enumerate(args) for _ in flatten(arg)[0]]
+    wanted = [index for index, owner in enumerate(owners) if owner in positions and _is_inexact(leaves[index])]
+    higher = torch.is_grad_enabled() and any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves)
+    with torch.enable_grad():
+        for index in wanted:
+            leaf = leaves[index]
+            leaves[index] = leaf.view_as(leaf) if higher and leaf.requires_grad else leaf.detach().requires_grad_()
+        called_args, called_kwargs = spec.unflatten(leaves)
+        outputs, out_spec = flatten(function(*called_args, **called_kwargs), objects=True)
+
+    def pullback(cotangents: list[Any]) -> tuple[Any, ...]:
+        pairs = [
+            (output, cotangent)
+            for output, cotangent in zip(outputs, cotangents, strict=False)
+            if isinstance(output, torch.Tensor) and output.requires_grad
+        ]
+        ends, starts = [end for end, _ in pairs], [start for _, start in pairs]
+        starting_points = [leaves[index] for index in wanted]
+        options = {"retain_graph": True, "create_graph": higher, "materialize_grads": True}
+        grads = dict(zip(wanted, torch.autograd.grad(ends, starting_points, starts, **options), strict=True))
+        zeros = (torch.zeros_like(leaf) if _is_inexact(leaf) else None for leaf in leaves)
+        grouped = spec.unflatten([grads.get(index, zero) for index, zero in enumerate(zeros)])[0]
+        return tuple(grouped[position] for position in positions)
+
+    values = outputs if higher else [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in outputs]
+    return out_spec.unflatten(values), pullback
 
 
 def _pull(

@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from .choice import Choice, Saved
 from .data import OtherData
-from .errors import DataDependent, InvalidInput, SwitchgearError
+from .errors import DataDependent, InvalidInput, SwitchgearError, Unsupported
 from .fuel import Fuel
 from .memory import MEMORY, Memory
 from .passes.partition import saved_values
@@ -24,6 +25,7 @@ from .recorder import active_recorder
 from .registry import Table
 from .runtime.cache import Cache, call_key
 from .runtime.entry import Entry
+from .runtime.fallback import Fallback, Fallbacks
 from .selection import Executors, Selection, select
 from .signature import check_devices, flatten_arguments
 from .sizes import Dynamic, check_dynamic, marked
@@ -44,7 +46,11 @@ class Compiler:
         self.dynamic: Dynamic = options["dynamic"]
         self._parameters = check_dynamic(self.dynamic, function if module is None else module.forward)
         name = getattr(function, "__qualname__", repr(function)) if module is None else type(module).__name__
+        self.strict: bool = options["strict"]
         self.cache = Cache(name, options["cache_size"], options["recompile_limit"])
+        self.fallbacks = Fallbacks(name, options["cache_size"], options["recompile_limit"])
+        #: How often it was called.
+        self.calls = 0
         self.last: Entry | None = None
         self._rejit = lambda function: Compiler(function, None, selection, options | {"dynamic": False})
         self._lock = threading.RLock()
@@ -53,46 +59,79 @@ class Compiler:
         """Run the entry that fits, the last one run tried first, or compile one."""
         entry = self.last
         if entry is not None:
-            inputs = entry.prologue(args, kwargs)
-            if inputs is not None:
-                try:
+            try:
+                inputs = entry.prologue(args, kwargs)
+                if inputs is not None:
+                    self.calls += 1
                     return entry.run(inputs)
-                except OtherData:
-                    pass  # it is found out again, with what else does not fit
+            except MISSES:
+                pass  # it is found out again, with what else does not fit
         return self.look_up(args, kwargs)
 
     def look_up(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the entry that fits, by its key, or compile one."""
+        """Run the entry that fits, by its key, or compile one; or the original function, where capture refuses."""
         if active_recorder() is not None:
             return self.function(*args, **kwargs)
-        leaves, spec = flatten_arguments(args, kwargs)
-        marks = marked(self.dynamic, self._parameters, args, kwargs, leaves) if self.dynamic else {}
-        key = call_key(leaves, spec, self.module, marks)
+        self.calls += 1
         unfit: dict[Entry, str] = {}
         while True:
-            with self._lock:
-                found = self.cache.find(key, args, kwargs, unfit)
-                fresh = found is None
-                if found is None:
-                    check_devices(leaves)
-                    reason = self.cache.misfit(key, leaves) if marks else ""
-                    options = self.selection, self._rejit, self.specialize_on_data, marks
-                    entry = Entry(self.function, leaves, spec, self.module, *options)
-                    self.cache.add(key, entry, next(iter(unfit.values()), "") or reason)
-                    inputs = entry.prologue(args, kwargs)
-                    if inputs is None:
-                        raise SwitchgearError("a freshly compiled entry does not fit its own call; please report this")
-                    found = entry, inputs
-                self.last = found[0]
+            found = self._find(args, kwargs, unfit)
+            if isinstance(found, Fallback):
+                break
+            entry, inputs, is_new = found
             try:
-                return found[0].run(found[1])
+                return entry.run(inputs)
             except OtherData as error:
-                unfit[found[0]] = str(error)
-            if fresh:
-                raise DataDependent(
-                    f"{unfit[found[0]]}: what an executor computes is not what PyTorch's operators gave when the call "
-                    "was captured, so no entry can be specialised on it; give the 'torch' executor alone"
+                unfit[entry] = str(error)
+            if is_new:
+                found = self._refused(
+                    DataDependent(
+                        f"{unfit[entry]}: what an executor computes is not what PyTorch's operators gave when the call "
+                        "was captured, so no entry can be specialised on it; give the 'torch' executor alone"
+                    )
                 )
+                break
+        self.fallbacks.count(found)
+        return self.function(*args, **kwargs)
+
+    def _find(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], unfit: dict[Entry, str]
+    ) -> tuple[Entry, Sequence[torch.Tensor], bool] | Fallback:
+        """The entry that fits, its inputs and whether it is new, or why there is none. None of `unfit` fits."""
+        key = None
+        with self._lock:
+            try:
+                leaves, spec = flatten_arguments(args, kwargs)
+                marks = marked(self.dynamic, self._parameters, args, kwargs, leaves) if self.dynamic else {}
+                key = call_key(leaves, spec, self.module, marks)
+                found = self.cache.find(key, args, kwargs, unfit)
+                if found is not None:
+                    self.last = found[0]
+                    return (*found, False)
+                fallback = self.fallbacks.known(key)
+                if fallback is not None:
+                    return fallback
+                check_devices(leaves)
+                reason = next(iter(unfit.values()), "") or (self.cache.misfit(key, leaves) if marks else "")
+                options = self.selection, self._rejit, self.specialize_on_data, marks
+                entry = Entry(self.function, leaves, spec, self.module, *options)
+            except (Unsupported, DataDependent) as error:
+                return self._refused(error, key)
+            self.cache.add(key, entry, reason)
+            inputs = entry.prologue(args, kwargs)
+            if inputs is None:
+                raise SwitchgearError("a freshly compiled entry does not fit its own call; please report this")
+            self.last = entry
+            return entry, inputs, True
+
+    def _refused(self, error: Unsupported | DataDependent, key: Any = None) -> Fallback:
+        if self.strict:
+            raise error
+        return self.fallbacks.add(error, key)
+
+
+#: What says that an entry does not fit a call after all: it is for other data, or its prologue refuses the call.
+MISSES = (OtherData, Unsupported)
 
 
 class JitFunction:
@@ -107,12 +146,13 @@ class JitFunction:
         # as the compiler does it, for a call of that costs as much as its body
         entry = self._switchgear.last
         if entry is not None:
-            inputs = entry.prologue(args, kwargs)
-            if inputs is not None:
-                try:
+            try:
+                inputs = entry.prologue(args, kwargs)
+                if inputs is not None:
+                    self._switchgear.calls += 1
                     return entry.run(inputs)
-                except OtherData:
-                    pass
+            except MISSES:
+                pass
         return self._switchgear.look_up(args, kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
@@ -151,12 +191,13 @@ def _direct_call(kind: type[nn.Module]) -> Callable[..., Any]:
         entry = self._switchgear.last
         if entry is not None and entry.is_forward_alone and self._compiled_call_impl is None and kind.__call__ is _CALL:
             # that there are no hooks since is among what the prologue looks at
-            inputs = entry.prologue(args, kwargs)
-            if inputs is not None:
-                try:
+            try:
+                inputs = entry.prologue(args, kwargs)
+                if inputs is not None:
+                    self._switchgear.calls += 1
                     return entry.run(inputs)
-                except OtherData:
-                    pass
+            except MISSES:
+                pass
         return kind.__call__(self, *args, **kwargs)
 
     return __call__

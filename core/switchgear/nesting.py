@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .errors import InvalidInput
+from .errors import Unsupported
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
@@ -37,5 +37,5 @@ def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
     if isinstance(value, slice):
         return slice(*[map_tensors(function, item) for item in (value.start, value.stop, value.step)])
     if isinstance(value, types.GeneratorType):
-        raise InvalidInput("a generator was passed to a PyTorch function; pass a list")
+        raise Unsupported("a generator was passed to a PyTorch function; pass a list")
     return value

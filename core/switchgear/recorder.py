@@ -14,7 +14,6 @@ import types
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,6 +37,7 @@ from .sizes import settled
 from .symbol import CHECK, CHECKPOINT, GRAD_OFF_INSIDE, RANDOM, SAVED, BoundSymbol, Source, Symbol, proxies
 from .trace import Names
 from .tracking import Tracker, history_of, metadata_proxy
+from .user_code import user_frame
 from .write_back import WriteBack, is_in_place, through_view, with_casts, without_copies
 from .writes import DRAW_BERNOULLI, NEW_VERSION, WRITE_STRIDED
 
@@ -48,7 +48,6 @@ _ALIGNED = frozenset({_aten.view_as_complex.default, _aten.view.dtype})
 _WRITES_UNDECLARED = frozenset({_aten.cudnn_batch_norm.default, _aten.miopen_batch_norm.default})
 #: Namespaces of operators that may return nothing: their assertions and marks are of no value to a trace.
 _SILENT = frozenset({"aten", "prim", "prims", "profiler"})
-_OWN_FILES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -494,7 +493,10 @@ class Recorder:
                     f"{self.here()}; call it on a clone"
                 ) from error
             if not any(text in str(error) for text in _DATA_MISSING):
-                raise
+                if ACTIVE.sizes is None:
+                    raise
+                # or the user's own error, which capturing with fixed sizes raises
+                raise Unsupported(f"{func.__name__} of symbolic sizes fails, in {self.here()}: {error}") from error
             need = f"{func.__name__} needs the data of a tensor, in {self.here()}"
             raise DataDependent(f"{need}, which it takes without an operator; call it outside") from error
         except IndexError as error:
@@ -813,12 +815,8 @@ class Recorder:
     def _find_source(self) -> Source | None:
         if self._source is not None:
             return self._source
-        frame: types.FrameType | None = sys._getframe(1)
-        while frame is not None:
-            if not frame.f_code.co_filename.startswith(_OWN_FILES):
-                return Source(frame.f_code.co_filename, frame.f_lineno, self._module_path())
-            frame = frame.f_back
-        return None
+        frame, _ = user_frame()
+        return frame and Source(frame.f_code.co_filename, frame.f_lineno, self._module_path())
 
     def record(self, symbol: Symbol, args: tuple[Any, ...], output: Any, *tags: str) -> None:
         """Record a call that no mode saw."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from . import torch_internals as internals
-from .errors import InvalidInput, Unsupported
+from .errors import Unsupported
 from .structure import Structure, flatten
 
 _PYTHON = (int, float, complex, str, bytes, types.NoneType, types.EllipsisType, enum.Enum, type, range)
@@ -100,7 +100,7 @@ def flatten_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[li
         if isinstance(leaf, torch.Tensor):
             check_tensor(leaf, f"argument {index}")
         elif not _is_value(leaf):
-            raise InvalidInput(
+            raise Unsupported(
                 f"argument {index} is a {_class_name(leaf)}: neither a tensor, nor a Python value, nor a container "
                 "registered with torch.utils._pytree. Register the class there, or close over the object"
             )
@@ -134,7 +134,7 @@ def check_devices(leaves: list[Any]) -> None:
     devices = {tensor.device for tensor in tensors if tensor.dim() or tensor.device.type != "cpu"}
     if len(devices) > 1:
         named = ", ".join(sorted(map(str, devices)))
-        raise InvalidInput(f"the argument tensors are on several devices ({named}); move them to one")
+        raise Unsupported(f"the argument tensors are on several devices ({named}); move them to one")
 
 
 def check_returned(leaf: Any) -> None:
@@ -142,7 +142,7 @@ def check_returned(leaf: Any) -> None:
     if _is_value(leaf) and not isinstance(leaf, _HELD):
         return
     hint = "return a list" if isinstance(leaf, types.GeneratorType) else "register its class with torch.utils._pytree"
-    raise InvalidInput(
+    raise Unsupported(
         f"the function returns a {_class_name(leaf)}, which is neither a tensor, a Python value, nor a container "
         f"that PyTorch's pytree knows; {hint}"
     )

@@ -17,7 +17,7 @@ import torch
 
 from . import torch_internals as internals
 from .active import ACTIVE
-from .errors import InvalidInput
+from .errors import InvalidInput, Unsupported
 from .patches import replaced
 from .proxy import NumberProxy, TensorProxy, is_symbolic
 from .structure import flatten
@@ -104,9 +104,9 @@ class Sizes:
         self.measure = _measuring(self.numbers, place)
 
     def check(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Raise `ValueError` unless the call that all was decided for meets the constraints."""
+        """Raise `Unsupported` unless the call that all was decided for meets the constraints."""
         if (found := self.violated(inputs)) is not None:
-            raise ValueError(f"the call at hand does not meet {found}")
+            raise Unsupported(f"the call at hand does not meet {found}")
 
     def compile_more(self, make: Callable[[], Made]) -> tuple[Made, tuple[Constraint | Computed, ...]]:
         """What is made later on for the same entry, and what its sizes must be beyond the constraints."""

@@ -33,6 +33,7 @@ from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from .errors import Unsupported
 from .nesting import tensors_in
 from .patches import redirected, replaced
 
@@ -84,7 +85,7 @@ def _symbolic() -> Any:
 
         def _check_frozen(self, expr: Any, concrete_val: Any) -> None:
             if self.frozen:
-                raise ValueError(f"{expr} is asked for, and what it must be is not known any more")
+                raise Unsupported(f"{expr} is asked for, and what it must be is not known any more")
 
     return ShapeEnv, Place, symbolic_shapes.DimDynamic.DYNAMIC, printers.PythonPrinter()
 
@@ -108,11 +109,11 @@ def new_size(shape_env: Any, place: str, value: int) -> torch.SymInt:
 def decided(shape_env: Any, start: int = 0) -> list[tuple[str, str]]:
     """What the sizes must be for all that was decided, from the `start`th on, to hold: as Python, and where it was.
 
-    Raises `ValueError` where that cannot be said to the bit.
+    Raises `Unsupported` where that cannot be said to the bit.
     """
     for guard in shape_env.guards[start:]:
         if not _rounds_once(guard.expr):
-            raise ValueError(f"{guard.expr} was asked for, which computes with floats, {guard.sloc.framework_loc}")
+            raise Unsupported(f"{guard.expr} was asked for, which computes with floats, {guard.sloc.framework_loc}")
     return [(python_of_expression(guard.expr), str(guard.sloc.framework_loc)) for guard in shape_env.guards[start:]]
 
 
@@ -145,7 +146,7 @@ def guard_count(shape_env: Any) -> int:
 
 
 def set_closed(shape_env: Any, closed: bool) -> None:
-    """Let an environment decide no more, a `ValueError` where it would have to, or let it again."""
+    """Let an environment decide no more, an `Unsupported` where it would have to, or let it again."""
     shape_env.frozen = closed
 
 

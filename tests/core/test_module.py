@@ -15,6 +15,7 @@ from torch.nn import functional
 import switchgear as sg
 from switchgear import errors
 from tests.core.against_eager import check, numbers
+from tests.falling_back import falls_back
 
 T = torch.Tensor
 
@@ -411,7 +412,7 @@ def test_batch_norm_in_eval_writes_nothing() -> None:
 
 def test_cumulative_batch_norm_depends_on_data() -> None:
     norm = torch.nn.BatchNorm1d(3, momentum=None)
-    with pytest.raises(errors.DataDependent, match="data of a tensor"):
+    with falls_back("data of a tensor", "DataDependent"):
         jit(norm)(data())
     assert norm.num_batches_tracked.item() == 0  # type: ignore[union-attr]
     check(norm.eval(), data())
@@ -482,7 +483,7 @@ def test_buffer_assigned_instead_of_written_is_refused_and_put_back() -> None:
 
     net = Assigns()
     held = net.seen
-    with pytest.raises(errors.Unsupported, match=r"puts a tensor.*Assigns\.seen.*in place"):
+    with falls_back(r"puts a tensor.*Assigns\.seen.*in place"):
         jit(net)(data())
     assert net.seen is held
     assert torch.equal(held, torch.zeros(3))
@@ -497,7 +498,7 @@ def test_plain_attribute_that_is_given_a_tensor_is_refused() -> None:
             return self.cached * 3  # type: ignore[no-any-return]
 
     net = Keeps()
-    with pytest.raises(errors.Unsupported, match=r"Keeps\.cached"):
+    with falls_back(r"Keeps\.cached"):
         jit(net)(data())
     assert net.cached is None
 
@@ -514,7 +515,7 @@ def test_tensor_kept_in_a_container_is_refused() -> None:
 
     net = Appends()
     # once: the list of the user's module is left with a fake tensor in it, and nothing is said
-    with pytest.raises(errors.Unsupported, match="kept"):
+    with falls_back("kept"):
         jit(net)(data())
     assert net.kept == []
 
@@ -603,7 +604,7 @@ def test_full_backward_hook_on_a_submodule_is_refused() -> None:
     jitted = jit(net)
     jitted(data())
     net[0].register_full_backward_hook(lambda module, given, got: None)
-    with pytest.raises(errors.Unsupported, match=r"backward hook|BackwardHook|register_hook"):
+    with falls_back(r"backward hook|BackwardHook|register_hook"):
         jitted(data())
 
 

@@ -16,6 +16,7 @@ import switchgear as sg
 from switchgear import errors
 from switchgear.structure import flatten
 from tests.core.against_eager import numbers
+from tests.falling_back import falls_back
 
 T = torch.Tensor
 
@@ -255,7 +256,7 @@ def test_class_that_is_registered_anew(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.equal(jitted(given), A * 3)
     assert torch.equal(jitted(given), A * 2)
     monkeypatch.delitem(pytree.SUPPORTED_NODES, Registered)
-    with pytest.raises(errors.InvalidInput, match="Registered"):
+    with falls_back("Registered"):
         jitted(given)
 
 
@@ -380,9 +381,9 @@ class Plain:
     "make", [lambda: Opaque(A), lambda: [Opaque(A)], lambda: {"a": object()}, lambda: Batch(Opaque(A))]
 )
 def test_object_that_nothing_opens_is_refused(make: Any) -> None:
-    with pytest.raises(errors.InvalidInput, match=r"(Opaque|object).*Register"):
+    with falls_back(r"(Opaque|object).*Register"):
         jit(lambda value: A * 2)(make())
-    with pytest.raises(errors.InvalidInput, match=r"returns a .*(Opaque|object).*register"):
+    with falls_back(r"returns a .*(Opaque|object).*register"):
         jit(lambda x: make())(A)
 
 
@@ -403,5 +404,5 @@ def test_containers_that_pytree_does_not_know(value: Any) -> None:
     if value is object:  # a class is a value
         assert torch.equal(jit(given)(A, value), A * 2)
         return
-    with pytest.raises(errors.InvalidInput, match=type(value).__name__):
+    with falls_back(type(value).__name__):
         jit(given)(A, value)

@@ -19,7 +19,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from tests.databases.operators import operators, seed_everything
 from tests.databases.refused import REFUSED_OPERATORS
 from tests.databases.report import applies, describe, examine_all, summary, unexpected
 from tests.databases.verdict import Jit, Outcome, Target, Verdict, global_state, jit_on_data
+from tests.falling_back import fallbacks_recorded
 from tests.under_test import fraction, part
 
 SAMPLES = 3
@@ -183,7 +184,11 @@ def judge(check: Check, jit: Jit) -> Verdict:
     outcome, detail = Outcome.EQUAL, ""
     raised: Exception | None = None
     try:
-        check.run(jit(target))
+        with fallbacks_recorded() as fallbacks:
+            check.run(jit(target))
+        if fallbacks:
+            (kind, detail), *_ = fallbacks
+            return replace(verdict(Outcome.FELL_BACK, None, detail), error=kind)
     except (CaptureError, NotDifferentiable) as error:
         outcome, raised = Outcome.REFUSED, error
     except GradcheckError as error:

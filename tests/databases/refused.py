@@ -1,20 +1,23 @@
-"""Every operator and module that `jit` refuses, or whose values are not eager's to the bit, each with its cause.
+"""Every operator and module that falls back to eager, or whose values are not eager's to the bit, each with its cause.
 
-The tests hold this file to the letter: what it calls refused must raise just that error, what it does not name must be
-equal to eager, and a refusal of what works by now is itself a failure.
+The tests hold this file to the letter: what it calls refused must fall back for just that reason, what it does not name
+must be compiled and equal to eager, and a refusal of what is compiled by now is itself a failure.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from switchgear.errors import DataDependent, InvalidInput, SwitchgearError, Unsupported
+from switchgear.errors import DataDependent, SwitchgearError, Unsupported
 from tests.databases.comparison import Exactness, Tolerance, Undefined
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """`error` is raised, for `reason`; `modes` names where ("" is everywhere), `partly`: for some samples only."""
+    """Calls fall back because of `error`, for `reason`.
+
+    `modes` names where ("" is everywhere), `partly`: for some samples only.
+    """
 
     error: type[SwitchgearError]
     reason: str
@@ -49,7 +52,7 @@ REFUSED_OPERATORS: dict[str, Refusal] = {
     "sparse.mm.reduce": Refusal(Unsupported, _SPARSE),
     "sparse.sampled_addmm": Refusal(Unsupported, _SPARSE),
     "tensor_split": Refusal(DataDependent, "places to split at, given as a tensor, are read", partly=True),
-    "torch._scaled_mm_v2": Refusal(InvalidInput, "its scaling recipe is an object of PyTorch's C++, no Python value"),
+    "torch._scaled_mm_v2": Refusal(Unsupported, "its scaling recipe is an object of PyTorch's C++, no Python value"),
     "unique": Refusal(DataDependent, _SHAPE),
     "unique_consecutive": Refusal(DataDependent, _SHAPE),
 }

@@ -31,19 +31,19 @@ SECONDS_PER_ENTRY_FUSED = 1200.0
 
 
 def unexpected(verdicts: Iterable[Verdict], refusal: Refusal | None) -> list[str]:
-    """What in the verdicts on one entry and mode is neither eager's result nor a refusal that is written down."""
+    """What in the verdicts on one entry and mode is neither compiled and equal nor a fallback that is written down."""
     called = [verdict for verdict in verdicts if verdict.outcome is not Outcome.SKIPPED]
-    expected = {Outcome.EQUAL} if refusal is None else {Outcome.REFUSED}
+    expected = {Outcome.EQUAL} if refusal is None else {Outcome.FELL_BACK}
     if refusal is not None and refusal.partly:
         expected.add(Outcome.EQUAL)
     faults = [describe(verdict) for verdict in called if verdict.outcome not in expected]
     if refusal is None or not called:
         return faults
-    kinds = {verdict.error for verdict in called if verdict.outcome is Outcome.REFUSED}
+    kinds = {verdict.error for verdict in called if verdict.outcome is Outcome.FELL_BACK}
     if kinds != {refusal.error.__name__}:
-        faults.append(f"refused.py says {refusal.error.__name__}, but what was raised is {sorted(kinds) or 'nothing'}")
-    if refusal.partly and all(verdict.outcome is Outcome.REFUSED for verdict in called):
-        faults.append("refused.py says that it is refused partly, but every sample is")
+        faults.append(f"refused.py says {refusal.error.__name__}, but the reason is {sorted(kinds) or 'nothing'}")
+    if refusal.partly and all(verdict.outcome is Outcome.FELL_BACK for verdict in called):
+        faults.append("refused.py says that it falls back partly, but every sample does")
     return faults
 
 
@@ -187,6 +187,9 @@ def run_command(
     print(f"\n{len(chosen)} of {len(names)} entries in {time.monotonic() - begin:.0f} s\n{summary(verdicts)}")
     if not is_exact(UnderTest(options.executors)):
         print(fusion(verdicts))
+    called = [group for group in groups.values() if {verdict.outcome for verdict in group} != {Outcome.SKIPPED}]
+    whole = [group for group in called if not any(verdict.outcome is Outcome.FELL_BACK for verdict in group)]
+    print(f"compiled without a fallback: {len(whole)} of {len(called)} entries by mode, {len(whole) / len(called):.1%}")
     print(f"not as refused.py has it: {len(set(faults))} entries {sorted(set(faults)) or ''}")
     return 1 if faults else 0
 

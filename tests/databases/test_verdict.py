@@ -143,7 +143,7 @@ def verdict_of(outcome: Outcome, error: str = "") -> Verdict:
 
 
 def test_refusals_are_held_to_the_letter() -> None:
-    refused = verdict_of(Outcome.REFUSED, "DataDependent")
+    refused = verdict_of(Outcome.FELL_BACK, "DataDependent")
     equal = verdict_of(Outcome.EQUAL)
     whole, partly = Refusal(DataDependent, "reason"), Refusal(DataDependent, "reason", partly=True)
     assert not unexpected([equal, verdict_of(Outcome.SKIPPED)], None)
@@ -153,5 +153,5 @@ def test_refusals_are_held_to_the_letter() -> None:
     assert unexpected([equal], whole)
     assert unexpected([refused, equal], whole)
     assert unexpected([refused], partly)
-    assert unexpected([verdict_of(Outcome.REFUSED, "Unsupported")], whole)
+    assert unexpected([verdict_of(Outcome.FELL_BACK, "Unsupported")], whole)
     assert unexpected([verdict_of(Outcome.WRONG), refused], partly)

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from switchgear.errors import CaptureError, NotDifferentiable, PluginWarning
 from tests import under_test
 from tests.databases.comparison import Exactness, Fused, Tolerance, differences
+from tests.falling_back import fallbacks_recorded
 from tests.under_test import UnderTest
 
 Target = Callable[..., Any]
@@ -35,7 +36,8 @@ class Outcome(StrEnum):
 
     SKIPPED = "skipped"  # eager itself raises
     EQUAL = "equal"
-    REFUSED = "refused"  # a typed error that says why
+    FELL_BACK = "fell back"  # equal, by running eager; a warning says why
+    REFUSED = "refused"  # a typed error
     WRONG = "wrong"
     CRASH = "crash"  # any other error
 
@@ -100,7 +102,8 @@ def judge(case: Case, jit: Jit, exactness: Exactness = None) -> Verdict:
             return verdict(Outcome.SKIPPED, error)
         before = global_state()
         try:
-            actual = _observe_twice(case, jit)
+            with fallbacks_recorded() as fallbacks:
+                actual = _observe_twice(case, jit)
         except (CaptureError, NotDifferentiable) as error:
             faults = list(differences(before, global_state(), "left behind in the global state"))
             return verdict(Outcome.WRONG if faults else Outcome.REFUSED, error, "\n".join([*faults, str(error)]))
@@ -111,7 +114,12 @@ def judge(case: Case, jit: Jit, exactness: Exactness = None) -> Verdict:
         if differing and isinstance(exactness, Fused):
             differing = _compare(expected, actual, exactness, _observe_exact(case))
         faults += differing
-        return verdict(Outcome.WRONG if faults else Outcome.EQUAL, None, "\n".join(faults))
+        if faults:
+            return verdict(Outcome.WRONG, None, "\n".join(faults))
+        if fallbacks:
+            (kind, reason), *_ = fallbacks
+            return replace(verdict(Outcome.FELL_BACK, None, reason), error=kind)
+        return verdict(Outcome.EQUAL)
 
 
 def _observe_eager(case: Case) -> tuple[Case, list[Observation]]:

@@ -32,7 +32,7 @@ def main() -> int:
     print(f"{options.programs} programs; again with: python -m tests.fuzz --programs {options.programs} --seed {seed}")
     start = time.monotonic()
     firsts = range(0, options.programs, CHUNK)
-    jit = UnderTest(options.executors)
+    jit = UnderTest(options.executors, strict=True)
     chunks = [(seed + place, min(CHUNK, options.programs - first), jit) for place, first in enumerate(firsts)]
     findings: dict[int, list[Finding]] = {}
     for chunk, found in over_processes(examine, chunks, options.jobs):

@@ -24,7 +24,7 @@ from tests.under_test import UnderTest
 Jit = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 #: The jit under test, if nothing else is said.
-TORCH = UnderTest()
+TORCH = UnderTest(strict=True)
 
 #: The one way around the node in which a gradient may differ from eager's, by rounding or in strides.
 AROUND = (

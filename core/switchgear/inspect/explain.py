@@ -12,7 +12,9 @@ from switchgear.selection import Reasons
 
 
 def explain(jitted: Any) -> str:
-    """A report on the entry last run: executors, those skipped, every choice and every saved value, with reasons.
+    """A report on the calls that ran in eager and the entry last run.
+
+    Of that the executors, those skipped, every choice and every saved value, with reasons.
 
     Who was skipped is said once, and who has nothing registered for an operator is not named beside it;
     `sg.last_choices` has these too.
@@ -21,6 +23,14 @@ def explain(jitted: Any) -> str:
     names = ", ".join(executor.name for executor in selection.executors)
     lines = [f"executors: {names}; regions as measured" if selection.measured else f"executors: {names}"]
     lines += [f"skipped: {name}: {reason}" for name, reason in selection.skipped]
+    compiler = compiler_of(jitted)
+    fallbacks = [fallback for fallback in compiler.fallbacks.reasons.values() if fallback.calls]
+    if fallbacks:
+        count = sum(fallback.calls for fallback in fallbacks)
+        lines.append(f"{count} of {compiler.calls} calls ({count / compiler.calls:.0%}) ran in eager, not compiled:")
+        lines += [f"{fallback.calls:4} x {fallback}" for fallback in fallbacks]
+        if compiler.last is None:
+            return "\n".join(lines)
     entry = last_entry(jitted)
     sizes = entry.captured.sizes
     if entry.fixed:

@@ -13,7 +13,7 @@ from switchgear import torch_internals as internals
 from switchgear.aliasing import storages
 from switchgear.capture import compiling
 from switchgear.custom_functions import made_as_views
-from switchgear.errors import Unsupported
+from switchgear.errors import DataDependent, Unsupported
 from switchgear.evaluation import evaluate
 from switchgear.passes.pipeline import Program, Training, compile_backward, differentiable_backward
 from switchgear.proxy import TensorProxy
@@ -205,7 +205,7 @@ class Bridge:
         try:
             program, constraints = self.sizes.compile_more(make)
             self._generals.setdefault(general, []).append((lambda: program, constraints))
-        except Exception:  # what fails with the sizes of the call, too, is raised there
+        except (Unsupported, DataDependent):  # a program for the sizes of the call takes its place
             return None
         return self._for_any_sizes(general, sizes)
 

@@ -12,6 +12,7 @@ import torch
 from switchgear.errors import RecompileWarning
 from switchgear.sizes import Marks
 from switchgear.structure import Structure
+from switchgear.user_code import user_frame
 
 from .entry import Entry
 from .modes import modes_key
@@ -62,7 +63,7 @@ class Cache:
                 f"{self._name} has been compiled {self._compilations} times; {changed}. Each kind of "
                 "call is compiled by itself: keep shapes and Python arguments stable, or raise recompile_limit"
             )
-            warnings.warn(message, RecompileWarning, stacklevel=5)
+            warnings.warn(message, RecompileWarning, stacklevel=user_frame()[1])
         self._last_key = self._order[entry] = key
         self._buckets.setdefault(key, []).insert(0, entry)
         if len(self._order) > self._size:

@@ -12,7 +12,7 @@ import torch
 
 from switchgear import torch_internals as internals
 from switchgear.capture import capture, compiling
-from switchgear.errors import InvalidInput
+from switchgear.errors import DataDependent, Unsupported
 from switchgear.outputs import reshaped_inputs
 from switchgear.passes.pipeline import Program, compile_forward, compile_training, expected_grad, prepare
 from switchgear.selection import Selection
@@ -64,7 +64,7 @@ class Entry:
         with compiling(), rare_modes_watched():
             try:
                 make(marks)
-            except Exception as error:
+            except (Unsupported, DataDependent) as error:
                 if not marks:
                     raise
                 # operators of PyTorch's and rules of plugins that know numbers alone fail in ways of their own
@@ -196,5 +196,5 @@ def tensor_of(source: InputSource, leaves: list[Any]) -> torch.Tensor:
         return source.fetch(tensor_of(source.of, leaves))
     tensor = source.tensor if isinstance(source, Closure) else source.fetch()
     if tensor is None:
-        raise InvalidInput(f"{source} vanished from its module while it was captured")
+        raise Unsupported(f"{source} vanished from its module while it was captured")
     return tensor

@@ -1,0 +1,65 @@
+"""Falling back: a call that capture refuses runs the original function, in eager, and says so once."""
+
+from __future__ import annotations
+
+import warnings
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+from switchgear.errors import CaptureError, FallbackWarning
+from switchgear.user_code import user_frame
+
+
+@dataclass(slots=True, eq=False)
+class Fallback:
+    """Calls that run in eager for one reason: how many, and how many kinds of them were tried to capture."""
+
+    error: CaptureError
+    calls: int = 0
+    kinds: int = 0
+
+    def __str__(self) -> str:
+        return f"{type(self.error).__name__}: {self.error}"
+
+
+class Fallbacks:
+    """Why calls of one function run in eager, by key and by reason.
+
+    What was refused for the same reason in more than `limit` kinds of calls is not tried in another kind again.
+    """
+
+    def __init__(self, name: str, size: int, limit: int) -> None:
+        self.reasons: dict[str, Fallback] = {}
+        self._name = name
+        self._size = size
+        self._limit = limit
+        self._by_key: OrderedDict[Any, Fallback] = OrderedDict()
+        self._always: Fallback | None = None
+
+    def known(self, key: Any) -> Fallback | None:
+        """Why calls of that key are not compiled, as far as it is known."""
+        return self._by_key.get(key, self._always)
+
+    def add(self, error: CaptureError, key: Any = None) -> Fallback:
+        """Keep, for all calls of a key if there is one, that they are refused."""
+        fallback = self.reasons.setdefault(str(error), Fallback(error.with_traceback(None)))
+        if key is None:
+            return fallback
+        fallback.kinds += 1
+        if fallback.kinds > self._limit:
+            self._always = fallback
+        self._by_key[key] = fallback
+        if len(self._by_key) > self._size:
+            self._by_key.popitem(last=False)
+        return fallback
+
+    def count(self, fallback: Fallback) -> None:
+        """Count a call that falls back; the first for its reason warns."""
+        fallback.calls += 1
+        if fallback.calls == 1:
+            message = (
+                f"{self._name} runs in eager, not compiled, in calls of this kind: {fallback}. "
+                "sg.explain counts these calls; strict=True makes this an error"
+            )
+            warnings.warn(message, FallbackWarning, stacklevel=user_frame()[1])
