@@ -129,22 +129,22 @@ def test_return_value_that_nothing_knows(function: Any, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argument", "kind", "message"),
+    ("argument", "message"),
     [
-        (Opaque(torch.ones(2)), errors.InvalidInput, "argument 1.*Opaque.*[Rr]egister"),
-        ([1, {"a": Opaque(torch.ones(2))}], errors.InvalidInput, "Opaque"),
-        ((index for index in range(3)), errors.InvalidInput, "generator"),
-        (torch.ones(3).as_subclass(Subclass), errors.Unsupported, "Subclass.*subclass"),
-        (torch.ones(3).to_sparse(), errors.Unsupported, "sparse"),
-        (torch.ones(3, device="meta"), errors.InvalidInput, "cpu.*meta.*move"),
+        (Opaque(torch.ones(2)), "argument 1.*Opaque.*[Rr]egister"),
+        ([1, {"a": Opaque(torch.ones(2))}], "Opaque"),
+        ((index for index in range(3)), "generator"),
+        (torch.ones(3).as_subclass(Subclass), "Subclass.*subclass"),
+        (torch.ones(3).to_sparse(), "sparse"),
+        (torch.ones(3, device="meta"), "cpu.*meta.*move"),
     ],
     ids=["object", "nested object", "generator", "subclass", "sparse", "mixed devices"],
 )
-def test_argument_that_is_refused(argument: Any, kind: type[Exception], message: str) -> None:
+def test_argument_that_is_refused(argument: Any, message: str) -> None:
     jitted = sg.jit(lambda x, more: torch.sin(x), executors=["torch"])
     x = numbers()
-    with pytest.raises(kind, match=message):
-        jitted(x, argument)
+    with falls_back(message):
+        assert torch.equal(jitted(x, argument), torch.sin(x))
     assert torch.equal(jitted(x, None), torch.sin(x))  # the same function goes on working
 
 
@@ -200,8 +200,8 @@ def test_a_failed_capture_leaves_the_module_as_it_was() -> None:
     module = Fails(4)
     before = {name: value.clone() for name, value in module.state_dict(keep_vars=True).items()}
     held = dict(module.state_dict(keep_vars=True))
-    with falls_back(kind="DataDependent"):
-        sg.jit(module, executors=["torch"])(torch.arange(20.0).view(5, 4))
+    with pytest.raises(errors.DataDependent):
+        sg.jit(module, executors=["torch"], strict=True)(torch.arange(20.0).view(5, 4))
     for name, value in module.state_dict(keep_vars=True).items():
         assert value is held[name]
         assert torch.equal(value, before[name])

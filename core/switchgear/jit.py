@@ -112,7 +112,7 @@ class Compiler:
                 if fallback is not None:
                     return fallback
                 check_devices(leaves)
-                reason = next(iter(unfit.values()), "") or (self.cache.misfit(key, leaves) if marks else "")
+                reason = next(iter(unfit.values()), "") or self.cache.why_not(key, args, kwargs, leaves)
                 options = self.selection, self._rejit, self.specialize_on_data, marks
                 entry = Entry(self.function, leaves, spec, self.module, *options)
             except (Unsupported, DataDependent) as error:
@@ -227,8 +227,9 @@ def jit(
         name). "auto" is these, but each region is compiled by every one that fuses and takes it, measured, and left to
         the others where none is faster; times are remembered on disk. With ["torch"] results are eager's to the bit.
     grad_rules: tables of grad rules for this function alone, asked before any executor.
-    strict: raise where otherwise a fallback happens with a reason: an executor listed but unavailable, or a forward
-        that an executor claims and nobody differentiates.
+    strict: raise where otherwise a fallback happens with a reason: a call that cannot be captured, which runs the
+        original function, in eager, with one `FallbackWarning` for each reason; an executor listed but unavailable; a
+        forward that an executor claims and nobody differentiates.
     memory: what the backward makes again instead of having it saved. "eager": views alone, so that what eager saves is
         saved; "balanced": what takes next to no time beside matrix products; "lean": all that is cheap, which is for
         executors that fuse.
@@ -245,7 +246,8 @@ def jit(
         entry holds other calls to. Python numbers among the arguments are never dynamic.
     fuel: fuse so many regions only, the first ones, to find the one that makes a result differ.
 
-    Raises `UnknownExecutor`, `ExecutorUnavailable`; calls raise `CaptureError`, `NotDifferentiable`, `RuleError`.
+    Raises `UnknownExecutor`, `ExecutorUnavailable`; calls raise `NotDifferentiable`, `RuleError`, and `CaptureError`
+    where they are strict.
     """
     options: dict[str, Any] = {
         "executors": executors,

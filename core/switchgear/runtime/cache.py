@@ -47,9 +47,10 @@ class Cache:
                 return entry, inputs
         return None
 
-    def misfit(self, key: tuple[Any, ...], leaves: list[Any]) -> str:
-        """Why a call with dynamic sizes fits no entry under its key, as far as sizes go."""
-        return "; ".join(dict.fromkeys(filter(None, (entry.misfit(leaves) for entry in self._buckets.get(key, ())))))
+    def why_not(self, key: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]) -> str:
+        """Why a call fits no entry under its key, if there is one."""
+        reasons = [entry.why_not(args, kwargs, leaves) for entry in self._buckets.get(key, ())]
+        return "; ".join(dict.fromkeys(reasons))
 
     def add(self, key: tuple[Any, ...], entry: Entry, reason: str = "") -> None:
         """Keep a new entry, and drop the one that was used longest ago if there are too many.
@@ -75,7 +76,7 @@ class Cache:
     def _difference(self, key: tuple[Any, ...]) -> str:
         topics = zip(_TOPICS, self._last_key, key, strict=False)
         changed = [f"{topic} changed from {before} to {now}" for topic, before, now in topics if before != now]
-        return "; ".join(changed) or "a parameter, buffer or closed-over tensor changed, or how inputs alias"
+        return "; ".join(changed)
 
 
 def call_key(leaves: list[Any], spec: Structure, module: torch.nn.Module | None, marks: Marks) -> tuple[Any, ...]:

@@ -59,7 +59,8 @@ class Entry:
             if self.captured.sizes is not None:
                 self.captured.sizes.close(self.captured.trace.inputs)
                 self.captured.sizes.check(tensors)
-            self.prologue = make_prologue(self.captured, leaves, spec, tensors)
+            self._prologue = make_prologue(self.captured, leaves, spec, tensors)
+            self.prologue = self._prologue.inputs
 
         with compiling(), rare_modes_watched():
             try:
@@ -75,13 +76,19 @@ class Entry:
         #: What the function returns for the inputs that `prologue` gives.
         self.run: Run = self._switching_on() if self.captured.outputs.switched_on else self._finishing()
 
-    def misfit(self, leaves: list[Any]) -> str:
-        """Which constraint on its sizes a call of the same kind does not meet, if that is why it does not fit."""
+    def why_not(self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]) -> str:
+        """What is otherwise in a call of the same key that it does not fit."""
         sizes = self.captured.sizes
+        if self.fixed:
+            return f"sizes are fixed, for with dynamic ones there was {self.fixed}"
         if sizes is None:
-            return f"sizes are fixed, for with dynamic ones there was {self.fixed}" if self.fixed else ""
+            return f"{self._prologue.why_not(args, kwargs)} changed"
         found = sizes.violated([tensor_of(source, leaves) for source in self.captured.sources])
-        return "" if found is None else f"an entry is for calls with {found}"
+        return (
+            f"{self._prologue.why_not(args, kwargs)} changed"
+            if found is None
+            else f"an entry is for calls with {found}"
+        )
 
     def _switching_on(self) -> Run:
         indices, rest = self.captured.outputs.switched_on, self._finishing()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from switchgear import torch_internals as internals
 from switchgear.capture import Captured
 from switchgear.composites import leaves_of
+from switchgear.guards import Guard
 from switchgear.outputs import reshaped_inputs
 from switchgear.shared_memory import base_of, requires_grad_alone, sharing
 from switchgear.signature import Argument, Base, Closure, InputSource, ModuleState
@@ -18,8 +20,22 @@ from switchgear.structure import Structure
 from .modes import same_modes
 from .module_state import modules_guard
 
-#: From a call's arguments to the input tensors of a trace, or None where the call is not the entry's.
-Prologue = Callable[[tuple[Any, ...], dict[str, Any]], "tuple[torch.Tensor, ...] | None"]
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prologue:
+    """Whether an entry fits a call.
+
+    `inputs` takes the arguments, and gives the trace's input tensors, or None where a guard is not met.
+    """
+
+    guards: tuple[Guard, ...]
+    inputs: Callable[[tuple[Any, ...], dict[str, Any]], tuple[torch.Tensor, ...] | None]
+    _first_miss: Callable[[tuple[Any, ...], dict[str, Any]], int | None]
+
+    def why_not(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """What is otherwise in a call that the entry does not fit."""
+        number = self._first_miss(args, kwargs)
+        return "the structure of the arguments" if number is None else self.guards[number].why
 
 
 def value_key(value: Any) -> Any:
@@ -32,39 +48,72 @@ def value_key(value: Any) -> Any:
 
 
 def make_prologue(captured: Captured, leaves: list[Any], spec: Structure, tensors: list[torch.Tensor]) -> Prologue:
-    """The prologue of the entry captured for these arguments; `tensors` are the trace's inputs at that time.
+    """The prologue of the entry captured for these arguments; `tensors` are the trace's inputs at that time."""
+    guards = (
+        *_argument_guards(captured, leaves),
+        *_state_guards(captured, tensors),
+        *_relation_guards(captured, tensors),
+    )
+    scope: dict[str, Any] = {}
+    opening = spec.taking_apart(scope)
+    for guard in guards:
+        scope |= guard.scope
+    met = " and ".join([f"({guard.condition})" for guard in guards])
+    inputs = _function("prologue", [*opening, f"return inputs if {met} else None"], scope)
+    tests = [f"if not ({guard.condition}): return {number}" for number, guard in enumerate(guards)]
+    return Prologue(guards, inputs, _function("first_miss", [*opening, *tests], scope))
 
-    It is one generated function, for it runs on every call.
-    """
-    scope: dict[str, Any] = {"value_key": value_key}
-    body = spec.taking_apart(scope)
-    values = [(index, leaf) for index, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)]
-    conditions = [_is_value(f"a{index}", leaf, scope) for index, leaf in values]
+
+def _function(name: str, body: Iterable[str], scope: dict[str, Any]) -> Callable[..., Any]:
+    """A generated function of the arguments, for it runs on every call; None where something that it reads is gone."""
+    # a parameter, or the registration of a class
+    lines = ["try:", *(f"    {line}" for line in body), "except KeyError:", "    return None"]
+    source = "\n    ".join([f"def {name}(args, kwargs):", *lines])
+    exec(compile(source, f"<switchgear {name}>", "exec"), scope)
+    function: Callable[..., Any] = scope.pop(name)
+    return function
+
+
+def _argument_guards(captured: Captured, leaves: list[Any]) -> Iterator[Guard]:
+    for index, leaf in enumerate(leaves):
+        if not isinstance(leaf, torch.Tensor):
+            yield _value_guard(index, leaf)
     for index, other in captured.identical:
-        scope[f"held{index}"] = other
-        conditions.append(f"a{index} is " + (f"a{other}" if isinstance(other, int) else f"held{index}()"))
-    states = [source for source in captured.sources if isinstance(source, ModuleState)]
+        why = f"argument {index} is the same tensor as another input, or is not any more"
+        if isinstance(other, int):
+            yield Guard(f"a{index} is a{other}", why)
+        else:
+            yield Guard(f"a{index} is held{index}()", why, {f"held{index}": other})
+
+
+def _value_guard(index: int, value: Any) -> Guard:
+    """That an argument is a Python value that `value_key` does not tell from this one."""
+    name, why = f"a{index}", f"argument {index} was {value!r}"
+    if value is None or value is True or value is False:
+        return Guard(f"{name} is {value}", why)
+    if type(value) in (int, str):
+        return Guard(f"type({name}) is {type(value).__name__} and {name} == {value!r}", why)
+    return Guard(f"value_key({name}) == key{index}", why, {f"key{index}": value_key(value), "value_key": value_key})
+
+
+def _state_guards(captured: Captured, tensors: list[torch.Tensor]) -> Iterator[Guard]:
+    """On modules, the metadata of all input tensors, which are fetched here, global modes and sizes."""
     if captured.modules:
+        states = [source for source in captured.sources if isinstance(source, ModuleState)]
         fetched = {(state.holder, state.name) for source in states for state in (source, *source.tied)}
-        scope["same_modules"] = modules_guard(captured.modules, fetched)
-        conditions.append("same_modules()")
-    inputs = "".join([f"{_fetched(source, number, scope)}, " for number, source in enumerate(captured.sources)])
-    scope["check"] = internals.tensor_guards(tensors, *_layouts(captured))
-    conditions += [f"check(*(found := ({inputs})))", same_modes(scope)]
+        same = modules_guard(captured.modules, fetched)
+        yield Guard("same_modules()", "training flags, hooks or parts of a module", {"same_modules": same})
+    scope: dict[str, Any] = {"check": internals.tensor_guards(tensors, *_layouts(captured))}
+    sources = "".join([f"{_fetched(source, number, scope)}, " for number, source in enumerate(captured.sources)])
+    yield Guard(
+        f"check(*(inputs := ({sources})))",
+        "sizes, strides, dtype, device or requires_grad of an argument, parameter, buffer or closed-over tensor",
+        scope,
+    )
+    scope = {}
+    yield Guard(same_modes(scope), "the global modes", scope)
     if captured.sizes is not None:
-        scope["fits"] = captured.sizes.fits()
-        conditions.append("fits(found)")
-    relations = _relations(captured, tensors)
-    if relations is not None:
-        scope |= {"relations": relations, "related": relations(tensors)}
-        conditions.append("relations(found) == related")
-    body.append(f"return found if {' and '.join(conditions)} else None")
-    # a parameter, or the registration of a class, that is gone
-    body = ["try:", *(f"    {line}" for line in body), "except KeyError:", "    return None"]
-    source = "\n    ".join(["def prologue(args, kwargs):", *body])
-    exec(compile(source, "<switchgear prologue>", "exec"), scope)
-    prologue: Prologue = scope.pop("prologue")
-    return prologue
+        yield Guard("fits(inputs)", "what holds of the sizes", {"fits": captured.sizes.fits()})
 
 
 def _layouts(captured: Captured) -> tuple[list[list[int | None]], list[list[int | None]]] | tuple[()]:
@@ -74,16 +123,6 @@ def _layouts(captured: Captured) -> tuple[list[list[int | None]], list[list[int 
     inputs = captured.trace.inputs
     kept = [[[n if type(n) is int else None for n in ns] for ns in (p.shape, p.stride)] for p in inputs]
     return [shape for shape, _ in kept], [stride for _, stride in kept]
-
-
-def _is_value(name: str, value: Any, scope: dict[str, Any]) -> str:
-    """The condition that a Python value is one that `value_key` tells from no other."""
-    if value is None or value is True or value is False:
-        return f"{name} is {value}"
-    if type(value) in (int, str):
-        return f"type({name}) is {type(value).__name__} and {name} == {value!r}"
-    scope[f"key_{name}"] = value_key(value)
-    return f"value_key({name}) == key_{name}"
 
 
 def _fetched(source: InputSource, number: int, scope: dict[str, Any]) -> str:
@@ -103,31 +142,38 @@ def _fetched(source: InputSource, number: int, scope: dict[str, Any]) -> str:
     return f"state{number}[{source.slots!r}][{source.name!r}]"
 
 
-def _relations(captured: Captured, tensors: Sequence[torch.Tensor]) -> Callable[[Sequence[torch.Tensor]], Any] | None:
+def _relation_guards(captured: Captured, tensors: Sequence[torch.Tensor]) -> Iterator[Guard]:
     """What the trace depends on beside the metadata of its inputs, as far as it does: aliasing, leaves, offsets."""
     outputs, leaves_matter = captured.outputs, captured.leaves_matter or bool(captured.outputs.mutations)
     bases_matter = captured.bases_matter or leaves_matter
-    reshaped = reshaped_inputs(outputs, captured.trace.inputs)
-    written = [*dict.fromkeys([*(mutation.input for mutation in outputs.mutations), *reshaped])]
-    bases = [index for index, source in enumerate(captured.sources) if isinstance(source, Base)]
-    bound_symbols = (*leaves_of(captured.trace.bound_symbols), *outputs.views)
-    strided = (
-        captured.offsets_matter
-        or bool(bases)
-        or any(item.symbol.name.startswith("aten.as_strided") for item in bound_symbols)
-    )
-    if not bases_matter and not strided and not reshaped:
-        return None
-
     # what the check of the metadata has not settled: a tensor that requires no grad is a leaf
     grown = [index for index, tensor in enumerate(tensors) if tensor.requires_grad]
-    own, based = grown if leaves_matter else [], grown if bases_matter else []
 
-    def relations(inputs: Sequence[torch.Tensor]) -> Any:
-        leaves = [inputs[index].is_leaf for index in own]
-        alone = [requires_grad_alone(inputs[index]) for index in based]
-        offsets = [tensor.storage_offset() for tensor in inputs] if strided else None
-        homes = [[base_of(tensor) is inputs[base] for tensor in inputs] for base in bases]
-        return [*sharing(inputs, written)], leaves, alone, offsets, homes
+    def guard(name: str, why: str, ask: Callable[[Sequence[torch.Tensor]], Any]) -> Guard:
+        scope = {f"{name}_of": ask, f"{name}_then": ask(tensors)}
+        return Guard(f"{name}_of(inputs) == {name}_then", why, scope)
 
-    return relations
+    written = [mutation.input for mutation in outputs.mutations]
+    written = [*dict.fromkeys([*written, *reshaped_inputs(outputs, captured.trace.inputs)])]
+    if written:
+        yield guard("sharing", "which inputs share memory", lambda inputs: [*sharing(inputs, written)])
+    if leaves_matter and grown:
+        yield guard("leaves", "which inputs are leaves of autograd", lambda ts: [ts[i].is_leaf for i in grown])
+    if bases_matter and grown:
+        yield guard(
+            "alone",
+            "which inputs are views of what does not require grad",
+            lambda inputs: [requires_grad_alone(inputs[index]) for index in grown],
+        )
+    bases = [index for index, source in enumerate(captured.sources) if isinstance(source, Base)]
+    if bases:
+        yield guard(
+            "homes",
+            "which inputs are views of one tensor",
+            lambda inputs: [[base_of(tensor) is inputs[base] for tensor in inputs] for base in bases],
+        )
+    lines = (*leaves_of(captured.trace.bound_symbols), *outputs.views)
+    strided = any(line.symbol.name.startswith("aten.as_strided") for line in lines)
+    if captured.offsets_matter or bases or strided:
+        why = "where in its memory an input begins"
+        yield guard("offsets", why, lambda inputs: [tensor.storage_offset() for tensor in inputs])

@@ -1,0 +1,169 @@
+"""How large the core is, by folder, beside its budget in `core/budget.toml`; exits with 1 where something is over it.
+
+    python -m scripts.core_size
+
+Code lines hold code: no blank, comment or docstring. Tokens are Python's, without layout and comments. Complexity is
+cyclomatic, as ruff's C901 counts it.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import re
+import subprocess
+import sys
+import tokenize
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+CORE = ROOT / "core" / "switchgear"
+BUDGET = ROOT / "core" / "budget.toml"
+
+_LAYOUT = frozenset(
+    {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+)
+
+
+@dataclass(slots=True)
+class Size:
+    """Sums over some files, and the worst of their classes."""
+
+    lines: int = 0
+    tokens: int = 0
+    anys: int = 0
+    files: dict[str, int] = field(default_factory=dict)
+    classes: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def density(self) -> float:
+        """Tokens per code line."""
+        return self.tokens / max(self.lines, 1)
+
+
+def code_tokens(path: Path) -> list[tokenize.TokenInfo]:
+    """The tokens of a file but for layout, comments and docstrings."""
+    text = path.read_text()
+    docstrings: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        documented = isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+        if documented and ast.get_docstring(node) is not None:
+            docstrings.update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return [token for token in tokens if token.type not in _LAYOUT and token.start[0] not in docstrings]
+
+
+def measure(paths: list[Path]) -> Size:
+    """The size of some files together."""
+    size = Size()
+    for path in paths:
+        tokens = code_tokens(path)
+        lines = {line for token in tokens for line in range(token.start[0], token.end[0] + 1)}
+        name = path.relative_to(CORE).as_posix()
+        size.files[name] = len(lines)
+        size.lines += len(lines)
+        size.tokens += len(tokens)
+        size.anys += sum(token.string == "Any" for token in tokens)
+        size.classes.update(class_sizes(path, name))
+    return size
+
+
+def class_sizes(path: Path, name: str) -> Iterator[tuple[str, tuple[int, int]]]:
+    """The number of methods and of attributes of each class in a file."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.ClassDef):
+            continue
+        methods = [item for item in node.body if isinstance(item, ast.FunctionDef)]
+        fields = {
+            item.target.id
+            for item in node.body
+            if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
+        }
+        assigned = {
+            target.attr
+            for method in methods
+            for item in ast.walk(method)
+            if isinstance(item, (ast.Assign, ast.AnnAssign))
+            for target in (item.targets if isinstance(item, ast.Assign) else [item.target])
+            if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self"
+        }
+        yield f"{name}:{node.name}", (len(methods), len(fields | assigned))
+
+
+def complexities() -> dict[str, int]:
+    """The cyclomatic complexity of each function of the core, by file and name."""
+    command = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "C901", "--output-format", "json"]
+    options = ["--config", "lint.mccabe.max-complexity=0", "--exit-zero", str(CORE)]
+    output = subprocess.run([*command, *options], capture_output=True, text=True, check=True).stdout
+    found: dict[str, int] = {}
+    for item in json.loads(output):
+        match = re.fullmatch(r"`(.*)` is too complex \((\d+) > 0\)", item["message"])
+        assert match is not None, item
+        place = Path(item["filename"]).relative_to(CORE).as_posix()
+        found[f"{place}:{item['location']['row']} {match[1]}"] = int(match[2])
+    return found
+
+
+def report() -> list[str]:
+    """Print the figures; what is over its budget comes back."""
+    budget = tomllib.loads(BUDGET.read_text())
+    limits, exceptions = budget["limits"], budget["exceptions"]
+    folders: dict[str, list[Path]] = defaultdict(list)
+    for path in sorted(CORE.rglob("*.py")):
+        parts = path.relative_to(CORE).parts
+        folders[parts[0] if len(parts) > 1 else "."].append(path)
+    over: list[str] = []
+    total = measure([path for paths in folders.values() for path in paths])
+    kernel = 0
+    print(f"{'folder':<16}{'lines':>8}{'budget':>8}{'left':>8}{'tokens/line':>14}")
+    for name, paths in sorted(folders.items()):
+        size = measure(paths)
+        allowed = budget["folders"].get(name)
+        kernel += size.lines if name in budget["kernel"] else 0
+        left = "" if allowed is None else str(allowed - size.lines)
+        print(f"{name:<16}{size.lines:>8}{allowed or '':>8}{left:>8}{size.density:>14.1f}")
+        if allowed is None:
+            over.append(f"{name} has no budget")
+        elif size.lines > allowed:
+            over.append(f"{name} has {size.lines} code lines, {size.lines - allowed} over its budget")
+    complexity = complexities()
+    share = sum(value <= limits["complexity"] for value in complexity.values()) / len(complexity)
+    figures = {
+        "code lines of the kernel": (kernel, limits["kernel"]),
+        "code lines of the core": (total.lines, limits["core"]),
+        "tokens a code line": (round(total.density, 2), limits["density"]),
+        "Any per 100 code lines": (round(100 * total.anys / total.lines, 2), limits["anys"]),
+        f"% of functions more complex than {limits['complexity']}": (
+            round(100 - 100 * share, 2),
+            limits["complex_share"],
+        ),
+        "complexity of the worst function": (max(complexity.values()), limits["complexity_of_all"]),
+    }
+    for name, (value, limit) in figures.items():
+        print(f"{name:<44}{value:>8} of {limit}")
+        if value > limit:
+            over.append(f"{name}: {value}, over {limit}")
+    for name, lines in total.files.items():
+        if lines > limits["file"] and name not in exceptions:
+            over.append(f"{name} has {lines} code lines, over {limits['file']}")
+    for name, (methods, attributes) in total.classes.items():
+        if (methods > limits["methods"] or attributes > limits["attributes"]) and name not in exceptions:
+            over.append(f"{name} has {methods} methods and {attributes} attributes")
+    return over
+
+
+def main() -> int:
+    """Print the report and what is over its budget."""
+    over = report()
+    for line in over:
+        print(f"OVER: {line}")
+    return 1 if over else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
