@@ -31,7 +31,6 @@ from switchgear.verify import verify
 from .checks_first import checks_first
 from .claim import claim
 from .common_subexpressions import common_subexpressions
-from .copy_losses import copy_losses
 from .dead_code import dead_code
 from .differentiate import Joint, differentiate
 from .first_views import first_views
@@ -388,7 +387,6 @@ def _finished(
         trace, made = fuse(stages.traces[-1], selection, made)
         stages.keep("fuse", trace, start)
     stages.run("dead_code", dead_code)
-    stages.change("copy_losses", copy_losses)
     stages.change("write_to_inputs", partial(write_to_inputs, destined=destined))
     stages.change("reuse_buffers", reuse_buffers)
     trace = stages.run("free_last_used", free_last_used)
