@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from switchgear import plugins
-from switchgear.passes import fuse
+from switchgear.passes.choose import RegionContext
 from tests import under_test
 from tests.under_test import fraction, part
 
@@ -89,16 +89,16 @@ def counted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if under_test.EXECUTORS == ["torch"]:
         yield
         return
-    compiled = fuse._compiled
+    compile_regions = RegionContext.compile
     count = 0
 
-    def counting(*args: Any) -> Any:
+    def counting(context: RegionContext, entrants: Any) -> Any:
         nonlocal count
-        found = compiled(*args)
-        count += len(found)
-        return found
+        compiled = compile_regions(context, entrants)
+        count += len(compiled)
+        return compiled
 
-    monkeypatch.setattr(fuse, "_compiled", counting)
+    monkeypatch.setattr(RegionContext, "compile", counting)
     yield
     request.node.user_properties.append(("fused", count))
 

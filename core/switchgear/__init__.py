@@ -8,9 +8,11 @@ from .functional import grad, value_and_grad, vjp
 from .hookspecs import PassPlacement, hookimpl
 from .inspect.explain import explain
 from .jit import jit, last_backward_traces, last_choices, last_saved, last_traces
+from .passes.choose import RegionContext
 from .passes.plugin_passes import PassContext
 from .plugins import plugin_report
 from .proxy import NumberProxy, TensorProxy
+from .region import Region, RegionChoice
 from .registry import Registry, Table
 from .rules import get_grad, put_grad
 from .symbol import BoundSymbol, Symbol
@@ -27,6 +29,9 @@ __all__ = [
     "NumberProxy",
     "PassContext",
     "PassPlacement",
+    "Region",
+    "RegionChoice",
+    "RegionContext",
     "Registry",
     "Saved",
     "Symbol",

@@ -1,4 +1,4 @@
-"""The contract between Switchgear and its plugins: five hooks, each optional.
+"""The contract between Switchgear and its plugins: six hooks, each optional.
 
 A plugin is a module named by an entry point of the group `switchgear`; the entry point's name is what users type. Mark
 each hook with `switchgear.hookimpl`. Importing the module must be cheap and change nothing: tables are declared at
@@ -16,11 +16,13 @@ import pluggy
 
 from .errors import RegistrationError
 from .executor import Executor
+from .region import Region, RegionChoice
 from .registry import Registry
 from .symbol import BoundSymbol
 from .trace import Trace
 
 if TYPE_CHECKING:
+    from .passes.choose import RegionContext
     from .passes.plugin_passes import PassContext
 
 PROJECT = "switchgear"
@@ -80,6 +82,17 @@ def switchgear_is_constant_for_vjp(bound_symbol: BoundSymbol) -> bool | None:
 
     False cannot make a constant differentiable. Asked of the plugins whose executors the call uses, in their order,
     then of plugins without executors.
+    """
+
+
+@_hookspec(firstresult=True)
+def switchgear_choose(regions: Sequence[Region], context: RegionContext) -> Sequence[RegionChoice | None] | None:
+    """Under `executors="auto"`, who runs each region of a program: one answer for each, None where it has no opinion.
+
+    Every region has a candidate or more; all come at once, so that they can be compiled side by side. A region that
+    no plugin has an opinion on goes to its first candidate. Asked of the plugins whose executors the call uses, in
+    their order, then of plugins without executors. Modes of the user's may be active, and the calls of a region are
+    not to be run on the user's tensors.
     """
 
 

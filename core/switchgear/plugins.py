@@ -51,6 +51,16 @@ class SkipRule:
     source: Callable[..., Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Chooser:
+    """A `switchgear_choose`; `source` is the function that the plugin wrote, `label` and `remedy` are for messages."""
+
+    fn: Callable[[Any, Any], Any]
+    source: Callable[..., Any]
+    label: str
+    remedy: str
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Plugin:
     """A loaded plugin; `priority` ranks a package of rules."""
@@ -63,6 +73,7 @@ class Plugin:
     registry: Registry
     skip_rule: SkipRule | None
     passes: tuple[PassPlacement, ...]
+    chooser: Chooser | None
 
     @property
     def label(self) -> str:
@@ -176,7 +187,8 @@ def _load_one(entry: EntryPoint) -> Plugin:
             raise RegistrationError(f"priority {number!r} is no number; higher ones are asked first, 0 is usual")
     registry = _registered(manager, executors)
     passes = _collected(manager, "switchgear_passes", PassPlacement)
-    return Plugin(entry.name, *_distribution(entry), priority, executors, registry, _skip_rule(manager), passes)
+    skip_rule, chooser = _skip_rule(manager), _chooser(manager, entry.name)
+    return Plugin(entry.name, *_distribution(entry), priority, executors, registry, skip_rule, passes, chooser)
 
 
 def _registered(manager: pluggy.PluginManager, executors: Sequence[Executor]) -> Registry:
@@ -202,6 +214,15 @@ def _skip_rule(manager: pluggy.PluginManager) -> SkipRule | None:
     caller = manager.hook.switchgear_is_constant_for_vjp
     written = [implementation.function for implementation in caller.get_hookimpls()]
     return SkipRule(lambda bound_symbol: caller(bound_symbol=bound_symbol), written[0]) if written else None
+
+
+def _chooser(manager: pluggy.PluginManager, plugin: str) -> Chooser | None:
+    caller = manager.hook.switchgear_choose
+    written = [implementation.function for implementation in caller.get_hookimpls()]
+    if not written:
+        return None
+    remedy = f"disable it with {DISABLE_VARIABLE}={plugin}"
+    return Chooser(lambda regions, context: caller(regions=regions, context=context), written[0], plugin, remedy)
 
 
 def _collected(manager: pluggy.PluginManager, hook: str, kind: type[_Item]) -> tuple[_Item, ...]:

@@ -14,14 +14,14 @@ from .executor import Executor, FusionExecutor, reason_unavailable
 from .fuel import Fuel
 from .hookspecs import PassPlacement
 from .memory import Memory
-from .plugins import DISABLE_VARIABLE, Plugin, Plugins, SkipRule
+from .plugins import DISABLE_VARIABLE, Chooser, Plugin, Plugins, SkipRule
 from .registry import GradRule, ImplementationEntry, Table, describe
 from .sizes import depends_on_sizes
 from .symbol import BoundSymbol
 
 #: Who was asked and did not take a bound symbol, and why, in the order asked; executors that were skipped come first.
 Reasons: TypeAlias = tuple[tuple[str, str], ...]
-#: Who is asked, in order; None is all that are installed, "auto" too, those that fuse first and as measured.
+#: Who is asked, in order; None is all that are installed, "auto" too, those that fuse first and as plugins choose.
 Executors: TypeAlias = Sequence[str | Executor] | Literal["auto"] | None
 
 
@@ -53,7 +53,7 @@ class Selection:
 
     `executors` are those that can run here, in the order asked; `skipped` pairs the others with the reason;
     `passes` are those of the plugins that take part. `memory` is the option of `jit`; `fuel` says how many regions may
-    be fused; under `measured` only those that run faster so.
+    be fused; `choosers` are asked, in this order, who runs a region.
     """
 
     executors: tuple[Executor, ...]
@@ -64,7 +64,7 @@ class Selection:
     rule_sources: tuple[RuleSource, ...]
     memory: Memory
     fuel: Fuel
-    measured: bool = False
+    choosers: tuple[Chooser, ...] = ()
 
     @property
     def fusion(self) -> Mapping[str, FusionExecutor]:
@@ -138,10 +138,10 @@ def select(
     Order: the user's list, else (declared priority, name), under "auto" those that fuse first. An executor that is
     listed and cannot run here is skipped with one `PluginWarning`; under `strict` that is an error.
     """
-    measured = executors == "auto"
-    listed = None if executors is None or executors == "auto" else executors
+    auto = executors == "auto"
+    listed = None if executors is None or auto else executors
     asked: Sequence[Executor] = plugins.executors if listed is None else _listed(plugins, listed)
-    if measured:
+    if auto:
         asked = sorted(asked, key=lambda executor: not isinstance(executor, FusionExecutor))
     reasons = [(executor, reason_unavailable(executor)) for executor in asked]
     available = tuple(executor for executor, reason in reasons if reason is None)
@@ -156,9 +156,10 @@ def select(
     claimants = [_claimant(executor, homes[i], first=homes[i] not in homes[:i]) for i, executor in enumerate(available)]
     taking_part = [*dict.fromkeys(home for home in homes if home), *plugins.rule_packages]
     passes = tuple(placement for plugin in taking_part for placement in plugin.passes)
+    choosers = tuple([plugin.chooser for plugin in taking_part if plugin.chooser is not None]) if auto else ()
     rule_sources = (*map(_table_source, grad_rules), *claimants, *map(_package_source, plugins.rule_packages))
     burnt = fuel if isinstance(fuel, Fuel) else Fuel(fuel)
-    return Selection(available, skipped, strict, passes, tuple(claimants), rule_sources, memory, burnt, measured)
+    return Selection(available, skipped, strict, passes, tuple(claimants), rule_sources, memory, burnt, choosers)
 
 
 def _listed(plugins: Plugins, executors: Sequence[str | Executor]) -> list[Executor]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import switchgear as sg
 import switchgear_inductor
-from switchgear.disk_cache import CACHE_VARIABLE
+from switchgear_contest.disk_cache import CACHE_VARIABLE
 from switchgear_inductor import InductorExecutor
 from switchgear_inductor.executor import _internals
 from switchgear_inductor.progress import Progress

@@ -21,7 +21,8 @@ def explain(jitted: Any) -> str:
     """
     selection = compiler_of(jitted).selection
     names = ", ".join(executor.name for executor in selection.executors)
-    lines = [f"executors: {names}; regions as measured" if selection.measured else f"executors: {names}"]
+    choosers = ", ".join(chooser.label for chooser in selection.choosers)
+    lines = [f"executors: {names}; regions as chosen by {choosers}" if choosers else f"executors: {names}"]
     lines += [f"skipped: {name}: {reason}" for name, reason in selection.skipped]
     compiler = compiler_of(jitted)
     fallbacks = [fallback for fallback in compiler.fallbacks.reasons.values() if fallback.calls]

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from . import torch_internals as internals
-from .proxy import TensorProxy
+import switchgear as sg
+
+from .internals import without_modes
 
 #: Seconds that the repetitions together take at most, unless the fewest take longer.
 BUDGET = 0.3
@@ -23,7 +24,7 @@ FEWEST, MOST = 2, 15
 def seconds_of(
     functions: Sequence[Callable[..., Any]],
     numbers: Sequence[int],
-    layouts: Sequence[TensorProxy],
+    layouts: Sequence[sg.TensorProxy],
     devices: Collection[torch.device],
 ) -> list[float]:
     """Seconds that a call of each takes, of `numbers` and tensors of these layouts: the least of repetitions in turn.
@@ -59,8 +60,7 @@ def seconds_of(
 def _undisturbed(accelerators: Sequence[torch.device]) -> Iterator[None]:
     kind = accelerators[0].type if accelerators else "cuda"
     with (
-        internals.outside_inference_mode(),
-        internals.real_dispatch(),
+        without_modes(),
         torch.random.fork_rng(accelerators, device_type=kind),
         warnings.catch_warnings(),
     ):
@@ -68,7 +68,7 @@ def _undisturbed(accelerators: Sequence[torch.device]) -> Iterator[None]:
         yield
 
 
-def _made_up(proxy: TensorProxy, generator: torch.Generator) -> torch.Tensor:
+def _made_up(proxy: sg.TensorProxy, generator: torch.Generator) -> torch.Tensor:
     if proxy.is_conj or proxy.is_neg:
         raise ValueError("no tensor is made up that is conjugated or negated lazily")
     reach = 1 + sum((size - 1) * stride for size, stride in zip(proxy.shape, proxy.stride, strict=True))

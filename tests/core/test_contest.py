@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from torch import Tensor
 
 import switchgear as sg
 from conftest import shipped
-from switchgear import disk_cache, measuring, plugins
-from switchgear.passes import contest
+from switchgear import plugins
+from switchgear_contest import contest, disk_cache, measuring
 from tests.core.made_up import Site
 from tests.core.training import assert_same, assert_trains_as_eager, choice, forward, leaf, lines, operators
 
@@ -72,12 +73,17 @@ def RUN(region):
 """
 
 
+CONTEST = EntryPoint("contest", "switchgear_contest", "switchgear")
+
+
 class Installed:
-    """Plugins that are installed beside `torch` for a test, as a process that starts finds them."""
+    """Plugins that are installed beside `torch` and `contest` for a test, as a process that starts finds them."""
 
     def __init__(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
         self._site = site
-        monkeypatch.setattr(plugins, "entry_points", lambda group: [*shipped(group=group), *site.entry_points()])
+        monkeypatch.setattr(
+            plugins, "entry_points", lambda group: [*shipped(group=group), CONTEST, *site.entry_points()]
+        )
 
     def add(self, name: str, run: str, *, priority: int = 0) -> None:
         self._site.add(name, FUSING.format(name=name, priority=priority) + run)
@@ -144,7 +150,7 @@ def test_the_faster_is_taken(installed: Installed) -> None:
     assert line.implementation is not None
     assert line.implementation.owner == "fast"
     report = sg.explain(jitted)
-    assert report.splitlines()[0] == "executors: fast, torch; regions as measured"
+    assert report.splitlines()[0] == "executors: fast, torch; regions as chosen by contest"
     assert "aten.mul.Tensor: execution by fast (in fast_computation_0 (fast: " in report
     assert " µs, torch: " in report
 
