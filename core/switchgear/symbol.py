@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .choice import Implementation
+from .choice import Choice, Implementation
 from .proxy import TensorProxy, copier
 
 #: Draws random numbers: never merged, recomputed, reordered or removed.
@@ -94,7 +94,9 @@ class BoundSymbol:
     """One call of a symbol.
 
     `args` and `kwargs` hold proxies and Python values, nested in tuples, lists and dicts; `output` is a proxy, None, or
-    a nested tuple of these. `subsymbols` is the decomposition (empty for a leaf).
+    a nested tuple of these. `subsymbols` is the decomposition (empty for a leaf). Once executors have claimed it,
+    `implementation` runs it, and `choices` say why: of the calls that it is a part of, and last its own; of a region
+    those of its parts.
     """
 
     symbol: Symbol
@@ -107,6 +109,7 @@ class BoundSymbol:
     tags: frozenset[str] = frozenset()
     links: tuple[Link, ...] = ()
     implementation: Implementation | None = None
+    choices: tuple[Choice, ...] = ()
     inputs: tuple[TensorProxy, ...] = field(init=False, repr=False)
     outputs: tuple[TensorProxy, ...] = field(init=False, repr=False)
 

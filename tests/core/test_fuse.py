@@ -7,6 +7,7 @@ import re
 import time
 import weakref
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from switchgear.errors import ExecutorFailed
 from switchgear.inspect.bisecting import bisect
 from switchgear.passes.fuse import fuse
 from switchgear.regions import Dataflow, cut, find_regions
-from switchgear.symbol import RANDOM, Symbol, proxies
+from switchgear.symbol import RANDOM, Symbol, changed, proxies
 from tests.core.training import (
     Kernel,
     assert_same,
@@ -333,8 +334,8 @@ def test_each_region_makes_the_views_that_it_reads() -> None:
     jitted = run(function, x(2, 3), executors=[toy, "torch"])
     assert toy.parts == [["t", "select", "mul", "add"], ["t", "select", "mul", "add"]]
     assert len(lines(forward(jitted))) == 3
-    reason = choice(jitted, "execution", "aten.t.default").reason
-    assert reason == f"in {toy.regions[0].name}, {toy.regions[1].name}"
+    reasons = [item.reason for item in sg.last_choices(jitted) if item.symbol == "aten.t.default"]
+    assert reasons == [f"in {region.name}" for region in toy.regions]
 
 
 def test_views_of_several_tensors() -> None:
@@ -686,9 +687,9 @@ def test_fifty_thousand_operators() -> None:
     toy = Interpreted()
     torch_executor = next(one for one in sg.jit(torch.sin)._switchgear.selection.executors if one.name == "torch")
     selection = sg.jit(torch.sin, executors=[toy, torch_executor])._switchgear.selection
-    choices = [sg.Choice("execution", item.symbol.name, "toy") for item in trace.bound_symbols]
-    fused, amended = fuse(trace, selection, choices)
-    assert len(amended) == len(choices)
+    chosen = [changed(item, choices=(sg.Choice("execution", item.symbol.name, "toy"),)) for item in trace.bound_symbols]
+    fused = fuse(replace(trace, bound_symbols=tuple(chosen)), selection)
+    assert sum(len(item.choices) for item in fused.bound_symbols) == len(chosen)
     draws = [item for item in trace.bound_symbols if item.is_random]
     order = [p.name for item in fused.bound_symbols for part in item.subsymbols or (item,) for p in part.outputs]
     place = {name: index for index, name in enumerate(order)}

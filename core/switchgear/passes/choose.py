@@ -53,7 +53,7 @@ class RegionContext:
 
     def operators(self, region: Region) -> Trace:
         """The region as the executors that fuse nothing run it: who does is its lines' `implementation.owner`."""
-        return claim(region.trace, self._selection.without_fusion())[0]
+        return claim(region.trace, self._selection.without_fusion())
 
     def function(self, operators: Trace) -> Callable[..., Any]:
         """What runs such a trace: a function of the region's sizes and inputs."""

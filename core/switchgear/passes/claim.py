@@ -12,23 +12,23 @@ from switchgear.symbol import BoundSymbol, changed, with_parts
 from switchgear.trace import Trace
 
 
-def claim(trace: Trace, selection: Selection) -> tuple[Trace, tuple[Choice, ...]]:
+def claim(trace: Trace, selection: Selection, refusals: Reasons = ()) -> Trace:
     """Give every bound symbol an implementation; what nobody takes whole is replaced by its decomposition.
 
-    What a fusion executor takes keeps its decomposition, for it may have to be claimed again. The choices made on the
-    way come second, those of bound symbols that are executed in the order of these.
+    What a fusion executor takes keeps its decomposition, for it may have to be claimed again: then `refusals` say who
+    does not run it after all.
     """
     fusion = selection.fusion
     body: list[BoundSymbol] = []
-    choices: list[Choice] = []
     pending = deque(trace.bound_symbols)
     while pending:
         item = pending.popleft()
         implementation, declined = claimant(item, selection)
+        owner = "decomposition" if implementation is None else implementation.owner
+        choices = (*item.choices, Choice("execution", item.symbol.name, owner, "", (*refusals, *declined)))
         if implementation is not None:
-            parts = item.subsymbols if implementation.owner in fusion else ()
-            body.append(changed(item, implementation=implementation, subsymbols=parts))
-            choices.append(Choice("execution", item.symbol.name, implementation.owner, "", declined))
+            parts = item.subsymbols if owner in fusion else ()
+            body.append(changed(item, implementation=implementation, subsymbols=parts, choices=choices))
         elif item.is_leaf:
             reasons = "; ".join(f"{owner}: {reason}" for owner, reason in declined)
             raise ExecutorUnavailable(
@@ -36,9 +36,10 @@ def claim(trace: Trace, selection: Selection) -> tuple[Trace, tuple[Choice, ...]
                 "add 'torch' to the executors"
             )
         else:
-            choices.append(Choice("execution", item.symbol.name, "decomposition", "", declined))
-            pending.extendleft(changed(part, links=part.links or item.links) for part in reversed(item.subsymbols))
-    return replace(trace, bound_symbols=tuple(body)), tuple(choices)
+            pending.extendleft(
+                changed(part, links=part.links or item.links, choices=choices) for part in reversed(item.subsymbols)
+            )
+    return replace(trace, bound_symbols=tuple(body))
 
 
 def claimant(item: BoundSymbol, selection: Selection) -> tuple[Implementation | None, Reasons]:

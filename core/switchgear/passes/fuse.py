@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from functools import cache
 from operator import itemgetter
 
-from switchgear.choice import Choice, Implementation
+from switchgear.choice import Implementation
 from switchgear.proxy import TensorProxy
 from switchgear.region import Region
 from switchgear.regions import Dataflow, cut, find_regions
 from switchgear.selection import Selection
 from switchgear.sizes import sizes_of
-from switchgear.symbol import BoundSymbol, Symbol, proxies
+from switchgear.symbol import BoundSymbol, Symbol, changed, proxies
 from switchgear.trace import Trace
 
 from .choose import Fused, choose
@@ -35,51 +35,40 @@ class _Block:
         return self.region.trace.bound_symbols
 
 
-def fuse(trace: Trace, selection: Selection, choices: Sequence[Choice]) -> tuple[Trace, tuple[Choice, ...]]:
-    """Replace what fusion executors claimed by regions; `choices` are those of `claim`, and come back amended.
+def fuse(trace: Trace, selection: Selection) -> Trace:
+    """Replace what fusion executors claimed by regions.
 
     A region is convex: nothing outside of it both needs a part of it and is needed by another. Views cost nothing, so
     each region that reads one has it as a part of its own, and one that is read elsewhere is made there: what a region
     returns is no view. What a region's executor declines, what no fuel is left for, or what a plugin leaves to its
     operators, is claimed by the others.
     """
-    executed = [choice for choice in choices if choice.owner != "decomposition"]
-    taken = dict(zip(trace.bound_symbols, executed, strict=True))
     flow = Dataflow(live(trace.bound_symbols, proxies(trace.outputs)), selection.fusion)
     blocks = _blocks(flow, trace, selection)
     contested = [block for block in blocks if block.region.candidates]
     outcomes = choose([block.region for block in contested], trace.name, selection)
-    fused: dict[_Block, Fused] = {}
+    lines: dict[_Block, BoundSymbol] = {}
     reasons = {block: block.objection for block in blocks if block.objection}
     for block, outcome in zip(contested, outcomes, strict=True):
         if isinstance(outcome, Fused):
-            fused[block] = outcome
+            lines[block] = _line(block, outcome)
         else:
             reasons[block] = outcome.reason
-    refused = {index: reason for block, reason in reasons.items() for index in block.members}
-    lines = {block: _line(block, outcome) for block, outcome in fused.items()}
     selection.fuel.regions.extend(lines.values())
-    amended: dict[Choice, tuple[Choice, ...]] = {}
-    for block, outcome in fused.items():
-        name = f"{outcome.name} ({outcome.reason})" if outcome.reason else outcome.name
-        for item in block.items:
-            choice = amended.get(taken[item], (taken[item],))[0]
-            reason = f"{choice.reason}, {name}" if choice.reason else f"in {name}"
-            amended[taken[item]] = (replace(choice, owner=outcome.executor.name, reason=reason),)
+    refused = {index: reason for block, reason in reasons.items() for index in block.members}
     others = selection.without_fusion()
     body: list[BoundSymbol] = []
-    for place in _ordered(flow, trace, list(fused)):
+    for place in _ordered(flow, trace, list(lines)):
         if isinstance(place, _Block):
             body.append(lines[place])
-        elif flow.owners[place]:
-            again, made = claim(replace(trace, bound_symbols=(flow.body[place],)), others)
-            body.extend(again.bound_symbols)
-            refusal = (flow.owners[place], refused.get(place, "a view that is read outside of its regions"))
-            amended[taken[flow.body[place]]] = tuple([replace(one, declined=(refusal, *one.declined)) for one in made])
+        elif owner := flow.owners[place]:
+            item = flow.body[place]
+            again = replace(trace, bound_symbols=(changed(item, choices=item.choices[:-1]),))
+            refusal = owner, refused.get(place, "a view that is read outside of its regions")
+            body.extend(claim(again, others, (refusal,)).bound_symbols)
         else:
             body.append(flow.body[place])
-    changed = (one for choice in choices for one in amended.get(choice, (choice,)))
-    return replace(trace, bound_symbols=tuple(body)), tuple(changed)
+    return replace(trace, bound_symbols=tuple(body))
 
 
 def _blocks(flow: Dataflow, trace: Trace, selection: Selection) -> list[_Block]:
@@ -122,6 +111,12 @@ def _line(block: _Block, fused: Fused) -> BoundSymbol:
     trace, items = replace(block.region.trace, name=fused.name), block.items
     by_operators = cache(trace.function)
     links = {(id(link.forward), link.rule): link for item in items for link in item.links}
+    place = f"in {fused.name} ({fused.reason})" if fused.reason else f"in {fused.name}"
+    choices = [
+        choice if choice is not item.choices[-1] else replace(choice, owner=fused.executor.name, reason=place)
+        for item in items
+        for choice in item.choices
+    ]
     return BoundSymbol(
         Symbol(trace.name, lambda *args: by_operators()(*args)),
         (*block.region.numbers, *trace.inputs),
@@ -132,6 +127,7 @@ def _line(block: _Block, fused: Fused) -> BoundSymbol:
         tags=frozenset().union(*(item.tags for item in items)),
         links=tuple(links.values()),
         implementation=Implementation(fused.executor.name, fused.function, fused.executor.boxed),
+        choices=tuple(dict.fromkeys(choices)),
     )
 
 

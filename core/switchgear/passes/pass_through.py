@@ -12,23 +12,18 @@ from switchgear.writes import IDENTITY, SET_VALUE, WRITTEN_VIEW
 _RETURN_THEIR_LAST = (SET_VALUE, IDENTITY, WRITTEN_VIEW)
 
 
-def pass_through(trace: Trace) -> tuple[Trace, tuple[int, ...]]:
-    """Let the argument stand for the result where the call that is run would return it.
-
-    The positions of the calls that are left come second.
-    """
+def pass_through(trace: Trace) -> Trace:
+    """Let the argument stand for the result where the call that is run would return it."""
     same: dict[str, TensorProxy] = {}
     body: list[BoundSymbol] = []
-    places: list[int] = []
-    for place, call in enumerate(trace.bound_symbols):
+    for call in trace.bound_symbols:
         item = renamed(call, same) if any(proxy.name in same for proxy in call.inputs) else call
         if item.symbol in _RETURN_THEIR_LAST and item.implementation and item.implementation.fn is item.symbol.fn:
             returned = item.inputs[-len(item.outputs) :]
             same.update((made.name, proxy) for made, proxy in zip(item.outputs, returned, strict=True))
         else:
             body.append(item)
-            places.append(place)
     if not same:
-        return trace, tuple(places)
+        return trace
     outputs = tuple([proxy and same.get(proxy.name, proxy) for proxy in trace.outputs])
-    return replace(trace, bound_symbols=tuple(body), outputs=outputs), tuple(places)
+    return replace(trace, bound_symbols=tuple(body), outputs=outputs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import time
 from collections.abc import Callable, Mapping, Set
@@ -73,7 +72,10 @@ class Program:
 
 @dataclass(slots=True)
 class _Stages:
-    """Runs passes one after another, timing and, under `SWITCHGEAR_VERIFY`, verifying what each makes."""
+    """Runs passes one after another, timing and, under `SWITCHGEAR_VERIFY`, verifying what each makes.
+
+    `choices` are those made by passes of plugins.
+    """
 
     traces: list[Trace]
     choices: list[Choice] = field(default_factory=list)
@@ -214,8 +216,8 @@ def compile_training(
     known = {proxy.name for proxy in proxies((parts.forward.inputs, joint.trace.outputs[: joint.count]))} - overwritten
     inner = tuple(i for i, proxy in enumerate(parts.saved) if proxy.requires_grad and proxy.name not in known)
     targets = _targets(joint, mutated)
-    claimed = _claimed(backward, selection)
-    later = _Later(partial(_finished, backward, claimed, selection, boxed=True, targets=targets))
+    _claim(backward, selection)
+    later = _Later(partial(_finished, backward, selection, boxed=True, targets=targets))
     if joint.trace.numbers:
         later()  # what is decided about symbolic sizes holds for the entry
     return Training(forward_program, later, targets, parts, inner, stages[-1], joint, mutated, merged)
@@ -350,24 +352,20 @@ def _executable(
     targets: tuple[Target, ...] = (),
     destined: Mapping[int, int] = MappingProxyType({}),
 ) -> Program:
-    made = _claimed(stages, selection)
-    return _finished(stages, made, selection, boxed=boxed, choices=choices, targets=targets, destined=destined)
+    _claim(stages, selection)
+    return _finished(stages, selection, boxed=boxed, choices=choices, targets=targets, destined=destined)
 
 
-def _claimed(stages: _Stages, selection: Selection) -> tuple[Choice, ...]:
-    """Have executors claim the last stage; their choices."""
+def _claim(stages: _Stages, selection: Selection) -> None:
+    """Have executors claim the last stage."""
     trace = stages.plugin_passes("before_claim", selection)
     if any(CHECK in item.tags for item in trace.bound_symbols):
-        trace = stages.run("checks_first", checks_first)
-    start = time.perf_counter()
-    trace, made = claim(trace, selection)
-    stages.keep("claim", trace, start)
-    return made
+        stages.run("checks_first", checks_first)
+    stages.run("claim", partial(claim, selection=selection))
 
 
 def _finished(
     stages: _Stages,
-    made: tuple[Choice, ...],
     selection: Selection,
     *,
     boxed: bool,
@@ -376,29 +374,17 @@ def _finished(
     destined: Mapping[int, int] = MappingProxyType({}),
 ) -> Program:
     """The program of a trace that is claimed."""
-    for name, shorten in (("pass_through", pass_through), ("short_chains", partial(short_chains, gradients=boxed))):
-        start = time.perf_counter()
-        shortened, positions = shorten(stages.traces[-1])
-        if shortened is not stages.traces[-1]:
-            made = _chosen(made, frozenset(positions))
-            stages.keep(name, shortened, start)
+    stages.change("pass_through", pass_through)
+    stages.change("short_chains", partial(short_chains, gradients=boxed))
     if selection.fusion:
-        start = time.perf_counter()
-        trace, made = fuse(stages.traces[-1], selection, made)
-        stages.keep("fuse", trace, start)
+        stages.run("fuse", partial(fuse, selection=selection))
     stages.run("dead_code", dead_code)
     stages.change("write_to_inputs", partial(write_to_inputs, destined=destined))
     stages.change("reuse_buffers", reuse_buffers)
     trace = stages.run("free_last_used", free_last_used)
-    return Program(
-        tuple(stages.traces), compile_trace(trace, boxed=boxed), (*choices, *stages.choices, *made), boxed, targets
-    )
-
-
-def _chosen(choices: tuple[Choice, ...], positions: Set[int]) -> tuple[Choice, ...]:
-    """The choices without those of claimed bound symbols at other positions than these."""
-    counted = itertools.count()
-    return tuple([c for c in choices if c.owner == "decomposition" or next(counted) in positions])
+    executed = dict.fromkeys(choice for item in trace.bound_symbols for choice in item.choices)
+    function = compile_trace(trace, boxed=boxed)
+    return Program(tuple(stages.traces), function, (*choices, *stages.choices, *executed), boxed, targets)
 
 
 def expected_grad(proxy: TensorProxy) -> TensorProxy | None:

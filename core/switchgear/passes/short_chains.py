@@ -34,15 +34,13 @@ _NO_LINK = frozenset(
 _VIEWS = frozenset({_aten.view.default, _aten.squeeze.dim, _aten.squeeze.dims})
 
 
-def short_chains(trace: Trace, *, gradients: bool = False) -> tuple[Trace, tuple[int, ...]]:
+def short_chains(trace: Trace, *, gradients: bool = False) -> Trace:
     """Let a value stand for a view of a view of it that is laid out as it is, and a sum drop the dimensions it sums.
 
     In a trace that gives `gradients`, for those too, where the value is the trace's own and does not come out besides.
-    The positions of the calls that are left come second.
     """
-    everything = tuple(range(len(trace.bound_symbols)))
     if any(map(is_symbolic, trace.inputs)):
-        return trace, everything
+        return trace
     reads: dict[str, int] = {}
     for proxy in (*proxies(trace.outputs), *(proxy for item in trace.bound_symbols for proxy in item.inputs)):
         reads[proxy.name] = reads.get(proxy.name, 0) + 1
@@ -52,8 +50,7 @@ def short_chains(trace: Trace, *, gradients: bool = False) -> tuple[Trace, tuple
     views: dict[str, BoundSymbol] = {}
     sums: dict[str, int] = {}
     body: list[BoundSymbol] = []
-    places: list[int] = []
-    for place, call in enumerate(trace.bound_symbols):
+    for call in trace.bound_symbols:
         item = renamed(call, same) if any(proxy.name in same for proxy in call.inputs) else call
         output = item.output
         if isinstance(output, TensorProxy) and runs_as_it_is(item) and not written_arguments(item):
@@ -76,14 +73,10 @@ def short_chains(trace: Trace, *, gradients: bool = False) -> tuple[Trace, tuple
             elif item.symbol.fn is _aten.sum.dim_IntList:
                 sums[output.name] = len(body)
         body.append(item)
-        places.append(place)
-    if len(body) == len(everything):
-        return trace, everything
+    if len(body) == len(trace.bound_symbols):
+        return trace
     outputs = tuple([proxy and same.get(proxy.name, proxy) for proxy in trace.outputs])
-    kept = live(tuple(body), proxies(outputs))
-    left = set(map(id, kept))
-    positions = tuple([place for place, item in zip(places, body, strict=True) if id(item) in left])
-    return replace(trace, bound_symbols=kept, outputs=outputs), positions
+    return replace(trace, bound_symbols=live(tuple(body), proxies(outputs)), outputs=outputs)
 
 
 def _origin(view: TensorProxy, views: Mapping[str, BoundSymbol]) -> TensorProxy | None:
