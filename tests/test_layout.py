@@ -23,7 +23,7 @@ EXECUTOR_FILES = sorted(EXECUTORS.rglob("*.py"))
 #: Those parts of the core that are tools around it: issue, design and this limit leave them out.
 BESIDE_THE_CORE = ("inspect", "testing", "cli.py", "__main__.py")
 #: Lines of code, without blanks, comments and docstrings.
-LINE_LIMIT = 10_130
+LINE_LIMIT = 9_680
 
 
 def relative(path: Path) -> str:

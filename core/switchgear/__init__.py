@@ -1,6 +1,7 @@
 """Switchgear: an executor framework for PyTorch."""
 
 from . import errors
+from .aliasing import aliased_argument, storages, written_arguments
 from .choice import Choice, Declined, Implementation, Saved
 from .executor import Executor, FusionExecutor
 from .fuel import Fuel
@@ -38,6 +39,7 @@ __all__ = [
     "Table",
     "TensorProxy",
     "Trace",
+    "aliased_argument",
     "errors",
     "explain",
     "get_grad",
@@ -50,6 +52,8 @@ __all__ = [
     "last_traces",
     "plugin_report",
     "put_grad",
+    "storages",
     "value_and_grad",
     "vjp",
+    "written_arguments",
 ]

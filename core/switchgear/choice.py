@@ -18,12 +18,14 @@ class Declined:
 class Implementation:
     """A callable that runs a bound symbol with the symbol's own arguments, and who brought it.
 
-    A `boxed` one takes them in one list, which it empties.
+    A `boxed` one takes them in one list, which it empties. Where `fn` is an operator overload, `path` may name a
+    function to call in its place: one that comes to the same overload with the same arguments, and costs less to call.
     """
 
     owner: str
     fn: Callable[..., Any]
     boxed: bool = False
+    path: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

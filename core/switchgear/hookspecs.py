@@ -31,14 +31,16 @@ PROJECT = "switchgear"
 hookimpl = pluggy.HookimplMarker(PROJECT)
 _hookspec = pluggy.HookspecMarker(PROJECT)
 
-Stage: TypeAlias = Literal["before_grad", "after_grad", "before_claim"]
+Stage: TypeAlias = Literal["before_grad", "after_grad", "before_claim", "after_claim"]
 
 
 @dataclass(frozen=True, slots=True)
 class PassPlacement:
-    """A pass of a plugin and where it runs: before or after differentiation, or before executors claim.
+    """A pass of a plugin and where it runs: before or after differentiation, before executors claim, or after it.
 
-    A pass that puts calls of its own in the place of others asks the context who would run them.
+    A pass that puts calls of its own in the place of others asks the context who would run them. After executors have
+    claimed, and regions are found, each call has an `implementation`, and what a pass adds has to have one. A call may
+    write to its arguments there (`written_arguments`), if the memory (`storages`) is the trace's own.
     """
 
     name: str

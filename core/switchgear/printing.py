@@ -11,7 +11,6 @@ import re
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +18,6 @@ import torch
 from . import torch_internals as internals
 from .errors import Unsupported
 from .proxy import TensorProxy
-from .spelling import spelling
 from .symbol import BOX, BOXED, DEL, BoundSymbol
 
 if TYPE_CHECKING:
@@ -69,9 +67,13 @@ class _Scope:
             return f"getattr(torch.ops.{packet}, {overload!r})" if keyword.iskeyword(overload) else f"torch.ops.{fn}"
         for path in (name, f"{getattr(fn, '__module__', None)}.{getattr(fn, '__qualname__', None)}"):
             if _evaluates_to(path, fn):
-                self.modules.add(path.split(".")[0])
-                return path
+                return self.at(path)
         return self.constant(fn, name if name.isidentifier() else getattr(fn, "__name__", "function"))
+
+    def at(self, path: str) -> str:
+        """A path, whose root is to be imported."""
+        self.modules.add(path.partition(".")[0])
+        return path
 
     def expression(self, value: Any) -> str:
         """Python for a value among the arguments of a call."""
@@ -115,12 +117,17 @@ class _Scope:
 
 def _evaluates_to(path: str, fn: Callable[..., Any]) -> bool:
     """Whether evaluating `path` after importing its root gives `fn`."""
+    # builtin functions are reached by several names, and made anew for each
+    return "." in path and ((found := _at(path)) is fn or (found is not None and found == fn))
+
+
+def _at(path: str) -> Any:
+    """What stands at a path whose root is imported; None if nothing does."""
     root, *parts = path.split(".")
     found: Any = sys.modules.get(root)
     for part in parts:
         found = getattr(found, part, None)
-    # builtin functions are reached by several names, and made anew for each
-    return bool(parts) and (found is fn or (found is not None and found == fn))
+    return found
 
 
 def trace_source(trace: Trace, *, link: bool = False, decompositions: bool = False) -> str:
@@ -188,12 +195,10 @@ def _line(bound_symbol: BoundSymbol, scope: _Scope, link: bool) -> str:
 def _call(bound_symbol: BoundSymbol, scope: _Scope) -> str:
     symbol, implementation = bound_symbol.symbol, bound_symbol.implementation
     fn = implementation.fn if implementation else symbol.fn
-    # what is executed is called by what costs least; before that a leaf shows its overload
-    spelled = None
-    if implementation is not None and isinstance(fn, torch._ops.OpOverload):
-        spelled = spelling(fn, bound_symbol.args, bound_symbol.kwargs)
-    path = spelled or scope.callable(symbol.name, fn)
-    function = scope.called(path, attrgetter(spelled.partition(".")[2])(torch) if spelled else fn)
+    if implementation is not None and implementation.path:
+        function = scope.called(scope.at(implementation.path), _at(implementation.path))
+    else:
+        function = scope.called(scope.callable(symbol.name, fn), fn)
     arguments = [scope.expression(value) for value in bound_symbol.args]
     for name, value in bound_symbol.kwargs.items():
         expression = scope.expression(value)

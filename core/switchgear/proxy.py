@@ -87,6 +87,11 @@ class TensorProxy(_Remembers):
         return (self.layout, self.requires_grad)
 
     @property
+    def bytes(self) -> int:
+        """The bytes that it takes by itself; of symbolic sizes in the call at hand, for estimates."""
+        return int(math.prod(map(hint_of, self.shape))) * self.dtype.itemsize
+
+    @property
     def is_differentiable(self) -> bool:
         """Whether the dtype can carry a gradient."""
         return self.dtype.is_floating_point or self.dtype.is_complex
@@ -123,7 +128,7 @@ changed_proxy = copier(TensorProxy)
 
 def bytes_of(*values: TensorProxy) -> int:
     """The bytes that values take, each by itself; of symbolic sizes in the call at hand."""
-    return sum(math.prod(map(hint_of, value.shape)) * value.dtype.itemsize for value in values)
+    return sum(value.bytes for value in values)
 
 
 def key_of(number: Any) -> Any:

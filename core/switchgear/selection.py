@@ -12,7 +12,7 @@ from .choice import Declined, Implementation
 from .errors import ExecutorUnavailable, PluginWarning, RuleError, UnknownExecutor
 from .executor import Executor, FusionExecutor, reason_unavailable
 from .fuel import Fuel
-from .hookspecs import PassPlacement
+from .hookspecs import PassPlacement, Stage
 from .memory import Memory
 from .plugins import DISABLE_VARIABLE, Chooser, Plugin, Plugins, SkipRule
 from .registry import GradRule, ImplementationEntry, Table, describe
@@ -70,6 +70,10 @@ class Selection:
     def fusion(self) -> Mapping[str, FusionExecutor]:
         """Those of the executors that run regions, by name."""
         return {executor.name: executor for executor in self.executors if isinstance(executor, FusionExecutor)}
+
+    def passes_at(self, stage: Stage) -> tuple[PassPlacement, ...]:
+        """Those of the passes that run at a stage, in order."""
+        return tuple([placement for placement in self.passes if placement.stage == stage])
 
     def without_fusion(self) -> Selection:
         """The same without them."""

@@ -128,6 +128,15 @@ class BoundSymbol:
         """Whether the call, or any part of it, draws random numbers."""
         return RANDOM in self.tags
 
+    @property
+    def is_check(self) -> bool:
+        """Whether the call raises where data is not what the trace is for; nothing may be written before."""
+        return CHECK in self.tags
+
+    def reading(self, values: Mapping[str, TensorProxy]) -> BoundSymbol:
+        """The call that reads, in place of the values with these names, others."""
+        return renamed(self, values, lambda own: own)
+
 
 _copied = copier(BoundSymbol)
 _NESTS = frozenset({"args", "kwargs", "output"})

@@ -223,40 +223,6 @@ def make_fake(mode: FakeMode, proxy: TensorProxy) -> torch.Tensor:
         return torch._neg_view(fake) if proxy.is_neg else fake
 
 
-def make_meta(proxy: TensorProxy) -> torch.Tensor:
-    """A tensor without data, of a proxy's sizes, strides, dtype and bits; symbolic ones as in the call at hand."""
-    with real_dispatch():
-        given: tuple[Any, ...] = (*proxy.shape, *proxy.stride)
-        numbers = [hint_of(number) if isinstance(number, torch.SymInt) else number for number in given]
-        rank = len(proxy.shape)
-        tensor = torch.empty_strided(numbers[:rank], numbers[rank:], dtype=proxy.dtype, device="meta")
-        tensor = torch._conj(tensor) if proxy.is_conj else tensor
-        return torch._neg_view(tensor) if proxy.is_neg else tensor
-
-
-class _Dispatched(Exception):
-    """Ends a call where it is first dispatched."""
-
-
-class _FirstDispatched(TorchDispatchMode):
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise _Dispatched(func, args, kwargs or {})
-
-
-def first_dispatched(
-    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[OpOverload, tuple[Any, ...], dict[str, Any]] | None:
-    """The overload that a call comes to first, and its arguments there; nothing is run. None if the call is refused."""
-    with real_dispatch(), autocast_off(), _FirstDispatched():  # type: ignore[no-untyped-call]
-        try:
-            fn(*args, **kwargs)
-        except _Dispatched as first:
-            return first.args
-        except Exception:  # no such signature
-            return None
-    return None
-
-
 @contextlib.contextmanager
 def outside_autograd() -> Iterator[None]:
     """Neither autograd, functionalization nor a function mode sees what runs here."""
@@ -765,13 +731,6 @@ def random_state(device: torch.device) -> torch.Tensor:
 
 
 _GET_STATE: Callable[[torch.Generator], torch.Tensor] = torch.Generator.get_state
-
-
-def has_kernel(overload: torch._ops.OpOverload, device: str) -> bool:
-    """Whether an overload has a kernel of its own for a type of device, and is not made of another overload."""
-    name = f"{overload._schema.name}.{overload._overloadname}".removesuffix(".default")
-    key = torch._C._dispatch_key_for_device(device)
-    return torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
 
 
 def global_module_hooks() -> tuple[Any, ...]:

@@ -10,6 +10,8 @@ import torch
 
 import switchgear as sg
 
+from .passes import PASSES
+
 _TRACED = "it is user code, run when it was captured; its leaves are run instead"
 _NEEDS_DECOMPOSITION = "its path in PyTorch can depend on requires_grad; its leaves are run instead"
 _IN_PYTHON = "it is written in Python; what it calls is run instead"
@@ -51,3 +53,9 @@ class TorchExecutor(sg.Executor):
 def switchgear_executors() -> Sequence[sg.Executor]:
     """The executor `torch`, asked last unless a user's list says otherwise."""
     return (TorchExecutor("torch", priority=-100),)
+
+
+@sg.hookimpl
+def switchgear_passes() -> Sequence[sg.PassPlacement]:
+    """The passes that make cheaper what PyTorch runs."""
+    return PASSES

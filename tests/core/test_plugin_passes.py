@@ -14,7 +14,7 @@ import switchgear as sg
 from switchgear import plugins
 from switchgear.errors import RuleError
 from tests.core.made_up import Site, executor_plugin
-from tests.core.training import backward, executor, forward, operators, rules
+from tests.core.training import backward, executor, forward, operators, owners, rules
 
 #: An executor `mine` with an operator for `sin` and then `cos`, and a pass that puts it in their place.
 PATTERN = """
@@ -178,3 +178,79 @@ def switchgear_passes():
 """)
     with pytest.raises(RuleError, match="pass 'broken' of a plugin raised ZeroDivisionError"):
         sg.jit(torch.sin, executors=["mine", "torch"])(torch.randn(2))
+
+
+# After claiming.
+
+AFTER = """
+import dataclasses
+
+seen = []
+
+def write_sums_to_their_inputs(trace, context):
+    seen.append((trace.name, context.gives_gradients, dict(context.destined)))
+    body, outputs, written = list(trace.bound_symbols), list(trace.outputs), set()
+    home = sg.storages(body)
+    for place, number in context.destined.items():
+        target, value = trace.inputs[number], trace.outputs[place]
+        (line,) = [item for item in body if value in item.outputs]
+        assert line.implementation.owner == "torch"
+        assert sg.aliased_argument(line) is None and value.name not in home
+        if line.symbol.name == "aten.add.Tensor" and line.args[0] == target:
+            fn = torch.ops.aten.add_.Tensor
+            run = sg.Implementation("torch", fn)
+            new = dataclasses.replace(line, symbol=sg.Symbol(str(fn), fn), implementation=run)
+            assert sg.written_arguments(new) == (target,)
+            body[body.index(line)], outputs[place] = new, None
+            written.add(target.name)
+    return dataclasses.replace(
+        trace, bound_symbols=tuple(body), outputs=tuple(outputs), written=frozenset(written)
+    ) if written else trace
+
+@hookimpl
+def switchgear_passes():
+    return [sg.PassPlacement("mine_writes", "after_claim", write_sums_to_their_inputs)]
+"""
+
+
+def test_after_claiming(install: Callable[[str], None]) -> None:
+    """A plugin does with the public names what the project's own does: here, have the program write to an input."""
+    install(AFTER)
+
+    @torch.no_grad()
+    def step(w: Tensor) -> None:
+        w.add_(2)
+
+    jitted = sg.jit(step, executors=["mine", "torch"])
+    w = torch.zeros(3)
+    for count in (2.0, 4.0):
+        jitted(w)
+        assert w.tolist() == [count] * 3
+    assert len(forward(jitted).written) == 1
+    assert "mine_writes" in [trace.provenance[-1].name for trace in sg.last_traces(jitted)]
+    assert owners(jitted, "execution") == {"aten.add.Tensor": "torch"}
+
+
+def test_after_claiming_it_is_told_what_the_trace_gives(install: Callable[[str], None]) -> None:
+    install(AFTER)
+    jitted = sg.jit(lambda x: x.sin(), executors=["mine", "torch"])
+    jitted(torch.ones(3, requires_grad=True)).sum().backward()
+    (placement,) = [one for one in jitted._switchgear.selection.passes if one.name == "mine_writes"]
+    seen = placement.run.__globals__["seen"]
+    assert [(name, gradients) for name, gradients, _ in seen] == [("forward", False), ("backward", True)]
+
+
+def test_a_call_reads_another_value() -> None:
+    captured = sg.last_traces(run_twice(lambda x: (x.sin(), x.cos())))[0]
+    sine, cosine = captured.bound_symbols
+    line = cosine.reading({"t_0": sine.output})
+    assert line.inputs == (sine.output,)
+    assert line.output is cosine.output
+    assert line.subsymbols[0].inputs == (sine.output,)
+
+
+def run_twice(function: Callable[..., Any]) -> Any:
+    jitted = sg.jit(function, executors=["torch"])
+    for _ in range(2):
+        jitted(torch.ones(3))
+    return jitted

@@ -893,17 +893,6 @@ def test_fastest_entry() -> None:
     assert internals.fastest_entry(torch.add) is torch.add
 
 
-def test_first_dispatched() -> None:
-    x = internals.make_meta(metadata_proxy("x", numbers(2, 3).t(), False))
-    assert (x.shape, x.stride(), x.dtype, x.device.type) == ((3, 2), (1, 3), torch.float64, "meta")
-    z = internals.make_meta(metadata_proxy("z", torch.complex(numbers(2), numbers(2)).conj(), False))
-    assert z.is_conj()
-    with torch.autocast("cpu", torch.bfloat16):
-        assert internals.first_dispatched(torch.add, (x, 1), {}) == (torch.ops.aten.add.Tensor, (x, 1), {})
-    assert internals.first_dispatched(torch.add, (x, "1"), {}) is None
-    assert internals.first_dispatched(torch.is_grad_enabled, (), {}) is None
-
-
 def test_global_modes() -> None:
     assert internals.function_mode_count() == 0
     with torch.device("meta"):
@@ -1163,14 +1152,6 @@ def test_storage_replaced() -> None:
             one.set_(other)  # type: ignore[call-overload]  # the stubs know storages only
         assert internals.storage_replaced(one)
         assert not internals.storage_replaced(other)
-
-
-def test_has_kernel() -> None:
-    aten = torch.ops.aten
-    assert internals.has_kernel(aten.mul.out, "cpu")
-    assert internals.has_kernel(aten.mm.default, "cpu")
-    assert not internals.has_kernel(aten.mul.Scalar_out, "cpu")  # generated: computes, then copies
-    assert not internals.has_kernel(aten.square.out, "cpu")  # made of pow
 
 
 # -- symbolic sizes ----------------------------------------------------------------------------------------------------

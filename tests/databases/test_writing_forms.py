@@ -13,10 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from switchgear.aliasing import viewed_argument
 from switchgear.choice import Implementation
-from switchgear.passes.reuse_buffers import _ALLOCATING, _is_pointwise, written_to
 from switchgear.proxy import TensorProxy
 from switchgear.symbol import BoundSymbol, Symbol
 from switchgear.tracking import metadata_proxy
+from switchgear_torch.reuse_buffers import _ALLOCATING, _is_pointwise, written_to
 from tests.databases.operators import operators
 
 DTYPES = (torch.float32, torch.float64, torch.int64, torch.bool)

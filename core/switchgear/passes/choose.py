@@ -19,7 +19,7 @@ from switchgear.trace import Trace
 
 from .claim import claim
 from .free_last_used import free_last_used
-from .reuse_buffers import reuse_buffers
+from .plugin_passes import PassContext, run_pass
 
 NO_FUEL = Declined("no fuel is left for its region")
 
@@ -57,7 +57,9 @@ class RegionContext:
 
     def function(self, operators: Trace) -> Callable[..., Any]:
         """What runs such a trace: a function of the region's sizes and inputs."""
-        return compile_trace(free_last_used(reuse_buffers(operators)))
+        for placement in self._selection.passes_at("after_claim"):
+            operators = run_pass(placement, operators, PassContext(self._selection))
+        return compile_trace(free_last_used(operators))
 
     def compile(
         self, entrants: Sequence[tuple[Region, FusionExecutor]]

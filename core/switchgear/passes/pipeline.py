@@ -16,8 +16,7 @@ from switchgear import torch_internals as internals
 from switchgear.backward_writes import refuse_visible
 from switchgear.capture import compiling
 from switchgear.choice import Choice
-from switchgear.errors import RuleError, SwitchgearError
-from switchgear.hookspecs import PassPlacement
+from switchgear.hookspecs import Stage
 from switchgear.printing import compile_trace
 from switchgear.proxy import TensorProxy
 from switchgear.rules import Grads
@@ -40,10 +39,7 @@ from .inner_gradients import inner_gradients
 from .no_ops import no_ops
 from .partition import Partitioned, backward_for, partition
 from .pass_through import pass_through
-from .plugin_passes import PassContext
-from .reuse_buffers import reuse_buffers
-from .short_chains import short_chains
-from .write_to_inputs import write_to_inputs
+from .plugin_passes import PassContext, run_pass
 
 #: A tensor that a backward writes to: the index of an "input", of an "output" of the forward, or of a "grad" output.
 Target: TypeAlias = tuple[str, int]
@@ -97,25 +93,13 @@ class _Stages:
         if trace is not self.traces[-1]:
             self.keep(name, trace, start)
 
-    def plugin_passes(self, stage: str, selection: Selection) -> Trace:
-        for placement in selection.passes:
-            if placement.stage == stage:
-                context = PassContext(selection)
-                self.change(placement.name, partial(_run_guarded, placement, context))
-                self.choices += context.choices
+    def plugin_passes(self, stage: Stage, selection: Selection, **facts: Any) -> Trace:
+        """Run the passes of plugins at a stage; `facts` are what their context says of the trace."""
+        for placement in selection.passes_at(stage):
+            context = PassContext(selection, **facts)
+            self.change(placement.name, partial(run_pass, placement, context=context))
+            self.choices += context.choices
         return self.traces[-1]
-
-
-def _run_guarded(placement: PassPlacement, context: PassContext, trace: Trace) -> Trace:
-    try:
-        result: Any = placement.run(trace, context)
-    except SwitchgearError:
-        raise
-    except Exception as error:
-        raise RuleError(f"pass {placement.name!r} of a plugin raised {type(error).__name__}: {error}") from error
-    if not isinstance(result, Trace):
-        raise RuleError(f"pass {placement.name!r} of a plugin returned a {type(result).__name__}, not a Trace")
-    return result
 
 
 def prepare(trace: Trace, selection: Selection) -> tuple[tuple[Trace, ...], tuple[Choice, ...]]:
@@ -375,12 +359,10 @@ def _finished(
 ) -> Program:
     """The program of a trace that is claimed."""
     stages.change("pass_through", pass_through)
-    stages.change("short_chains", partial(short_chains, gradients=boxed))
     if selection.fusion:
         stages.run("fuse", partial(fuse, selection=selection))
     stages.run("dead_code", dead_code)
-    stages.change("write_to_inputs", partial(write_to_inputs, destined=destined))
-    stages.change("reuse_buffers", reuse_buffers)
+    stages.plugin_passes("after_claim", selection, gives_gradients=boxed, destined=destined)
     trace = stages.run("free_last_used", free_last_used)
     executed = dict.fromkeys(choice for item in trace.bound_symbols for choice in item.choices)
     function = compile_trace(trace, boxed=boxed)

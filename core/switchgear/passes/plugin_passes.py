@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
 
 from switchgear.choice import Choice
+from switchgear.errors import RuleError, SwitchgearError
 from switchgear.executor import Executor
+from switchgear.hookspecs import PassPlacement
+from switchgear.proxy import hint_of
 from switchgear.selection import Selection
 from switchgear.symbol import BoundSymbol, with_parts
+from switchgear.trace import Trace
 
 from .claim import claimant
 
@@ -18,12 +24,26 @@ class PassContext:
 
     `choices` are the answers given so far, for `explain`: of the kind `pattern`, and owned by who takes a pattern, or
     by `decomposition` where its parts stay as they are.
+
+    For passes after claiming: `gives_gradients` says that the trace's outputs are gradients, two of which may be one
+    tensor. `destined` pairs the positions of outputs with those of inputs that they are but copied into, once the
+    trace has run, where nothing else can tell. A pass that has the trace write there itself puts None in the place of
+    the output and names the input in `Trace.written`.
     """
 
-    def __init__(self, selection: Selection) -> None:
+    def __init__(
+        self, selection: Selection, *, gives_gradients: bool = False, destined: Mapping[int, int] = MappingProxyType({})
+    ) -> None:
         self._selection = selection
+        self.gives_gradients = gives_gradients
+        self.destined = destined
         self.executors: tuple[Executor, ...] = selection.executors
         self.choices: list[Choice] = []
+
+    @staticmethod
+    def hint(number: Any) -> Any:
+        """A number, a symbolic one as it is in the call at hand: for estimates alone."""
+        return hint_of(number)
 
     def takes(self, owner: str, candidate: BoundSymbol) -> bool:
         """Whether `owner` takes `candidate`, a call made to stand in the place of its subsymbols.
@@ -65,3 +85,16 @@ class PassContext:
             skipped, reason = self._selection.constant(part)
             if skipped:
                 yield f"{part.symbol.name} inside is a constant by a {reason}"
+
+
+def run_pass(placement: PassPlacement, trace: Trace, context: PassContext) -> Trace:
+    """What a plugin's pass makes of a trace."""
+    try:
+        result: Any = placement.run(trace, context)
+    except SwitchgearError:
+        raise
+    except Exception as error:
+        raise RuleError(f"pass {placement.name!r} of a plugin raised {type(error).__name__}: {error}") from error
+    if not isinstance(result, Trace):
+        raise RuleError(f"pass {placement.name!r} of a plugin returned a {type(result).__name__}, not a Trace")
+    return result

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import functools
+import operator
 import types
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from . import torch_internals as internals
-from .proxy import TensorProxy, hint_of
-from .sizes import map_numbers
-from .symbol import map_proxies, proxies
+import switchgear as sg
+
+from .internals import first_dispatched, make_meta
 
 #: Where such functions live; those written in Python are left out, for they do more than one call.
 _PLACES: tuple[tuple[str, Any], ...] = (
@@ -27,30 +28,82 @@ _KEPT: dict[Any, str | None] = {}
 _KEPT_LIMIT = 10_000
 
 
-def spelling(overload: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
-    """The path of a function that dispatches to `overload` with these very arguments, found out by calling it."""
-    # which overload a function picks depends on no size
-    given = map_numbers(hint_of, (args, dict(kwargs)))
+def spell(trace: sg.Trace, context: sg.PassContext) -> sg.Trace:
+    """Give every overload that PyTorch runs the path of such a function, if there is one."""
+    body = tuple([_spelled(line, context) for line in trace.bound_symbols])
+    unchanged = all(map(operator.is_, body, trace.bound_symbols))
+    return trace if unchanged else replace(trace, bound_symbols=body)
+
+
+def _spelled(line: sg.BoundSymbol, context: sg.PassContext) -> sg.BoundSymbol:
+    implementation = line.implementation
+    if implementation is None or not isinstance(implementation.fn, torch._ops.OpOverload):
+        return line
+    path = spelling(implementation.fn, line.args, line.kwargs, context.hint)
+    return line if path is None else replace(line, implementation=replace(implementation, path=path))
+
+
+def spelling(
+    overload: torch._ops.OpOverload,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    hint: Callable[[Any], Any] = lambda number: number,
+) -> str | None:
+    """The path of a function that dispatches to `overload` with these very arguments, found out by calling it.
+
+    Which overload a function picks depends on no size, so symbolic ones are taken as `hint` says.
+    """
+    given = args, dict(kwargs)
     # a function without tensors is one that a default device changes
-    if overload.namespace != "aten" or not proxies(given):
+    if overload.namespace != "aten" or not _holds_tensor(given):
         return None
     key = (overload, _kind(given))
     if key not in _KEPT:
         if len(_KEPT) == _KEPT_LIMIT:
             _KEPT.clear()
+        example = _Example(hint)
+        given = example.of(args), example.of(dict(kwargs))
         _KEPT[key] = next((path for path, fn in _candidates(overload) if _is_same_call(fn, overload, *given)), None)
     return _KEPT[key]
 
 
+def _holds_tensor(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return any(map(_holds_tensor, value))
+    return _holds_tensor([*value.values()]) if isinstance(value, dict) else isinstance(value, sg.TensorProxy)
+
+
 def _kind(value: Any) -> Any:
     """What a function may pick an overload by, hashable."""
-    if isinstance(value, TensorProxy):
+    if isinstance(value, sg.TensorProxy):
         return value.layout
     if isinstance(value, (tuple, list)):
         return (type(value), *map(_kind, value))
     if isinstance(value, dict):
         return tuple([(name, _kind(item)) for name, item in value.items()])
+    if isinstance(value, torch.SymInt | torch.SymFloat):
+        return int if isinstance(value, torch.SymInt) else float
     return type(value) if isinstance(value, _BY_TYPE) else value
+
+
+class _Example:
+    """Arguments to call with: for each tensor one without data, for each symbolic number what it is at hand."""
+
+    def __init__(self, hint: Callable[[Any], Any]) -> None:
+        self._hint = hint
+        self._tensors: dict[str, torch.Tensor] = {}
+
+    def of(self, value: Any) -> Any:
+        """What stands for a nest of arguments."""
+        if isinstance(value, sg.TensorProxy):
+            if value.name not in self._tensors:
+                self._tensors[value.name] = make_meta(value, self.of(value.shape), self.of(value.stride))
+            return self._tensors[value.name]
+        if isinstance(value, (tuple, list)):
+            return type(value)([self.of(item) for item in value])
+        if isinstance(value, dict):
+            return {name: self.of(item) for name, item in value.items()}
+        return self._hint(value) if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) else value
 
 
 @functools.cache
@@ -63,15 +116,7 @@ def _candidates(overload: torch._ops.OpOverload) -> tuple[tuple[str, Callable[..
 def _is_same_call(
     fn: Callable[..., Any], overload: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> bool:
-    made: dict[str, torch.Tensor] = {}
-
-    def example(proxy: TensorProxy) -> torch.Tensor:
-        if proxy.name not in made:
-            made[proxy.name] = internals.make_meta(proxy)
-        return made[proxy.name]
-
-    args, kwargs = map_proxies(example, (args, kwargs))
-    reached = internals.first_dispatched(fn, args, kwargs)
+    reached = first_dispatched(fn, args, kwargs)
     return (
         reached is not None
         and reached[0] is overload

@@ -9,8 +9,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import switchgear as sg
-from switchgear.spelling import spelling
 from switchgear.tracking import metadata_proxy
+from switchgear_torch.internals import first_dispatched, make_meta
+from switchgear_torch.spelling import spelling
 from tests.core.against_eager import numbers
 
 aten = torch.ops.aten
@@ -87,3 +88,21 @@ def test_the_text_dispatches_what_the_trace_says() -> None:
         said = [item.symbol.name for item in trace.bound_symbols if item.symbol.name != "del"]
         assert [name for name, _ in seen.calls] == said
         assert len(said) > 10
+
+
+def test_first_dispatched() -> None:
+    x = make_meta(metadata_proxy("x", numbers(2, 3).t(), False), (3, 2), (1, 3))
+    assert (x.shape, x.stride(), x.dtype, x.device.type) == ((3, 2), (1, 3), torch.float64, "meta")
+    assert make_meta(metadata_proxy("z", torch.complex(numbers(2), numbers(2)).conj(), False), (2,), (1,)).is_conj()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert first_dispatched(torch.add, (x, 1), {}) == (aten.add.Tensor, (x, 1), {})
+    assert first_dispatched(torch.add, (x, "1"), {}) is None
+    assert first_dispatched(torch.is_grad_enabled, (), {}) is None
+
+
+def test_symbolic_sizes_are_as_in_the_call_at_hand() -> None:
+    jitted = sg.jit(lambda x: x.view(x.shape[1], x.shape[0]).sum(0), executors=["torch"], dynamic=True)
+    for rows in (3, 5):
+        x = numbers(rows, 4)
+        assert torch.equal(jitted(x), x.view(4, rows).sum(0))
+    assert "torch.Tensor.view(" in str(sg.last_traces(jitted)[-1])

@@ -6,21 +6,17 @@ twice, and what it sums for the bias keeps a dimension that a view drops.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
-from switchgear.aliasing import viewed_argument, written_arguments
-from switchgear.proxy import TensorProxy, is_symbolic
-from switchgear.symbol import BoundSymbol, proxies, renamed
-from switchgear.trace import Trace
+import switchgear as sg
 
-from .dead_code import live
 from .reuse_buffers import runs_as_it_is
 
 _aten = torch.ops.aten
-#: Of these the result is not where the argument says, or not what a tangent goes through, or a copy.
+#: Of these the result is not where the argument says, or not what a tangent goes through, or a copy, or no view.
 _NO_LINK = frozenset(
     {
         _aten.as_strided.default,
@@ -29,39 +25,44 @@ _NO_LINK = frozenset(
         _aten.reshape.default,
         _aten.resolve_conj.default,
         _aten.resolve_neg.default,
+        _aten._reshape_alias.default,
+        _aten._unsafe_view.default,
+        _aten.lift_fresh.default,
     }
 )
 _VIEWS = frozenset({_aten.view.default, _aten.squeeze.dim, _aten.squeeze.dims})
 
 
-def short_chains(trace: Trace, *, gradients: bool = False) -> Trace:
+def short_chains(trace: sg.Trace, context: sg.PassContext) -> sg.Trace:
     """Let a value stand for a view of a view of it that is laid out as it is, and a sum drop the dimensions it sums.
 
-    In a trace that gives `gradients`, for those too, where the value is the trace's own and does not come out besides.
+    For an output only if that is a gradient, and the value is the trace's own and does not come out besides.
     """
-    if any(map(is_symbolic, trace.inputs)):
+    if trace.numbers:
         return trace
+    results = [proxy for proxy in trace.outputs if proxy is not None]
     reads: dict[str, int] = {}
-    for proxy in (*proxies(trace.outputs), *(proxy for item in trace.bound_symbols for proxy in item.inputs)):
+    for proxy in (*results, *(proxy for item in trace.bound_symbols for proxy in item.inputs)):
         reads[proxy.name] = reads.get(proxy.name, 0) + 1
-    returned = {proxy.name for proxy in proxies(trace.outputs)}
+    returned = {proxy.name for proxy in results}
     barred = {*returned, *trace.constants, *(proxy.name for proxy in trace.inputs)}
-    same: dict[str, TensorProxy] = {}
-    views: dict[str, BoundSymbol] = {}
+    same: dict[str, sg.TensorProxy] = {}
+    views: dict[str, sg.BoundSymbol] = {}
     sums: dict[str, int] = {}
-    body: list[BoundSymbol] = []
+    body: list[sg.BoundSymbol] = []
     for call in trace.bound_symbols:
-        item = renamed(call, same) if any(proxy.name in same for proxy in call.inputs) else call
+        item = call.reading(same) if any(proxy.name in same for proxy in call.inputs) else call
         output = item.output
-        if isinstance(output, TensorProxy) and runs_as_it_is(item) and not written_arguments(item):
-            source = viewed_argument(item)
+        if isinstance(output, sg.TensorProxy) and runs_as_it_is(item) and not sg.written_arguments(item):
+            source = sg.aliased_argument(item)
             if source is not None and item.symbol.fn not in _NO_LINK:
                 views[output.name] = item
                 origin = _origin(output, views)
-                if origin is not None and (output.name not in returned or (gradients and origin.name not in barred)):
+                inner = output.name not in returned
+                if origin is not None and (inner or (context.gives_gradients and origin.name not in barred)):
                     same[output.name] = origin
                     reads[origin.name] = reads.get(origin.name, 0) + reads.get(output.name, 0)
-                    if output.name in returned:
+                    if not inner:
                         barred.add(origin.name)
                     continue
                 if source.name in sums and reads[source.name] == 1 and item.symbol.fn in _VIEWS:
@@ -76,14 +77,29 @@ def short_chains(trace: Trace, *, gradients: bool = False) -> Trace:
     if len(body) == len(trace.bound_symbols):
         return trace
     outputs = tuple([proxy and same.get(proxy.name, proxy) for proxy in trace.outputs])
-    return replace(trace, bound_symbols=live(tuple(body), proxies(outputs)), outputs=outputs)
+    return replace(trace, bound_symbols=_without_unread(body, views, outputs), outputs=outputs)
 
 
-def _origin(view: TensorProxy, views: Mapping[str, BoundSymbol]) -> TensorProxy | None:
+def _without_unread(
+    body: Sequence[sg.BoundSymbol], views: Mapping[str, sg.BoundSymbol], outputs: Sequence[sg.TensorProxy | None]
+) -> tuple[sg.BoundSymbol, ...]:
+    """The calls without the views that nothing reads any more."""
+    read = {proxy.name for proxy in outputs if proxy is not None}
+    kept = []
+    for item in reversed(body):
+        made = [proxy.name for proxy in item.outputs]
+        if read.isdisjoint(made) and not views.keys().isdisjoint(made):
+            continue
+        read.update(proxy.name for proxy in item.inputs)
+        kept.append(item)
+    return tuple(reversed(kept))
+
+
+def _origin(view: sg.TensorProxy, views: Mapping[str, sg.BoundSymbol]) -> sg.TensorProxy | None:
     """The first value, from a view on towards what it is a view of, that is laid out as the view is."""
     source = view
     while (item := views.get(source.name)) is not None:
-        found = viewed_argument(item)
+        found = sg.aliased_argument(item)
         assert found is not None
         source = found
         if source.layout == view.layout:
@@ -91,7 +107,7 @@ def _origin(view: TensorProxy, views: Mapping[str, BoundSymbol]) -> TensorProxy 
     return None
 
 
-def _without_dimensions(item: BoundSymbol, view: TensorProxy) -> BoundSymbol | None:
+def _without_dimensions(item: sg.BoundSymbol, view: sg.TensorProxy) -> sg.BoundSymbol | None:
     """A sum that keeps its dimensions as one that drops them, if the view of it does nothing else."""
     x, dims, *rest = item.args
     if rest != [True] or not dims or not x.shape:

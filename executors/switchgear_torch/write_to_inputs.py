@@ -3,36 +3,34 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import replace
 
-from switchgear.aliasing import storages
-from switchgear.proxy import TensorProxy
-from switchgear.symbol import CHECK, proxies
-from switchgear.trace import Trace
+import switchgear as sg
 
 from .reuse_buffers import out_of_hand, written_to
 
 
-def write_to_inputs(trace: Trace, destined: Mapping[int, int]) -> Trace:
-    """Let pointwise operators that PyTorch runs write to inputs; `destined` says which output is for which input.
+def write_to_inputs(trace: sg.Trace, context: sg.PassContext) -> sg.Trace:
+    """Let pointwise operators that PyTorch runs write to inputs; `context.destined` says for which.
 
     Such an output comes out no more. Written to is an input that is not read afterwards, and that nothing which comes
     out, and no call of anybody else's, can see; nor may anybody see the value. Nothing is written before a check.
     """
+    if not context.destined:
+        return trace
     lines, outputs = list(trace.bound_symbols), list(trace.outputs)
-    home = storages(lines)
+    home = sg.storages(lines)
 
-    def memory(proxy: TensorProxy) -> str:
+    def memory(proxy: sg.TensorProxy) -> str:
         return home.get(proxy.name, proxy.name)
 
     barred = {home.get(name, name) for item in lines for name in out_of_hand(item)}.union(trace.constants)
     last = {memory(proxy): index for index, item in enumerate(lines) for proxy in item.inputs}
-    checked = max([index for index, item in enumerate(lines) if CHECK in item.tags], default=-1)
-    coming = Counter(map(memory, proxies(trace.outputs)))
+    checked = max([index for index, item in enumerate(lines) if item.is_check], default=-1)
+    coming = Counter(memory(proxy) for proxy in trace.outputs if proxy is not None)
     maker = {proxy.name: index for index, item in enumerate(lines) for proxy in item.outputs}
     written = set()
-    for place, number in destined.items():
+    for place, number in context.destined.items():
         target, value = trace.inputs[number], trace.outputs[place]
         if value is None or value.name not in maker or memory(value) != value.name or coming[value.name] > 1:
             continue

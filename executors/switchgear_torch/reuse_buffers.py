@@ -13,12 +13,9 @@ from typing import Any
 
 import torch
 
-from switchgear import torch_internals as internals
-from switchgear.aliasing import aliased_argument, in_place_twin, storages
-from switchgear.choice import Implementation
-from switchgear.proxy import TensorProxy, bytes_of, is_symbolic
-from switchgear.symbol import BoundSymbol, Symbol, proxies
-from switchgear.trace import Trace
+import switchgear as sg
+
+from .internals import has_kernel
 
 #: Bytes from which on it is done; below, memory that was freed is at hand.
 SMALLEST = 1 << 16
@@ -36,20 +33,20 @@ _ALLOCATING = frozenset(
 )
 
 
-def reuse_buffers(trace: Trace) -> Trace:
+def reuse_buffers(trace: sg.Trace, context: sg.PassContext) -> sg.Trace:
     """Let pointwise operators that PyTorch runs write in place, or to `out`, where an argument ends.
 
     Written to is what PyTorch's own operators made, of the same layout, and whose memory no input, constant, output or
     call of anybody else's can see.
     """
     lines = trace.bound_symbols
-    home = storages(lines)
+    home = sg.storages(lines)
     last = {home.get(proxy.name, proxy.name): index for index, item in enumerate(lines) for proxy in item.inputs}
-    barred = {home.get(proxy.name, proxy.name) for proxy in proxies(trace.outputs)}
+    barred = {home.get(proxy.name, proxy.name) for proxy in trace.outputs if proxy is not None}
     barred.update(trace.constants, (proxy.name for proxy in trace.inputs))
     barred.update(home.get(name, name) for item in lines for name in out_of_hand(item))
-    size = {proxy.name: bytes_of(proxy) for item in lines for proxy in item.outputs}
-    body: list[BoundSymbol] = []
+    size = {proxy.name: proxy.bytes for item in lines for proxy in item.outputs}
+    body: list[sg.BoundSymbol] = []
     for index, item in enumerate(lines):
         ending = [
             proxy
@@ -57,11 +54,11 @@ def reuse_buffers(trace: Trace) -> Trace:
             if last[(start := home.get(proxy.name, proxy.name))] == index
             and start not in barred
             and size[start] == size[proxy.name] >= SMALLEST
-            and (start == proxy.name or not is_symbolic(proxy))
+            and (start == proxy.name or not _is_symbolic(proxy))
             and all(other.name == proxy.name or home.get(other.name, other.name) != start for other in item.inputs)
         ]
         output = item.output
-        if ending and isinstance(output, TensorProxy) and home.get(output.name, output.name) not in barred:
+        if ending and isinstance(output, sg.TensorProxy) and home.get(output.name, output.name) not in barred:
             body.append(next(filter(None, (written_to(item, proxy, output) for proxy in ending)), item))
         else:
             body.append(item)
@@ -69,19 +66,19 @@ def reuse_buffers(trace: Trace) -> Trace:
     return trace if unchanged else replace(trace, bound_symbols=tuple(body))
 
 
-def out_of_hand(item: BoundSymbol) -> Iterator[str]:
+def out_of_hand(item: sg.BoundSymbol) -> Iterator[str]:
     """The values that a call may keep, or give out again under another name than `storages` knows."""
     fn: Any = item.symbol.fn
     if not runs_as_it_is(item):
         yield from (proxy.name for proxy in (*item.inputs, *item.outputs))
-    elif aliased_argument(item) is None and not _is_pointwise(fn) and fn.overloadpacket not in _ALLOCATING:
+    elif sg.aliased_argument(item) is None and not _is_pointwise(fn) and fn.overloadpacket not in _ALLOCATING:
         yield from (proxy.name for proxy in item.outputs)
         for proxy in item.inputs:
-            if any(made.dtype == proxy.dtype and bytes_of(made) <= bytes_of(proxy) for made in item.outputs):
+            if any(made.dtype == proxy.dtype and made.bytes <= proxy.bytes for made in item.outputs):
                 yield proxy.name
 
 
-def runs_as_it_is(item: BoundSymbol) -> bool:
+def runs_as_it_is(item: sg.BoundSymbol) -> bool:
     """Whether a call is one of PyTorch's operators, run by PyTorch."""
     fn, implementation = item.symbol.fn, item.implementation
     known = isinstance(fn, torch._ops.OpOverload) and fn.namespace == "aten"
@@ -93,7 +90,7 @@ def _is_pointwise(fn: Any) -> bool:
     return torch.Tag.pointwise in fn.tags and fn is not _aten.conj_physical.default
 
 
-def written_to(item: BoundSymbol, target: TensorProxy, output: TensorProxy) -> BoundSymbol | None:
+def written_to(item: sg.BoundSymbol, target: sg.TensorProxy, output: sg.TensorProxy) -> sg.BoundSymbol | None:
     """The call with its result written to `target`, if there is such a form."""
     if replace(target, name=output.name, requires_grad=output.requires_grad, storage_offset=0) != replace(
         output, storage_offset=0
@@ -102,7 +99,7 @@ def written_to(item: BoundSymbol, target: TensorProxy, output: TensorProxy) -> B
     fn: Any = item.symbol.fn
     if any(proxy.dtype not in _DTYPES for proxy in (*item.inputs, output)):
         return None
-    if not runs_as_it_is(item) or not _is_pointwise(fn) or item.is_random or aliased_argument(item) is not None:
+    if not runs_as_it_is(item) or not _is_pointwise(fn) or item.is_random or sg.aliased_argument(item) is not None:
         return None
     in_place, out = _writing_forms(fn, output.device.type)
     kwargs = dict(item.kwargs)
@@ -110,25 +107,34 @@ def written_to(item: BoundSymbol, target: TensorProxy, output: TensorProxy) -> B
         if out is None:
             return None
         in_place, kwargs = out[0], {**kwargs, out[1]: target}
-    implementation = Implementation(item.implementation.owner, in_place) if item.implementation else None
+    implementation = sg.Implementation(item.implementation.owner, in_place) if item.implementation else None
     name = f"aten.{in_place._opname}.{in_place._overloadname}"
-    return replace(item, symbol=Symbol(name, in_place), kwargs=kwargs, implementation=implementation)
+    return replace(item, symbol=sg.Symbol(name, in_place), kwargs=kwargs, implementation=implementation)
 
 
 @functools.cache
 def _writing_forms(fn: Any, device: str) -> tuple[Any, tuple[Any, str] | None]:
     """The overload that writes to its first argument, and the one that writes to another, and what that is called."""
     arguments = _arguments(fn)
-    twin = in_place_twin(fn)
+    twin = _in_place_twin(fn)
     if twin is not None and _arguments(twin) != arguments:
         twin = None
     for name in fn.overloadpacket.overloads():
         out = getattr(fn.overloadpacket, name)
         *own, written = _arguments(out) or [("", "")]
         # without a kernel of its own, it computes the result elsewhere and copies it
-        if own == arguments and out._schema.arguments[-1].is_out and internals.has_kernel(out, device):
+        if own == arguments and out._schema.arguments[-1].is_out and has_kernel(out, device):
             return twin, (out, written[0])
     return twin, None
+
+
+def _in_place_twin(fn: Any) -> Any:
+    """The overload that leaves in its first argument what `fn` returns, by PyTorch's way of naming."""
+    return getattr(getattr(_aten, f"{fn._schema.name.partition('::')[2]}_", None), fn._overloadname, None)
+
+
+def _is_symbolic(proxy: sg.TensorProxy) -> bool:
+    return any(type(number) is not int for number in (*proxy.shape, *proxy.stride, proxy.storage_offset))
 
 
 def _arguments(overload: Any) -> list[tuple[str, str]]:

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import switchgear as sg
-from switchgear.aliasing import written_arguments
-from switchgear.passes import reuse_buffers as reuse
+from switchgear_torch import reuse_buffers as reuse
+from switchgear_torch.internals import has_kernel
 from tests.core.training import assert_trains_as_eager, backward, executor, forward, leaf, lines, operators
 
 
@@ -23,7 +23,7 @@ def _of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def written(trace: sg.Trace) -> list[str]:
     """The calls of a trace that write to an argument."""
-    return [item.symbol.name for item in lines(trace) if written_arguments(item)]
+    return [item.symbol.name for item in lines(trace) if sg.written_arguments(item)]
 
 
 def trained(function: Callable[..., Any], *args: Any, **options: Any) -> list[str]:
@@ -168,3 +168,11 @@ def test_small_results_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reuse, "SMALLEST", 1 << 16)
     assert not trained(lambda x: ((x + 1) * 2).sum(), leaf(128, 127))
     assert trained(lambda x: ((x + 1) * 2).sum(), leaf(128, 128))
+
+
+def test_has_kernel() -> None:
+    aten = torch.ops.aten
+    assert has_kernel(aten.mul.out, "cpu")
+    assert has_kernel(aten.mm.default, "cpu")
+    assert not has_kernel(aten.mul.Scalar_out, "cpu")  # generated: computes, then copies
+    assert not has_kernel(aten.square.out, "cpu")  # made of pow

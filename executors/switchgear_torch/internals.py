@@ -1,0 +1,63 @@
+"""Every private API of PyTorch that this executor leans on, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+import switchgear as sg
+
+_FUNCTIONALIZE = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
+
+
+def has_kernel(overload: torch._ops.OpOverload, device: str) -> bool:
+    """Whether an overload has a kernel of its own for a type of device, and is not made of another overload."""
+    name = f"{overload._schema.name}.{overload._overloadname}".removesuffix(".default")
+    return torch._C._dispatch_has_kernel_for_dispatch_key(name, torch._C._dispatch_key_for_device(device))
+
+
+def make_meta(proxy: sg.TensorProxy, shape: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
+    """A tensor without data, of a proxy's dtype and bits."""
+    with _without_modes():
+        tensor = torch.empty_strided(shape, stride, dtype=proxy.dtype, device="meta")
+        tensor = torch._conj(tensor) if proxy.is_conj else tensor
+        return torch._neg_view(tensor) if proxy.is_neg else tensor
+
+
+class _Dispatched(Exception):
+    """Ends a call where it is first dispatched."""
+
+
+class _FirstDispatched(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise _Dispatched(func, args, kwargs or {})
+
+
+def first_dispatched(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[torch._ops.OpOverload, tuple[Any, ...], dict[str, Any]] | None:
+    """The overload that a call comes to first, and its arguments there; nothing is run. None if the call is refused."""
+    with _without_modes(), _FirstDispatched():  # type: ignore[no-untyped-call]
+        try:
+            fn(*args, **kwargs)
+        except _Dispatched as first:
+            return first.args
+        except Exception:  # no such signature
+            return None
+    return None
+
+
+@contextmanager
+def _without_modes() -> Iterator[None]:
+    with (
+        torch._C.DisableTorchFunction(),
+        torch._C._ExcludeDispatchKeyGuard(_FUNCTIONALIZE),
+        torch._C._DisableAutocast(),
+        torch.no_grad(),
+        _disable_current_modes(),
+    ):
+        yield

@@ -1,0 +1,18 @@
+"""The passes that make cheaper what PyTorch runs, and leave every bit as it is."""
+
+from __future__ import annotations
+
+import switchgear as sg
+
+from .reuse_buffers import reuse_buffers
+from .short_chains import short_chains
+from .spelling import spell
+from .write_to_inputs import write_to_inputs
+
+#: In the order in which they run; spelling is last, when it is settled what is called.
+PASSES = (
+    sg.PassPlacement("short_chains", "after_claim", short_chains),
+    sg.PassPlacement("write_to_inputs", "after_claim", write_to_inputs),
+    sg.PassPlacement("reuse_buffers", "after_claim", reuse_buffers),
+    sg.PassPlacement("spelling", "after_claim", spell),
+)
