@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import threading
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -35,5 +36,7 @@ def redirected(holder: Any, name: str, target: Callable[..., Any]) -> Iterator[N
             return target(original, *args, **kwargs)
         return original(*args, **kwargs)
 
-    with replaced(holder, name, classmethod(call) if isinstance(found, classmethod) else call):
+    # `types.ClassMethodDescriptorType`: from PyTorch 2.14 on, `autograd.Function.apply` is a class method written in C
+    of_class = isinstance(found, classmethod | types.ClassMethodDescriptorType)
+    with replaced(holder, name, classmethod(call) if of_class else call):
         yield

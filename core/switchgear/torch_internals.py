@@ -443,7 +443,11 @@ def checkpoint_regions(
 ) -> Iterator[None]:
     """Run what `torch.utils.checkpoint` marks inside `region(context_fn)`, or with reentrance as `run_reentrant`."""
 
-    def generator(original: Any, fn: Any, preserve: Any, context_fn: Any, *rest: Any, **kwargs: Any) -> Iterator[None]:
+    def before_2_14(original: Any, fn: Any, preserve: Any, context_fn: Any, *rest: Any, **kwargs: Any) -> Iterator[None]:
+        with region(context_fn):
+            yield
+
+    def from_2_14(original: Any, fn: Any, args: Any, kwargs: Any, *, context_fn: Any, **rest: Any) -> Iterator[None]:
         with region(context_fn):
             yield
 
@@ -451,8 +455,13 @@ def checkpoint_regions(
         return run_reentrant(function, args)
 
     module = torch.utils.checkpoint
+    # 2.14 keeps the old name for others, and calls a new one: regions were run again by PyTorch, each operator recorded
+    if hasattr(module, "_checkpoint_without_reentrant_generator_impl"):
+        name, generator = "_checkpoint_without_reentrant_generator_impl", from_2_14
+    else:
+        name, generator = "_checkpoint_without_reentrant_generator", before_2_14
     with (
-        redirected(module, "_checkpoint_without_reentrant_generator", generator),
+        redirected(module, name, generator),
         redirected(module.CheckpointFunction, "apply", apply),
     ):
         yield
