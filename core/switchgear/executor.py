@@ -19,7 +19,11 @@ class Executor:
 
     Without a list of the user's, executors of higher `priority` are asked first, those of equal priority by name.
     `table` is for an executor that no plugin registers: its implementations and grad rules are then those of the table.
+
+    One that `runs_everywhere` cannot run only where something is amiss: a default call then says so, once.
     """
+
+    runs_everywhere = False
 
     def __init__(self, name: str, *, priority: int = 0, version: str | None = None, table: Table | None = None) -> None:
         self.name = checked_owner(name)

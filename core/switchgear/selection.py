@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -155,6 +156,9 @@ def select(
             raise ExecutorUnavailable(f"executor {name} cannot run here: {reason}; remove it from executors")
         message = f"executor {name} is listed but skipped, it cannot run here: {reason}"
         warnings.warn(message, PluginWarning, stacklevel=3)
+    for executor, fault in reasons if measured else ():
+        if executor.runs_everywhere and fault is not None:
+            _say_once(f"executor {executor.name} cannot run here, regions are left to others: {fault}")
     skipped = tuple((name, f"unavailable: {reason}") for name, reason in unavailable)
     homes = [_home(plugins, executor) for executor in available]
     claimants = [_claimant(executor, homes[i], first=homes[i] not in homes[:i]) for i, executor in enumerate(available)]
@@ -164,6 +168,11 @@ def select(
     rule_sources = (*map(_table_source, grad_rules), *claimants, *map(_package_source, plugins.rule_packages))
     burnt = fuel if isinstance(fuel, Fuel) else Fuel(fuel)
     return Selection(available, skipped, strict, passes, tuple(claimants), rule_sources, memory, burnt, choosers)
+
+
+@functools.cache
+def _say_once(message: str) -> None:
+    warnings.warn(message, PluginWarning, stacklevel=4)
 
 
 def _listed(plugins: Plugins, executors: Sequence[str | Executor]) -> list[Executor]:

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
 import torch._functorch.vmap as functorch_vmap
@@ -443,7 +443,9 @@ def checkpoint_regions(
 ) -> Iterator[None]:
     """Run what `torch.utils.checkpoint` marks inside `region(context_fn)`, or with reentrance as `run_reentrant`."""
 
-    def before_2_14(original: Any, fn: Any, preserve: Any, context_fn: Any, *rest: Any, **kwargs: Any) -> Iterator[None]:
+    def before_2_14(
+        original: Any, fn: Any, preserve: Any, context_fn: Any, *rest: Any, **kwargs: Any
+    ) -> Iterator[None]:
         with region(context_fn):
             yield
 
@@ -455,11 +457,10 @@ def checkpoint_regions(
         return run_reentrant(function, args)
 
     module = torch.utils.checkpoint
-    # 2.14 keeps the old name for others, and calls a new one: regions were run again by PyTorch, each operator recorded
-    if hasattr(module, "_checkpoint_without_reentrant_generator_impl"):
-        name, generator = "_checkpoint_without_reentrant_generator_impl", from_2_14
-    else:
-        name, generator = "_checkpoint_without_reentrant_generator", before_2_14
+    # 2.14 keeps the old name for others, and calls a new one: regions went unseen, and were no regions
+    name, generator = "_checkpoint_without_reentrant_generator", cast(Any, before_2_14)
+    if hasattr(module, f"{name}_impl"):
+        name, generator = f"{name}_impl", from_2_14
     with (
         redirected(module, name, generator),
         redirected(module.CheckpointFunction, "apply", apply),

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
-import shutil
-import sys
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +13,7 @@ import torch
 
 import switchgear as sg
 
+from . import environment
 from .grad_rules import rules
 from .progress import Progress
 from .variants import Compiled, Variants
@@ -35,6 +33,7 @@ class InductorExecutor(sg.FusionExecutor):
     sizes is compiled when it is first called, and once more for sizes that Inductor decided otherwise by.
     """
 
+    runs_everywhere = True
     symbolic_sizes = True
     boxed = True
     #: Inductor's time to compile grows faster than a region does, and parts that are alike are compiled once.
@@ -51,11 +50,8 @@ class InductorExecutor(sg.FusionExecutor):
         self._lock = threading.RLock()
 
     def unavailable(self) -> str | None:
-        """Inductor needs a C++ compiler, on every device."""
-        compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
-        if shutil.which(compiler) is None:
-            return f"no C++ compiler: {compiler} is not on the path; install one, or name it in the variable CXX"
-        return None
+        """Inductor needs a C++ compiler that works, on every device, and a folder that it can write to."""
+        return environment.fault()
 
     def supports(self, bound_symbol: sg.BoundSymbol) -> sg.Declined | None:
         """Take the overloads that Inductor generates code for, or calls a library for inside that code."""
@@ -72,7 +68,10 @@ class InductorExecutor(sg.FusionExecutor):
         kinds = [proxy.dtype.is_floating_point for proxy in bound_symbol.inputs]
         if name.rpartition(".")[0] in _DIVIDES and not any(kinds):
             return sg.Declined("integers divided by zero end the process")
-        known = _internals().is_lowered(bound_symbol.symbol.fn)
+        internals = _internals()
+        if isinstance(internals, sg.Declined):
+            return internals
+        known = internals.is_lowered(bound_symbol.symbol.fn)
         return None if known else sg.Declined("Inductor would call PyTorch's own kernel")
 
     def supports_region(self, region: sg.Trace) -> sg.Declined | None:
@@ -151,8 +150,15 @@ def _reason(error: Exception) -> str:
 
 @functools.cache
 def _internals() -> Any:
-    with warnings.catch_warnings():
-        # Inductor uses what PyTorch deprecates
-        warnings.simplefilter("ignore", DeprecationWarning)
-        from . import internals  # noqa: PLC0415 - importing Inductor takes seconds
+    """Inductor, by its private names; `Declined`, after one warning, where this PyTorch lacks one or fails to load."""
+    try:
+        with warnings.catch_warnings():
+            # Inductor uses what PyTorch deprecates, and what it tells users of by a FutureWarning
+            warnings.simplefilter("ignore", DeprecationWarning)
+            warnings.simplefilter("ignore", FutureWarning)
+            from . import internals  # noqa: PLC0415 - importing Inductor takes seconds
+    except Exception as error:
+        reason = f"Inductor of PyTorch {torch.__version__} cannot be used: {_reason(error)}"
+        warnings.warn(f"executor inductor takes nothing: {reason}", sg.errors.PluginWarning, stacklevel=2)
+        return sg.Declined(reason)
     return internals

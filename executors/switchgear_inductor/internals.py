@@ -34,6 +34,7 @@ from torch.utils._sympy.printers import PythonPrinter
 
 import switchgear as sg
 
+from .quoting import quoted_paths
 from .variants import Compiled
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -86,7 +87,8 @@ def surroundings(options: Mapping[str, Any]) -> str | None:
         if config.force_disable_caches or not config.fx_graph_cache:
             return None
         # these wrap the code once it is loaded
-        if config.triton.cudagraphs or config.cudagraph_policy is not None:
+        # `cudagraph_policy`: 2.11 has none ("AttributeError: torch._inductor.config.cudagraph_policy does not exist")
+        if config.triton.cudagraphs or getattr(config, "cudagraph_policy", None) is not None:
             return None
         # of a decomposition of the user's, nobody knows what it does by now
         if not all(getattr(fn, "func", fn).__module__.startswith("torch.") for fn in select_decomp_table().values()):
@@ -198,7 +200,7 @@ def _keep(place: Path, compiled: Any) -> None:
 @contextlib.contextmanager
 def _settings(options: Mapping[str, Any]) -> Iterator[None]:
     """Inductor as it is to be while it compiles a region."""
-    with config.patch(dict(options)), warnings.catch_warnings():
+    with config.patch(dict(options)), quoted_paths(), warnings.catch_warnings():
         # that it does not vectorize them, which no user can change
         warnings.filterwarnings("ignore", "bf16 and fp16 are mixed", UserWarning)
         yield

@@ -1,0 +1,119 @@
+"""What Inductor needs around it: a compiler that builds what Python loads, and a folder to keep it in."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import getpass
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+
+#: What a region's code leans on: the headers of Python and C++, threads, a library that can be loaded.
+_PROBE = """
+#include <Python.h>
+#include <cmath>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+extern "C" double switchgear_probe(double x) { return std::sqrt(x); }
+"""
+_DEFAULT_COMPILER = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
+#: The first compilation on a busy machine takes a second; a compiler that hangs is one that fails.
+_PATIENCE = 60
+#: More than what a disk keeps for names alone.
+_ROOM = 1 << 16
+
+
+def fault() -> str | None:
+    """Why nothing can be compiled here; None where it can, as was tried once for these surroundings."""
+    return _fault(os.environ.get("CXX") or _DEFAULT_COMPILER, os.environ.get("PATH", ""), str(_cache_dir() or ""))
+
+
+@functools.cache
+def _fault(compiler: str, path: str, folder: str) -> str | None:
+    command = shutil.which(compiler, path=path)
+    if command is None:
+        return f"no C++ compiler: {compiler} is not on the path; install one, or name it in the variable CXX"
+    if not folder:
+        return "no temporary folder: none of the usual ones can be written to; name one in the variable TMPDIR"
+    try:
+        _write(Path(folder))
+    except OSError as error:
+        return (
+            f"the folder for compiled code, {folder}, cannot be written to ({_words(error)}); "
+            "name another in the variable TORCHINDUCTOR_CACHE_DIR"
+        )
+    return None if sys.platform == "win32" else _fault_of_compiler(command, Path(folder))
+
+
+def _cache_dir() -> Path | None:
+    """Where Inductor keeps what it compiles, without importing it to ask; None where there is no temporary folder."""
+    named = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    if named is not None:
+        return Path(named).absolute()
+    try:
+        user = getpass.getuser()
+    except (KeyError, ImportError, OSError):  # a user without a name
+        user = f"uid_{os.getuid()}" if hasattr(os, "getuid") else "unknown_user"
+    try:
+        return Path(tempfile.gettempdir(), "torchinductor_" + re.sub(r'[\\/:*?"<>|]', "_", user))
+    except FileNotFoundError:
+        return None
+
+
+def _write(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.write(b"\0" * _ROOM)
+
+
+def _fault_of_compiler(command: str, folder: Path) -> str | None:
+    """Why a compiler builds nothing that can be loaded; one that did is noted in the folder, until it changes."""
+    state = Path(command).resolve().stat()
+    known = (command, state.st_mtime_ns, state.st_size, sys.version, sysconfig.get_path("include"), _PROBE)
+    note = folder / "switchgear" / f"compiler-{hashlib.sha256(repr(known).encode()).hexdigest()[:16]}"
+    if note.exists():
+        return None
+    try:
+        with tempfile.TemporaryDirectory(dir=folder) as place:
+            failure = _failure(command, Path(place))
+            if failure is None:
+                note.parent.mkdir(exist_ok=True)
+                note.touch()
+    except OSError as error:
+        return f"the C++ compiler cannot be tried in {folder}: {_words(error)}"
+    return failure and f"the C++ compiler {command} fails: {failure}; name another in the variable CXX"
+
+
+def _failure(command: str, place: Path) -> str | None:
+    source, library, output = place / "probe.cpp", place / "probe.so", place / "output"
+    source.write_text(_PROBE)
+    flags = ["-shared", "-fPIC", "-std=c++17", f"-I{sysconfig.get_path('include')}"]
+    # macOS: the linker is told that Python's symbols come later; where OpenMP lies there, Inductor finds out itself
+    flags += ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else ["-fopenmp"]
+    call = [command, *flags, str(source), "-o", str(library)]
+    try:
+        with output.open("wb") as file:  # no pipe: one is waited for as long as any child of the compiler holds it
+            done = subprocess.run(call, stdin=subprocess.DEVNULL, stdout=file, stderr=file, timeout=_PATIENCE)
+    except (OSError, subprocess.SubprocessError) as error:
+        return _words(error)
+    if done.returncode:
+        lines = [line.strip() for line in output.read_text(errors="replace").splitlines()]
+        errors = [line for line in lines if "error" in line] or lines
+        return errors[0] if errors else f"it ended with status {done.returncode}"
+    try:
+        ctypes.CDLL(str(library))
+    except OSError as error:
+        return f"what it builds cannot be loaded ({_words(error)})"
+    return None
+
+
+def _words(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

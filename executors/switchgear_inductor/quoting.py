@@ -1,0 +1,58 @@
+"""Paths with spaces and quotes in the command lines of Inductor's builds.
+
+PyTorch joins a command line out of strings and splits it again by a shell's rules. Of the paths in it, it quotes those
+of include directories, from 2.14 on those of libraries too. So under a path with a space the compiler is told to read
+files that do not exist, and under one with a quote the command has no end ("No closing quotation").
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch._inductor.cpp_builder import CppBuilder
+
+
+@contextlib.contextmanager
+def quoted_paths() -> Iterator[None]:
+    """Inductor's builds quote the paths in their command lines, on every thread: it compiles on threads of its own."""
+    if sys.platform == "win32":  # commands are put together, and split, by other rules there
+        yield
+        return
+    original: Any = CppBuilder.__init__
+    CppBuilder.__init__ = _quoting(original)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        CppBuilder.__init__ = original  # type: ignore[method-assign]
+
+
+def _quoting(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def __init__(self: Any, name: str, sources: str | list[str], BuildOption: Any, *rest: Any, **named: Any) -> None:
+        original(self, name, sources, BuildOption, *rest, **named)
+        paths = [sources] if isinstance(sources, str) else sources
+        self._sources_args = _quoted(self._sources_args, paths)
+        self._output = _quoted(self._output, [self._target_file])
+        self._include_dirs_args = "".join(_options("-I", BuildOption.get_include_dirs()))
+        self._libraries_dirs_args = "".join(_options("-L", BuildOption.get_libraries_dirs()))
+        if BuildOption.precompiled_header:
+            self._include_dirs_args = (
+                f"-include {shlex.quote(BuildOption.precompiled_header)} " + self._include_dirs_args
+            )
+
+    return __init__
+
+
+def _options(flag: str, paths: list[str]) -> list[str]:
+    return [f"{flag}{shlex.quote(str(path))} " for path in paths]
+
+
+def _quoted(arguments: str, paths: list[str]) -> str:
+    for path in paths:
+        arguments = arguments.replace(path, shlex.quote(path))
+    return arguments
