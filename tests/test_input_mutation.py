@@ -15,7 +15,7 @@ import switchgear as sg
 from switchgear.errors import SwitchgearError
 from tests.aot_behaviours.observation import Make, arguments, check, leaves, results, succeeds, values, windows
 from tests.databases.comparison import differences
-from tests.falling_back import falls_back
+from tests.falling_back import assert_falls_back, fallbacks_recorded, falls_back
 from tests.under_test import EXECUTORS
 
 pytestmark = pytest.mark.beside_eager
@@ -676,55 +676,30 @@ def test_another_storage_or_size_is_eagers_or_a_clear_error(function: Function) 
 # --- an input that requires grad, and is itself a view of a tensor that does not ---
 
 
-def detached_write(x: Tensor, y: Tensor) -> Tensor:
-    part = x[0]
-    x.detach().mul_(2)
-    return part * 2
+def lone_view() -> tuple[Tensor]:
+    return (values(4, 3).mT.requires_grad_(),)
 
 
-def no_grad_view_written(x: Tensor, y: Tensor) -> Tensor:
-    with torch.no_grad():
-        part = x[0]
-    part.mul_(2)
-    return x * 2
-
-
-def shared_write(x: Tensor, y: Tensor) -> Tensor:
-    y.detach().mul_(2)
-    return x * y
-
-
-@pytest.mark.parametrize("function", [detached_write, shared_write])
-def test_eager_loses_the_gradient_of_such_a_view_and_it_is_refused(function: Function) -> None:
-    x = values(4, 3).mT.requires_grad_()
-    y = x.view_as(x) if function is shared_write else values(3, 4)
-    with pytest.raises(SwitchgearError, match=r"requires_grad_\(\) was called on"):
-        jit(function)(x, y)
-
-
-def test_write_to_a_no_grad_view_of_such_an_input() -> None:
-    found = []
-    for call in (no_grad_view_written, jit(no_grad_view_written)):
-        x = values(4, 3).mT.requires_grad_()
-        result = call(x, x)
-        found.append((result, x, torch.autograd.grad(result.sum(), x)))
-    assert not list(differences(found[0], found[1], "call"))
-
-
-def test_writes_to_such_an_input_under_no_grad_are_eagers() -> None:
-    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+def test_view_that_requires_grad_by_itself_falls_back() -> None:
+    def write_and_use(x: Tensor) -> Any:
         before = x[0].sum()
-        with torch.no_grad():
-            x.mul_(2)
-        return before, x[1] * x[2]
+        x.detach().mul_(2)
+        return before, x[1] * 2
 
-    found = []
-    for call in (function, jit(function), jit(function)):
-        x = values(4, 3).mT.requires_grad_()
-        before, after = call(x)
-        found.append((before, after, x, torch.autograd.grad((before + after).sum(), x)[0]))
-    assert not list(differences(found[0], found[1], "first"))
-    assert not list(differences(found[0], found[2], "cached"))
+    assert_falls_back(write_and_use, lone_view, r"argument 0 is a view that requires_grad_\(\) was called on")
+
+
+def test_entry_for_other_inputs_is_not_used_for_such_a_view() -> None:
+    def view_under_no_grad(x: Tensor) -> Any:
+        with torch.no_grad():
+            view = x.diagonal()
+        return view, view * 2
+
+    jitted = sg.jit(view_under_no_grad, executors=["torch"])
+    for arguments in ((values(4, 3).mT.clone().requires_grad_(),), lone_view()):
+        with fallbacks_recorded() as reasons:
+            assert not list(differences(view_under_no_grad(*arguments), jitted(*arguments), "call"))
+        assert len(reasons) == (arguments[0]._base is not None)
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])

@@ -17,10 +17,9 @@ import torch
 
 from . import torch_internals as internals
 from .active import ACTIVE
-from .aliasing import viewed_argument
 from .attempts import modes_kept, tensors_taken_out, undone_on
 from .checkpointing import region, run_reentrant
-from .composites import leaves_of, splice_escaping
+from .composites import splice_escaping
 from .custom_functions import recorded_functions
 from .errors import CaptureError, DataDependent, Unsupported
 from .outputs import Outputs, outputs_of
@@ -29,7 +28,7 @@ from .proxy import TensorProxy
 from .recorder import Recorder, active_recorder
 from .seeding import seeding_recorded
 from .shared_memory import Home, base_of, home_of, memory_of, overlaps_itself, sharing
-from .signature import Argument, Base, Closure, InputSource, ModuleState, check_tensor, state_of
+from .signature import Argument, Base, Closure, InputSource, ModuleState, check_tensor, refuse_view_of_constant, state_of
 from .sizes import Marks, Sizes, symbolic
 from .structure import Structure, flatten
 from .symbol import CHECK
@@ -71,8 +70,6 @@ class Captured:
     modules: tuple[torch.nn.Module, ...]
     #: The function asks for gradients, so the trace depends on which inputs are leaves of autograd.
     leaves_matter: bool = False
-    #: The function makes views under no_grad, which require grad if what they are views of in the end does.
-    bases_matter: bool = False
     #: The function reads the storage offset of an input.
     offsets_matter: bool = False
     #: The symbolic sizes, if there are any.
@@ -120,6 +117,7 @@ class _Inputs:
     def _enter(
         self, tensor: torch.Tensor, source: Argument | ModuleState | Closure, name: str, requires_grad: bool
     ) -> torch.Tensor:
+        refuse_view_of_constant(tensor, str(source))
         home = self.homes.get(internals.storage_key(tensor)) if self.homes else None
         view = None
         if home is not None and not (home.wrapper is None and tensor is home.tensor):
@@ -200,11 +198,9 @@ def capture(
         trace = trace.with_provenance("capture", time.perf_counter() - start)
         if outer is not None and recorder.leaves_matter:
             outer.leaves_matter = True
-        if outer is not None and recorder.bases_matter:
-            outer.bases_matter = True
         identical, grad_enabled = tuple(_identical(leaves, recorder)), torch.is_grad_enabled()
         sources, entered = tuple(inputs.sources), tuple(modules.entered)
-        matter = recorder.leaves_matter, recorder.bases_matter, recorder.offsets_matter
+        matter = recorder.leaves_matter, recorder.offsets_matter
         found = sizes if numbers else None
         return Captured(trace, sources, outputs, identical, grad_enabled, entered, *matter, found)
 
@@ -290,11 +286,7 @@ def _find_shared(recorder: Recorder, inputs: _Inputs, outputs: Outputs) -> None:
             )
     keys = [internals.storage_key(tensor) for tensor in tensors]
     pairs = [*sharing(tensors, [own.index(mutation.input) for mutation in mutations])]
-    names = [recorder.inputs[index].proxy.name for index in own]
-    leaves = {names[other] for _, other, concerned in pairs if concerned is None}
-    if leaves:
-        _refuse_lost_views(recorder, outputs, {names[index] for index, _, _ in pairs}, leaves)
-    shared = {keys[index] for index, _, overlap in pairs if overlap} | recorder.turned
+    shared = {keys[index] for index, _, concerned in pairs if concerned}
     if shared and inputs.differentiable is not None:
         what = "a function inside sg.grad writes to an argument that shares memory with another"
         raise Unsupported(f"{what}; pass a clone of one")
@@ -305,26 +297,6 @@ def _find_shared(recorder: Recorder, inputs: _Inputs, outputs: Outputs) -> None:
             together[key].append((tensor, source))
     if together:
         raise _SharedMemory({key: home_of(found) for key, found in together.items()})
-
-
-def _refuse_lost_views(recorder: Recorder, outputs: Outputs, written: set[str], leaves: set[str]) -> None:
-    """Refuse views of `leaves`, used or returned after another part of their base is written to."""
-    body = [*leaves_of(recorder.program())]
-    first_name = recorder.tracker.first_name
-    values = [any(first_name(proxy.name) in written for proxy in item.outputs) for item in body]
-    write = values.index(True) if True in values else 0
-    views = set(leaves)
-    for item in body[:write]:
-        viewed = viewed_argument(item)
-        if viewed is not None and viewed.name in views:
-            views.update(proxy.name for proxy in item.outputs)
-    used = {proxy.name for item in body[write:] for proxy in item.inputs} & (views - leaves)
-    lost = used or {name for name, _, _ in outputs.roots} & leaves
-    if lost:
-        raise Unsupported(
-            f"the function writes to a part of a tensor, and after that uses a view ({min(lost)}) of another part, "
-            "which requires_grad_() was called on: autograd loses the view's history; pass a clone of one"
-        )
 
 
 class _Modules:

@@ -220,12 +220,6 @@ def _finish(
     """Record what gives the results their history; returns whether the forward wrote to an argument."""
     results = made if isinstance(made, tuple) else (made,)
     dirty, fixed = {id(tensor) for tensor in context.dirty_tensors}, {id(t) for t in context.non_differentiable}
-    overwritten = [proxy for arg, proxy in zip(args, given, strict=True) if id(arg) in dirty]
-    if not torch.is_grad_enabled() and any(p.requires_grad and recorder.tracker.stands_alone(p) for p in overwritten):
-        raise Unsupported(
-            f"{_name(function)} writes under no_grad to an input that is a view and that requires_grad_() was "
-            "called on, or to a view of it, whose history autograd loses; call it outside the jitted function"
-        )
     # of a tensor that is returned twice the last result counts, as in PyTorch
     last = {id(result): position for position, result in enumerate(results) if isinstance(result, torch.Tensor)}
 

@@ -115,14 +115,6 @@ class Lineages:
         """Whether the value of that name was made by `detach()`."""
         return self.maker(name) == DETACH
 
-    def made_of(self, name: str, symbol: Symbol) -> bool:
-        """Whether the value of that name, one that `symbol` gives a history, is a view of another of these."""
-        call = self._makers[name][1]
-        value = call.args[2][[proxy.name for proxy in call.outputs].index(name)]
-        while (viewed := self.viewed(value.name)) is not None:
-            value = viewed
-        return self.maker(value.name) == symbol
-
     def makes_several(self, name: str) -> bool:
         """Whether the value of that name was made with others at once."""
         return len(self._makers[name][1].outputs) > 1

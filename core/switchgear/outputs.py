@@ -16,7 +16,7 @@ from .gradients_inside import NEW_LEAF
 from .lineage import Lineage, Lineages
 from .proxy import TensorProxy
 from .recorder import RecordedInput, Recorder
-from .shared_memory import base_of, requires_grad_alone
+from .shared_memory import base_of
 from .signature import check_returned
 from .sizes import settled
 from .structure import Structure, flatten
@@ -153,9 +153,7 @@ class _Collector:
                     f"the function gives {first.name} another shape, dtype or device; return a new tensor"
                 )
             if self._is_written(found):
-                # autograd lets nobody write, where it sees it, to a view that alone requires grad
-                alone = requires_grad_alone(found.tensor)
-                tracked = not alone and not same_history(history_of(found.wrapper), found.history)
+                tracked = not same_history(history_of(found.wrapper), found.history)
                 if tracked and first.name in self._reshaped and base_of(found.tensor).dtype != first.dtype:
                     raise Unsupported(
                         f"the function writes to {first.name}, a view of a tensor of another dtype, and gives it "
@@ -261,12 +259,6 @@ class _Collector:
                 f"the function returns a tensor in the memory of {found.proxy.name} that was told inside to require "
                 "grad (requires_grad_()); call it on what is returned, outside"
             )
-        lost = requires_grad_alone(found.tensor) and self._is_written(found) and not leaf.requires_grad
-        if lost and all(map(self._lineages.is_seen, lineage)) and not any(map(self._lineages.is_detached, lineage)):
-            raise Unsupported(
-                f"the function returns a view of {found.proxy.name}, itself a view that requires_grad_() was called "
-                "on, and writes to it: autograd loses the history of that view; return a clone of it"
-            )
         for place, name in reversed([*enumerate(lineage)]):
             nearest = self._input_known_as(name)
             if nearest is not None:
@@ -276,12 +268,6 @@ class _Collector:
                 break
         home, now = self.tracker.proxy_of(found.wrapper), self.tracker.proxy_of(leaf)
         if root == HISTORY:
-            several = len(lineage) > 1 or self._lineages.made_of(lineage[0], HISTORY)
-            if requires_grad_alone(found.tensor) and several:
-                raise Unsupported(
-                    f"the function returns a view of one that an autograd.Function made of {found.proxy.name}, itself "
-                    "a view that requires_grad_() was called on; return a clone of it"
-                )
             if self._is_written(found) or found.proxy.name in self._touched:
                 raise Unsupported(
                     f"the function returns a view of {found.proxy.name}, made by an autograd.Function, and writes to "

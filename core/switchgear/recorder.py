@@ -32,7 +32,7 @@ from .nesting import map_tensors, tensors_in
 from .patches import replaced
 from .proxy import TensorProxy
 from .refusals import GradFn, refuse
-from .shared_memory import reaches_outside, requires_grad_alone
+from .shared_memory import reaches_outside
 from .sizes import settled
 from .symbol import CHECK, CHECKPOINT, GRAD_OFF_INSIDE, RANDOM, SAVED, BoundSymbol, Source, Symbol, proxies
 from .trace import Names
@@ -139,14 +139,10 @@ class Recorder:
         self.metadata_calls: list[BoundSymbol] = []
         #: The positions of the inputs that `requires_grad_()` was called on, before anything read them.
         self.switched_on: list[int] = []
-        #: The memory of inputs, views themselves, that were reshaped in place where autograd does not see it.
-        self.turned: set[int] = set()
         #: Tensors from outside, by id, that the function reached without being handed their wrapper.
         self.reached_otherwise: set[int] = set()
         #: Whether gradients are asked for inside, which might flow through the history of an input.
         self.leaves_matter = False
-        #: Whether it matters which inputs are views of what does not require grad.
-        self.bases_matter = False
         #: Whether it matters where in its memory an input begins.
         self.offsets_matter = False
         #: Whether any tensor was given other sizes or strides in place.
@@ -275,9 +271,9 @@ class Recorder:
     def enter(self, tensor: torch.Tensor, proxy: TensorProxy, view: torch.Tensor | None = None) -> torch.Tensor:
         """Make a tensor from outside an input; returns its wrapper, which is `view` if it is one of another input."""
         with torch._C.DisableTorchFunction():
-            alone, wrapper = proxy.requires_grad and requires_grad_alone(tensor), view
+            wrapper = view
             if wrapper is None:
-                wrapper = self.tracker.wrapper_for(proxy, leaf=tensor.is_leaf, autograd=True, alone=alone)
+                wrapper = self.tracker.wrapper_for(proxy, leaf=tensor.is_leaf, autograd=True)
             self.tracker.reconcile(wrapper)
             wrapper.__class__ = type(tensor)  # a Parameter shows that it is one
             storage = internals.storage_key(wrapper)
@@ -717,14 +713,12 @@ class Recorder:
         self.offsets_matter |= func in _ALIGNED
         # nothing is known of what called it (compiled code of TorchScript's) if no call of a function is open
         ACTIVE.rare_modes_matter |= frame.fn is None and self.follow_autograd
-        alone = makes_views(func) and any(map(self.tracker.stands_alone, proxies(given)))
         if any(proxy.requires_grad for proxy in proxies(given)):
             if grad_enabled:
                 flags = iter(self._differentiable_outputs(func, args, kwargs, given, result))
             elif makes_views(func):
                 # under no_grad eager calls a view of what requires grad a leaf that requires grad, if its base does
-                flags = itertools.repeat(not alone)
-                self.bases_matter = True
+                flags = itertools.repeat(True)
         made: set[str] = set()
 
         def define(fake: torch.Tensor) -> TensorProxy:
@@ -739,8 +733,6 @@ class Recorder:
             output = tuple(output)
         if not any(proxies(output)):
             return
-        if alone:
-            self.tracker.note_alone(proxies(output))
         tags = self._tags | {RANDOM} if is_random(func, given) else self._tags
         if self._policies:
             with self.paused():

@@ -32,11 +32,6 @@ class Home:
         assert self.wrapper is not None
         if tensor is self.tensor:
             return self.wrapper
-        if requires_grad_alone(tensor):
-            raise Unsupported(
-                "the function writes to memory that inputs share, of which one requires grad while it is itself a view "
-                "of a tensor that does not; pass it detached, and requires_grad_() called on that"
-            )
         if tensor.requires_grad and internals.is_one_of_several(tensor):
             raise Unsupported(
                 "the function writes to memory that inputs share, of which one is a view that was made with others at "
@@ -66,11 +61,6 @@ def base_of(tensor: Any) -> Any:
     return tensor._base if isinstance(tensor, torch.Tensor) and tensor._base is not None else tensor
 
 
-def requires_grad_alone(tensor: torch.Tensor) -> bool:
-    """Whether it is a view that requires grad of a base that does not: `requires_grad_()` was called on a view."""
-    return tensor.requires_grad and tensor._base is not None and not tensor._base.requires_grad
-
-
 def memory_of(tensor: Any) -> Any:
     """All of a tensor's memory, as a flat tensor; anything else is itself."""
     if not isinstance(tensor, torch.Tensor):
@@ -80,11 +70,10 @@ def memory_of(tensor: Any) -> Any:
         return tensor.detach().as_strided((size,), (1,), 0)
 
 
-def sharing(tensors: Sequence[torch.Tensor], written: Sequence[int]) -> Iterator[tuple[int, int, bool | None]]:
+def sharing(tensors: Sequence[torch.Tensor], written: Sequence[int]) -> Iterator[tuple[int, int, bool]]:
     """The pairs of positions in one storage, the first among `written`, and whether a write to one concerns the other.
 
-    It does where their memory overlaps, and where autograd gives them one history, or makes that of the other again.
-    None: it concerns views of the other alone, which is a leaf and itself a view of the same base.
+    It does where their memory overlaps, and where autograd gives them one history.
     """
     if not written or internals.none_share_storage(tensors):
         return
@@ -103,12 +92,8 @@ def sharing(tensors: Sequence[torch.Tensor], written: Sequence[int]) -> Iterator
                     yield index, other, overlap or _share_a_history(tensors[index], tensors[other])
 
 
-def _share_a_history(written: torch.Tensor, other: torch.Tensor) -> bool | None:
+def _share_a_history(written: torch.Tensor, other: torch.Tensor) -> bool:
     base = base_of(written)
-    if requires_grad_alone(other) and base is base_of(other):
-        return None if other.is_leaf else True
-    if requires_grad_alone(written) or requires_grad_alone(other):
-        return False
     return (base is base_of(other) and base.requires_grad) or _extent(written) == _extent(other)
 
 
@@ -164,11 +149,6 @@ def home_of(inputs: Sequence[tuple[torch.Tensor, InputSource]]) -> Home:
         raise Unsupported(
             "the function writes to an input that shares memory with another, of which autograd knows nothing and "
             "which requires grad or is of another dtype; pass a clone of one"
-        )
-    if any(requires_grad_alone(tensor) for tensor, _ in inputs):
-        raise Unsupported(
-            "the function writes to an input that shares memory with another, where requires_grad_() was called on a "
-            "view; pass a clone of one, or call it on what is viewed"
         )
     tensor, source = (differentiable or [*bases.values()])[0]
     assert not isinstance(source, Base)

@@ -318,12 +318,6 @@ def make_non_leaf(wrapper: torch.Tensor) -> None:
     torch._mirror_autograd_meta_to(example, wrapper)  # type: ignore[attr-defined]
 
 
-def view_of_constant(wrapper: torch.Tensor) -> torch.Tensor:
-    """A view of a wrapper that does not require grad, which may be told to by itself."""
-    with torch.enable_grad():
-        return torch.ops.aten.alias.default(wrapper)  # type: ignore[no-any-return]
-
-
 def storage_key(tensor: torch.Tensor) -> int:
     """Equal for tensors that share storage, for as long as they live."""
     return int(tensor.untyped_storage()._cdata)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,14 +25,12 @@ DETACH = Symbol("aten.detach.default", torch.ops.aten.detach.default)
 
 @dataclass(slots=True, eq=False)
 class _Tracked:
-    """What was last known of a wrapper: the fake it stood for, its autograd history, and its version."""
+    """What was last known of a wrapper: the fake it stood for, and its autograd history."""
 
     wrapper: torch.Tensor
     fake: torch.Tensor
     history: Any
     is_base: bool
-    was_leaf: bool
-    version: int
 
 
 class Tracker:
@@ -46,10 +44,8 @@ class Tracker:
         self._bases: dict[int, list[_Tracked]] = {}
         self._first_names: dict[str, str] = {}
         self._first_seen: dict[str, torch.Tensor] = {}
-        self._alone: set[str] = set()
         #: Views, by id, of what was reshaped in place since.
         self._outdated: dict[int, torch.Tensor] = {}
-        self._constant_bases: dict[int, torch.Tensor] = {}
         #: How much further into its memory what was written to an input begins in eager, by the memory it is in here.
         self._moved: dict[int, int] = {}
 
@@ -72,42 +68,24 @@ class Tracker:
         """The wrapper that was first seen as the value of that name."""
         return self._first_seen.get(name)
 
-    def stands_alone(self, proxy: TensorProxy) -> bool:
-        """Whether what `proxy` stands for is a view of something that does not require grad, whatever it does."""
-        return not self._alone.isdisjoint((proxy.name, self.first_name(proxy.name)))
-
-    def note_alone(self, made: Iterable[TensorProxy]) -> None:
-        """Take note of views of what stands alone."""
-        self._alone.update(proxy.name for proxy in made)
-
     def settle(self) -> None:
         """Bring the trace up to date with every pending write."""
         with torch._C.DisableTorchFunction():
             for tracked in tuple(self._tracked.values()):
                 self.reconcile(tracked.wrapper)
 
-    def wrapper_for(
-        self, proxy: TensorProxy, *, leaf: bool = True, autograd: bool = False, alone: bool = False
-    ) -> torch.Tensor:
-        """A wrapper that stands for `proxy`; under `autograd` it requires grad if the proxy does.
-
-        `alone`: it is a view of something that does not.
-        """
+    def wrapper_for(self, proxy: TensorProxy, *, leaf: bool = True, autograd: bool = False) -> torch.Tensor:
+        """A wrapper that stands for `proxy`; under `autograd` it requires grad if the proxy does."""
         with self._recorder.paused(), torch._C.DisableTorchFunction():
             fake = self._fakes.get(proxy.name)
             if fake is None:
                 fake = internals.make_fake(self._recorder.fake_mode, proxy)
                 self.know(fake, proxy)
             wrapper = internals.wrap(fake)
-            if alone:
-                self._constant_bases[id(wrapper)] = wrapper
-                wrapper = internals.view_of_constant(wrapper)
-                self.know(internals.unwrap(wrapper), proxy)
-                self._alone.add(proxy.name)
             if autograd and proxy.requires_grad:
                 make_differentiable = torch.Tensor.requires_grad_ if leaf else internals.make_non_leaf
                 make_differentiable(wrapper)
-            self.track(wrapper, is_base=alone)
+            self.track(wrapper)
         return wrapper
 
     def proxy_of(self, tensor: torch.Tensor) -> TensorProxy:
@@ -170,8 +148,8 @@ class Tracker:
             internals.rebind(wrapper, fake, aliases=False)
         return self.new_proxy(fake, False)
 
-    def track(self, wrapper: torch.Tensor, *, is_base: bool = False) -> None:
-        """Take note of a wrapper that has not been seen before; `is_base`: for writes it is one, view or not."""
+    def track(self, wrapper: torch.Tensor) -> None:
+        """Take note of a wrapper that has not been seen before."""
         made = internals.unwrap(wrapper, synchronise=False)
         fake = internals.unwrap(wrapper)
         if self._recorder.follow_autograd:
@@ -184,8 +162,7 @@ class Tracker:
             elif wrapper.requires_grad and not proxy.requires_grad and _is_leaf(wrapper):
                 fake = self._record_alias(wrapper, NEW_LEAF, (proxy,), False)
             self._compare(fake, wrapper)
-        is_base = is_base or not wrapper._is_view()
-        tracked = _Tracked(wrapper, fake, history_of(wrapper), is_base, _is_leaf(wrapper), _version(wrapper))
+        tracked = _Tracked(wrapper, fake, history_of(wrapper), not wrapper._is_view())
         self._tracked[id(wrapper)] = tracked
         self._first_seen.setdefault(self.first_name(self.proxy_of_fake(fake).name), wrapper)
         if tracked.is_base:
@@ -245,8 +222,6 @@ class Tracker:
             return
         new, old = self.proxy_of_fake(fake), self.proxy_of_fake(tracked.fake)
         written = internals.storage_key(fake) != internals.storage_key(tracked.fake)
-        if written:
-            self._refuse_lost(tracked)
         with torch._C.DisableTorchFunction():
             bits = new.is_conj > wrapper.is_conj() or new.is_neg > wrapper.is_neg()
         found = self._recorder.input_of(wrapper)
@@ -273,8 +248,10 @@ class Tracker:
                     "place where autograd does not see it; make a view instead"
                 )
             if found is not None and not written and found.tensor._is_view() and not wrapper._is_view():
-                # of a view autograd makes the history again, by the strides that it has then
-                self._recorder.turned.add(internals.storage_key(found.tensor))
+                raise Unsupported(
+                    f"in {self._recorder.here()} the sizes or strides of {found.proxy.name}, an input that is itself a "
+                    "view, are changed in place where autograd does not see it; make a view instead"
+                )
             fake = self._record_alias(wrapper, SET_VALUE, (old, new), tracked.is_base)
         elif new is not old and self._stands_for_another(new, wrapper):
             fake = self._record_alias(wrapper, DETACH, (new,), False)
@@ -287,8 +264,6 @@ class Tracker:
             old = self.proxy_of_fake(fake)
         self._compare(fake, wrapper)
         tracked.fake, tracked.history = fake, history
-        if id(wrapper._base) not in self._constant_bases:
-            tracked.version = _version(wrapper)
         new = self.proxy_of_fake(fake)
         if written and found is not None:
             self._moved[internals.storage_key(fake)] = found.proxy.storage_offset - new.storage_offset
@@ -313,19 +288,8 @@ class Tracker:
         self._recorder.record(RESTRIDE, (proxy, proxy.stride, offset), self.new_proxy(copy, proxy.requires_grad))
         return copy
 
-    def _refuse_lost(self, tracked: _Tracked, *, also_base: bool = False) -> None:
-        wrapper = tracked.wrapper
-        if (also_base or not tracked.is_base) and wrapper.requires_grad and id(wrapper._base) in self._constant_bases:
-            raise Unsupported(
-                f"in {self._recorder.here()} a view of an input is used, after a write to it, where the input is "
-                "itself a view that requires_grad_() was called on: autograd loses its history; make the view again"
-            )
-
     def refuse_outdated(self, wrapper: torch.Tensor) -> None:
         """Refuse a view of what was reshaped in place since, if its history cannot be made again of the new shape."""
-        tracked = self._tracked.get(id(wrapper))
-        if tracked is not None and _version(wrapper) != tracked.version:
-            self._refuse_lost(tracked, also_base=not tracked.was_leaf and torch.is_grad_enabled())
         if id(wrapper) in self._outdated and is_spoiled(wrapper):
             raise Unsupported(
                 f"in {self._recorder.here()} a view is used of a tensor that was given other sizes or strides in place "
@@ -388,10 +352,6 @@ def _is_leaf(tensor: torch.Tensor) -> bool:
     """Whether autograd knows of no past."""
     history = history_of(tensor)
     return history is None or (isinstance(history, tuple) and history[0] is None)
-
-
-def _version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
 
 
 def same_history(left: object, right: object) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 import switchgear as sg
-from switchgear.errors import SwitchgearError
+from switchgear.errors import FallbackWarning, SwitchgearError
 from tests.databases.comparison import differences
 from tests.under_test import EXECUTORS
 
@@ -39,7 +40,7 @@ Make = Callable[[], Inputs]
 def values(*shape: int, grad: bool = False, dtype: torch.dtype = torch.float64) -> Tensor:
     """Different numbers of few bits: sums and products of them are exact, in whatever order they are made."""
     count = torch.Size(shape).numel()
-    return ((torch.arange(count) * 5 % 17 + 1).to(dtype) / 4).reshape(shape).requires_grad_(grad)
+    return ((torch.arange(count) * 5 % 17 + 1).to(dtype) / 4).reshape(shape).clone().requires_grad_(grad)
 
 
 def leaves(*shapes: tuple[int, ...], grad: bool | tuple[bool, ...] = True) -> Make:
@@ -101,7 +102,7 @@ class Observation:
 def check(
     target: Target, *makes: Make, around: Context = nullcontext, refusable: str = "", unversioned: str = ""
 ) -> list[Observation]:
-    """Compare eager with the jitted function, for each of the inputs first and once more from the cache.
+    """Compare eager with the jitted function, compiled or fallen back, for each input first and once more from the cache.
 
     Everything is done twice: with a backward right after the call, and with every output written to before it. An
     error in eager must be an error of the same type, or one of ours. `refusable` says why a `SwitchgearError` is as
@@ -130,7 +131,13 @@ def succeeds(observed: list[Observation]) -> bool:
 def _jit(target: Target, kinds: int) -> Target:
     # One compilation for each of the inputs, and no more: in the tests the warning of one more is an error.
     jitted: Target = sg.jit(target, executors=EXECUTORS, recompile_limit=kinds)
-    return jitted
+
+    def call(*args: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FallbackWarning)
+            return jitted(*args)
+
+    return call
 
 
 def _names(count: int, write: bool) -> Iterator[str]:

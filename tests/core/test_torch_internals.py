@@ -329,18 +329,6 @@ def test_unwrap_without_synchronising_gives_what_an_operator_made(mode: Any) -> 
         assert internals.unwrap(view, synchronise=False) is internals.unwrap(view)
 
 
-def test_view_of_constant_requires_grad_by_itself(mode: Any) -> None:
-    fake = fake_of(mode, numbers(2, 3))
-    with mode, internals.functionalization():
-        base = internals.wrap(fake)
-        view = internals.view_of_constant(base).requires_grad_()
-        assert view._base is base
-        assert view.is_leaf
-        assert not base.requires_grad
-        with torch.no_grad():
-            assert not view[0].requires_grad
-
-
 def test_is_one_of_several_knows_views_that_are_made_together() -> None:
     x = torch.randn(4, 3, requires_grad=True) * 1
     assert all(map(internals.is_one_of_several, (x.chunk(2)[0], x.unbind(1)[1], x.split(1)[2])))

@@ -13,7 +13,7 @@ from switchgear.capture import Captured
 from switchgear.composites import leaves_of
 from switchgear.guards import Guard
 from switchgear.outputs import reshaped_inputs
-from switchgear.shared_memory import base_of, requires_grad_alone, sharing
+from switchgear.shared_memory import base_of, sharing
 from switchgear.signature import Argument, Base, Closure, InputSource, ModuleState
 from switchgear.structure import Structure
 
@@ -78,6 +78,9 @@ def _argument_guards(captured: Captured, leaves: list[Any]) -> Iterator[Guard]:
     for index, leaf in enumerate(leaves):
         if not isinstance(leaf, torch.Tensor):
             yield _value_guard(index, leaf)
+        elif leaf.requires_grad:
+            why = f"argument {index} is a view of what does not require grad"
+            yield Guard(f"a{index}._base is None or a{index}._base.requires_grad", why)
     for index, other in captured.identical:
         why = f"argument {index} is the same tensor as another input, or is not any more"
         if isinstance(other, int):
@@ -145,7 +148,6 @@ def _fetched(source: InputSource, number: int, scope: dict[str, Any]) -> str:
 def _relation_guards(captured: Captured, tensors: Sequence[torch.Tensor]) -> Iterator[Guard]:
     """What the trace depends on beside the metadata of its inputs, as far as it does: aliasing, leaves, offsets."""
     outputs, leaves_matter = captured.outputs, captured.leaves_matter or bool(captured.outputs.mutations)
-    bases_matter = captured.bases_matter or leaves_matter
     # what the check of the metadata has not settled: a tensor that requires no grad is a leaf
     grown = [index for index, tensor in enumerate(tensors) if tensor.requires_grad]
 
@@ -159,12 +161,6 @@ def _relation_guards(captured: Captured, tensors: Sequence[torch.Tensor]) -> Ite
         yield guard("sharing", "which inputs share memory", lambda inputs: [*sharing(inputs, written)])
     if leaves_matter and grown:
         yield guard("leaves", "which inputs are leaves of autograd", lambda ts: [ts[i].is_leaf for i in grown])
-    if bases_matter and grown:
-        yield guard(
-            "alone",
-            "which inputs are views of what does not require grad",
-            lambda inputs: [requires_grad_alone(inputs[index]) for index in grown],
-        )
     bases = [index for index, source in enumerate(captured.sources) if isinstance(source, Base)]
     if bases:
         yield guard(
