@@ -31,7 +31,6 @@ from .shared_memory import Home, base_of, home_of, memory_of, overlaps_itself, s
 from .signature import Argument, Base, Closure, InputSource, ModuleState, check_tensor, refuse_view_of_constant, state_of
 from .sizes import Marks, Sizes, symbolic
 from .structure import Structure, flatten
-from .symbol import CHECK
 from .trace import Names, Trace
 from .tracking import metadata_proxy
 
@@ -189,9 +188,6 @@ def capture(
                 outputs = outputs_of(recorder, result, views=differentiable is None)
                 _find_shared(recorder, inputs, outputs)
                 body = splice_escaping(recorder.take(), outputs.proxies)
-        if recorder.switched_on and any(CHECK in item.tags for item in body):
-            what = "requires_grad_() on an input of a function that reads data"
-            raise Unsupported(f"{what}: a call with other data would find it changed; call it outside")
         proxies = tuple(found.proxy for found in recorder.inputs)
         numbers = tuple(sizes.numbers) if marks and sizes is not None else ()
         trace = Trace("computation", proxies, outputs.proxies, body, recorder.constants, numbers=numbers)

@@ -56,7 +56,6 @@ class Outputs:
     In this order: `metadata` holds in-place calls that change sizes, strides or versions of inputs; `mutations` say
     what is copied into inputs; `views` are made from inputs and outputs, outside of autograd's node, so that they are
     views of these as eager's are. `roots` names what these start from: "input" or "output", and the index there.
-    `switched_on` are the inputs that require grad from the call on.
     """
 
     proxies: tuple[TensorProxy, ...]
@@ -66,7 +65,6 @@ class Outputs:
     mutations: tuple[Mutation, ...]
     roots: tuple[tuple[str, str, int], ...]
     views: tuple[BoundSymbol, ...]
-    switched_on: tuple[int, ...] = ()
 
 
 def reshaped_inputs(outputs: Outputs, inputs: Sequence[TensorProxy]) -> list[int]:
@@ -87,8 +85,7 @@ def outputs_of(recorder: Recorder, result: Any, *, views: bool) -> Outputs:
     roots = tuple((name, *place) for name, place in collector.roots.items())
     calls = (*collector.made, *[collector.views[position] for position in sorted(collector.views)])
     proxies = tuple(collector.proxies.values())
-    metadata, switched_on = tuple(recorder.metadata_calls), tuple(recorder.switched_on)
-    return Outputs(proxies, returned, spec, metadata, mutations, roots, calls, switched_on)
+    return Outputs(proxies, returned, spec, tuple(recorder.metadata_calls), mutations, roots, calls)
 
 
 @dataclass(frozen=True, slots=True)

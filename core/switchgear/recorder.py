@@ -137,8 +137,6 @@ class Recorder:
         self.inputs: list[RecordedInput] = []
         #: Calls that changed sizes or strides of an input in place, or its version alone.
         self.metadata_calls: list[BoundSymbol] = []
-        #: The positions of the inputs that `requires_grad_()` was called on, before anything read them.
-        self.switched_on: list[int] = []
         #: Tensors from outside, by id, that the function reached without being handed their wrapper.
         self.reached_otherwise: set[int] = set()
         #: Whether gradients are asked for inside, which might flow through the history of an input.
@@ -282,21 +280,6 @@ class Recorder:
         self._input_of[id(tensor)] = found
         self._input_of.setdefault(id(wrapper), found)
         return wrapper
-
-    def switch_on(self, wrapper: torch.Tensor) -> bool:
-        """Let an input require grad from the start, if nothing has read it yet; returns whether that is so."""
-        found = self._input_of.get(id(wrapper))
-        if found is None or found.is_view or found.proxy.requires_grad or self.enclosing is not None:
-            return False
-        if any(found.proxy in item.inputs for frame in self._frames for item in frame.recorded):
-            return False
-        proxy = replace(found.proxy, requires_grad=True)
-        self.tracker.know_again(internals.unwrap(wrapper), proxy)
-        new = replace(found, proxy=proxy, history=history_of(wrapper))
-        index = self.inputs.index(found)
-        self.inputs[index] = self._input_of[id(wrapper)] = self._input_of[id(found.tensor)] = new
-        self.switched_on.append(index)
-        return True
 
     # -- torch-level calls ---------------------------------------------------------------------------------------------
 

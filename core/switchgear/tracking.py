@@ -109,10 +109,6 @@ class Tracker:
         self._proxies[id(fake)] = (fake, proxy)
         self._fakes.setdefault(proxy.name, fake)
 
-    def know_again(self, fake: torch.Tensor, proxy: TensorProxy) -> None:
-        """Let a fake be what another proxy of its name stands for."""
-        self._proxies[id(fake)] = (fake, proxy)
-
     def fake_of(self, wrapper: torch.Tensor) -> torch.Tensor:
         """The fake that a wrapper stands for now."""
         tracked = self._tracked.get(id(wrapper))
@@ -260,8 +256,6 @@ class Tracker:
             if not wrapper.requires_grad:
                 self._refuse_views(wrapper)
             fake = self._record_alias(wrapper, NEW_LEAF if wrapper.requires_grad else DETACH, (new,), False)
-        elif new is old and wrapper.requires_grad and self._recorder.switch_on(wrapper):
-            old = self.proxy_of_fake(fake)
         self._compare(fake, wrapper)
         tracked.fake, tracked.history = fake, history
         new = self.proxy_of_fake(fake)

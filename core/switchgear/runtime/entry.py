@@ -74,7 +74,7 @@ class Entry:
         #: Whether it is for a module whose call is its forward and nothing else.
         self.is_forward_alone = module is not None and not any_hooks([module])
         #: What the function returns for the inputs that `prologue` gives.
-        self.run: Run = self._switching_on() if self.captured.outputs.switched_on else self._finishing()
+        self.run: Run = self._finishing()
 
     def why_not(self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]) -> str:
         """What is otherwise in a call of the same key that it does not fit."""
@@ -89,16 +89,6 @@ class Entry:
             if found is None
             else f"an entry is for calls with {found}"
         )
-
-    def _switching_on(self) -> Run:
-        indices, rest = self.captured.outputs.switched_on, self._finishing()
-
-        def run(inputs: Sequence[torch.Tensor]) -> Any:
-            for index in indices:
-                inputs[index].requires_grad_()
-            return rest(inputs)
-
-        return run
 
     def _finishing(self) -> Run:
         outputs = self.captured.outputs
