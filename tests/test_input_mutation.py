@@ -686,7 +686,7 @@ def test_view_that_requires_grad_by_itself_falls_back() -> None:
         x.detach().mul_(2)
         return before, x[1] * 2
 
-    assert_falls_back(write_and_use, lone_view, r"argument 0 is a view that requires_grad_\(\) was called on")
+    assert_falls_back(write_and_use, lone_view, r"t_0 is a view that requires_grad_\(\) was called on")
 
 
 def test_entry_for_other_inputs_is_not_used_for_such_a_view() -> None:
@@ -696,10 +696,10 @@ def test_entry_for_other_inputs_is_not_used_for_such_a_view() -> None:
         return view, view * 2
 
     jitted = sg.jit(view_under_no_grad, executors=["torch"])
-    for arguments in ((values(4, 3).mT.clone().requires_grad_(),), lone_view()):
+    for (x,) in ((values(4, 3).mT.clone().requires_grad_(),), lone_view()):
         with fallbacks_recorded() as reasons:
-            assert not list(differences(view_under_no_grad(*arguments), jitted(*arguments), "call"))
-        assert len(reasons) == (arguments[0]._base is not None)
+            assert not list(differences(view_under_no_grad(x), jitted(x), "call"))
+        assert len(reasons) == (x._base is not None)
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])

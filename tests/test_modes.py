@@ -22,7 +22,7 @@ from switchgear import torch_internals as internals
 from switchgear.jit import last_entry
 from tests.core.against_eager import check, numbers
 from tests.databases.comparison import differences
-from tests.falling_back import falls_back
+from tests.falling_back import assert_falls_back, falls_back
 from tests.under_test import EXECUTORS
 
 pytestmark = pytest.mark.beside_eager
@@ -513,6 +513,13 @@ def on_a_device(x: T) -> T:
         return x * torch.ones(3)
 
 
+def on_a_device_set(x: T) -> T:
+    torch.set_default_device("meta")
+    shape = torch.ones(3).shape
+    torch.set_default_device(None)
+    return x * torch.ones(shape)
+
+
 def deterministic(x: T) -> T:
     before = ask_deterministic()
     put_deterministic((True, False))
@@ -521,33 +528,10 @@ def deterministic(x: T) -> T:
     return y
 
 
-def made_in_double(x: T) -> tuple[Any, ...]:
-    """Calls of no floating-point tensor, that give the default dtype."""
-    i = torch.arange(1, 4)
-    with changed(torch.get_default_dtype, torch.set_default_dtype, torch.float64):
-        ones, drawn, fft = torch.ones(3) / 3, torch.rand(3), torch.fft.fftfreq(3)
-        filled = torch.full((3,), 1.5), torch.eye(3), torch.linspace(0, 1, 3), torch.ops.aten.ones.default([3])
-        whole = torch.true_divide(i, 7), functional.one_hot(i) * 1.5, i.sqrt(), i * 1j, 2.0**-i, i.sum() / 7
-        imprecise = x.float() / 3, torch.ones(3, dtype=torch.float32) / 3
-    return ones, drawn, fft, *filled, *whole, *imprecise, ones * x, i.sqrt(), torch.ones(3) / 3
-
-
-def read_in_double(x: T) -> T:
-    i = torch.arange(1, 4)
-    root = i.sqrt()
-    with changed(torch.get_default_dtype, torch.set_default_dtype, torch.float64):
-        total = root.sum().item() * (i / 7).sum().item()
-    return x * total
-
-
 INSIDE = [
     grads_off,
     grads_off_by_call,
     decorated,
-    double_dtype,
-    made_in_double,
-    read_in_double,
-    on_a_device,
     deterministic,
 ]
 
@@ -560,27 +544,11 @@ def test_mode_changed_inside(function: Function) -> None:
             check(function, numbers(3))
 
 
-def test_default_device_changed_inside() -> None:
-    def made(x: T) -> list[T]:
-        with changed(lambda: None, torch.set_default_device, "meta"):
-            inside = [torch.ones(3) / 3, torch.rand(3), torch.eye(3), x * 2]
-        return [*inside, torch.ones(3) / 3]
-
-    devices = [tensor.device for tensor in jit(made)(numbers(3))]
-    assert devices == [tensor.device for tensor in made(numbers(3))]
-    assert len(set(devices)) == 2
-
-
-def test_default_dtype_without_a_dtype_to_spell_is_refused() -> None:
-    def counts(x: T) -> T:
-        with changed(torch.get_default_dtype, torch.set_default_dtype, torch.float64):
-            return x.mul(torch.ops.modes_test.half.default(torch.arange(3)))
-
-    with torch.library._scoped_library("modes_test", "FRAGMENT") as library:
-        library.define("half(Tensor x) -> Tensor")
-        library.impl("half", lambda x: x / 2, "CompositeExplicitAutograd")
-        with falls_back("of no floating-point tensor gives the default dtype"):
-            jit(counts)(numbers(3))
+@pytest.mark.parametrize(
+    "function", [double_dtype, on_a_device, on_a_device_set], ids=lambda function: function.__name__
+)
+def test_default_changed_inside_falls_back(function: Function) -> None:
+    assert_falls_back(function, lambda: (numbers(3, grad=True),), "has changed the default d")
 
 
 def attends(q: T) -> T:
@@ -592,16 +560,11 @@ def attends_by_math(q: T) -> T:
         return attends(q) + functional.layer_norm(q, (16,))
 
 
-@pytest.mark.parametrize("gradient", [False, True])
-def test_attention_backend_chosen_inside(gradient: bool) -> None:
-    q = torch.randn(1, 2, 64, 16, requires_grad=gradient)
-    jitted = jit(attends_by_math)
-    found, expected = jitted(q), attends_by_math(q)
-    assert torch.equal(found, expected)
-    assert not torch.equal(attends(q) + functional.layer_norm(q, (16,)), expected)
-    names = [item.symbol.name for item in sg.last_traces(jitted)[0].bound_symbols]
-    assert "torch.nn.functional.layer_norm" in names
-    assert not [name for name in names if "scaled_dot_product" in name]
+def test_attention_backend_chosen_inside_falls_back() -> None:
+    def arguments() -> tuple[T]:
+        return (torch.linspace(-1, 1, 2048).reshape(1, 2, 64, 16).clone().requires_grad_(),)
+
+    assert_falls_back(attends_by_math, arguments, "has changed the attention backends")
 
 
 def test_attention_backend_chosen_around() -> None:

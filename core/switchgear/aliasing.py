@@ -10,12 +10,12 @@ import torch
 from .composites import leaves_of
 from .proxy import TensorProxy
 from .symbol import BoundSymbol, proxies
-from .writes import IDENTITY, SET_VALUE, WRITTEN_VIEW
+from .writes import IDENTITY, SET_VALUE
 
 _aten = torch.ops.aten
 #: These return their last argument itself when there is nothing to do, or always.
 _MAY_ALIAS = (_aten._reshape_alias.default, _aten._unsafe_view.default, _aten.lift_fresh.default)
-_PASSED_ON = frozenset({*map(str, _MAY_ALIAS), SET_VALUE.name, IDENTITY.name, WRITTEN_VIEW.name})
+_PASSED_ON = frozenset({*map(str, _MAY_ALIAS), SET_VALUE.name, IDENTITY.name})
 
 
 def storages(bound_symbols: Iterable[BoundSymbol]) -> dict[str, str]:

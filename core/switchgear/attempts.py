@@ -19,6 +19,7 @@ from .recorder import Recorder
 _MODES: tuple[tuple[str, Callable[[], Any], Callable[[Any], object]], ...] = (
     ("grad mode", torch.is_grad_enabled, torch._C._set_grad_enabled),
     ("the default dtype", torch.get_default_dtype, torch.set_default_dtype),
+    ("the default device", internals.global_default_device, torch.set_default_device),
     ("the float32 matmul precision", internals.float32_precision, torch.set_float32_matmul_precision),
     ("the attention backends", internals.attention_backends, internals.set_attention_backends),
     ("deterministic mode", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),

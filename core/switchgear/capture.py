@@ -27,8 +27,8 @@ from .patches import redirected
 from .proxy import TensorProxy
 from .recorder import Recorder, active_recorder
 from .seeding import seeding_recorded
-from .shared_memory import Home, base_of, home_of, memory_of, overlaps_itself, sharing
-from .signature import Argument, Base, Closure, InputSource, ModuleState, check_tensor, refuse_view_of_constant, state_of
+from .shared_memory import Home, base_of, home_of, is_view_of_constant, memory_of, overlaps_itself, sharing
+from .signature import Argument, Base, Closure, InputSource, ModuleState, check_tensor, state_of
 from .sizes import Marks, Sizes, symbolic
 from .structure import Structure, flatten
 from .trace import Names, Trace
@@ -69,6 +69,8 @@ class Captured:
     modules: tuple[torch.nn.Module, ...]
     #: The function asks for gradients, so the trace depends on which inputs are leaves of autograd.
     leaves_matter: bool = False
+    #: The function writes, or makes views under no_grad: of an input that is a view, the base has to require grad.
+    bases_matter: bool = False
     #: The function reads the storage offset of an input.
     offsets_matter: bool = False
     #: The symbolic sizes, if there are any.
@@ -116,7 +118,6 @@ class _Inputs:
     def _enter(
         self, tensor: torch.Tensor, source: Argument | ModuleState | Closure, name: str, requires_grad: bool
     ) -> torch.Tensor:
-        refuse_view_of_constant(tensor, str(source))
         home = self.homes.get(internals.storage_key(tensor)) if self.homes else None
         view = None
         if home is not None and not (home.wrapper is None and tensor is home.tensor):
@@ -194,9 +195,14 @@ def capture(
         trace = trace.with_provenance("capture", time.perf_counter() - start)
         if outer is not None and recorder.leaves_matter:
             outer.leaves_matter = True
+        bases_matter = recorder.bases_matter or bool(outputs.mutations or outputs.metadata)
+        if bases_matter:
+            _refuse_views_of_constants(recorder)
+            if outer is not None:
+                outer.bases_matter = True
         identical, grad_enabled = tuple(_identical(leaves, recorder)), torch.is_grad_enabled()
         sources, entered = tuple(inputs.sources), tuple(modules.entered)
-        matter = recorder.leaves_matter, recorder.offsets_matter
+        matter = recorder.leaves_matter, bases_matter, recorder.offsets_matter
         found = sizes if numbers else None
         return Captured(trace, sources, outputs, identical, grad_enabled, entered, *matter, found)
 
@@ -253,6 +259,16 @@ def _run(function: Callable[..., Any], leaves: list[Any], spec: Structure, recor
     if spec_after != spec or any(new is not old for new, old in zip(after, wrappers, strict=True)):
         raise Unsupported("the function changes a container among its arguments; return a new one instead")
     return result
+
+
+def _refuse_views_of_constants(recorder: Recorder) -> None:
+    """Refuse inputs that require grad and are views of what does not: eager loses their history at a write."""
+    for found in recorder.inputs:
+        if is_view_of_constant(found.tensor):
+            raise Unsupported(
+                f"{found.proxy.name} is a view that requires_grad_() was called on, and the function writes to an "
+                "input, or makes views under no_grad; pass it as view.detach().requires_grad_()"
+            )
 
 
 class _SharedMemory(Exception):

@@ -9,30 +9,23 @@ from __future__ import annotations
 import contextlib
 import inspect
 import weakref
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import torch
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from . import torch_internals as internals
-from .aliasing import viewed_argument
 from .backward_writes import Watch
-from .composites import leaves_of
 from .errors import NotDifferentiable, RuleError, Unsupported
 from .nesting import map_tensors, tensors_in
 from .patches import redirected
 from .proxy import TensorProxy
 from .recorder import Recorder, active_recorder
 from .rules import Applied, Grads
-from .structure import Structure, flatten
 from .symbol import CUSTOM_FUNCTION, BoundSymbol, RuleOrigin, Symbol, map_proxies
-from .trace import Names
-from .tracking import DETACH
-from .write_back import WriteBack
-from .writes import IDENTITY, SET_VALUE, WRITTEN_VIEW
+from .writes import IDENTITY
 
 _REFUSED = {
     "torch.nn.modules._functions.BackwardHookFunction": "a full backward hook on a module",
@@ -73,30 +66,25 @@ class Call:
     """One call of a Function, beside its tensors.
 
     `tensors` are the positions of the tensors among its `count` arguments. `results` has, for each result, the
-    metadata of a tensor and its position among those that have a history, if it is one. `saved` tensors come first
-    among what is kept, then the leaves of the `attributes` that hold tensors.
+    metadata of a tensor and its position among those that have a history, if it is one. `attributes` are of `ctx`.
     """
 
     function: type[torch.autograd.Function]
     count: int
     tensors: tuple[int, ...]
     results: tuple[tuple[TensorProxy | None, int | None], ...]
-    saved: int
-    attributes: tuple[tuple[str, Structure], ...]
-    plain: Mapping[str, Any] = field(repr=False)
+    attributes: Mapping[str, Any] = field(repr=False)
     materialize: bool
 
     def __repr__(self) -> str:
         return f"a call of {_name(self.function)}"
 
-    def context(self, needs: Sequence[bool], kept: Sequence[Any]) -> Context:
+    def context(self, needs: Sequence[bool], saved: Sequence[Any]) -> Context:
         """The `ctx` of the backward."""
-        context, needed, leaves = Context(), dict(zip(self.tensors, needs, strict=True)), iter(kept[self.saved :])
-        vars(context).update(self.plain)
-        for name, spec in self.attributes:
-            setattr(context, name, spec.unflatten([next(leaves) for _ in range(spec.num_leaves)]))
+        context, needed = Context(), dict(zip(self.tensors, needs, strict=True))
+        vars(context).update(self.attributes)
         context.needs_input_grad = tuple(needed.get(position, False) for position in range(self.count))
-        context.saved_tensors = tuple(kept[: self.saved])
+        context.saved_tensors = tuple(saved)
         return context
 
 
@@ -192,16 +180,10 @@ def _apply(original: Callable[..., Any], function: Any, *args: Any, **kwargs: An
     context = Context()
     # what PyTorch itself does with the results is no call of the user's
     with recorder.framed() as frame, torch._C.DisableTorchFunction():
-        bases = [recorder.tracker.base_proxy(arg) if isinstance(arg, torch.Tensor) else None for arg in args]
         runner = _RUNNERS.get(function) or _RUNNERS.setdefault(function, type(function.__name__, (_Forward,), {}))
         made = original(runner, function, context, *args, **kwargs)
-        frame.write_back = WriteBack(recorder.here, None)
         written = _finish(recorder, function, context, args, given, made)
         output = recorder.outputs(made)
-    if written and recorder.follow_autograd and torch.is_grad_enabled():
-        for view, base in zip(given, bases, strict=True):
-            if base is not None and base != view and base.requires_grad and view.requires_grad:
-                frame.recorded = _through_view(frame.recorded, base, view, recorder.names)
     symbol, keep = Symbol(name, _Applied(function, args)), not written and not torch.is_autocast_enabled()
     recorder.close(symbol, (given, {}), frame, output, keep, CUSTOM_FUNCTION)
     return made
@@ -214,12 +196,35 @@ def _given(recorder: Recorder, arg: Any) -> Any:
     return map_tensors(lambda tensor: recorder.tracker.proxy_of(recorder.adopted(tensor)), arg)
 
 
+def _refuse_memory(
+    recorder: Recorder, function: Any, context: Context, args: tuple[Any, ...], results: tuple[Any, ...]
+) -> None:
+    """Refuse a Function that writes to a view, returns one or an argument, or keeps tensors as attributes."""
+
+    def refuse(what: str, remedy: str) -> NoReturn:
+        raise Unsupported(f"{_name(function)}, called in {recorder.here()}, {what}; {remedy}")
+
+    for tensor in context.dirty_tensors:
+        found = recorder.input_of(tensor)
+        if tensor._is_view() or (found is not None and found.tensor._is_view()):
+            refuse("marks a view dirty", "mark a tensor that is none, or return a new one")
+    dirty = {id(tensor) for tensor in context.dirty_tensors}
+    fresh = [result for result in results if isinstance(result, torch.Tensor) and id(result) not in dirty]
+    distinct = {id(tensor): tensor for tensor in (*fresh, *tensors_in(args))}
+    memories = [internals.storage_key(tensor) for tensor in distinct.values()]
+    if any(result._is_view() or memories.count(internals.storage_key(result)) > 1 for result in fresh):
+        refuse("returns an argument, a view, or results that share memory", "return clones")
+    if any(_holds_tensors(value) for value in context.attributes().values()):
+        refuse("keeps a tensor as an attribute of ctx", "use ctx.save_for_backward")
+
+
 def _finish(
     recorder: Recorder, function: Any, context: Context, args: tuple[Any, ...], given: tuple[Any, ...], made: Any
 ) -> bool:
     """Record what gives the results their history; returns whether the forward wrote to an argument."""
     results = made if isinstance(made, tuple) else (made,)
     dirty, fixed = {id(tensor) for tensor in context.dirty_tensors}, {id(t) for t in context.non_differentiable}
+    _refuse_memory(recorder, function, context, args, results)
     # of a tensor that is returned twice the last result counts, as in PyTorch
     last = {id(result): position for position, result in enumerate(results) if isinstance(result, torch.Tensor)}
 
@@ -234,27 +239,15 @@ def _finish(
 
     linked = [i for i, r in enumerate(results) if isinstance(r, torch.Tensor) and last[id(r)] == i and has_history(r)]
     if linked:
-        kept: list[Any] = list(context.to_save)
-        plain, attributes = context.attributes(), []
-        for name, value in context.attributes().items():
-            leaves, spec = flatten(value)
-            if any(isinstance(leaf, torch.Tensor) for leaf in leaves):
-                attributes.append((name, spec))
-                kept.extend(leaves)
-                del plain[name]
         at = {id(results[position]): _Result(k) for k, position in enumerate(linked)}
-        kept = [at.get(id(leaf), leaf) for leaf in kept]
+        kept: list[Any] = [at.get(id(saved), saved) for saved in context.to_save]
         kept = [recorder.adopted(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in kept]
         tensors = tuple(position for position, arg in enumerate(args) if isinstance(arg, torch.Tensor))
         # values, not results: nothing is told of autograd's part in them yet
         proxies = [_value(recorder, result) if isinstance(result, torch.Tensor) else None for result in results]
         places = tuple((p, linked.index(i) if i in linked else None) for i, p in enumerate(proxies))
-        seen = {id(tensor): tensor for tensor in tensors_in((args, results))}
-        homes = Counter(map(internals.storage_key, seen.values()))
-        alone = {id(results[i]) for i in linked if homes[internals.storage_key(results[i])] == 1}
-        saved, materialize = len(context.to_save), context.materialize_grads
-        call = Call(function, len(args), tensors, places, saved, tuple(attributes), plain, materialize)
-        _record(recorder, call, [given[i] for i in tensors], [results[i] for i in linked], kept, dirty, alone)
+        call = Call(function, len(args), tensors, places, context.attributes(), context.materialize_grads)
+        _record(recorder, call, [given[i] for i in tensors], [results[i] for i in linked], kept, dirty)
     for result in results:
         if isinstance(result, torch.Tensor) and _value(recorder, result).requires_grad > result.requires_grad:
             recorder.tracker.track(result)  # made under enable_grad, and PyTorch detached it in place
@@ -264,26 +257,6 @@ def _finish(
             written = True
             recorder.tracker.reconcile_bases(arg)
     return written
-
-
-def _through_view(recorded: list[BoundSymbol], base: TensorProxy, view: TensorProxy, names: Names) -> list[BoundSymbol]:
-    """What a call recorded, the history of a view that it wrote to beginning in a call of `WRITTEN_VIEW`."""
-    writes = [item for item in recorded if item.symbol == SET_VALUE and item.args[0] == base]
-    linked = [item for item in recorded if item.symbol == HISTORY and view in item.args[1]]
-    if not writes or not linked:
-        return recorded
-    rest, part = replace(base, name=names.fresh()), replace(view, name=names.fresh())
-    split = replace(linked[0], symbol=WRITTEN_VIEW, args=(base, view), output=(rest, part))
-
-    def through(item: BoundSymbol) -> BoundSymbol:
-        if item in writes:
-            return replace(item, args=(rest, *item.args[1:]))
-        if item in linked:
-            inputs = tuple([part if proxy == view else proxy for proxy in item.args[1]])
-            return replace(item, args=(item.args[0], inputs, *item.args[2:]))
-        return item
-
-    return [split, *map(through, recorded)]
 
 
 def _value(recorder: Recorder, tensor: torch.Tensor) -> TensorProxy:
@@ -297,12 +270,8 @@ def _record(
     results: Sequence[torch.Tensor],
     kept: Sequence[Any],
     dirty: set[int],
-    alone: set[int],
 ) -> None:
-    """Record `HISTORY`, and let the results stand for what it makes.
-
-    So do views of those that were written to, or are alone in their memory; other memory has a history of its own.
-    """
+    """Record `HISTORY`, and let the results, and views of them, stand for what it makes."""
     values = tuple([_value(recorder, result) for result in results])
     held = tuple([_value(recorder, leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in kept])
     outputs = []
@@ -312,7 +281,7 @@ def _record(
         outputs.append(recorder.tracker.new_proxy(fake, result.requires_grad))
         if id(result) not in dirty:
             recorder.tracker.begin(outputs[-1], result)
-        internals.rebind(result, fake, aliases=id(result) in dirty | alone)
+        internals.rebind(result, fake, aliases=True)
     recorder.record(HISTORY, (call, tuple(inputs), values, held), tuple(outputs))
     for result in results:
         recorder.tracker.reconcile(result)
@@ -330,20 +299,11 @@ def _history(
     # what the forward computed on its way is constant for whoever differentiates the backward
     kept = tuple(k.detach() if isinstance(k, torch.Tensor) and id(k) not in arguments else k for k in kept)
     with torch._C.DisableTorchFunction():
-        _record(recorder, call, [recorder.tracker.proxy_of(tensor) for tensor in inputs], results, kept, set(), set())
+        _record(recorder, call, [recorder.tracker.proxy_of(tensor) for tensor in inputs], results, kept, set())
     return results
 
 
 HISTORY = Symbol("switchgear.autograd_function", _history)
-
-
-def made_as_views(bound_symbols: Iterable[BoundSymbol]) -> frozenset[str]:
-    """The names of the results of Functions that are views: autograd forbids to write to them."""
-    leaves = [*leaves_of(bound_symbols)]
-    viewing = (leaf for leaf in leaves if leaf.symbol != DETACH and viewed_argument(leaf) is not None)
-    views = {proxy.name for leaf in viewing for proxy in leaf.outputs}
-    pairs = (pair for leaf in leaves if leaf.symbol == HISTORY for pair in zip(leaf.args[2], leaf.outputs, strict=True))
-    return frozenset(made.name for value, made in pairs if value.name in views)
 
 
 def as_identities(item: BoundSymbol) -> tuple[BoundSymbol, ...]:
@@ -359,7 +319,7 @@ def origin_of(item: BoundSymbol) -> RuleOrigin:
 
 def saved(item: BoundSymbol) -> tuple[TensorProxy, ...]:
     """What a call of `HISTORY` saves for the backward, which may read less of it than that backward's own backward."""
-    held = [item.outputs[k.position] if isinstance(k, _Result) else k for k in item.args[3][: item.args[0].saved]]
+    held = [item.outputs[k.position] if isinstance(k, _Result) else k for k in item.args[3]]
     return tuple([value for value in held if isinstance(value, TensorProxy)])
 
 
@@ -481,7 +441,7 @@ def _traced(item: BoundSymbol, call: Call, recorder: Recorder) -> Iterator[None]
             stack.enter_context(torch.autocast(device, enabled=False))
         try:
             yield
-        except NotDifferentiable:
+        except (NotDifferentiable, Unsupported):
             raise
         except Exception as error:
             hint = "; under torch.no_grad() it is not needed"

@@ -84,7 +84,7 @@ class Data:
         if function is _aten.masked_select.default:
             # the mask says how much is selected, and the shape how often
             function, args = _select_zeros, (args[0].dtype, args[0].device, args[0].shape, args[1])
-        with _real(self._recorder.default_dtype):
+        with _real():
             from_inputs = self._compute(proxies((args, kwargs)), need)
             given = map_proxies(lambda proxy: self._values[proxy.name], (args, kwargs))
             given = map_numbers(hint_of, given)
@@ -107,12 +107,12 @@ class Data:
         made = {proxy.name for item in program for proxy in item.outputs}
         if not needed <= made | self._recorder.constants.keys():
             raise DataDependent(f"{need}: sizes decide it, by calls that are not at hand any more")
-        lines, constants, dtype = tuple(reversed(program)), dict(self._recorder.constants), self._recorder.default_dtype
+        lines, constants = tuple(reversed(program)), dict(self._recorder.constants)
         expected = _described(result)
 
         def holds(binding: Mapping[str, int]) -> bool:
             values: dict[str, Any] = dict(constants)
-            with _real(dtype):
+            with _real():
                 for item in concrete(lines, binding):
                     given = map_proxies(lambda proxy: values[proxy.name], (item.args, dict(item.kwargs)))
                     bind_outputs(item.output, item.symbol.fn(*given[0], **given[1]), values)
@@ -185,12 +185,7 @@ def _itself(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def _real(default_dtype: torch.dtype) -> Iterator[None]:
+def _real() -> Iterator[None]:
     """Run on real tensors, as the trace will; the casts of autocast are lines of the program."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(default_dtype)
-    try:
-        with internals.real_dispatch(), internals.autocast_off(), replaced(ACTIVE, "recorder", None):
-            yield
-    finally:
-        torch.set_default_dtype(before)
+    with internals.real_dispatch(), internals.autocast_off(), replaced(ACTIVE, "recorder", None):
+        yield

@@ -14,7 +14,7 @@ import types
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -38,8 +38,8 @@ from .symbol import CHECK, CHECKPOINT, GRAD_OFF_INSIDE, RANDOM, SAVED, BoundSymb
 from .trace import Names
 from .tracking import Tracker, history_of, metadata_proxy
 from .user_code import user_frame
-from .write_back import WriteBack, is_in_place, through_view, with_casts, without_copies
-from .writes import DRAW_BERNOULLI, NEW_VERSION, WRITE_STRIDED
+from .write_back import is_in_place, refuse_casts, refuse_write
+from .writes import DRAW_BERNOULLI, NEW_VERSION
 
 _aten = torch.ops.aten
 _NOISE = frozenset({torch.ops.prim.device.default, _aten.is_same_size.default, _aten._has_same_storage_numel.default})
@@ -74,10 +74,9 @@ class _Frame:
     grad_enabled: bool = False
     #: What the leaf that draws is recorded with, where the call itself is made without it.
     generator: torch.Generator | None = None
-    #: Of a call that writes to its arguments.
-    write_back: WriteBack | None = None
-    #: Not what the call would be when the trace runs.
-    is_split: bool = False
+    #: Whether the call writes to its first argument, or to `out` if that is given.
+    writes: bool = False
+    out: torch.Tensor | None = None
 
 
 class _FunctionMode(TorchFunctionMode):
@@ -141,6 +140,8 @@ class Recorder:
         self.reached_otherwise: set[int] = set()
         #: Whether gradients are asked for inside, which might flow through the history of an input.
         self.leaves_matter = False
+        #: Whether it matters if what an input is a view of requires grad.
+        self.bases_matter = False
         #: Whether it matters where in its memory an input begins.
         self.offsets_matter = False
         #: Whether any tensor was given other sizes or strides in place.
@@ -151,7 +152,9 @@ class Recorder:
         self._generators: dict[int, tuple[torch.Generator, str]] = {}
         self.enclosing = ACTIVE.recorder
         #: What a trace runs under, whatever the function changes for a while.
-        self.default_dtype: torch.dtype = self.enclosing.default_dtype if self.enclosing else torch.get_default_dtype()
+        self._default_dtype: torch.dtype = (
+            self.enclosing._default_dtype if self.enclosing else torch.get_default_dtype()
+        )
         self._devices: Any = self.enclosing._devices if self.enclosing else internals.default_devices()
         self._attention: Any = self.enclosing._attention if self.enclosing else internals.attention_backends()
         self.fake_mode: internals.FakeMode = (
@@ -290,6 +293,11 @@ class Recorder:
         if func is torch.Tensor.storage_offset and (offset := self._offset_of_input(args[0])) is not None:
             return offset
         refuse(func, args, kwargs, self.here)
+        if torch.get_default_dtype() is not self._default_dtype:
+            self._refuse_change("the default dtype")
+        # what is set by `torch.set_default_device` lies below the mode, which is not on the stack here
+        if internals.default_devices() != self._devices:
+            self._refuse_change("the default device")
         if getattr(func, "__self__", None) is torch.Tensor.is_leaf:
             self.leaves_matter = True
         # what `torch.func.vjp` returns reads the tensors of its transform after that has ended
@@ -323,8 +331,7 @@ class Recorder:
         if metadata_only:
             # autograd makes a view again in its new layout, whatever the grad mode
             frame.recorded = [replace(part, grad_enabled=True) for part in frame.recorded]
-        # what is set by `torch.set_default_device` lies below the mode, which is not on the stack here
-        keep = not written and internals.default_devices() == self._devices
+        keep = not written
         if internals.autocast_active():
             apart = self._casts.apart(given, frame.recorded)
             keep = keep and apart is not None
@@ -391,14 +398,18 @@ class Recorder:
         target = kwargs.get("out")
         out = internals.unwrap(target) if isinstance(target, torch.Tensor) and internals.is_wrapper(target) else None
         writes = "out" in kwargs or is_in_place(getattr(func, "__name__", ""))
-        write_back = WriteBack(self.here, out) if writes else None
-        frame = _Frame(func, [], torch.is_grad_enabled(), write_back=write_back)
+        frame = _Frame(func, [], torch.is_grad_enabled(), writes=writes, out=out)
         attends = "attention" in getattr(func, "__name__", "")
         ACTIVE.rare_modes_matter |= attends
         if attends and internals.attention_backends() != self._attention:
-            for call in (*self._frames, frame):
-                call.is_split = True
+            self._refuse_change("the attention backends")
         return frame
+
+    def _refuse_change(self, what: str) -> NoReturn:
+        raise Unsupported(
+            f"the function has changed {what} by the call in {self.here()}, but a trace runs under those around the "
+            "call; change them outside the jitted function"
+        )
 
     def below_transforms(self, tensor: torch.Tensor) -> torch.Tensor:
         """The wrapper of a tensor from outside that a transform of `torch.func` reaches for."""
@@ -432,8 +443,6 @@ class Recorder:
     ) -> tuple[Any, Any, bool]:
         """What the function returns, the proxies of that, and whether it wrote to its arguments."""
         before = [(tensor, self.tracker.last_fake(tensor)) for tensor in tensors_in((args, kwargs))]
-        sees_autograd = frame.write_back is not None and frame.grad_enabled and self.follow_autograd
-        bases = [self.tracker.base_proxy(tensor) if sees_autograd else None for tensor, _ in before]
         reopened = isinstance(func, types.FunctionType) and func.__module__ in _REOPENED
         reentered = self._frames[-1].fn is func
         self._frames.append(frame)
@@ -448,20 +457,20 @@ class Recorder:
                 result = func(*args, **kwargs)
             self.track_outputs(result)
             written = False
-            for (tensor, fake), base in zip(before, bases, strict=True):
+            for tensor, fake in before:
                 self.tracker.reconcile(tensor)
                 if self.tracker.last_fake(tensor) is not fake:
                     written = True
                     self.tracker.reconcile_bases(tensor)
-                    if base is not None and base.requires_grad:
-                        target, fresh = self.tracker.proxy_of_fake(fake), self.names.fresh
-                        inside = func is torch.Tensor.__setitem__
-                        frame.recorded = through_view(frame.recorded, base, target, inside, fresh)
-            if written and sees_autograd:
-                frame.recorded = without_copies(with_casts(frame.recorded))
+                    if frame.writes and (fake.is_conj() or fake.is_neg()):
+                        raise Unsupported(
+                            f"a write to a lazily conjugated or negated tensor, in {self.here()}; write to a clone"
+                        )
+            if written and frame.grad_enabled and self.follow_autograd:
+                refuse_casts(frame.recorded, self.here)
             return result, self._output_proxies(result), written
         except RuntimeError as error:
-            if frame.write_back is not None and any(text in str(error) for text in _NO_INVERSE):
+            if frame.writes and any(text in str(error) for text in _NO_INVERSE):
                 raise Unsupported(
                     f"{func.__name__} writes to a view of a kind that cannot be traced back to its base, in "
                     f"{self.here()}; write to the base, or pass a clone of one"
@@ -479,7 +488,7 @@ class Recorder:
             need = f"{func.__name__} needs the data of a tensor, in {self.here()}"
             raise DataDependent(f"{need}, which it takes without an operator; call it outside") from error
         except IndexError as error:
-            if frame.write_back is None or not self._reshapes:
+            if not frame.writes or not self._reshapes:
                 raise
             raise Unsupported(
                 f"{func.__name__} writes to a view of a tensor that was given other sizes in place, in {self.here()}: "
@@ -502,7 +511,6 @@ class Recorder:
         parts = frame.recorded
         if not parts or (len(parts) == 1 and (parts[0].symbol == symbol or self._is_constant(parts[0]))):
             return parts
-        keep = keep and not frame.is_split and torch.get_default_dtype() is self.default_dtype
         hidden = frame.grad_enabled and turns_grad_off(frame.fn, parts)
         if keep and not any(CHECK in part.tags for part in parts) and is_closed(given, parts, output, self.constants):
             tags = frozenset({GRAD_OFF_INSIDE} if hidden else ()).union(*(part.tags for part in parts))
@@ -511,7 +519,7 @@ class Recorder:
         if hidden:
             raise Unsupported(
                 f"{symbol.name} turns grad mode off inside, in {self.here()}, and cannot be kept whole here; "
-                "call it without autocast, under the default dtype around the call, and not on what it writes to"
+                "call it without autocast, and not on what it writes to"
             )
         return parts
 
@@ -541,17 +549,11 @@ class Recorder:
                     args = (args[0], self._positions(args[1]), *args[2:])
         if func is _aten.lift_fresh.default or func is _aten.lift_fresh_copy.default:
             return self._lift(func, args[0])
-        if func in internals.KEEP_PLACE and (placed := self.tracker.placed(args[0])) is not args[0]:
-            args = (placed, *args[1:])
-            for call in self._frames:
-                call.is_split = True
+        if func in internals.KEEP_PLACE and args[0].storage_offset() and not self._frames[-1].writes:
+            raise Unsupported(f"{func} of a tensor that begins inside its memory, in {self.here()}; call it on a clone")
         frame = self._frames[-1]
-        if frame.write_back is not None:
-            made = functools.partial(self._made_in, frame)
-            if (instead := frame.write_back.replaced(func, args, made)) is not None:
-                # what a Function marked dirty stands for its result already, which is a view of what comes back here
-                marked = frame.fn is None and func is _aten.add.Tensor
-                return self.on_dispatch(_aten.clone.default, (instead,), {}) if marked else instead
+        if frame.writes:
+            refuse_write(func, args, frame.out, functools.partial(self._made_in, frame), self.here)
         if not func._schema.returns and func.namespace not in _SILENT:
             raise Unsupported(
                 f"{func} returns nothing, in {self.here()}: what it does is no value of a trace, and would be done on "
@@ -560,7 +562,7 @@ class Recorder:
         if func._schema.is_mutable or func in _WRITES_UNDECLARED:
             raise Unsupported(f"{func} writes to its arguments and has no functional form, in {self.here()}")
         try:
-            if func is _aten.bernoulli.p and self._leaf_symbol(func) == DRAW_BERNOULLI:
+            if self._leaf_symbol(func) == DRAW_BERNOULLI:
                 result = torch.empty_like(args[0])
             else:
                 # nothing is drawn on fakes, and some of PyTorch's decompositions for them take no generator
@@ -685,8 +687,6 @@ class Recorder:
         frame = self._frames[-1]
         if frame.generator is not None and torch.Tag.nondeterministic_seeded in func.tags:
             kwargs = kwargs | {"generator": frame.generator}
-        if torch.get_default_dtype() is not self.default_dtype:
-            args, kwargs = self._without_default(func, args, kwargs, result)
         if ACTIVE.sizes is not None:
             args, kwargs = settled((args, kwargs))
         given: tuple[Any, Any] = map_tensors(self.tracker.proxy_of_fake, (args, kwargs))
@@ -702,6 +702,7 @@ class Recorder:
             elif makes_views(func):
                 # under no_grad eager calls a view of what requires grad a leaf that requires grad, if its base does
                 flags = itertools.repeat(True)
+                self.bases_matter = True
         made: set[str] = set()
 
         def define(fake: torch.Tensor) -> TensorProxy:
@@ -725,28 +726,9 @@ class Recorder:
             self._refuse_odd_gradient(result, args[0])
         frame.recorded.append(BoundSymbol(symbol, *given, output, (), source, grad_enabled, tags))
 
-    def _without_default(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of a call that give its result under any default dtype."""
-        made = next(filter(is_inexact, tensors_in(result)), None)
-        if made is None or any(map(is_inexact, tensors_in((args, kwargs)))):
-            return args, kwargs
-        dtype = next((argument for argument in func._schema.arguments if argument.name == "dtype"), None)
-        if dtype is not None:
-            return args, kwargs | {"dtype": made.dtype} if dtype.kwarg_only else kwargs
-        if torch.Tag.pointwise not in func.tags:
-            raise Unsupported(
-                f"{func} of no floating-point tensor gives the default dtype, which the function changes, in "
-                f"{self.here()}; convert what it is called on to {made.dtype} first"
-            )
-        cast = functools.partial(self.on_dispatch, _aten._to_copy.default, kwargs={"dtype": made.dtype})
-        return map_tensors(lambda tensor: cast((tensor,)), (args, kwargs))  # type: ignore[no-any-return]
-
     def _leaf_symbol(self, func: Any) -> Symbol:
-        for overload, symbol, name in _WRITTEN:
-            if func is overload and not self._calls(name):
-                return symbol
+        if func is _aten.bernoulli.p and not self._calls("bernoulli"):  # `bernoulli_`
+            return DRAW_BERNOULLI
         return Symbol(str(func), func)
 
     def _calls(self, name: str) -> bool:
@@ -838,13 +820,6 @@ class Recorder:
 
 #: In-place calls that change no data; also where there is nothing to change they count as writes to autograd.
 _METADATA_ONLY = frozenset({"t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_"})
-#: Overloads that are something else where functionalization made them of an in-place call.
-_WRITTEN = (
-    (_aten.as_strided_scatter.default, WRITE_STRIDED, "as_strided_scatter"),
-    (_aten.bernoulli.p, DRAW_BERNOULLI, "bernoulli"),
-)
-
-
 _DATA_MISSING = ("data is not allocated yet", "unallocated storage", "Expected scalars to be on CPU, got meta")
 #: What eager says only if the root of the views requires grad, or only of a gradient.
 _NO_INVERSE = ("as_strided() is non-compositional", "must have a last dimension with stride 1")

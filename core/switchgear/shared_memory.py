@@ -61,6 +61,11 @@ def base_of(tensor: Any) -> Any:
     return tensor._base if isinstance(tensor, torch.Tensor) and tensor._base is not None else tensor
 
 
+def is_view_of_constant(tensor: torch.Tensor) -> bool:
+    """Whether it is a view that requires grad of a base that does not."""
+    return tensor.requires_grad and tensor._base is not None and not tensor._base.requires_grad
+
+
 def memory_of(tensor: Any) -> Any:
     """All of a tensor's memory, as a flat tensor; anything else is itself."""
     if not isinstance(tensor, torch.Tensor):

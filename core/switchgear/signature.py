@@ -126,16 +126,6 @@ def check_tensor(tensor: torch.Tensor, what: str) -> None:
         raise Unsupported(f"{what} has layout {tensor.layout}: only strided tensors are supported")
     if tensor.is_quantized or tensor.is_nested:
         raise Unsupported(f"{what} is quantised or nested: not supported")
-    refuse_view_of_constant(tensor, what)
-
-
-def refuse_view_of_constant(tensor: torch.Tensor, what: str) -> None:
-    """Refuse a view that requires grad of a base that does not: eager loses its history at the next write."""
-    if tensor.requires_grad and tensor._base is not None and not tensor._base.requires_grad:
-        raise Unsupported(
-            f"{what} is a view that requires_grad_() was called on, of a tensor that does not require grad; "
-            "pass view.detach().requires_grad_()"
-        )
 
 
 def check_devices(leaves: list[Any]) -> None:

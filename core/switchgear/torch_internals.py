@@ -623,6 +623,12 @@ def default_devices() -> list[torch.device]:
     return [mode.device for mode in function_modes() if isinstance(mode, DeviceContext)]
 
 
+def global_default_device() -> torch.device | None:
+    """What `torch.set_default_device` was called with."""
+    context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    return None if context is None else context.device
+
+
 #: How many `__torch_function__` modes are active.
 function_mode_count: Callable[[], int] = torch._C._len_torch_function_stack
 #: What `torch.get_float32_matmul_precision` gives, without a call in Python.

@@ -46,8 +46,6 @@ class Tracker:
         self._first_seen: dict[str, torch.Tensor] = {}
         #: Views, by id, of what was reshaped in place since.
         self._outdated: dict[int, torch.Tensor] = {}
-        #: How much further into its memory what was written to an input begins in eager, by the memory it is in here.
-        self._moved: dict[int, int] = {}
 
     def __contains__(self, wrapper: torch.Tensor) -> bool:
         return id(wrapper) in self._tracked
@@ -221,15 +219,9 @@ class Tracker:
         with torch._C.DisableTorchFunction():
             bits = new.is_conj > wrapper.is_conj() or new.is_neg > wrapper.is_neg()
         found = self._recorder.input_of(wrapper)
-        # an input stays where it is, and so does what is in its memory
-        movable = written and tracked.is_base and found is None
-        bases = self._bases.get(internals.storage_key(wrapper), ())
-        offset = old.storage_offset if movable and bases[:1] == [tracked] else 0
-        moved = offset and new.storage_offset != offset
-        if written and new.shape == old.shape and (new.stride != old.stride or bits or moved):
-            # a write keeps strides, place and bits, the functional operator in its place need not
-            layout = (old.stride, offset) if offset else (old.stride,)
-            make, args = functools.partial(restride, stride=old.stride, offset=offset), (new, *layout)
+        if written and new.shape == old.shape and (new.stride != old.stride or bits):
+            # a write keeps strides and bits, the functional operator in its place need not
+            make, args = functools.partial(restride, stride=old.stride), (new, old.stride)
             fake = self._record_made(wrapper, RESTRIDE, args, tracked.is_base, make, new.requires_grad)
             new = self.proxy_of_fake(fake)
         history = history_of(wrapper)
@@ -259,8 +251,6 @@ class Tracker:
         self._compare(fake, wrapper)
         tracked.fake, tracked.history = fake, history
         new = self.proxy_of_fake(fake)
-        if written and found is not None:
-            self._moved[internals.storage_key(fake)] = found.proxy.storage_offset - new.storage_offset
         if (new.shape, new.stride, new.dtype) == (old.shape, old.stride, old.dtype) and not begun:
             if fake is not seen:
                 self._first_names.pop(new.name, None)
@@ -269,18 +259,6 @@ class Tracker:
             self._first_seen.setdefault(self.first_name(new.name), wrapper)
             views = (found.wrapper for found in self._tracked.values() if found.wrapper._base is wrapper)
             self._outdated.update((id(view), view) for view in views)
-
-    def placed(self, fake: torch.Tensor) -> torch.Tensor:
-        """What a fake stands for, or a copy of it where eager has it: a write leaves an input where it is."""
-        moved = self._moved.get(internals.storage_key(fake), 0)
-        if not moved:
-            return fake
-        proxy = self.proxy_of_fake(fake)
-        offset = proxy.storage_offset + moved
-        with self._recorder.paused():
-            copy = restride(fake, proxy.stride, offset)
-        self._recorder.record(RESTRIDE, (proxy, proxy.stride, offset), self.new_proxy(copy, proxy.requires_grad))
-        return copy
 
     def refuse_outdated(self, wrapper: torch.Tensor) -> None:
         """Refuse a view of what was reshaped in place since, if its history cannot be made again of the new shape."""
@@ -298,11 +276,6 @@ class Tracker:
                 f"detach_() inside a jitted function, in {self._recorder.here()}, of a tensor that has views; "
                 "use detach()"
             )
-
-    def base_proxy(self, wrapper: torch.Tensor) -> TensorProxy | None:
-        """What stood for a wrapper's base, or for itself if it is no view, when that was last seen."""
-        tracked = self._tracked.get(id(wrapper if wrapper._base is None else wrapper._base))
-        return self.proxy_of_fake(tracked.fake) if tracked is not None else None
 
     def reconcile_bases(self, written: torch.Tensor) -> None:
         """After a write, set the value of every other autograd base that shares the storage."""

@@ -40,7 +40,7 @@ Make = Callable[[], Inputs]
 def values(*shape: int, grad: bool = False, dtype: torch.dtype = torch.float64) -> Tensor:
     """Different numbers of few bits: sums and products of them are exact, in whatever order they are made."""
     count = torch.Size(shape).numel()
-    return ((torch.arange(count) * 5 % 17 + 1).to(dtype) / 4).reshape(shape).clone().requires_grad_(grad)
+    return ((torch.arange(count) * 5 % 17 + 1).to(dtype) / 4).reshape(shape).requires_grad_(grad)
 
 
 def leaves(*shapes: tuple[int, ...], grad: bool | tuple[bool, ...] = True) -> Make:
@@ -102,12 +102,12 @@ class Observation:
 def check(
     target: Target, *makes: Make, around: Context = nullcontext, refusable: str = "", unversioned: str = ""
 ) -> list[Observation]:
-    """Compare eager with the jitted function, compiled or fallen back, for each input first and once more from the cache.
+    """Compare eager with the jitted function, for each of the inputs first and once more from the cache.
 
-    Everything is done twice: with a backward right after the call, and with every output written to before it. An
-    error in eager must be an error of the same type, or one of ours. `refusable` says why a `SwitchgearError` is as
-    good as eager's result: PyTorch's own compiler refuses the case too. `unversioned` says why eager writes without a
-    new version, where giving one is not wrong. The observations of eager are returned.
+    The jitted one may fall back. Everything is done twice: with a backward right after the call, and with every output
+    written to before it. An error in eager must be an error of the same type, or one of ours. `refusable` says why a
+    `SwitchgearError` is as good as eager's result: PyTorch's own compiler refuses the case too. `unversioned` says why
+    eager writes without a new version, where giving one is not wrong. The observations of eager are returned.
     """
     seen: list[Observation] = []
     for write in (False, True):

@@ -7,9 +7,9 @@ from dataclasses import replace
 from switchgear.proxy import TensorProxy
 from switchgear.symbol import BoundSymbol, renamed
 from switchgear.trace import Trace
-from switchgear.writes import IDENTITY, SET_VALUE, WRITTEN_VIEW
+from switchgear.writes import IDENTITY, SET_VALUE
 
-_RETURN_THEIR_LAST = (SET_VALUE, IDENTITY, WRITTEN_VIEW)
+_RETURN_THEIR_LAST = (SET_VALUE, IDENTITY)
 
 
 def pass_through(trace: Trace) -> Trace:

@@ -12,7 +12,6 @@ import torch
 from switchgear import torch_internals as internals
 from switchgear.aliasing import storages
 from switchgear.capture import compiling
-from switchgear.custom_functions import made_as_views
 from switchgear.errors import DataDependent, Unsupported
 from switchgear.evaluation import evaluate
 from switchgear.passes.pipeline import Program, Training, compile_backward, differentiable_backward
@@ -62,8 +61,6 @@ class Bridge:
         self.inner = tuple(self.count + index for index in training.inner)
         outputs = training.ends[: self.count]
         self.plain = tuple(i for i, p in enumerate(outputs) if p is not None and not p.requires_grad)
-        seen = made_as_views(training.prepared.bound_symbols)
-        self.views = tuple(i for i, p in enumerate(outputs) if p is not None and p.requires_grad and p.name in seen)
         self.sparse = any(p is not None and p.shape and not any(p.stride) for p in outputs)
         self.saves = bool(training.saved)
         self.run_forward = runner(training.forward, autocast=autocast)
@@ -117,17 +114,9 @@ class Bridge:
         def run_enabled(inputs: Sequence[torch.Tensor]) -> Any:
             with torch.enable_grad():
                 results = apply_transformed(self, *inputs) if functorch_active() else apply(self, *inputs)  # type: ignore[no-untyped-call]
-                results = self._as_views(results)
             return complete(results, inputs)
 
-        return run if self.grad_enabled and not self.views else run_enabled
-
-    def _as_views(self, results: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        found = list(results)
-        for index in self.views:
-            if not found[index]._is_view():
-                found[index] = _View.apply(found[index])  # type: ignore[no-untyped-call]
-        return found
+        return run if self.grad_enabled else run_enabled
 
     def apart(self, results: tuple[Any, ...], inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
         """The results, none of them a view of what was made inside: autograd forbids to write to such an output.
@@ -324,18 +313,6 @@ def _evaluated(trace: Trace) -> Callable[..., Any]:
         return tuple(None if proxy is None else values[proxy.name] for proxy in trace.outputs)
 
     return backward
-
-
-class _View(torch.autograd.Function):
-    """What a Function of the user's gives as a view, for autograd forbids to write to it."""
-
-    @staticmethod
-    def forward(ctx: Any, result: torch.Tensor) -> torch.Tensor:
-        return result.view_as(result)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        return grad
 
 
 def _strided(grad: torch.Tensor | None, output: TensorProxy | None) -> torch.Tensor | None:
