@@ -78,7 +78,7 @@ def _argument_guards(captured: Captured, leaves: list[Any]) -> Iterator[Guard]:
     for index, leaf in enumerate(leaves):
         if not isinstance(leaf, torch.Tensor):
             yield _value_guard(index, leaf)
-        elif leaf.requires_grad:
+        elif captured.bases_matter and leaf.requires_grad:
             why = f"argument {index} is a view of what does not require grad"
             yield Guard(f"a{index}._base is None or a{index}._base.requires_grad", why)
     for index, other in captured.identical:
