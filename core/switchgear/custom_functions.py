@@ -199,17 +199,14 @@ def _given(recorder: Recorder, arg: Any) -> Any:
 def _refuse_memory(
     recorder: Recorder, function: Any, context: Context, args: tuple[Any, ...], results: tuple[Any, ...]
 ) -> None:
-    """Refuse a Function that writes to a view, returns one or an argument, or keeps tensors as attributes."""
+    """Refuse a Function that writes to an argument, returns one or a view, or keeps tensors as attributes."""
 
     def refuse(what: str, remedy: str) -> NoReturn:
         raise Unsupported(f"{_name(function)}, called in {recorder.here()}, {what}; {remedy}")
 
-    for tensor in context.dirty_tensors:
-        found = recorder.input_of(tensor)
-        if tensor._is_view() or (found is not None and found.tensor._is_view()):
-            refuse("marks a view dirty", "mark a tensor that is none, or return a new one")
-    dirty = {id(tensor) for tensor in context.dirty_tensors}
-    fresh = [result for result in results if isinstance(result, torch.Tensor) and id(result) not in dirty]
+    if context.dirty_tensors:
+        refuse("marks a tensor dirty", "return a new one")
+    fresh = [result for result in results if isinstance(result, torch.Tensor)]
     distinct = {id(tensor): tensor for tensor in (*fresh, *tensors_in(args))}
     memories = [internals.storage_key(tensor) for tensor in distinct.values()]
     if any(result._is_view() or memories.count(internals.storage_key(result)) > 1 for result in fresh):
@@ -223,7 +220,7 @@ def _finish(
 ) -> bool:
     """Record what gives the results their history; returns whether the forward wrote to an argument."""
     results = made if isinstance(made, tuple) else (made,)
-    dirty, fixed = {id(tensor) for tensor in context.dirty_tensors}, {id(t) for t in context.non_differentiable}
+    fixed = {id(tensor) for tensor in context.non_differentiable}
     _refuse_memory(recorder, function, context, args, results)
     # of a tensor that is returned twice the last result counts, as in PyTorch
     last = {id(result): position for position, result in enumerate(results) if isinstance(result, torch.Tensor)}
@@ -232,8 +229,6 @@ def _finish(
         if not recorder.follow_autograd:
             # the grad pass records for whoever differentiates its backward
             return id(result) not in fixed and (result.is_floating_point() or result.is_complex())
-        if id(result) in dirty:
-            return result.requires_grad
         # PyTorch gives a view, or what it was told is constant, another node or none
         return result.requires_grad and issubclass(getattr(result.grad_fn, "_forward_cls", object), _Forward)
 
@@ -247,7 +242,7 @@ def _finish(
         proxies = [_value(recorder, result) if isinstance(result, torch.Tensor) else None for result in results]
         places = tuple((p, linked.index(i) if i in linked else None) for i, p in enumerate(proxies))
         call = Call(function, len(args), tensors, places, context.attributes(), context.materialize_grads)
-        _record(recorder, call, [given[i] for i in tensors], [results[i] for i in linked], kept, dirty)
+        _record(recorder, call, [given[i] for i in tensors], [results[i] for i in linked], kept, aliases=True)
     for result in results:
         if isinstance(result, torch.Tensor) and _value(recorder, result).requires_grad > result.requires_grad:
             recorder.tracker.track(result)  # made under enable_grad, and PyTorch detached it in place
@@ -269,9 +264,10 @@ def _record(
     inputs: Sequence[TensorProxy],
     results: Sequence[torch.Tensor],
     kept: Sequence[Any],
-    dirty: set[int],
+    *,
+    aliases: bool,
 ) -> None:
-    """Record `HISTORY`, and let the results, and views of them, stand for what it makes."""
+    """Record `HISTORY`, and let the results, and `aliases` of them, stand for what it makes."""
     values = tuple([_value(recorder, result) for result in results])
     held = tuple([_value(recorder, leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in kept])
     outputs = []
@@ -279,9 +275,7 @@ def _record(
         with recorder.paused(), internals.outside_autograd():
             fake = internals.unwrap(result).detach()
         outputs.append(recorder.tracker.new_proxy(fake, result.requires_grad))
-        if id(result) not in dirty:
-            recorder.tracker.begin(outputs[-1], result)
-        internals.rebind(result, fake, aliases=True)
+        internals.rebind(result, fake, aliases=aliases)
     recorder.record(HISTORY, (call, tuple(inputs), values, held), tuple(outputs))
     for result in results:
         recorder.tracker.reconcile(result)
@@ -299,7 +293,7 @@ def _history(
     # what the forward computed on its way is constant for whoever differentiates the backward
     kept = tuple(k.detach() if isinstance(k, torch.Tensor) and id(k) not in arguments else k for k in kept)
     with torch._C.DisableTorchFunction():
-        _record(recorder, call, [recorder.tracker.proxy_of(tensor) for tensor in inputs], results, kept, set())
+        _record(recorder, call, [recorder.tracker.proxy_of(tensor) for tensor in inputs], results, kept, aliases=False)
     return results
 
 

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from . import torch_internals as internals
-from .custom_functions import HISTORY
 from .errors import Unsupported
-from .gradients_inside import NEW_LEAF
 from .lineage import Lineage, Lineages
 from .proxy import TensorProxy
 from .recorder import RecordedInput, Recorder
-from .shared_memory import base_of
 from .signature import check_returned
 from .sizes import settled
 from .structure import Structure, flatten
-from .symbol import BoundSymbol, Symbol
-from .tracking import DETACH, history_of, is_spoiled, same_history
+from .symbol import BoundSymbol
+from .tracking import history_of, is_spoiled, same_history
 from .writes import NEW_VERSION
-
-_ALIAS = Symbol("aten.alias.default", torch.ops.aten.alias.default)
-_AS_STRIDED = Symbol("aten.as_strided.default", torch.ops.aten.as_strided.default)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,24 +77,9 @@ def outputs_of(recorder: Recorder, result: Any, *, views: bool) -> Outputs:
     returned = tuple([collector.returned(leaf) for leaf in leaves])
     mutations = tuple(collector.mutations())
     roots = tuple((name, *place) for name, place in collector.roots.items())
-    calls = (*collector.made, *[collector.views[position] for position in sorted(collector.views)])
+    calls = tuple([collector.views[position] for position in sorted(collector.views)])
     proxies = tuple(collector.proxies.values())
     return Outputs(proxies, returned, spec, tuple(recorder.metadata_calls), mutations, roots, calls)
-
-
-@dataclass(frozen=True, slots=True)
-class _Memory:
-    """Tensors that come out in one memory, no input's: their lineages by id, and what they are made from.
-
-    `is_view`: to eager that is itself a view, of a tensor inside a composite, and so the base of none. `reshaped`:
-    names of tensors, no views, that were given other sizes or strides in place, after that.
-    """
-
-    lineages: dict[int, Lineage]
-    home: str
-    output: int
-    is_view: bool
-    reshaped: Collection[str]
 
 
 class _Collector:
@@ -112,23 +91,20 @@ class _Collector:
         self._apart = views
         self.proxies: dict[str, TensorProxy] = {}
         self.roots: dict[str, tuple[str, int]] = {}
-        #: Calls that make what is returned: the function's own by their place in it, and others.
+        #: Calls of the function that make what is returned, by their place in it.
         self.views: dict[int, BoundSymbol] = {}
-        self.made: list[BoundSymbol] = []
-        made = {id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and not recorder.input_of(leaf)}
+        own = {id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and not recorder.input_of(leaf)}
         self._sharing: dict[int, list[torch.Tensor]] = {}
-        for tensor in made.values():
+        for tensor in own.values():
             self.tracker.reconcile(tensor)
             self._sharing.setdefault(internals.storage_key(tensor), []).append(tensor)
-        self._memories: dict[int, _Memory | None] = {}
-        #: What is made by its place in a memory and not by the calls that made it, by the id of the tensor returned.
-        self._placed: dict[int, Returned] = {}
-        self._inputs: dict[int, int] = {}
+        #: The memory of the inputs, with the first in each, and the inputs by the value that each holds by now.
+        self._inputs: dict[int, RecordedInput] = {}
+        self._held: dict[str, int] = {}
         for index, found in enumerate(recorder.inputs):
-            self.tracker.reconcile(found.wrapper)
+            self._held.setdefault(self.tracker.proxy_of(found.wrapper).name, index)
             if not found.is_view:
-                self._inputs[internals.storage_key(found.wrapper)] = index
-        self._touched = {call.inputs[0].name for call in recorder.metadata_calls}
+                self._inputs[internals.storage_key(found.wrapper)] = found
         self._reshaped = {call.inputs[0].name for call in recorder.metadata_calls if call.symbol != NEW_VERSION}
 
     @functools.cached_property
@@ -137,9 +113,10 @@ class _Collector:
 
     def mutations(self) -> Iterator[Mutation]:
         """The inputs that the function wrote to, their new values made outputs."""
+        touched = {call.inputs[0].name for call in self.recorder.metadata_calls}
         for index, found in enumerate(self.recorder.inputs):
             first, final = found.proxy, self.tracker.proxy_of(found.wrapper)
-            if first.name in self._touched:
+            if first.name in touched:
                 self.roots[first.name] = ("input", index)
             self._refuse_other_memory(found)
             if found.is_view:
@@ -149,20 +126,15 @@ class _Collector:
                 raise Unsupported(
                     f"the function gives {first.name} another shape, dtype or device; return a new tensor"
                 )
-            if self._is_written(found):
-                tracked = not same_history(history_of(found.wrapper), found.history)
-                if tracked and first.name in self._reshaped and base_of(found.tensor).dtype != first.dtype:
-                    raise Unsupported(
-                        f"the function writes to {first.name}, a view of a tensor of another dtype, and gives it "
-                        "other sizes or strides in place, which autograd cannot follow; make a view in their place"
-                    )
-                yield Mutation(index, self._output(final), tracked)
-
-    def _is_written(self, found: RecordedInput) -> bool:
-        first, root = found.proxy, self.tracker.proxy_of(found.wrapper)
-        while root is not first and (viewed := self._lineages.viewed(root.name)) is not None:
-            root = viewed
-        return root.name != first.name
+            if final.name == first.name or self._lineages.of(found.wrapper)[0].name == first.name:
+                continue
+            tracked = not same_history(history_of(found.wrapper), found.history)
+            if tracked and (first.name in self._reshaped or first.name in self.recorder.unseen):
+                raise Unsupported(
+                    f"the function writes to {first.name} where autograd sees it, and gives it other sizes or strides "
+                    "in place, or writes to it where autograd does not see it; return a new tensor"
+                )
+            yield Mutation(index, self._output(final), tracked)
 
     def _refuse_other_memory(self, found: RecordedInput) -> None:
         wrapper = found.wrapper
@@ -195,131 +167,49 @@ class _Collector:
         key = internals.storage_key(leaf)
         if self._apart and key in self._inputs:
             return self._view_of_input(leaf, self._inputs[key])
-        memory = self._memory(key) if self._apart else None
-        if memory is None:
+        together = self._sharing[key]
+        if not self._apart or (len(together) == 1 and not leaf._is_view()):
             return Returned("output", self._output(self.tracker.proxy_of(leaf)))
-        if memory.is_view and memory.lineages[id(leaf)][-1] == memory.home:
-            if id(leaf) not in self._placed:
-                self._placed[id(leaf)] = self._alias(memory)
-            return self._placed[id(leaf)]
-        return self._replayed(memory.lineages[id(leaf)], memory.home, "output", memory.output, memory.reshaped)
+        return self._view_of_output(leaf, together)
 
-    def _alias(self, memory: _Memory) -> Returned:
-        self.roots[memory.home] = ("output", memory.output)
-        value = list(self.proxies.values())[memory.output]
-        return Returned(
-            "view", self._made(_ALIAS, (replace(value, name=memory.home),), value, value.requires_grad).name
-        )
-
-    def _memory(self, key: int) -> _Memory | None:
-        """Where what shares a memory is made from; None for one tensor that is a view of nothing."""
-        if key not in self._memories:
-            self._memories[key] = self._found_memory(self._sharing[key])
-        return self._memories[key]
-
-    def _found_memory(self, views: list[torch.Tensor]) -> _Memory | None:
-        lineages = [self._lineages.of(view) for view in views]
-        home = self._lineages.home(lineages, views)
-        if home is None and len(views) == 1:
-            return None
-        value = None if home is None else self._lineages.value(home, lineages, views)
-        if home is None or value is None:
+    def _view_of_output(self, leaf: torch.Tensor, together: list[torch.Tensor]) -> Returned:
+        lineages = [self._lineages.of(tensor) for tensor in together]
+        home = self._lineages.home(lineages)
+        if home is None or (len(together) > 1 and self.recorder.reshapes):
             raise Unsupported(
                 "the function returns several tensors that share memory, in a way that cannot be told; "
                 "return clones of them"
             )
-        by_id = {id(view): lineage for view, lineage in zip(views, lineages, strict=True)}
-        is_view = any(view._is_view() and lineage[-1] == home for view, lineage in zip(views, lineages, strict=True))
-        # a view that was reshaped is another view of the same base
-        reshaped = {
-            name
-            for view, lineage in zip(views, lineages, strict=True)
-            if not view._is_view()
-            for name in self._renamed(view, lineage)
-        }
-        return _Memory(by_id, home, self._output(value), is_view, reshaped)
+        lineage = self._lineages.of(leaf)
+        if lineage[-1].name == home.name:
+            return Returned("output", self._output(home))
+        return self._replayed(lineage, home, "output", self._output(home))
 
-    def _renamed(self, view: torch.Tensor, lineage: Lineage) -> Lineage:
-        """The names in a tensor's lineage that it goes by itself since its sizes or strides were changed in place."""
-        own = (place for place, name in enumerate(lineage) if self.tracker.first_seen_as(name) is view)
-        return lineage[next(own, len(lineage)) + 1 :]
+    def _view_of_input(self, leaf: torch.Tensor, memory: RecordedInput) -> Returned:
+        lineage = self._lineages.of(leaf)
+        home = next((value for value in reversed(lineage) if value.name in self._held), None)
+        if home is None or any(call.inputs[0].name == memory.proxy.name for call in self.recorder.metadata_calls):
+            raise Unsupported(
+                f"the function returns a view of {memory.proxy.name}, and gives that other sizes in place, or makes "
+                "the view in a way that cannot be repeated; return a clone of it"
+            )
+        index = self._held[home.name]
+        is_written = self.recorder.inputs[index].proxy.name != home.name
+        if is_written and not all(map(self._lineages.is_seen, lineage[lineage.index(home) :])):
+            raise Unsupported(
+                f"the function returns a view, made under no_grad, of {memory.proxy.name}, which it writes to; return "
+                "a clone of it"
+            )
+        return self._replayed(lineage, home, "input", index)
 
     def _output(self, proxy: TensorProxy) -> int:
         self.proxies.setdefault(proxy.name, proxy)
         return list(self.proxies).index(proxy.name)
 
-    def _view_of_input(self, leaf: torch.Tensor, index: int) -> Returned:
-        found, lineage = self.recorder.inputs[index], self._lineages.of(leaf)
-        root = self._lineages.maker(lineage[0])
-        if root == NEW_LEAF:
-            raise Unsupported(
-                f"the function returns a tensor in the memory of {found.proxy.name} that was told inside to require "
-                "grad (requires_grad_()); call it on what is returned, outside"
-            )
-        for place, name in reversed([*enumerate(lineage)]):
-            nearest = self._input_known_as(name)
-            if nearest is not None:
-                found, lineage, index = nearest, lineage[place:], self.recorder.inputs.index(nearest)
-                if found.proxy.name not in self._reshaped:
-                    return self._replayed(lineage, name, "input", index)
-                break
-        home, now = self.tracker.proxy_of(found.wrapper), self.tracker.proxy_of(leaf)
-        if root == HISTORY:
-            if self._is_written(found) or found.proxy.name in self._touched:
-                raise Unsupported(
-                    f"the function returns a view of {found.proxy.name}, made by an autograd.Function, and writes to "
-                    f"{found.proxy.name} or reshapes it in place: the view's memory would not be the input's; return a "
-                    "clone of it"
-                )
-            made_of = self._lineages.value(lineage[0], [lineage], [leaf])
-            if made_of is None:
-                return Returned("output", self._output(now))
-            return self._replayed(lineage, lineage[0], "output", self._output(made_of))
-        if (now.dtype, now.is_conj, now.is_neg) != (home.dtype, home.is_conj, home.is_neg):
-            raise Unsupported(
-                f"the function returns a view of {found.proxy.name} as another dtype, in a way that cannot be "
-                "followed; return a clone of it"
-            )
-        if self._is_written(found) and home.storage_offset != found.proxy.storage_offset:
-            raise Unsupported(
-                f"the function writes to {found.proxy.name}, which begins inside its memory, gives it other sizes in "
-                "place and returns a view of it; return a clone of it"
-            )
-        if any(self._lineages.is_detached(name) for name in lineage[1:-1]):
-            raise Unsupported(
-                f"the function gives {found.proxy.name} other sizes or strides in place and returns a view of what "
-                "detach() made of it; return a clone of it"
-            )
-        if len(lineage) > 1 and self._lineages.makes_several(lineage[-1]):
-            raise Unsupported(
-                f"the function gives {found.proxy.name} other sizes or strides in place and returns one of several "
-                "views made of it at once, as by unbind(); make it with select() or narrow()"
-            )
-        self.roots[found.proxy.name] = ("input", index)
-        if id(leaf) not in self._placed:
-            layout = (now.shape, now.stride, now.storage_offset)
-            seen = all(map(self._lineages.is_seen, lineage[1:]))
-            made = self._made(_AS_STRIDED, (found.proxy, *layout), now, seen)
-            if self._lineages.is_detached(lineage[-1]) and not leaf._is_view():
-                made = self._made(DETACH, (made,), now, seen)
-            self._placed[id(leaf)] = Returned("view", made.name)
-        return self._placed[id(leaf)]
-
-    def _input_known_as(self, name: str) -> RecordedInput | None:
-        """The input that goes by that name, or did before it was reshaped."""
-        seen = self.tracker.first_seen_as(name)
-        return None if seen is None else self.recorder.input_of(seen)
-
-    def _made(self, symbol: Symbol, args: tuple[Any, ...], like: TensorProxy, seen: bool) -> TensorProxy:
-        """What a call that the function did not make gives, outside of autograd's node."""
-        made = replace(like, name=self.recorder.names.fresh())
-        self.made.append(BoundSymbol(symbol, args, {}, made, grad_enabled=seen))
-        return made
-
-    def _replayed(self, lineage: Lineage, home: str, kind: str, index: int, reshaped: Collection[str] = ()) -> Returned:
+    def _replayed(self, lineage: Lineage, home: TensorProxy, kind: str, index: int) -> Returned:
         """The last of a lineage, to be made from `home` by the calls that made it."""
-        if lineage[-1] == home:
+        if lineage[-1].name == home.name:
             return Returned(kind, index)
-        self.roots[home] = (kind, index)
-        self.views.update(self._lineages.calls(lineage, home, reshaped))
-        return Returned("view", lineage[-1])
+        self.roots[home.name] = (kind, index)
+        self.views.update(self._lineages.calls(lineage, home))
+        return Returned("view", lineage[-1].name)

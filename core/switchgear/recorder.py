@@ -145,7 +145,11 @@ class Recorder:
         #: Whether it matters where in its memory an input begins.
         self.offsets_matter = False
         #: Whether any tensor was given other sizes or strides in place.
-        self._reshapes = False
+        self.reshapes = False
+        #: The names of inputs that were written to where autograd did not see it.
+        self.unseen: set[str] = set()
+        #: The names of the values that inputs have after writes that no version tells of: through `.data`.
+        self.hidden: set[str] = set()
         self._input_of: dict[int, RecordedInput] = {}
         self._paused = 0
         self._casts = Casts()
@@ -325,7 +329,7 @@ class Recorder:
                 frame.generator, kwargs = generator, kwargs | {"generator": None}
         result, output, written = self._run_in_frame(frame, func, args, kwargs)
         metadata_only = symbol.name.rpartition(".")[2] in _METADATA_ONLY
-        self._reshapes |= metadata_only
+        self.reshapes |= metadata_only
         if written or metadata_only:
             self._note_metadata(symbol, (args, kwargs), given, frame.recorded)
         if metadata_only:
@@ -488,7 +492,7 @@ class Recorder:
             need = f"{func.__name__} needs the data of a tensor, in {self.here()}"
             raise DataDependent(f"{need}, which it takes without an operator; call it outside") from error
         except IndexError as error:
-            if not frame.writes or not self._reshapes:
+            if not frame.writes or not self.reshapes:
                 raise
             raise Unsupported(
                 f"{func.__name__} writes to a view of a tensor that was given other sizes in place, in {self.here()}: "
@@ -766,6 +770,12 @@ class Recorder:
                 result = [tensor.detach().requires_grad_(is_inexact(tensor)) for tensor in tensors_in(made)]
         _DIFFERENTIABLE[key] = answer = tuple(tensor.requires_grad for tensor in tensors_in(result))
         return answer
+
+    def note_unseen(self, found: RecordedInput, value: torch.Tensor, *, is_hidden: bool) -> None:
+        """Take note of what an input holds after a write that autograd did not see, `is_hidden`: through `.data`."""
+        self.unseen.add(found.proxy.name)
+        if is_hidden:
+            self.hidden.add(self.tracker.proxy_of_fake(value).name)
 
     # -- where the user is ---------------------------------------------------------------------------------------------
 

@@ -25,12 +25,13 @@ DETACH = Symbol("aten.detach.default", torch.ops.aten.detach.default)
 
 @dataclass(slots=True, eq=False)
 class _Tracked:
-    """What was last known of a wrapper: the fake it stood for, and its autograd history."""
+    """What was last known of a wrapper: the fake it stood for, its autograd history and its version."""
 
     wrapper: torch.Tensor
     fake: torch.Tensor
     history: Any
     is_base: bool
+    version: int
 
 
 class Tracker:
@@ -42,9 +43,9 @@ class Tracker:
         self._fakes: dict[str, torch.Tensor] = {}
         self._tracked: dict[int, _Tracked] = {}
         self._bases: dict[int, list[_Tracked]] = {}
-        self._first_names: dict[str, str] = {}
-        self._first_seen: dict[str, torch.Tensor] = {}
-        #: Views, by id, of what was reshaped in place since.
+        #: The wrapper that stood for a value first, by the value's name.
+        self._holders: dict[str, torch.Tensor] = {}
+        #: Views, by id, of what was reshaped in place since, or written to where autograd did not see it.
         self._outdated: dict[int, torch.Tensor] = {}
 
     def __contains__(self, wrapper: torch.Tensor) -> bool:
@@ -57,14 +58,6 @@ class Tracker:
     def last_fake(self, wrapper: torch.Tensor) -> torch.Tensor:
         """The fake that a wrapper stood for when it was last seen."""
         return self._tracked[id(wrapper)].fake
-
-    def first_name(self, name: str) -> str:
-        """The name of what the tensor that came to stand for a value was first seen as, in the same layout."""
-        return self._first_names.get(name, name)
-
-    def first_seen_as(self, name: str) -> torch.Tensor | None:
-        """The wrapper that was first seen as the value of that name."""
-        return self._first_seen.get(name)
 
     def settle(self) -> None:
         """Bring the trace up to date with every pending write."""
@@ -90,11 +83,6 @@ class Tracker:
         """The proxy of what a wrapper stands for now."""
         self.reconcile(tensor)
         return self.proxy_of_fake(internals.unwrap(tensor))
-
-    def begin(self, proxy: TensorProxy, wrapper: torch.Tensor) -> None:
-        """Let a wrapper be another tensor than it was, first seen as `proxy`."""
-        self._first_names[proxy.name] = proxy.name
-        self._first_seen[proxy.name] = wrapper
 
     def rename(self, proxy: TensorProxy, renamed: TensorProxy) -> None:
         """Call what was recorded as `proxy` by another name from now on."""
@@ -147,8 +135,10 @@ class Tracker:
         made = internals.unwrap(wrapper, synchronise=False)
         fake = internals.unwrap(wrapper)
         if self._recorder.follow_autograd:
-            if made is not fake and self.knows(made):
-                fake = self._made_once(wrapper, made, fake)
+            if made is not fake and self.knows(made) and internals.storage_key(made) == internals.storage_key(fake):
+                # a view made after a write to its base was at once made again, of the base and not of another view
+                internals.rebind(wrapper, made, aliases=False)
+                fake = made
             proxy = self.proxy_of_fake(fake)
             if proxy.requires_grad > wrapper.requires_grad or self._stands_for_another(proxy, wrapper):
                 # `x.data` shares the fake of `x` and none of its history
@@ -156,9 +146,9 @@ class Tracker:
             elif wrapper.requires_grad and not proxy.requires_grad and _is_leaf(wrapper):
                 fake = self._record_alias(wrapper, NEW_LEAF, (proxy,), False)
             self._compare(fake, wrapper)
-        tracked = _Tracked(wrapper, fake, history_of(wrapper), not wrapper._is_view())
+        tracked = _Tracked(wrapper, fake, history_of(wrapper), not wrapper._is_view(), _version(wrapper))
         self._tracked[id(wrapper)] = tracked
-        self._first_seen.setdefault(self.first_name(self.proxy_of_fake(fake).name), wrapper)
+        self._holders.setdefault(self.proxy_of_fake(fake).name, wrapper)
         if tracked.is_base:
             self._bases.setdefault(internals.storage_key(wrapper), []).append(tracked)
 
@@ -172,8 +162,7 @@ class Tracker:
 
     def _stands_for_another(self, proxy: TensorProxy, wrapper: torch.Tensor) -> bool:
         """Whether another wrapper stands for `proxy` already, where neither requires grad: `x` and `x.data`."""
-        known = self._first_seen.get(self.first_name(proxy.name), wrapper)
-        return known is not wrapper and not wrapper.requires_grad
+        return self._holders.get(proxy.name, wrapper) is not wrapper and not wrapper.requires_grad
 
     def _record_alias(self, wrapper: torch.Tensor, symbol: Symbol, args: tuple[Any, ...], commit: bool) -> torch.Tensor:
         return self._record_made(wrapper, symbol, args, commit, torch.Tensor.detach, wrapper.requires_grad)
@@ -197,10 +186,7 @@ class Tracker:
             return fake
         # one that was reshaped in place is at once made again
         with torch.enable_grad() if requires_grad else contextlib.nullcontext():
-            again = internals.unwrap(wrapper)
-        if again is not fake:
-            self._first_names[self.proxy_of_fake(again).name] = output.name
-        return again
+            return internals.unwrap(wrapper)
 
     def reconcile(self, wrapper: torch.Tensor) -> None:
         """Bring the trace up to date with writes to a wrapper since it was last seen."""
@@ -208,7 +194,7 @@ class Tracker:
         if tracked is None:
             self.track(wrapper)
             return
-        fake = seen = self.fake_of(wrapper)
+        fake = self.fake_of(wrapper)
         if not self._recorder.follow_autograd:
             tracked.fake = fake
             return
@@ -229,7 +215,7 @@ class Tracker:
         lost = wrapper.requires_grad and not new.requires_grad
         unseen = new is not old and (lost or same_history(history, tracked.history))
         begun = False
-        if unseen and (wrapper.requires_grad or new.requires_grad):
+        if unseen and wrapper.requires_grad:
             if new.shape != old.shape:
                 raise Unsupported(
                     f"in {self._recorder.here()} the sizes of a tensor that requires grad ({old.name}) are changed in "
@@ -240,8 +226,16 @@ class Tracker:
                     f"in {self._recorder.here()} the sizes or strides of {found.proxy.name}, an input that is itself a "
                     "view, are changed in place where autograd does not see it; make a view instead"
                 )
+            if found is None:
+                raise Unsupported(
+                    f"in {self._recorder.here()} a tensor that requires grad and is no input ({old.name}) was written "
+                    "to where autograd does not see it (no_grad, .data or detach()); write to a clone, or make a new "
+                    "tensor"
+                )
             fake = self._record_alias(wrapper, SET_VALUE, (old, new), tracked.is_base)
-        elif new is not old and self._stands_for_another(new, wrapper):
+            self._recorder.note_unseen(found, fake, is_hidden=_version(wrapper) == tracked.version)
+            self._outdate_views(wrapper)
+        elif new is not old and ((unseen and new.requires_grad) or self._stands_for_another(new, wrapper)):
             fake = self._record_alias(wrapper, DETACH, (new,), False)
         elif new is old and _is_leaf(wrapper) and found is None:
             begun = True
@@ -249,23 +243,23 @@ class Tracker:
                 self._refuse_views(wrapper)
             fake = self._record_alias(wrapper, NEW_LEAF if wrapper.requires_grad else DETACH, (new,), False)
         self._compare(fake, wrapper)
-        tracked.fake, tracked.history = fake, history
+        tracked.fake, tracked.history, tracked.version = fake, history, _version(wrapper)
         new = self.proxy_of_fake(fake)
-        if (new.shape, new.stride, new.dtype) == (old.shape, old.stride, old.dtype) and not begun:
-            if fake is not seen:
-                self._first_names.pop(new.name, None)
-            self._first_names.setdefault(new.name, self.first_name(old.name))
-        else:
-            self._first_seen.setdefault(self.first_name(new.name), wrapper)
-            views = (found.wrapper for found in self._tracked.values() if found.wrapper._base is wrapper)
-            self._outdated.update((id(view), view) for view in views)
+        self._holders.setdefault(new.name, wrapper)
+        if (new.shape, new.stride, new.dtype) != (old.shape, old.stride, old.dtype) or begun:
+            self._outdate_views(wrapper)
+
+    def _outdate_views(self, base: torch.Tensor) -> None:
+        views = [tracked.wrapper for tracked in self._tracked.values() if tracked.wrapper._base is base]
+        self._outdated.update((id(view), view) for view in views)
 
     def refuse_outdated(self, wrapper: torch.Tensor) -> None:
         """Refuse a view of what was reshaped in place since, if its history cannot be made again of the new shape."""
-        if id(wrapper) in self._outdated and is_spoiled(wrapper):
+        if id(wrapper) in self._outdated and wrapper.requires_grad:
             raise Unsupported(
                 f"in {self._recorder.here()} a view is used of a tensor that was given other sizes or strides in place "
-                "(as by transpose_()) since the view was made; use transpose() in its place, or make the view again"
+                "(as by transpose_()) since the view was made, or written to where autograd does not see it; make the "
+                "view again"
             )
 
     def _refuse_views(self, wrapper: torch.Tensor) -> None:
@@ -319,6 +313,10 @@ def _is_leaf(tensor: torch.Tensor) -> bool:
     """Whether autograd knows of no past."""
     history = history_of(tensor)
     return history is None or (isinstance(history, tuple) and history[0] is None)
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def same_history(left: object, right: object) -> bool:

@@ -31,7 +31,6 @@ from .claim import claim
 from .common_subexpressions import common_subexpressions
 from .dead_code import dead_code
 from .differentiate import Joint, differentiate
-from .first_views import first_views
 from .fold_constants import fold_constants
 from .free_last_used import free_last_used
 from .fuse import fuse
@@ -107,7 +106,6 @@ def prepare(trace: Trace, selection: Selection) -> tuple[tuple[Trace, ...], tupl
     stages = _Stages([trace])
     if stages.checking:
         verify(trace)
-    stages.change("first_views", first_views)
     trace = stages.traces[-1]
     start = time.perf_counter()
     replaced, choices = inner_gradients(trace, selection)
