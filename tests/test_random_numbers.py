@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,7 +16,7 @@ import switchgear as sg
 from switchgear import errors
 from tests.core.against_eager import check, numbers
 from tests.databases.comparison import differences
-from tests.falling_back import falls_back
+from tests.falling_back import assert_falls_back, falls_back
 from tests.under_test import EXECUTORS
 
 pytestmark = pytest.mark.beside_eager
@@ -172,27 +171,9 @@ def test_generator_as_argument(sampler: Sampler) -> None:
     runs_as_eager(lambda x, g: sampler(x, g), five)
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
-def test_generator_closed_over(sampler: Sampler) -> None:
-    ours, eagers = five(), five()
-    jitted = jit(lambda x: sampler(x, ours))
-    for _ in range(3):
-        x, y = numbers(3, 4, grad=True), numbers(3, 4, grad=True)
-        found, expected = jitted(x), sampler(y, eagers)
-        assert torch.equal(found, expected)
-        found.sum().backward()
-        expected.sum().backward()
-        assert not list(differences(y.grad, x.grad, "gradient"))
-        assert torch.equal(ours.get_state(), eagers.get_state())
-
-
 def test_no_generator_is_the_default_stream() -> None:
     for sampler in SAMPLERS.values():
         check(lambda x, sampler=sampler: sampler(x, None), numbers(3, 4, grad=True))
-
-
-def test_default_generator_by_name() -> None:
-    check(lambda x: x * torch.rand(4, generator=torch.default_generator) * torch.rand(4), numbers(3, 4, grad=True))
 
 
 def test_two_generators_and_the_default_stream_interleaved() -> None:
@@ -219,7 +200,7 @@ def test_generator_is_guarded_by_identity() -> None:
     runs = []
 
     def draws(x: T, generator: torch.Generator | None) -> T:
-        runs.append(generator)
+        runs.append(generator is None)
         return x * torch.rand(4, generator=generator)
 
     jitted = jit(draws)
@@ -228,22 +209,7 @@ def test_generator_is_guarded_by_identity() -> None:
         given = generator.get_state() if generator is not None else torch.get_rng_state()
         expected = numbers(4) * torch.rand(4, generator=torch.Generator().set_state(given))
         assert torch.equal(jitted(numbers(4), generator), expected)
-    assert runs == [first, second, None]
-
-
-def test_generator_of_a_module() -> None:
-    class Noise(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.generator = five()
-
-        def forward(self, x: T) -> T:
-            return x + torch.rand(4, generator=self.generator)
-
-    module, twin = Noise(), Noise()
-    jitted = jit(module)
-    for _ in range(3):
-        assert torch.equal(jitted(numbers(4)), twin(numbers(4)))
+    assert runs == [False, False, True]
 
 
 def test_generator_in_a_nested_gradient() -> None:
@@ -252,18 +218,19 @@ def test_generator_in_a_nested_gradient() -> None:
     def noisy(generator: torch.Generator) -> Function:
         return lambda x: (x**3 * torch.rand(4, generator=generator)).sum()
 
-    second = sg.grad(lambda x: sg.grad(noisy(ours))(x).sum())
+    second = sg.grad(lambda x, generator: sg.grad(noisy(generator))(x).sum())
     for _ in range(2):
         x = numbers(4, grad=True)
         (once,) = torch.autograd.grad(noisy(eagers)(x), x, create_graph=True)
         (twice,) = torch.autograd.grad(once.sum(), x)
-        torch.testing.assert_close(second(numbers(4)), twice, rtol=1e-15, atol=0)
+        torch.testing.assert_close(second(numbers(4), ours), twice, rtol=1e-15, atol=0)
         assert torch.equal(ours.get_state(), eagers.get_state())
 
 
 # --- seeding, reading and setting a stream ---
 
 GLOBAL = torch.Generator()
+STREAM = "test_random_numbers.py.*do it outside the jitted function"
 
 
 def seeds(x: T) -> T:
@@ -356,99 +323,50 @@ SEEDING = [
 
 @pytest.mark.parametrize("function", SEEDING, ids=lambda function: function.__name__)
 def test_seeding_inside(function: Function) -> None:
-    runs_as_eager(function)
-    check(function, numbers(3, 4, grad=True))
-    check(function, numbers(3, 4))
+    assert_falls_back(function, lambda: (numbers(3, 4, grad=True),), STREAM)
 
 
-def test_seeding_by_a_number_of_the_call() -> None:
-    def seeded(x: T, seed: int) -> T:
-        torch.manual_seed(seed)
-        return x * torch.rand(4)
-
-    jitted = jit(seeded)
-    for seed in (0, 1, -1, 0):
-        assert torch.equal(jitted(numbers(4), seed), seeded(numbers(4), seed))
-    with pytest.raises((RuntimeError, ValueError), match="Overflow"):
-        jitted(numbers(4), 2**70)
+def seeds_a_generator(x: T, g: torch.Generator) -> T:
+    g.manual_seed(3)
+    return x * torch.rand(4, generator=g)
 
 
-def test_state_from_outside() -> None:
-    states = [torch.Generator().manual_seed(seed).get_state() for seed in (1, 2)]
-
-    def restored(x: T, state: T) -> T:
-        torch.set_rng_state(state)
-        return functional.dropout(x)
-
-    jitted = jit(restored)
-    for state in states:
-        assert torch.equal(jitted(numbers(3, 4), state), restored(numbers(3, 4), state))
-    closed = jit(lambda x: restored(x, states[0]))
-    assert torch.equal(closed(numbers(3, 4)), restored(numbers(3, 4), states[0]))
-    with pytest.raises((RuntimeError, TypeError), match="RNG state"):
-        jitted(numbers(3, 4), torch.zeros(3))
+def sets_a_generator(x: T, g: torch.Generator) -> T:
+    state = g.get_state()
+    y = x * torch.rand(4, generator=g)
+    return y * torch.rand(4, generator=g.set_state(state))
 
 
-def test_generator_is_seeded_and_set_inside() -> None:
-    def draws(x: T, g: torch.Generator) -> T:
-        g.manual_seed(3)
-        state = g.get_state()
-        y = x * torch.rand(4, generator=g)
-        same = g.set_state(state)
-        return y * torch.rand(4, generator=same) * functional.dropout(x)
-
-    runs_as_eager(draws, five)
+@pytest.mark.parametrize("function", [seeds_a_generator, sets_a_generator])
+def test_seeding_a_generator_inside(function: Function) -> None:
+    assert_falls_back(function, lambda: (numbers(3, 4, grad=True), five()), STREAM)
 
 
-def test_generator_is_seeded_before_anything_else_is_known_of_it() -> None:
-    def draws(x: T) -> T:
-        GLOBAL.manual_seed(7)
-        return x * torch.rand(4, generator=GLOBAL)
-
-    jitted = jit(draws)
-    GLOBAL.manual_seed(1)
-    for _ in range(2):
-        assert torch.equal(jitted(numbers(4)), draws(numbers(4)))
+def draws_from_a_global(x: T) -> T:
+    GLOBAL.manual_seed(7)
+    return x * torch.rand(4, generator=GLOBAL)
 
 
-def test_seeding_in_a_nested_gradient_is_done_once() -> None:
-    def value(x: T) -> T:
-        torch.manual_seed(3)
-        return (x**3 * torch.rand(4)).sum()
-
-    x = numbers(4, grad=True)
-    torch.manual_seed(0)
-    (expected,) = torch.autograd.grad(value(x), x)
-    state = torch.get_rng_state()
-    derivative = sg.grad(value)
-    for _ in range(2):
-        torch.manual_seed(0)
-        assert torch.equal(derivative(numbers(4)), expected)
-        assert torch.equal(torch.get_rng_state(), state)
-    second = sg.grad(lambda x: sg.grad(value)(x).sum())
-    factor = torch.rand(4, generator=torch.Generator().manual_seed(3))
-    torch.testing.assert_close(second(numbers(4)), 6 * numbers(4) * factor)
-    assert torch.equal(torch.get_rng_state(), state)
+def draws_from_the_default_by_name(x: T) -> T:
+    return x * torch.rand(4, generator=torch.default_generator)
 
 
-def test_seeding_prints_as_it_was_written() -> None:
-    def seeded(x: T) -> T:
-        state = torch.get_rng_state()
-        torch.manual_seed(3)
-        y = functional.dropout(x)
-        torch.set_rng_state(state)
-        return y * x
+def seeds_the_default_by_name(x: T) -> T:
+    torch.default_generator.manual_seed(0)
+    return x * torch.rand(4)
 
-    jitted = jit(seeded)
-    for x in (numbers(3), numbers(3, grad=True)):
-        jitted(x)
-        text = str(sg.last_traces(jitted)[-1])
-        state = re.findall(r"(t\d+) = torch.get_rng_state\(\)", text)
-        steps = ["torch.get_rng_state()", "torch.manual_seed(3)", "draw" if x.requires_grad else "dropout"]
-        places = [text.index(step) for step in (*steps, f"torch.set_rng_state({state[0]})")]
-        assert places == sorted(places)
-        assert len(state) == text.count("torch.manual_seed") == 1
-    assert not any(step in str(sg.last_backward_traces(jitted)[-1]) for step in ("rng_state", "manual_seed"))
+
+def test_generator_that_is_no_argument() -> None:
+    """Only of an argument is it known that a call neither makes nor seeds it."""
+    for function in (draws_from_a_global, draws_from_the_default_by_name):
+        assert_falls_back(function, lambda: (numbers(4),), "no argument of the jitted function.*make it an argument")
+    assert_falls_back(seeds_the_default_by_name, lambda: (numbers(4),), STREAM)
+
+
+def test_generator_returned() -> None:
+    with falls_back("returns a torch.Generator"):
+        generator = five()
+        assert jit(lambda x, g: (x, g))(numbers(4), generator)[1] is generator
 
 
 # --- the stream is untouched by a capture ---
@@ -468,25 +386,17 @@ class Bug(Exception):
     """What a user's function raises."""
 
 
-def test_failing_capture_draws_and_seeds_nothing(untouched: torch.Generator) -> None:
+def test_failing_capture_draws_nothing(untouched: torch.Generator) -> None:
     def fails(x: T, g: torch.Generator) -> T:
         y = functional.dropout(x) * torch.rand(4, generator=g)
-        with torch.random.fork_rng():
-            torch.manual_seed(5)
-            g.manual_seed(6)
-            GLOBAL.manual_seed(7)
-            raise Bug
-        return y
+        raise Bug(y.shape)
 
-    before = GLOBAL.get_state()
     with pytest.raises(Bug):
         jit(fails)(numbers(4), untouched)
-    assert torch.equal(GLOBAL.get_state(), before)
 
 
-def test_failing_differentiation_draws_and_seeds_nothing(untouched: torch.Generator) -> None:
+def test_failing_differentiation_draws_nothing(untouched: torch.Generator) -> None:
     def fails(x: T, g: torch.Generator) -> T:
-        torch.manual_seed(5)
         y = functional.dropout(x) * torch.rand(4, generator=g)
         return torch.nextafter(y, y) + torch.heaviside(y, y)
 
@@ -495,35 +405,25 @@ def test_failing_differentiation_draws_and_seeds_nothing(untouched: torch.Genera
 
 
 OWN = {
-    "torch.seed": lambda x: x * torch.seed(),
-    "torch.random.seed": lambda x: x * torch.random.seed(),
-    "torch.initial_seed": lambda x: x * torch.initial_seed(),
-    "torch.Generator.initial_seed": lambda x: x * GLOBAL.initial_seed(),
-    "torch.Generator.seed": lambda x: x * GLOBAL.seed(),
-    "torch.Generator.clone_state": lambda x: x * torch.rand(4, generator=GLOBAL.clone_state()),
-    "torch.cuda.manual_seed": lambda x: torch.cuda.manual_seed(1),
-    "torch.cuda.manual_seed_all": lambda x: torch.cuda.manual_seed_all(1),
-    "torch.cuda.seed": lambda x: torch.cuda.seed(),
+    "torch.seed": lambda x, g: x * torch.seed(),
+    "torch.random.seed": lambda x, g: x * torch.random.seed(),
+    "torch.initial_seed": lambda x, g: x * torch.initial_seed(),
+    "torch.Generator.initial_seed": lambda x, g: x * g.initial_seed(),
+    "torch.Generator.seed": lambda x, g: x * g.seed(),
+    "torch.Generator.clone_state": lambda x, g: x * torch.rand(4, generator=g.clone_state()),
+    "torch.cuda.manual_seed": lambda x, g: torch.cuda.manual_seed(1),
+    "torch.cuda.manual_seed_all": lambda x, g: torch.cuda.manual_seed_all(1),
+    "torch.cuda.seed": lambda x, g: torch.cuda.seed(),
+    "a name imported before": lambda x, g: x * torch.rand(4, generator=IMPORTED(3)),
 }
+IMPORTED = torch.manual_seed
 
 
 @pytest.mark.parametrize("name", OWN)
 def test_refused_inside(name: str, untouched: torch.Generator) -> None:
-    with falls_back(name.replace("random.", "") + r".*test_random_numbers.py.*outside"):
-        jit(OWN[name])(numbers(4))
-
-
-def from_another_module(x: T) -> T:
-    return x * torch.rand(4, generator=IMPORTED(3))
-
-
-IMPORTED = torch.manual_seed
-
-
-def test_seeding_by_a_name_imported_before_is_seen(untouched: torch.Generator) -> None:
-    # `from torch import manual_seed`: this name is not replaced, but what it calls is
-    with falls_back(r"seed.*outside"):
-        jit(from_another_module)(numbers(4))
+    jitted = sg.jit(OWN[name], executors=EXECUTORS, strict=True)
+    with pytest.raises(errors.Unsupported, match=STREAM):
+        jitted(numbers(4), untouched)
 
 
 def own_generator(x: T) -> T:
@@ -538,8 +438,8 @@ def own_generator_in_a_helper(x: T) -> T:
 
 
 @pytest.mark.parametrize("function", [own_generator, own_generator_in_a_helper])
-def test_generator_made_inside_is_refused(function: Function, untouched: torch.Generator) -> None:
-    with falls_back(r"Generator is made inside.*test_random_numbers.py.*outside"):
+def test_generator_made_inside(function: Function, untouched: torch.Generator) -> None:
+    with falls_back(r"no argument of the jitted function.*make it an argument"):
         jit(function)(numbers(4))
 
 
@@ -568,11 +468,7 @@ def test_seeding_by_another_thread_while_capturing() -> None:
 @pytest.mark.gpu
 def test_cuda_stream() -> None:
     def draws(x: T) -> T:
-        y = functional.dropout(x)
-        with torch.random.fork_rng(devices=[0]):
-            torch.manual_seed(3)
-            y = y * torch.rand(4, device="cuda")
-        return y * torch.rand(4, device="cuda")
+        return functional.dropout(x) * torch.rand(4, device="cuda")
 
     observed = []
     for called in (draws, jit(draws)):

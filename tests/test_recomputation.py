@@ -483,7 +483,7 @@ def test_one_state_per_region_and_none_where_no_draw_is_repeated() -> None:
 def test_draws_from_a_generator_of_the_users_are_saved() -> None:
     generator = torch.Generator()
 
-    def function(x: Tensor) -> Any:
+    def function(x: Tensor, generator: torch.Generator) -> Any:
         def body(x: Tensor) -> Tensor:
             return torch.tanh(F.dropout(x, 0.5) * torch.rand(3, 4, generator=generator)) * torch.rand(3, 4)
 
@@ -492,14 +492,14 @@ def test_draws_from_a_generator_of_the_users_are_saved() -> None:
     def seeded(called: Function) -> Function:
         def run(x: Tensor) -> Any:
             generator.manual_seed(5)
-            return called(x)
+            return called(x, generator)
 
         return run
 
     x = leaf(3, 4)
     jitted = sg.jit(function, executors=["torch"])
     unchecked = observe(
-        seeded(lambda x: torch.tanh(F.dropout(x, 0.5) * torch.rand(3, 4, generator=generator)) * torch.rand(3, 4)), (x,)
+        seeded(lambda x, generator: torch.tanh(F.dropout(x, 0.5) * torch.rand(3, 4, generator=generator)) * torch.rand(3, 4)), (x,)
     )
     for _ in range(2):
         assert not list(differences(unchecked, observe(seeded(jitted), (x,)), "call"))

@@ -15,6 +15,8 @@ from .errors import Unsupported
 from .nesting import tensors_in
 from .recorder import Recorder
 
+#: A capture puts a stand-in where `torch` has it.
+_DEFAULT_STREAM = torch.default_generator
 #: Global modes that a function may change for a while: what they are called, how to ask, and how to set them.
 _MODES: tuple[tuple[str, Callable[[], Any], Callable[[Any], object]], ...] = (
     ("grad mode", torch.is_grad_enabled, torch._C._set_grad_enabled),
@@ -68,7 +70,7 @@ def _random_streams() -> list[tuple[Callable[[Any], object], Any]]:
     """The state of every process-wide random stream of the CPU, each with what puts it back."""
     streams: list[tuple[Callable[[Any], object], Any]] = [
         (random.setstate, random.getstate()),
-        (torch.default_generator.set_state, torch.default_generator.get_state()),
+        (_DEFAULT_STREAM.set_state, _DEFAULT_STREAM.get_state()),
     ]
     numpy = sys.modules.get("numpy")
     if numpy is not None:

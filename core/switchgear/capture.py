@@ -28,7 +28,7 @@ from .outputs import Outputs, outputs_of
 from .patches import redirected
 from .proxy import TensorProxy
 from .recorder import Recorder, active_recorder
-from .seeding import seeding_recorded
+from .seeding import StandIn, seeding_refused, stand_in
 from .shared_memory import Home, base_of, home_of, is_view_of_constant, memory_of, overlaps_itself, sharing
 from .signature import Argument, Base, Closure, InputSource, ModuleState, check_tensor, state_of
 from .sizes import Marks, Sizes, symbolic
@@ -189,7 +189,6 @@ def capture(
             with modes_kept():
                 result = _run(function, leaves, spec, recorder, inputs)
             with torch._C.DisableTorchFunction():
-                recorder.refuse_own_generators()
                 outputs = outputs_of(recorder, result, views=differentiable is None)
                 _find_shared(recorder, inputs, outputs)
                 body = splice_escaping(recorder.take(), outputs.proxies)
@@ -258,8 +257,13 @@ def _run(function: Callable[..., Any], leaves: list[Any], spec: Structure, recor
                 with torch._C.DisableTorchFunction():
                     known = inputs.argument(index, leaf)
             wrappers[index] = known
+        elif isinstance(leaf, torch.Generator):
+            wrappers[index] = stand_in(leaf)
+            recorder.generators.update({generator._cdata: leaf for generator in (leaf, wrappers[index])})
     args, kwargs = spec.unflatten(wrappers)
     result = function(*args, **kwargs)
+    if any(isinstance(leaf, StandIn) for leaf in flatten(result, objects=True)[0]):
+        raise Unsupported("the function returns a torch.Generator; return what is drawn from it")
     after, spec_after = flatten((args, kwargs))
     if spec_after != spec or any(new is not old for new, old in zip(after, wrappers, strict=True)):
         raise Unsupported("the function changes a container among its arguments; return a new one instead")
@@ -390,7 +394,7 @@ def _environment(modules: _Modules, compiling: bool) -> Iterator[None]:
         redirected(torch.nn.Module, "__call__", modules.call),
         recorded_functions(),
         internals.checkpoint_regions(region, run_reentrant),
-        seeding_recorded(),
+        seeding_refused(),
         internals.functorch_operands(_below_transforms),
         internals.tracers_refused(_refuse_tracer),
         redirected(torch.autograd.graph.saved_tensors_hooks, "__enter__", _refuse_saved_tensors_hooks),

@@ -9,7 +9,6 @@ import torch
 
 from . import torch_internals as internals
 from .composites import bind_outputs
-from .seeding import callable_of
 from .symbol import BACKWARD, BoundSymbol, map_proxies
 from .writes import SET_VALUE, WRITTEN_VIEWS
 
@@ -27,7 +26,7 @@ def evaluate(bound_symbols: Iterable[BoundSymbol], values: dict[str, Any]) -> No
                 result = args[0].clone()
                 result.data.copy_(args[1])
             else:
-                function = callable_of(item.symbol)
+                function = item.symbol.fn
                 if any(proxy.dtype.is_complex for proxy in item.outputs):
                     function = WRITTEN_VIEWS.get(function, function)
                 result = function(*args, **kwargs)

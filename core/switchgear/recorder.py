@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import sys
 import types
 import weakref
 from collections.abc import Callable, Iterator
@@ -153,8 +152,9 @@ class Recorder:
         self._input_of: dict[int, RecordedInput] = {}
         self._paused = 0
         self._casts = Casts()
-        self._generators: dict[int, tuple[torch.Generator, str]] = {}
         self.enclosing = ACTIVE.recorder
+        #: The generators among the arguments, by the address of each and of its stand-in.
+        self.generators: dict[int, torch.Generator] = dict(self.enclosing.generators) if self.enclosing else {}
         #: What a trace runs under, whatever the function changes for a while.
         self._default_dtype: torch.dtype = (
             self.enclosing._default_dtype if self.enclosing else torch.get_default_dtype()
@@ -324,7 +324,7 @@ class Recorder:
         given = map_tensors(lambda tensor: self.tracker.proxy_of_fake(self.tracker.fake_of(tensor)), (args, kwargs))
         frame = self._frame(func, kwargs)
         if isinstance(kwargs.get("generator"), torch.Generator):
-            given[1]["generator"] = generator = self.stand_in(kwargs["generator"])
+            given[1]["generator"] = generator = self._known_generator(kwargs["generator"])
             if func.__name__ in _NO_GENERATOR_ON_META:
                 frame.generator, kwargs = generator, kwargs | {"generator": None}
         result, output, written = self._run_in_frame(frame, func, args, kwargs)
@@ -691,6 +691,8 @@ class Recorder:
         frame = self._frames[-1]
         if frame.generator is not None and torch.Tag.nondeterministic_seeded in func.tags:
             kwargs = kwargs | {"generator": frame.generator}
+        args = tuple([self._known_generator(arg) for arg in args])
+        kwargs = {name: self._known_generator(arg) for name, arg in kwargs.items()}
         if ACTIVE.sizes is not None:
             args, kwargs = settled((args, kwargs))
         given: tuple[Any, Any] = map_tensors(self.tracker.proxy_of_fake, (args, kwargs))
@@ -796,31 +798,17 @@ class Recorder:
         self.record(symbol, map_tensors(self.tracker.proxy_of, given), output, *tags)
         return self.tracker.wrapper_for(output)
 
-    def stand_in(self, generator: torch.Generator) -> torch.Generator:
-        """The generator as a trace holds it: another object, so that it shows whether anybody else holds this one."""
-        self._generators.setdefault(id(generator), (generator, self.here()))
-        return internals.same_generator(generator)
-
-    def refuse_own_generators(self) -> None:
-        """Refuse a generator that nobody else holds after the call: it made it, and the next would make another."""
-        # the first is held as they are, and by nobody else
-        references = [(sys.getrefcount(held), where) for held, where in ((object(), ""), *self._generators.values())]
-        for count, where in references[1:]:
-            if count <= references[0][0]:
-                raise Unsupported(
-                    f"a torch.Generator is made inside the jitted function, and used in {where}: each call would have "
-                    "to make it anew; make it outside, and pass it or close over it"
-                )
-
-    def step(self, symbol: Symbol, args: tuple[Any, ...], like: torch.Tensor | None = None) -> torch.Tensor | None:
-        """Record a call that no mode sees, and that keeps its place among the draws; returns a tensor `like` one."""
-        with torch._C.DisableTorchFunction():
-            given = tuple([self.stand_in(arg) if isinstance(arg, torch.Generator) else arg for arg in args])
-            given = map_tensors(lambda tensor: self.tracker.proxy_of(self.adopted(tensor)), given)
-            output = None if like is None else metadata_proxy(self.names.fresh(), like, False)
-            source, tags = self._find_source(), self._tags | {RANDOM}
-            self._frames[-1].recorded.append(BoundSymbol(symbol, given, {}, output, source=source, tags=tags))
-            return None if output is None else self.tracker.wrapper_for(output)
+    def _known_generator(self, value: Any) -> Any:
+        """A value, or the generator among the arguments that it is or stands for."""
+        if not isinstance(value, torch.Generator) or not self.follow_autograd:  # a grad rule has those of the trace
+            return value
+        known = self.generators.get(value._cdata)
+        if known is None:
+            raise Unsupported(
+                f"{self.here()} draws from a torch.Generator that is no argument of the jitted function: whether it is "
+                "seeded inside, or made anew by each call, is not known; make it an argument"
+            )
+        return known
 
     def here(self) -> str:
         """The user's line, for messages."""

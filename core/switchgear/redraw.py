@@ -38,9 +38,13 @@ def state_proxy(name: str, device: torch.device) -> TensorProxy:
     return TensorProxy(name, (size,), (1,), torch.uint8, torch.device("cpu"))
 
 
+#: A capture puts a stand-in where `torch` has it.
+_DEFAULT_STREAM = torch.default_generator
+
+
 def _generator(device: torch.device) -> torch.Generator:
     if device.type == "cpu":
-        return torch.default_generator
+        return _DEFAULT_STREAM
     generators: Any = torch.get_device_module(device).default_generators
     found: torch.Generator = generators[device.index or 0]
     return found

@@ -1,86 +1,67 @@
-"""Seeding: reading and setting the state of a random stream are steps of a trace, in their place among the draws."""
+"""Seeding: what seeds a random stream, or reads or sets its state, is refused inside a jitted function.
+
+While a function is captured, stand-ins take the place of the generators among its arguments and of the default one.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import operator
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from . import torch_internals as internals
 from .errors import Unsupported
-from .patches import redirected
+from .patches import redirected, replaced
 from .recorder import active_recorder
-from .symbol import Symbol
 
-#: What a trace holds as it is, by where it is called: functions of modules of PyTorch, and methods of a generator.
-_RECORDED: dict[str, tuple[str, ...]] = {
-    "torch": ("manual_seed", "get_rng_state", "set_rng_state"),
-    "torch.cuda": ("get_rng_state", "set_rng_state"),
-    "torch.Generator": ("manual_seed", "get_state", "set_state"),
-}
-_REFUSED: dict[str, tuple[str, ...]] = {
-    "torch": ("seed", "initial_seed"),
-    "torch.cuda": ("manual_seed", "manual_seed_all", "seed", "seed_all"),
-    "torch.Generator": (
-        *("seed", "initial_seed", "get_offset", "set_offset", "clone_state"),
-        *("graphsafe_get_state", "graphsafe_set_state"),
-    ),
-}
-_STEPS = frozenset(f"{place}.{name}" for place, names in _RECORDED.items() for name in names)
+_STATE = ("manual_seed", "seed", "initial_seed", "get_state", "set_state", "get_offset", "set_offset")
+_STATE += ("clone_state", "graphsafe_get_state", "graphsafe_set_state")
+_CUDA = ("manual_seed", "manual_seed_all", "seed", "seed_all", "initial_seed", "get_rng_state", "set_rng_state")
+
+
+class StandIn(torch.Generator):
+    """Stands for a generator that the function may hand on, but neither ask nor change."""
+
+    original: torch.Generator
+
+
+def stand_in(generator: torch.Generator) -> StandIn:
+    """The stand-in for a generator, on the same device."""
+    made = StandIn(generator.device)
+    made.original = generator
+    return made
 
 
 @contextlib.contextmanager
-def seeding_recorded() -> Iterator[None]:
-    """While this is active, calls of this thread that seed or read a random stream are recorded, or refused."""
+def seeding_refused() -> Iterator[None]:
+    """While this is active, a capture refuses calls that seed a random stream, or read or set its state."""
+    default = stand_in(torch.default_generator)
     with contextlib.ExitStack() as stack:
-        for table, target in ((_RECORDED, _record), (_REFUSED, _refuse)):
-            for place, names in table.items():
-                for name in names:
-                    handler = functools.partial(target, f"{place}.{name}")
-                    if place == "torch.Generator":
-                        stack.enter_context(internals.generator_method(name, handler))
-                        continue
-                    for module in (sys.modules[place], sys.modules[f"{place}.random"]):
-                        stack.enter_context(redirected(module, name, handler))
+        for module in (torch, torch.random):
+            stack.enter_context(replaced(module, "default_generator", default))
+        for name in _CUDA:
+            for module in (torch.cuda, torch.cuda.random):
+                stack.enter_context(redirected(module, name, _refuse))
         yield
 
 
-def _record(name: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    recorder = active_recorder()
-    if recorder is None:
-        return original(*args, **kwargs)
-    owner = args[0] if args and isinstance(args[0], torch.Generator) else None
-    given = (*args, *kwargs.values())
-    if name.endswith("manual_seed"):
-        given = (*given[:-1], int(given[-1]))
-    symbol = Symbol(name, original)
-    if name.rpartition(".")[2] in ("get_state", "get_rng_state"):
-        device = owner.device if owner is not None else name.split(".")[-2].replace("torch", "cpu")
-        return recorder.step(symbol, given, like=internals.random_state(torch.device(device)))
-    recorder.step(symbol, given)
-    if name.endswith("manual_seed"):
-        return owner or torch.default_generator
-    return owner if name == "torch.Generator.set_state" else None
-
-
-def _refuse(name: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _refuse(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     recorder = active_recorder()
     if recorder is None:
         return original(*args, **kwargs)
     raise Unsupported(
-        f"{name} inside a jitted function, in {recorder.here()}: what it does or returns cannot be part of a trace; "
-        "call it outside, or use torch.manual_seed, torch.get_rng_state and torch.set_rng_state inside"
+        f"a random stream is seeded, or its state is read or set, in {recorder.here()}: a trace holds draws alone; "
+        "do it outside the jitted function, or draw from a torch.Generator that is an argument"
     )
 
 
-def callable_of(symbol: Symbol) -> Callable[..., Any]:
-    """What runs a symbol within an enclosing capture, where a step of a random stream is recorded in its turn."""
-    if symbol.name not in _STEPS:
-        return symbol.fn
-    found: Callable[..., Any] = operator.attrgetter(symbol.name.removeprefix("torch."))(torch)
-    return found
+def _refusing(name: str) -> Callable[..., Any]:
+    def method(generator: StandIn, *args: Any, **kwargs: Any) -> Any:
+        return _refuse(getattr(generator.original, name), *args, **kwargs)
+
+    return method
+
+
+for _name in _STATE:
+    setattr(StandIn, _name, _refusing(_name))

@@ -6,9 +6,7 @@ Tested against each supported torch by `tests/core/test_torch_internals.py`.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
-import gc
 import importlib
 import logging
 import threading
@@ -691,56 +689,6 @@ def is_functorch_tensor(tensor: torch.Tensor) -> bool:
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
-@contextlib.contextmanager
-def generator_method(name: str, target: Callable[..., Any]) -> Iterator[None]:
-    """Calls from this thread of a method of any `torch.Generator` are calls of `target`, as `redirected` makes them.
-
-    Python offers no way to replace a method of a class written in C; what its class's `__dict__` stands for does.
-    """
-    kind = torch._C.Generator
-    (methods,) = (found for found in gc.get_referents(kind.__dict__) if isinstance(found, dict))
-    original, thread = methods[name], threading.get_ident()
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() == thread:
-            return target(original, *args, **kwargs)
-        return original(*args, **kwargs)
-
-    def put(method: Callable[..., Any]) -> None:
-        methods[name] = method
-        ctypes.pythonapi.PyType_Modified(ctypes.py_object(kind))
-
-    put(call)
-    try:
-        yield
-    finally:
-        put(original)
-
-
-def same_generator(generator: torch.Generator) -> torch.Generator:
-    """The generator as another object, for the same stream: the one that a dispatch mode is handed."""
-    mode = _KeepGenerator()  # type: ignore[no-untyped-call]
-    with real_dispatch(), mode:
-        torch.rand(0, generator=generator)
-    kept: torch.Generator = mode.kept
-    return kept
-
-
-class _KeepGenerator(TorchDispatchMode):
-    kept: torch.Generator
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.kept = kwargs["generator"]
-        return torch.empty(0)
-
-
-def random_state(device: torch.device) -> torch.Tensor:
-    """A tensor like the state of a random stream of a device; no stream is asked for its own."""
-    with real_dispatch():
-        return _GET_STATE(torch.Generator(device))
-
-
-_GET_STATE: Callable[[torch.Generator], torch.Tensor] = torch.Generator.get_state
 
 
 def global_module_hooks() -> tuple[Any, ...]:

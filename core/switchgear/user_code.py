@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import types
 from pathlib import Path
 
 import torch
 
-_OWN_FILES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+#: A context manager of PyTorch's is entered by way of contextlib.
+_OWN_FILES = (str(Path(torch.__file__).parent), str(Path(__file__).parent), contextlib.__file__)
 
 
 def user_frame() -> tuple[types.FrameType | None, int]:

@@ -935,52 +935,6 @@ def test_rare_modes_are_noticed(name: str) -> None:
 # --- random streams, saved tensors ---
 
 
-def test_generator_method() -> None:
-    seen: list[int] = []
-
-    def target(original: Callable[..., Any], generator: torch.Generator, seed: int) -> Any:
-        seen.append(seed)
-        return original(generator, seed + 1)
-
-    def seed(number: int) -> None:
-        torch.Generator().manual_seed(number)
-
-    for number in range(100):  # so that the interpreter has specialised the call
-        seed(number)
-    generator = torch.Generator()
-    with internals.generator_method("manual_seed", target):
-        seed(1)
-        torch.manual_seed(2)
-        assert generator.manual_seed(3).initial_seed() == 4
-        worker = threading.Thread(target=seed, args=(5,))
-        worker.start()
-        worker.join()
-    assert seen == [1, 2, 3]
-    seed(6)
-    assert generator.manual_seed(7).initial_seed() == 7
-    assert len(seen) == 3
-
-
-def test_same_generator_draws_from_the_same_stream() -> None:
-    generator = torch.Generator().manual_seed(3)
-    before = generator.get_state()
-    other = internals.same_generator(generator)
-    assert other is not generator
-    assert torch.equal(other.get_state(), before)
-    torch.rand(3, generator=other)
-    assert torch.equal(other.get_state(), generator.get_state())
-    references = sys.getrefcount(generator)
-    del other
-    assert sys.getrefcount(generator) == references
-
-
-def test_random_state_is_no_streams() -> None:
-    before = torch.get_rng_state()
-    like = internals.random_state(torch.device("cpu"))
-    assert (like.shape, like.dtype, like.device) == (before.shape, before.dtype, before.device)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 def test_autocast_cache_cleared() -> None:
     weight, x = torch.ones(2, 2, requires_grad=True), torch.ones(2, 2)
 
