@@ -499,7 +499,12 @@ def test_draws_from_a_generator_of_the_users_are_saved() -> None:
     x = leaf(3, 4)
     jitted = sg.jit(function, executors=["torch"])
     unchecked = observe(
-        seeded(lambda x, generator: torch.tanh(F.dropout(x, 0.5) * torch.rand(3, 4, generator=generator)) * torch.rand(3, 4)), (x,)
+        seeded(
+            lambda x, generator: (
+                torch.tanh(F.dropout(x, 0.5) * torch.rand(3, 4, generator=generator)) * torch.rand(3, 4)
+            )
+        ),
+        (x,),
     )
     for _ in range(2):
         assert not list(differences(unchecked, observe(seeded(jitted), (x,)), "call"))

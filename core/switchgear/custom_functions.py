@@ -17,8 +17,8 @@ import torch
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from . import torch_internals as internals
-from .backward_writes import Watch
-from .errors import NotDifferentiable, RuleError, Unsupported
+from .backward_writes import backward_writes_refused
+from .errors import CaptureError, NotDifferentiable, RuleError, Unsupported
 from .nesting import map_tensors, tensors_in
 from .patches import redirected
 from .proxy import TensorProxy
@@ -339,16 +339,14 @@ def linearise(item: BoundSymbol, recorder: Recorder, higher_order: bool) -> Appl
                 kept = [_as_autograd_sees(value, proxy, seen) for value, proxy in zip(kept, held, strict=True)]
             given = [_grad_output(call, proxy, None if k is None else grads[k], tensor) for proxy, k in call.results]
             context = call.context([proxy.requires_grad for proxy in inputs], kept)
-            known = [proxy for proxy in (*held, *grads) if isinstance(proxy, TensorProxy)]
-            watch = Watch(recorder.tracker, [(proxy, made[proxy.name]) for proxy in known])
-            found = _gradients(call, inputs, _backward(call, context, given))
+            with backward_writes_refused(recorder.tracker, [*made.values()]):
+                found = _gradients(call, inputs, _backward(call, context, given))
             _refuse_writes(recorder)
             if higher_order and getattr(_user_backward(call.function), "__code__", None) is _ONCE_CODE:
                 inside = [*(grad for grad in given if grad is not None), *map(tensor, inputs)]
                 found = _differentiable_once(call, found, inside)
             proxies = [None if grad is None else recorder.tracker.proxy_of(grad) for grad in found]
-            writes = watch.writes(item.source)
-        return (*recorder.take(), *writes), (*proxies, *[None] * (len(item.inputs) - len(inputs)))
+        return recorder.take(), (*proxies, *[None] * (len(item.inputs) - len(inputs)))
 
     return Applied(forward, results, pull)
 
@@ -422,7 +420,7 @@ def _fitting(grad: torch.Tensor, proxy: TensorProxy, position: int) -> torch.Ten
 def _refuse_writes(recorder: Recorder) -> None:
     for found in recorder.inputs:
         if recorder.tracker.proxy_of(found.wrapper) != found.proxy:
-            raise RuleError("writes in place to a tensor that it closes over; return a new one instead")
+            raise Unsupported("it writes in place to a tensor that it closes over; return a new one instead")
 
 
 @contextlib.contextmanager
@@ -435,8 +433,10 @@ def _traced(item: BoundSymbol, call: Call, recorder: Recorder) -> Iterator[None]
             stack.enter_context(torch.autocast(device, enabled=False))
         try:
             yield
-        except (NotDifferentiable, Unsupported):
+        except NotDifferentiable:
             raise
+        except CaptureError as error:
+            raise type(error)(f"the backward of {_name(call.function)}, called at {item.source}: {error}") from error
         except Exception as error:
             hint = "; under torch.no_grad() it is not needed"
             what = str(error) if type(error) is RuleError else f"raised {type(error).__name__}: {error}{hint}"

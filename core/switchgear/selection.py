@@ -156,7 +156,7 @@ def select(
             raise ExecutorUnavailable(f"executor {name} cannot run here: {reason}; remove it from executors")
         message = f"executor {name} is listed but skipped, it cannot run here: {reason}"
         warnings.warn(message, PluginWarning, stacklevel=3)
-    for executor, fault in reasons if measured else ():
+    for executor, fault in reasons if auto else ():
         if executor.runs_everywhere and fault is not None:
             _say_once(f"executor {executor.name} cannot run here, regions are left to others: {fault}")
     skipped = tuple((name, f"unavailable: {reason}") for name, reason in unavailable)

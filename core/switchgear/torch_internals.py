@@ -689,8 +689,6 @@ def is_functorch_tensor(tensor: torch.Tensor) -> bool:
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
-
-
 def global_module_hooks() -> tuple[Any, ...]:
     """The hooks that PyTorch calls for every module."""
     module: Any = torch.nn.modules.module

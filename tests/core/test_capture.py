@@ -662,17 +662,6 @@ def test_closed_over_module() -> None:
         assert all(map(torch.equal, expected, torch.autograd.grad(jitted(x).sum(), wanted)))
 
 
-def test_closed_over_generator_draws_eagers_stream() -> None:
-    def noisy(generator: torch.Generator) -> Function:
-        return lambda x: x + torch.rand(3, generator=generator)
-
-    ours, eagers = torch.Generator().manual_seed(5), torch.Generator().manual_seed(5)
-    jitted, plain = jit(noisy(ours)), noisy(eagers)
-    for _ in range(3):
-        assert torch.equal(jitted(torch.ones(3)), plain(torch.ones(3)))
-    assert torch.equal(ours.get_state(), eagers.get_state())
-
-
 class Colour(enum.Enum):
     RED = 1
     BLUE = 2

@@ -12,7 +12,7 @@ import torch
 from switchgear import torch_internals as internals
 from switchgear.active import ACTIVE
 from switchgear.aliasing import in_place_twin
-from switchgear.backward_writes import Watch
+from switchgear.backward_writes import backward_writes_refused
 from switchgear.errors import NotDifferentiable
 from switchgear.nesting import tensors_in
 from switchgear.products import index_product, scatter_product
@@ -166,30 +166,25 @@ def _run(bound_symbol: BoundSymbol, call: Callable[..., Any], grad_outputs: Grad
             made = list(tensors_in(call(*args, **kwargs)))
         recorder.known_call = (None, ())
         results = {tracker.proxy_of(tensor).name: holders[f"o{i}"] for i, tensor in enumerate(made)}
-        handed = [(holders[f"o{i}"], tensor) for i, tensor in enumerate(made)]
         defined = [i for i, tensor in enumerate(made) if tensor.requires_grad and f"g{i}" in holders]
         cotangents = [tracker.wrapper_for(replace(holders[f"g{i}"], requires_grad=False)) for i in defined]
-        handed += [(holders[f"g{i}"], cotangent) for i, cotangent in zip(defined, cotangents, strict=True)]
         wanted = [i for i, argument in enumerate(arguments) if argument.requires_grad]
-        handed += [(holders[f"a{i}"], argument) for i, argument in enumerate(arguments)]
-        watch = Watch(tracker, handed)
+        handed = [*made, *cotangents, *arguments]
         grads: dict[int, TensorProxy] = {}
         if defined:
             outputs, inputs = [made[i] for i in defined], [arguments[i] for i in wanted]
-            with torch.set_grad_enabled(higher_order):
+            with torch.set_grad_enabled(higher_order), backward_writes_refused(tracker, handed):
                 found: Sequence[torch.Tensor | None] = torch.autograd.grad(
                     outputs, inputs, cotangents, create_graph=higher_order, allow_unused=True
                 )
                 grads = {i: tracker.proxy_of(grad) for i, grad in zip(wanted, found, strict=True) if grad is not None}
-        writes = watch.writes(None)
-    return _template(recorder.take(), results, tuple(grads.get(i) for i in range(len(arguments))), writes)
+    return _template(recorder.take(), results, tuple(grads.get(i) for i in range(len(arguments))))
 
 
 def _template(
     recorded: tuple[BoundSymbol, ...],
     results: dict[str, TensorProxy],
     grads: Grads,
-    writes: tuple[BoundSymbol, ...] = (),
 ) -> Template:
     """The recorded program with the call's results as placeholders, and without the call itself.
 
@@ -206,8 +201,7 @@ def _template(
         else:
             body.append(replace(renamed(item, names, lambda made: made), source=None, grad_enabled=False))
     final = map_proxies(lambda grad: names.get(grad.name, grad), grads)
-    writes = tuple(renamed(item, names) for item in writes)
-    return Template((*live(tuple(body), proxies((final, [item.args for item in writes]))), *writes), final)
+    return Template(live(tuple(body), proxies(final)), final)
 
 
 def instantiate(

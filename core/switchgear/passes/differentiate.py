@@ -13,7 +13,6 @@ import torch
 
 from switchgear import custom_functions
 from switchgear import torch_internals as internals
-from switchgear.backward_writes import refuse_visible, taken_out
 from switchgear.checkpointing import regions_of
 from switchgear.choice import Choice
 from switchgear.custom_functions import HISTORY, as_identities, origin_of, recorded_functions
@@ -56,7 +55,7 @@ class Joint:
     """Forward and backward in one trace, and the choices made on the way.
 
     The trace's inputs are the forward's and then the defined grad outputs; its outputs the forward's `count`, then a
-    gradient or None per forward input, and then the new values of what the backward writes to in place: `written`.
+    gradient or None per forward input.
     `kept` is what other grad outputs, or those of a second derivative, would read besides: eager saves it too.
     """
 
@@ -64,7 +63,6 @@ class Joint:
     count: int
     grad_outputs: Grads
     choices: tuple[Choice, ...]
-    written: tuple[TensorProxy, ...] = ()
     kept: tuple[TensorProxy, ...] = ()
 
 
@@ -78,21 +76,16 @@ class Linear:
     link: Link
 
 
-def differentiate(
-    trace: Trace, selection: Selection, grad_outputs: Grads, *, higher_order: bool = False, writes: bool = False
-) -> Joint:
+def differentiate(trace: Trace, selection: Selection, grad_outputs: Grads, *, higher_order: bool = False) -> Joint:
     """The joint trace for grad outputs that are defined where `grad_outputs` has a proxy, with its metadata.
 
     Outputs may also be values that a grad rule makes inside its forward. `higher_order`: the backward is differentiated
-    in its turn; some of PyTorch's formulas are others then. `writes`: the caller makes those of the backward.
+    in its turn; some of PyTorch's formulas are others then.
 
     Raises `NotDifferentiable`, `RuleError`, and under `selection.strict` `StrictError`.
     """
     with recorded_functions(), internals.exact_functionalization():
-        joint = _differentiate(trace, selection, grad_outputs, higher_order)
-    if not writes:
-        refuse_visible(joint.written, "a gradient that is differentiated, or computed inside, does not")
-    return joint
+        return _differentiate(trace, selection, grad_outputs, higher_order)
 
 
 def _differentiate(trace: Trace, selection: Selection, grad_outputs: Grads, higher_order: bool) -> Joint:
@@ -106,19 +99,17 @@ def _differentiate(trace: Trace, selection: Selection, grad_outputs: Grads, high
         grad if out is not None and out.requires_grad else None for grad, out in zip(grad_outputs, outputs, strict=True)
     )
     backward, grads = sweep(forward.linears, outputs, cotangents, forward.recorder)
-    backward, writes = taken_out(forward.body, backward, proxies((trace.inputs, outputs, cotangents)))
     found = tuple(grads.get(proxy.name) if proxy.requires_grad else None for proxy in trace.inputs)
     joint = Trace(
         "joint",
         inputs=(*trace.inputs, *proxies(cotangents)),
-        outputs=(*outputs, *found, *(value for _, value in writes)),
+        outputs=(*outputs, *found),
         bound_symbols=(*forward.body, *backward),
         constants={**trace.constants, **forward.recorder.constants},
         provenance=trace.provenance,
         numbers=trace.numbers,
     )
-    written = tuple(tensor for tensor, _ in writes)
-    return Joint(dead_code(joint), len(outputs), cotangents, tuple(forward.choices), written, tuple(forward.kept))
+    return Joint(dead_code(joint), len(outputs), cotangents, tuple(forward.choices), tuple(forward.kept))
 
 
 class Forward:

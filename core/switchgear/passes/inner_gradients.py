@@ -12,7 +12,6 @@ from dataclasses import replace
 import torch
 
 from switchgear import torch_internals as internals
-from switchgear.backward_writes import refuse_visible, taken_out
 from switchgear.choice import Choice
 from switchgear.errors import SwitchgearError, Unsupported
 from switchgear.gradients_inside import AUTOGRAD_GRAD, NEW_LEAF
@@ -161,8 +160,6 @@ class _Region(Forward):
         wanted = [self.now(self._root(proxy)) for proxy in inputs]
         lines, grads = sweep(linears, outputs, cotangents, self.recorder, frozenset(p.name for p in wanted))
         defined = {proxy.name: proxy for item in with_parts(self.body) for proxy in item.outputs}
-        lines, writes = taken_out(self.body, lines, (*self._trace.inputs, *defined.values(), *proxies(cotangents)))
-        refuse_visible((tensor for tensor, _ in writes), "torch.autograd.grad inside a jitted function does not")
         pairs = [
             (made, source, grads.get(source.name))
             for made, source in zip(call.output, wanted, strict=True)

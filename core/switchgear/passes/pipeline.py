@@ -8,12 +8,11 @@ from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
 from switchgear import torch_internals as internals
-from switchgear.backward_writes import refuse_visible
 from switchgear.capture import compiling
 from switchgear.choice import Choice
 from switchgear.hookspecs import Stage
@@ -40,22 +39,15 @@ from .partition import Partitioned, backward_for, partition
 from .pass_through import pass_through
 from .plugin_passes import PassContext, run_pass
 
-#: A tensor that a backward writes to: the index of an "input", of an "output" of the forward, or of a "grad" output.
-Target: TypeAlias = tuple[str, int]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Program:
-    """A trace made executable: every stage it went through, the last one's function, and the choices.
-
-    Of a backward, `targets` says where the values that come after the gradients are to be copied.
-    """
+    """A trace made executable: every stage it went through, the last one's function, and the choices."""
 
     stages: tuple[Trace, ...]
     function: Callable[..., Any]
     choices: tuple[Choice, ...]
     boxed: bool = False
-    targets: tuple[Target, ...] = ()
 
     def line(self, number: int) -> BoundSymbol | None:
         """The bound symbol that line `number` of the function's file is, if it is one."""
@@ -136,19 +128,17 @@ class Training:
     """The programs of a differentiated trace, and what is needed to make backwards for other grad outputs.
 
     `parts` says what is saved. `inner` are the positions of those saved values through which a gradient of the backward
-    itself may flow, and which are neither inputs nor outputs. `mutated` is as for `compile_training`. `merged` names
-    the values of the prepared trace that another one stood for when it was split. `make_backward` gives the program
-    for the grad outputs that are expected, made when it is first asked for: where others arrive, it would be in vain.
+    itself may flow, and which are neither inputs nor outputs. `merged` names the values of the prepared trace that
+    another one stood for when it was split. `make_backward` gives the program for the grad outputs that are expected,
+    made when it is first asked for: where others arrive, it would be in vain.
     """
 
     forward: Program
     make_backward: Callable[[], Program]
-    targets: tuple[Target, ...]
     parts: Partitioned
     inner: tuple[int, ...]
     prepared: Trace
     joint: Joint
-    mutated: Mapping[str, int]
     merged: Mapping[str, TensorProxy]
 
     def at(self, binding: Mapping[str, int]) -> Training:
@@ -197,12 +187,11 @@ def compile_training(
     forward_program = _executable(forward, selection, boxed=False, choices=(*choices, *joint.choices))
     known = {proxy.name for proxy in proxies((parts.forward.inputs, joint.trace.outputs[: joint.count]))} - overwritten
     inner = tuple(i for i, proxy in enumerate(parts.saved) if proxy.requires_grad and proxy.name not in known)
-    targets = _targets(joint, mutated)
     _claim(backward, selection)
-    later = _Later(partial(_finished, backward, selection, boxed=True, targets=targets))
+    later = _Later(partial(_finished, backward, selection, boxed=True))
     if joint.trace.numbers:
         later()  # what is decided about symbolic sizes holds for the entry
-    return Training(forward_program, later, targets, parts, inner, stages[-1], joint, mutated, merged)
+    return Training(forward_program, later, parts, inner, stages[-1], joint, merged)
 
 
 @dataclass(slots=True, eq=False)
@@ -219,18 +208,6 @@ class _Later:
         return self.made
 
 
-def _targets(joint: Joint, mutated: Mapping[str, int]) -> tuple[Target, ...]:
-    """Where the tensors are that the backward writes to."""
-    trace, overwritten = joint.trace, mutated.values()
-    places: dict[str, Target] = {p.name: ("grad", i) for i, p in enumerate(joint.grad_outputs) if p is not None}
-    places |= {p.name: ("output", i) for i, p in enumerate(trace.outputs[: joint.count]) if p is not None}
-    places |= {p.name: ("input", i) for i, p in enumerate(trace.inputs) if p.name not in places}
-    places |= {name: ("input", i) for name, i in mutated.items()}
-    gone = [p for i, p in enumerate(trace.inputs) if i in overwritten and p.name not in mutated]
-    refuse_visible([p for p in joint.written if p in gone], "the function has overwritten since")
-    return tuple([places[proxy.name] for proxy in joint.written])
-
-
 def compile_backward(
     training: Training, selection: Selection, grad_outputs: Grads, wanted: tuple[bool, ...]
 ) -> Program:
@@ -238,34 +215,31 @@ def compile_backward(
 
     `grad_outputs` has one for each of the training's `ends`.
     """
-    stages, joint = _other_backward(training, selection, grad_outputs, wanted, False)
-    if wanted != tuple(proxy.requires_grad for proxy in training.prepared.inputs):
-        refuse_visible(joint.written, "autograd may not do where only some of the gradients are asked for")
-    return _executable(stages, selection, boxed=True, targets=_targets(joint, training.mutated))
+    return _executable(_other_backward(training, selection, grad_outputs, wanted, False), selection, boxed=True)
 
 
 def differentiable_backward(
     training: Training, selection: Selection, grad_outputs: Grads, wanted: tuple[bool, ...]
 ) -> Trace:
     """Like `compile_backward`, as a trace that can be differentiated in its turn."""
-    return _other_backward(training, selection, grad_outputs, wanted, True)[0].traces[-1]
+    return _other_backward(training, selection, grad_outputs, wanted, True).traces[-1]
 
 
 def _other_backward(
     training: Training, selection: Selection, grad_outputs: Grads, wanted: tuple[bool, ...], higher_order: bool
-) -> tuple[_Stages, Joint]:
+) -> _Stages:
     prepared = replace(training.prepared, outputs=training.ends)
     stages, joint, _ = _differentiated((prepared,), selection, grad_outputs, higher_order)
     outputs = joint.trace.outputs
     forward, found = outputs[: joint.count], outputs[joint.count :]
-    grads = tuple(grad if want else None for grad, want in zip(found, wanted, strict=False))
+    grads = tuple(grad if want else None for grad, want in zip(found, wanted, strict=True))
     merged = _still_merged(training, higher_order)
     body = [renamed(item, merged, _as_it_is) if _reads(item, merged) else item for item in joint.trace.bound_symbols]
-    trace = replace(joint.trace, outputs=(*forward, *grads, *found[len(wanted) :]), bound_symbols=tuple(body))
+    trace = replace(joint.trace, outputs=(*forward, *grads), bound_symbols=tuple(body))
     joint = replace(joint, trace=dead_code(trace))
     start = time.perf_counter()
     stages.keep("partition", backward_for(joint, training.parts), start)
-    return stages, joint
+    return stages
 
 
 def _still_merged(training: Training, higher_order: bool) -> Mapping[str, TensorProxy]:
@@ -289,7 +263,7 @@ def _differentiated(
     """The stages up to the joint trace, that trace, and which of its values stand for others."""
     stages = _Stages([*prepared])
     start = time.perf_counter()
-    joint = differentiate(prepared[-1], selection, grad_outputs, higher_order=higher_order, writes=not higher_order)
+    joint = differentiate(prepared[-1], selection, grad_outputs, higher_order=higher_order)
     stages.keep("differentiate", joint.trace, start)
     stages.plugin_passes("after_grad", selection)
     if higher_order:
@@ -331,11 +305,10 @@ def _executable(
     *,
     boxed: bool,
     choices: tuple[Choice, ...] = (),
-    targets: tuple[Target, ...] = (),
     destined: Mapping[int, int] = MappingProxyType({}),
 ) -> Program:
     _claim(stages, selection)
-    return _finished(stages, selection, boxed=boxed, choices=choices, targets=targets, destined=destined)
+    return _finished(stages, selection, boxed=boxed, choices=choices, destined=destined)
 
 
 def _claim(stages: _Stages, selection: Selection) -> None:
@@ -352,7 +325,6 @@ def _finished(
     *,
     boxed: bool,
     choices: tuple[Choice, ...] = (),
-    targets: tuple[Target, ...] = (),
     destined: Mapping[int, int] = MappingProxyType({}),
 ) -> Program:
     """The program of a trace that is claimed."""
@@ -364,7 +336,7 @@ def _finished(
     trace = stages.run("free_last_used", free_last_used)
     executed = dict.fromkeys(choice for item in trace.bound_symbols for choice in item.choices)
     function = compile_trace(trace, boxed=boxed)
-    return Program(tuple(stages.traces), function, (*choices, *stages.choices, *executed), boxed, targets)
+    return Program(tuple(stages.traces), function, (*choices, *stages.choices, *executed), boxed)
 
 
 def expected_grad(proxy: TensorProxy) -> TensorProxy | None:

@@ -73,7 +73,6 @@ class Bridge:
         self.again = frozenset(i for i, name in homes.items() if first.get(name, i) != i)
         made = {i for i in views if i in given_out and (p := ends[i]) is not None and p.name not in given}
         self.made = tuple(sorted(made | self.again))
-        self.written = tuple(place for place in training.targets if place[0] != "grad")
         expected: list[Any] = [
             None if p is None else (p.stride, p.dtype, False, False) for p in training.joint.grad_outputs
         ]
@@ -82,7 +81,7 @@ class Bridge:
         if sizes is not None:
             expected = [p and (EXPECTED if any(p[0]) else p[0], *p[1:]) for p in expected]
         #: Whether a call gives what the forward does, and leaves nothing for the backward.
-        self.is_simple = not (self.made or self.saves or self.plain or sizes or self.written or self.inner)
+        self.is_simple = not (self.made or self.saves or self.plain or sizes or self.inner)
         #: By pattern, for calls of any sizes that meet the constraints.
         self._generals: dict[Any, list[tuple[Callable[[], Program], tuple[Constraint | Computed, ...]]]] = {
             (*expected, *nothing, wanted, ()): [(training.make_backward, ())]
@@ -256,7 +255,6 @@ class _Last:
         inner: int,
     ) -> None:
         self.program = program
-        self.targets = program.targets
         self.run = runner(program, autocast=internals.autocast_active())
         self.takes_sizes = bool(program.stages[-1].numbers)
         self._sizes = sizes
@@ -265,7 +263,7 @@ class _Last:
         self.check = internals.tensor_guards([grad for grad in grads if grad is not None])
         self._autocast = internals.autocast_key()
         self.needed = (False, *wanted)
-        special = sparse or self.targets or sizes or self.takes_sizes or self._autocast
+        special = sparse or sizes or self.takes_sizes or self._autocast
         outer = len(grads) - inner
         self.is_simple = all(self._defined[:outer]) and not any(self._defined[outer:]) and not special
 
@@ -348,10 +346,6 @@ class _Node(torch.autograd.Function):
             ctx.mark_non_differentiable(*[outputs[i] for i in bridge.plain])
         if bridge.sizes is not None:
             ctx.sizes = bridge.sizes.measure(inputs)
-        if bridge.written:
-            held = {"input": inputs, "output": outputs}
-            # not saved, for it may change before the backward writes to it; without its history, which may lead here
-            ctx.written = {(kind, index): held[kind][index].detach() for kind, index in bridge.written}
         return (*outputs, results[bridge.inner[0]]) if bridge.inner else outputs
 
     @staticmethod
@@ -406,13 +400,7 @@ def _backward(ctx: Any, grads: Arriving) -> Any:
     last = bridge.backward_for(grads, wanted, sizes)
     if last.takes_sizes:
         arguments[:0] = sizes
-    found = last.run(arguments)
-    if last.targets:
-        for (kind, index), value in zip(last.targets, found[len(wanted) :], strict=True):
-            target: Any = grads[index] if kind == "grad" else ctx.written[kind, index]
-            target.copy_(value)
-        found = found[: len(wanted)]
-    return found
+    return last.run(arguments)
 
 
 class _Inner(torch.autograd.Function):
