@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from switchgear import torch_internals as internals
+from switchgear.errors import Unsupported
 from switchgear.tracking import metadata_proxy
 from tests.core.against_eager import numbers
 from tests.databases.verdict import global_state
@@ -1123,7 +1124,7 @@ def test_a_closed_environment_decides_no_more(environment: Any) -> None:
     assert size < 9
     internals.set_closed(environment, True)
     assert size < 9
-    with pytest.raises(ValueError, match="is asked for"):
+    with pytest.raises(Unsupported, match="is asked for"):
         bool(size < 8)
     internals.set_closed(environment, False)
     assert size < 8
@@ -1166,7 +1167,7 @@ def test_floats_of_sizes_that_round_at_most_once(environment: Any) -> None:
     assert all(map(internals.rounds_once, once))
     assert not any(map(internals.rounds_once, (size * 0.1, size / 3 + size / 5, size * 0.1 * 0.3 > 0.5)))
     assert size * 0.1 * 0.3 > 0.1
-    with pytest.raises(ValueError, match="computes with floats, here"):
+    with pytest.raises(Unsupported, match="computes with floats, here"):
         internals.decided(environment)
 
 
