@@ -4,85 +4,93 @@ from __future__ import annotations
 
 import argparse
 import collections
-import json
 import os
 import secrets
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
-import torch
-
-from tests.fuzz.compare import Outcome, Verdict
+from tests.fuzz.compare import Outcome
 from tests.fuzz.processes import over_processes
-from tests.fuzz.search import Finding, examine, shrink
+from tests.fuzz.search import Finding, Setup, differs_alone, examine_all, seeds, skeleton, smallest
+from tests.fuzz.templates import TEMPLATES
 from tests.under_test import UnderTest, names
 
-#: Programs that one seed draws: chunk i of seed s is the first chunk of seed s + i.
-CHUNK = 25
+REASONS = 10
 
 
 def main() -> int:
     """Run the fuzzer; 1 if any program differs from eager."""
     options = _parser().parse_args()
     os.environ.setdefault("SWITCHGEAR_VERIFY", "1")
-    seed = secrets.randbelow(2**31) if options.seed is None else options.seed
-    print(f"{options.programs} programs; again with: python -m tests.fuzz --programs {options.programs} --seed {seed}")
+    if options.seed is None:
+        options.seed = secrets.randbelow(2**31)
+    again = f"python -m tests.fuzz --programs {options.programs} --seed {options.seed}"
+    print(f"{options.programs} programs; again with: {again}")
+    groups = seeds(options.seed, options.programs) if options.group is None else []
+    groups = groups or [seeds(options.seed, options.programs)[options.group]]
+    setup = Setup(UnderTest(options.executors), options.without, tuple(options.ignore))
+    findings: list[Finding] = []
     start = time.monotonic()
-    firsts = range(0, options.programs, CHUNK)
-    jit = UnderTest(options.executors, strict=True)
-    chunks = [(seed + place, min(CHUNK, options.programs - first), jit) for place, first in enumerate(firsts)]
-    findings: dict[int, list[Finding]] = {}
-    for chunk, found in over_processes(examine, chunks, options.jobs):
-        findings[chunk[0]] = found if found is not None else [_lost(*chunk[:2])]
-        _progress(findings, start)
-    every = [finding for number in sorted(findings) for finding in findings[number]]
-    print(f"\n\n{summary(every)}")
-    # Each kind of difference with the first chunk that has it: the chunk is drawn once more, and the program shrunk.
-    kinds: dict[str, tuple[int, int, UnderTest]] = {}
-    for chunk in chunks:
-        for finding in findings[chunk[0]]:
-            if finding.verdict.outcome is Outcome.DIFFERENT and finding.text:
-                kinds.setdefault(finding.verdict.kind, chunk)
-    if len(kinds) > options.kinds:
-        print(f"\n{len(kinds)} kinds of differences, of which {options.kinds} are shrunk and shown (--kinds)")
-    wanted = [(*chunk[:2], kind, jit) for kind, chunk in kinds.items()][: options.kinds]
-    smallest: dict[str, Finding] = {}
-    for (number, _, kind, _), shrunk in over_processes(shrink, wanted, options.jobs):
-        # Where nothing comes back, the process died or the program differs in one run only: shown as it was drawn.
-        smallest[kind] = shrunk or next(one for one in findings[number] if one.verdict.kind == kind)
-        print(f"\n== {kind}\n{smallest[kind].verdict.detail}\n\n{smallest[kind].text}")
-    if options.json:
-        options.json.write_text(json.dumps(_report(seed, every, smallest), indent=1))
-    return int(any(finding.verdict.outcome is Outcome.DIFFERENT for finding in every))
+    for results in examine_all(groups, options.jobs, setup):
+        findings += results
+        _progress(findings, sum(map(len, groups)), start)
+    print(f"\n\n{summary(findings)}")
+    different = [finding for finding in findings if finding.verdict.outcome is Outcome.DIFFERENT]
+    alone = [(finding.seed, setup) for finding in different]
+    repeated = {
+        seed: differs is not False for (seed, *_), differs in over_processes(differs_alone, alone, options.jobs)
+    }
+    for finding in different:
+        if not repeated[finding.seed]:
+            group = next(place for place, group in enumerate(groups) if finding.seed in group)
+            print(f"\n== {finding.seed} depends on history: {again} --group {options.group or group}")
+            print(finding.verdict.detail)
+    _show([finding for finding in different if repeated[finding.seed]], options, setup)
+    return int(bool(different))
+
+
+def _show(different: Sequence[Finding], options: argparse.Namespace, setup: Setup) -> None:
+    """Print small programs, one of those that look alike once they are small."""
+    work = [(finding.seed, finding.verdict.kind, setup) for finding in different[: options.shrink]]
+    alike: dict[str, list[str]] = {}
+    for (seed, kind, *_), small in over_processes(smallest, work, options.jobs):
+        if small is None:
+            print(f"\n== {seed}: {kind}: the process died while the program was made smaller")
+            continue
+        program, verdict = small
+        group = alike.setdefault(skeleton(program), [])
+        group.append(seed)
+        if len(group) == 1:
+            print(f"\n== {seed}: {kind}\n{verdict.detail}\n\n{program}", flush=True)
+    print("\n".join(f"{len(group):6}  as {group[0]}" for group in sorted(alike.values(), key=len, reverse=True)))
+    if len(different) > options.shrink:
+        print(f"\n{len(different)} differ, of which {options.shrink} are made small and shown (--shrink)")
 
 
 def summary(findings: Sequence[Finding]) -> str:
-    """How many programs had which outcome, and of refusals and differences how many of each kind."""
-    lines = []
+    """How many programs had which outcome, and why."""
     counts = collections.Counter(finding.verdict.outcome for finding in findings)
-    for outcome in Outcome:
-        lines.append(f"{counts[outcome]:6} {counts[outcome] / max(len(findings), 1):6.1%}  {outcome}")
+    lines = [f"{len(findings):6}         programs"]
+    lines += [f"{counts[outcome]:6} {counts[outcome] / max(len(findings), 1):7.2%} {outcome}" for outcome in Outcome]
     regions = [finding.verdict.fused for finding in findings if finding.verdict.fused]
-    lines += [f"{len(regions):6} programs have regions that were fused: {sum(regions)} regions"] * bool(regions)
-    lines.append(f"{sum(finding.steps for finding in findings) / max(len(findings), 1):6.1f} steps in a program")
-    for outcome in (Outcome.REFUSED, Outcome.BOTH_RAISE, Outcome.EXCEPTED, Outcome.BROKEN, Outcome.DIFFERENT):
+    lines += [f"{len(regions):6}         have regions that were fused: {sum(regions)} regions"] * bool(regions)
+    for outcome in (Outcome.FALLBACK, Outcome.BOTH_RAISE, Outcome.DIFFERENT):
         kinds = collections.Counter(finding.verdict.kind for finding in findings if finding.verdict.outcome is outcome)
-        lines += [f"\n{outcome}:"] * bool(kinds) + [f"{number:6}  {kind}" for kind, number in kinds.most_common()]
+        lines += [f"\n{outcome}:"] * bool(kinds) + [f"{n:6}  {kind}" for kind, n in kinds.most_common(REASONS)]
     return "\n".join(lines)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tests.fuzz",
-        description="Writes random programs, runs each eagerly and jitted, and compares values, metadata, aliasing, "
-        "arguments, random stream and gradients: exactly, or values within rounding where the executors fuse. "
-        "Exit status 1 if any differs.",
+        description="Writes random programs as real code has them, runs each in eager and jitted, and compares values, "
+        "gradients, arguments, memory that is shared and the random stream. Values are equal as torch.equal says, or "
+        "within rounding where the executors fuse. Exit status 1 if any differs.",
     )
     parser.add_argument("--programs", type=int, default=2000, metavar="N", help="how many programs (default: 2000)")
     parser.add_argument("--seed", type=int, metavar="N", help="the seed of a run to repeat (default: a fresh one)")
+    parser.add_argument("--group", type=int, metavar="N", help="only the programs that share process N of that run")
     parser.add_argument(
         "--executors",
         type=names,
@@ -91,40 +99,25 @@ def _parser() -> argparse.ArgumentParser:
         help="whom to run the programs on, such as inductor,torch (default: torch)",
     )
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="worker processes (default: 2)")
+    parser.add_argument("--shrink", type=int, default=20, metavar="N", help="differences to make small (default: 20)")
     parser.add_argument(
-        "--kinds", type=int, default=12, metavar="N", help="kinds of differences to shrink (default: 12)"
+        "--without", type=names, default=(), metavar="NAMES", help=f"templates to leave out, of {', '.join(TEMPLATES)}"
     )
-    parser.add_argument("--json", type=Path, metavar="F", help="write everything found to this file")
+    parser.add_argument(
+        "--ignore",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="facts not to compare, such as 'version has risen'",
+    )
     return parser
 
 
-def _lost(seed: int, count: int) -> Finding:
-    detail = f"a process died or hung; run it alone: python -m tests.fuzz --seed {seed} --programs {count} --jobs 1"
-    return Finding(Verdict(Outcome.DIFFERENT, detail, "a process died or hung"), 0)
-
-
-def _progress(findings: dict[int, list[Finding]], start: float) -> None:
-    outcomes = [finding.verdict.outcome for chunk in findings.values() for finding in chunk]
-    rate = len(outcomes) / (time.monotonic() - start)
-    counts = f"{outcomes.count(Outcome.DIFFERENT)} different, {outcomes.count(Outcome.REFUSED)} refused"
-    print(f"\r{len(outcomes)} programs, {counts}, {rate:.1f} per second", end="", flush=True)
-
-
-def _report(seed: int, findings: Sequence[Finding], smallest: dict[str, Finding]) -> dict[str, Any]:
-    counts = collections.Counter(finding.verdict.outcome for finding in findings)
-    kinds = collections.Counter((one.verdict.outcome, one.verdict.kind) for one in findings if one.verdict.kind)
-    return {
-        "seed": seed,
-        "torch": torch.__version__,
-        "outcomes": {str(outcome): counts[outcome] for outcome in Outcome},
-        "kinds": [{"outcome": str(outcome), "kind": kind, "programs": n} for (outcome, kind), n in kinds.most_common()],
-        "smallest": {kind: {"differs": one.verdict.detail, "program": one.text} for kind, one in smallest.items()},
-        "different": [
-            {"kind": one.verdict.kind, "differs": one.verdict.detail, "program": one.text}
-            for one in findings
-            if one.verdict.outcome is Outcome.DIFFERENT
-        ],
-    }
+def _progress(findings: Sequence[Finding], programs: int, start: float) -> None:
+    outcomes = collections.Counter(finding.verdict.outcome for finding in findings)
+    rate = len(findings) / (time.monotonic() - start)
+    counts = f"{outcomes[Outcome.DIFFERENT]} different, {outcomes[Outcome.FALLBACK]} fallen back"
+    print(f"\r{len(findings)} of {programs} programs, {counts}, {rate:.1f} per second", end="", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Runs a program eagerly and jitted, from equal arguments, and says everything in which the two differ."""
+"""Runs a program in eager and jitted, from equal arguments, and says everything in which the two differ."""
 
 from __future__ import annotations
 
@@ -6,309 +6,324 @@ import contextlib
 import enum
 import re
 import warnings
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 import switchgear as sg
 from tests import under_test
-from tests.fuzz.functions import detached, distinct
-from tests.fuzz.programs import Write
-from tests.fuzz.source import SEED, Script, in_float64
+from tests.fuzz.programs import SEED, Write
 from tests.under_test import UnderTest
 
-Jit = Callable[[Callable[..., Any]], Callable[..., Any]]
+Function = Callable[..., Any]
+Facts = dict[str, object]
 
-#: The jit under test, if nothing else is said.
-TORCH = UnderTest(strict=True)
+#: What a refused call raises where it does not run in eager.
+REFUSALS = (sg.errors.Unsupported, sg.errors.DataDependent, sg.errors.InvalidInput)
 
-#: The one way around the node in which a gradient may differ from eager's, by rounding or in strides.
-AROUND = (
-    "a gradient that flows both through the compiled function and around it (an argument, a view of one, or a view of "
-    "a result is returned, which is made around it; or an argument is written to that is a view, shares memory with "
-    "another, or where autograd does not see it, or that is given other sizes) is the sum of the same terms, added in "
-    "another order; a sum has the layout of its first term"
-)
-
-#: The operators whose gradient may differ from eager's by rounding or in strides.
-AS_STRIDED = (
-    "as_strided, conj, view_as_real: a view that is used after its base was written to is made again, by autograd "
-    "where it is used and with as_strided unless that cannot be, here by the call that made it; its gradient has the "
-    "layout of the base there, and a sum over it is added in another order"
-)
-
-_NARROW = (torch.bfloat16, torch.float16)
+#: What eager's backward says where a tensor that it needs has been overwritten. A jitted function saves values and has
+#: a gradient there, which nothing in eager compares with.
+OVERWRITTEN = ("modified by an inplace operation", "its base or another view of its base has been modified")
 
 #: What autograd says where it finds itself at fault.
 INTERNAL = ("INTERNAL ASSERT FAILED", "returned an invalid gradient at index")
 
-#: Errors that say "not here"; any other error of ours is a fault.
-REFUSALS = (sg.errors.Unsupported, sg.errors.DataDependent, sg.errors.InvalidInput, sg.errors.NotDifferentiable)
-
-#: What eager says where a tensor that a backward needs has been overwritten; the second, where that is one of several
-#: views made at once, or a view of one.
-OVERWRITTEN = (
-    "modified by an inplace operation",
-    "its base or another view of its base has been modified",
-)
-
-
-#: The fact that names the results that are views, and the arguments that were given other sizes, which says where
-#: gradients flow and is not compared.
-VIEWS = "(results that are views)"
-
-#: The fact whether autograd made a view again, which is not compared either.
-MADE_AGAIN = "(views made again)"
-
-#: Begins the facts that were seen after the write that follows the first gradient.
-AFTERWARDS = "after the write: "
+#: So many of the facts that differ are printed.
+SHOWN = 6
 
 
 class Outcome(enum.StrEnum):
     """What came of a program, the harmless first."""
 
-    EQUAL = "equal"
-    BOTH_RAISE = "both raise"
-    #: The function overwrote what eager's backward needs, so eager refuses to differentiate. The jitted program saves
-    #: values and not tensors, and has a gradient: it is compared with that of an eager that saves copies.
-    OVERWRITTEN = "equal to eager that saves copies, eager's own backward raises"
-    EXCEPTED = "gradients equal but for the order of a sum"
-    #: Eager itself stops with an assertion that asks for a bug report.
+    EQUAL = "compiled and equal"
+    BOTH_RAISE = "eager raises, and so does the jitted function"
     BROKEN = "eager raises an internal error of PyTorch's"
-    REFUSED = "refused"
+    FALLBACK = "fallen back to eager"
     DIFFERENT = "different"
 
 
 @dataclass(frozen=True, slots=True)
+class Verdict:
+    """What came of one program. Verdicts of one cause have one `kind`, as far as that can be told."""
+
+    outcome: Outcome
+    detail: str = ""
+    kind: str = ""
+    fused: int = 0  # regions
+
+
+class Subject(Protocol):
+    """What can be judged: a `Program`, or functions written by hand."""
+
+    @property
+    def calls(self) -> Sequence[Any]:
+        """One element for each call."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Of `sg.jit`."""
+
+    @property
+    def write(self) -> Write | None:
+        """What happens after the first gradient."""
+
+    def make(self) -> Function:
+        """The function or a new module."""
+
+    def call(self, place: int) -> tuple[list[Tensor], tuple[Any, ...], dict[str, Any]]:
+        """Leaves, arguments and keywords of a call, made anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A function and its arguments, written by hand: every call has the same ones."""
+
+    arguments: Callable[[], tuple[list[Any], list[Tensor]]]
+    function: Function
+    calls: tuple[str, ...] = ("same", "same")
+    write: Write | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def make(self) -> Function:
+        """The function."""
+        return self.function
+
+    def call(self, _: int) -> tuple[list[Tensor], tuple[Any, ...], dict[str, Any]]:
+        """Leaves, arguments, and no keywords."""
+        arguments, leaves = self.arguments()
+        return leaves, tuple(arguments), {}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Raised:
-    """An error, as a result to be compared."""
+    """An error, as a fact: equal to another of its type."""
 
     error: Exception
 
     def __eq__(self, other: object) -> bool:
-        """The same type of error; ours may stand for any of eager's."""
-        return isinstance(other, Raised) and (
-            type(self.error) is type(other.error) or isinstance(other.error, sg.errors.SwitchgearError)
-        )
-
-    __hash__ = None  # type: ignore[assignment]
+        return isinstance(other, Raised) and type(self.error) is type(other.error)
 
     def __str__(self) -> str:
-        return f"{type(self.error).__name__}: {str(self.error).splitlines()[0] if str(self.error) else ''}"
+        return f"{type(self.error).__name__}: {(str(self.error).splitlines() or [''])[0]}"
 
-    @property
-    def is_refusal(self) -> bool:
-        """Whether it is one of ours that says that the program is not supported."""
-        return isinstance(self.error, REFUSALS)
+    def says(self, messages: Sequence[str]) -> bool:
+        """Whether its message has one of these."""
+        return any(message in str(self.error) for message in messages)
 
 
-@dataclass(frozen=True, slots=True)
-class Bits:
-    """The values of a tensor at one moment, equal bit by bit; one NaN is as good as another."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Values:
+    """What a tensor holds at one moment: equal as `torch.equal` says, and one NaN as good as another."""
 
     values: Tensor
 
     @classmethod
-    def of(cls, tensor: Tensor) -> Bits:
-        """What the tensor holds now."""
-        values = tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
-        return cls(torch.view_as_real(values) if values.is_complex() else values)
+    def of(cls, tensor: Tensor) -> Values:
+        """A copy of what the tensor holds now."""
+        return cls(tensor.detach().resolve_conj().resolve_neg().clone())
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Bits):
+        if not isinstance(other, Values) or _kind_of(self.values) != _kind_of(other.values):
             return False
-        one, two = self.values, other.values
-        if one.dtype != two.dtype or one.shape != two.shape:
-            return False
-        same = one == two
-        if one.is_floating_point():
-            same = (same & (one.signbit() == two.signbit())) | (one.isnan() & two.isnan())
+        same = (self.values == other.values) | (self.values.isnan() & other.values.isnan())
         return bool(same.all())
-
-    __hash__ = None  # type: ignore[assignment]
 
     def __str__(self) -> str:
         text = " ".join(str(self.values.flatten()[:6].tolist()).split())
         return f"{text}{'…' if self.values.numel() > 6 else ''}"
 
-
-Facts = dict[str, object]
-
-#: So many of the facts that differ are printed.
-SHOWN = 8
-
-
-@dataclass(slots=True)
-class Observation:
-    """What one call of a program did, as facts by name, in the order in which they were seen."""
-
-    facts: Facts = field(default_factory=dict)
-
-    def attempt(self, name: str, action: Callable[[], Any]) -> Any:
-        """The action's result; an error becomes a fact of that name."""
-        try:
-            return action()
-        except Exception as error:
-            self.facts[name] = Raised(error)
-            return None
+    def is_near(self, other: Values) -> bool:
+        """Whether what lies between the two is rounding."""
+        one, two = self.values, other.values
+        if _kind_of(one) != _kind_of(two) or not (one.is_floating_point() or one.is_complex()):
+            return False
+        largest = one[one.isfinite()].abs().max().item() if one.isfinite().any() else 0.0
+        return torch.allclose(two, one, rtol=0, atol=8 * torch.finfo(one.dtype).eps * largest, equal_nan=True)
 
 
-def observe(script: Script, function: Callable[..., Any], kind: str, *, saves_copies: bool = False) -> Facts:
-    """Call `function` with the script's arguments, as the kind of call says, and look at everything afterwards."""
-    seen = Observation()
-    args, leaves = script.arguments()
-    if kind in ("distinct", "detached"):
-        args, leaves = (distinct if kind == "distinct" else detached)(args)
-    before = {place: arg._version for place, arg in enumerate(args) if isinstance(arg, Tensor)}
-    layouts = {place: _layout(args[place]) for place in before if args[place].requires_grad}
-    # a view gets a new node from whatever happens to its base
-    nodes = {place: args[place].grad_fn for place in before if not args[place]._is_view()}
+def _kind_of(tensor: Tensor) -> tuple[torch.dtype, torch.Size]:
+    return tensor.dtype, tensor.shape
+
+
+def judge(
+    subject: Subject, jit: UnderTest | Callable[[Function], Function] | None = None, ignored: Sequence[str] = ()
+) -> Verdict:
+    """Run every call both ways, and compare all but the facts that have an ignored text in their name.
+
+    `jit` other than `sg.jit` is for tests of the comparison.
+    """
+    jit = jit or UnderTest()
+    under_test.fused_since(jit)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warnings.simplefilter("error", sg.errors.PluginWarning)  # of a region that its executor fails on
+        eager, other = subject.make(), subject.make()
+        jitted = _jit(other, jit, subject.options)
+        verdict = _Pair(subject, eager, jitted, other, ignored, under_test.is_exact(jit)).judge()
+    fallbacks = [str(warning.message) for warning in caught if warning.category.__name__ == "FallbackWarning"]
+    if fallbacks and verdict.outcome in (Outcome.EQUAL, Outcome.BOTH_RAISE):
+        verdict = Verdict(Outcome.FALLBACK, fallbacks[0], _blurred(fallbacks[0]))
+    return Verdict(verdict.outcome, verdict.detail, verdict.kind, under_test.fused_since(jit))
+
+
+def _jit(target: Function, jit: UnderTest | Callable[[Function], Function], options: dict[str, Any]) -> Function:
+    if not isinstance(jit, UnderTest):
+        return jit(target)
+    options = {"specialize_on_data": jit.specialize_on_data, **options}
+    jitted: Function = sg.jit(target, executors=list(jit.executors), fuel=jit.fuel, **options)
+    return jitted
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """One program in eager and jitted. other: what is jitted, whose state the jitted one works on."""
+
+    subject: Subject
+    eager: Function
+    jitted: Function
+    other: Function
+    ignored: Sequence[str]
+    exact: bool
+
+    def judge(self) -> Verdict:
+        """Call by call, up to the first that differs."""
+        raised = ""
+        for place in range(len(self.subject.calls)):
+            expected, actual, unlike = self.compare(place)
+            if any(isinstance(fact, Raised) and fact.says(INTERNAL) for fact in expected.values()):
+                return Verdict(Outcome.BROKEN)
+            refusal = actual.get("call")
+            if isinstance(refusal, Raised) and isinstance(refusal.error, REFUSALS):
+                return Verdict(Outcome.FALLBACK, str(refusal), _blurred(str(refusal)))
+            if unlike and all(one.is_rounding and "gradient" in one.fact for one in unlike):
+                # Gradients of several results are summed in another order if one of them is a view, which is made
+                # around the compiled call. Those of each result by itself have to be equal.
+                unlike = self.compare(place, apart=True)[2]
+            if unlike:
+                shown = [f"call {place}: {one}" for one in unlike[:SHOWN]]
+                shown += [f"… and {len(unlike) - SHOWN} more"] * (len(unlike) > SHOWN)
+                return Verdict(Outcome.DIFFERENT, "\n".join(shown), unlike[0].kind)
+            if isinstance(expected.get("call"), Raised):
+                raised = str(expected["call"])
+        return Verdict(Outcome.BOTH_RAISE, raised, _blurred(raised)) if raised else Verdict(Outcome.EQUAL)
+
+    def compare(self, place: int, *, apart: bool = False) -> tuple[Facts, Facts, list[Difference]]:
+        """Eager's facts of a call, the jitted one's, and how they differ."""
+        expected = observe(self.subject, self.eager, self.eager, place, apart=apart)
+        actual = observe(self.subject, self.jitted, self.other, place, apart=apart)
+        unlike = [
+            one
+            for one in differences(expected, actual)
+            if not any(text in one.fact for text in self.ignored)
+            and (self.exact or not one.is_near_enough_for_a_fusion)
+        ]
+        return expected, actual, unlike
+
+
+def observe(subject: Subject, function: Function, owner: Function, place: int, *, apart: bool = False) -> Facts:
+    """Call the function once, and look at everything afterwards.
+
+    owner: the module whose state it works on. apart: gradients of each result by itself, not of all.
+    """
+    leaves, args, kwargs = subject.call(place)
+    facts: Facts = {}
+    arguments = [(f"argument {name}", value) for name, value in (*enumerate(args), *kwargs.items())]
+    inputs = [(name, value) for name, value in arguments if isinstance(value, Tensor)]
+    if isinstance(owner, torch.nn.Module):
+        state = {**dict(owner.named_parameters()), **dict(owner.named_buffers())}
+        inputs += [(f"state {name}", value) for name, value in state.items()]
+        leaves = [*leaves, *owner.parameters()]
+    before = [(value._version, Values.of(value)) for _, value in inputs]
     torch.default_generator.manual_seed(SEED)
-    mode = torch.no_grad() if kind == "no_grad" else contextlib.nullcontext()
-    with mode, _saving_copies() if saves_copies else contextlib.nullcontext():
-        result = seen.attempt("call", lambda: function(*args))
-    if "call" in seen.facts:
-        return seen.facts
-    outputs = result if isinstance(result, tuple) else (result,)
-    seen.facts["structure"] = (type(result).__name__, len(outputs), [type(output).__name__ for output in outputs])
-    seen.facts["random stream"] = Bits.of(torch.get_rng_state())
-    for place, version in before.items():
-        seen.facts[f"argument {place}: version has risen"] = args[place]._version > version
-        seen.facts[f"argument {place}: has a new node"] = place in nodes and args[place].grad_fn is not nodes[place]
-    outer = {f"output {place}": value for place, value in enumerate(outputs) if isinstance(value, Tensor)}
-    inner = {f"argument {place}": value for place, value in enumerate(args) if isinstance(value, Tensor)}
-    # Arguments first: what comes later is then said to be an argument, or to share storage with one.
-    named = inner | {f"leaf {place}": value for place, value in enumerate(leaves)} | outer
-    seen.facts.update(look(named))
-    views = [name for name, value in outer.items() if value._is_view() and value.requires_grad]
-    seen.facts[VIEWS] = [*views, *(place for place, layout in layouts.items() if _layout(args[place]) != layout)]
-    seen.facts[MADE_AGAIN] = any(map(_makes_again, outer.values()))
-    # What was written to is a result too. Any other argument would only hide that a gradient is None.
-    roots = [*outer.values(), *(args[place] for place, version in before.items() if args[place]._version > version)]
-    seen.facts.update(gradients(roots, leaves, script.omitted, "gradient"))
-    if script.write is not None and not isinstance(seen.facts.get("gradient"), Raised):
-        targets = [*outer.values(), *inner.values()]
-        target = targets[script.write.slot % len(targets)]
-        versions = {name: tensor._version for name, tensor in named.items()}
-        seen.attempt("the write afterwards", lambda: write_to(target, script.write))
-        prefix = AFTERWARDS
-        seen.facts |= {f"{prefix}{name}: version has risen": t._version > versions[name] for name, t in named.items()}
-        seen.facts |= look(named, prefix)
-        seen.facts |= gradients(roots, leaves, script.omitted, "second gradient")
-    return seen.facts
-
-
-def _layout(tensor: Tensor) -> tuple[torch.Size, tuple[int, ...]]:
-    return tensor.shape, tensor.stride()
-
-
-def _makes_again(tensor: Tensor) -> bool:
-    """Whether autograd's graph of a tensor has a view in it that it made again."""
     try:
-        pending, seen = [tensor.grad_fn], set()
-    except RuntimeError:  # a view that autograd lets nobody use
-        return False
-    while pending:
-        node = pending.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            pending += [before for before, _ in node.next_functions]
-    lazily = (node for node in seen if node.name().startswith(("ConjBackward", "ViewAsRealBackward")))
-    return any(node.name().startswith("AsStridedBackward") for node in seen) or any(
-        before is not None and before.name().endswith("CopySlices")
-        for node in lazily
-        for before, _ in node.next_functions
-    )
+        result = function(*args, **kwargs)
+    except Exception as error:
+        return {"call": Raised(error)}
+    facts["random stream"] = Values.of(torch.get_rng_state())
+    outputs: list[tuple[str, Tensor]] = []
+    for name, value in flatten("result", result):
+        if isinstance(value, Tensor):
+            outputs.append((name, value))
+        else:
+            facts[name] = (type(value).__name__, value)
+    tensors = [*inputs, *outputs]
+    facts |= look(tensors)
+    # An argument that was not written to, or a leaf, would only hide that a gradient is None.
+    pairs = list(zip(inputs, before, strict=True))
+    written = [(name, value) for (name, value), (_, old) in pairs if Values.of(value) != old and not _is_leaf(value)]
+    roots = [*outputs, *written]
+    facts |= gradients(roots, leaves, "gradient", apart=apart)
+    facts |= {f"{name}: version has risen": value._version > version for (name, value), (version, _) in pairs}
+    if subject.write is not None and tensors:
+        _, target = tensors[-1 - subject.write.slot % len(tensors)]
+        with torch.no_grad() if subject.write.no_grad else contextlib.nullcontext(), contextlib.suppress(RuntimeError):
+            target.logical_not_() if target.dtype is torch.bool else target.mul_(2)
+        facts |= {f"after the write: {name}": fact for name, fact in look(tensors).items()}
+        facts |= gradients(roots, leaves, "gradient after the write", apart=apart)
+    return facts
 
 
-def _saving_copies() -> contextlib.AbstractContextManager[Any]:
-    return torch.autograd.graph.saved_tensors_hooks(_copied, lambda copy: copy)
+def flatten(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Everything in a nest, by path; of a container its type and keys."""
+    if isinstance(value, (tuple, list)):
+        yield f"{name}: container", (type(value).__name__, len(value))
+        for place, part in enumerate(value):
+            yield from flatten(f"{name}[{place}]", part)
+    elif isinstance(value, dict):
+        yield f"{name}: container", ("dict", tuple(value))
+        for key, part in value.items():
+            yield from flatten(f"{name}[{key!r}]", part)
+    else:
+        yield name, value
 
 
-def _copied(tensor: Tensor) -> Tensor:
-    """A copy of a tensor that lies in memory as it does, since kernels sum by strides."""
-    if tensor.is_conj() or tensor.is_neg() or tensor.layout is not torch.strided:
-        return tensor.detach().clone()
-    memory = tensor.untyped_storage().clone()
-    with torch.no_grad():
-        return torch.empty(0, dtype=tensor.dtype).set_(memory, tensor.storage_offset(), tensor.shape, tensor.stride())
-
-
-def look(named: dict[str, Tensor], prefix: str = "") -> Facts:
-    """Everything about tensors, and about how they hang together, that a program can tell."""
-    seen = Observation()
-    first: dict[int, str] = {}
-    bases: dict[int, str] = {}
-    # a base that nobody else shows is no fact: what an operator makes inside and returns a view of
-    unique = {id(tensor): tensor for tensor in named.values()}
-    seen_often = Counter(id(tensor._base) for tensor in unique.values() if tensor._base is not None)
-    seen_often.update(unique.keys())
-    storages: dict[int, tuple[str, int | torch.SymInt]] = {}
-    for name, tensor in named.items():
-        base = tensor._base
+def look(tensors: Sequence[tuple[str, Tensor]]) -> Facts:
+    """What a program can tell about tensors, and about which are one and which share memory."""
+    facts: Facts = {}
+    objects: dict[int, str] = {}
+    storages: dict[int, tuple[str, Any]] = {}
+    for name, tensor in tensors:
         position = tensor.storage_offset() * tensor.element_size()
-        earliest, start = storages.setdefault(tensor.untyped_storage()._cdata, (name, position))
-        same = first.setdefault(id(tensor), name)
-        seen.facts |= {
-            f"{prefix}{name}: same object as": same,
-            f"{prefix}{name}: shares storage with": earliest,
-            f"{prefix}{name}: distance in storage": position - start,
-            f"{prefix}{name}: base": seen_often[id(base)] > 1 and bases.setdefault(id(base), f"that of {name}"),
+        neighbour, start = storages.setdefault(tensor.untyped_storage()._cdata, (name, position))
+        facts[f"{name}: same object as"] = objects.setdefault(id(tensor), name)
+        facts[f"{name}: in the memory of"] = (neighbour, position - start)
+        facts[f"{name}: type"] = (type(tensor).__name__, tensor.dtype, tuple(tensor.shape))
+        facts[f"{name}: requires_grad"] = tensor.requires_grad
+        facts[f"{name}: is leaf"] = _is_leaf(tensor)
+        facts[f"{name}: values"] = Values.of(tensor)
+    return facts
+
+
+def _is_leaf(tensor: Tensor) -> object:
+    try:
+        return tensor.is_leaf
+    except RuntimeError as error:  # a view whose base was written to may refuse to say
+        return Raised(error)
+
+
+def gradients(roots: Sequence[tuple[str, Tensor]], leaves: Sequence[Tensor], name: str, *, apart: bool) -> Facts:
+    """Of a weighted sum of whatever is differentiable, by every leaf."""
+    if apart:
+        return {
+            fact: value
+            for root in roots
+            for fact, value in gradients([root], leaves, f"{name} of {root[0]}", apart=False).items()
         }
-        for fact, find in _FACTS.items():
-            # A view whose base was written to may refuse to say: that is then the fact.
-            value = seen.attempt(f"{prefix}{name}: {fact}", lambda find=find, tensor=tensor: find(tensor))  # type: ignore[misc]
-            seen.facts.setdefault(f"{prefix}{name}: {fact}", value)
-    # A base that is itself at hand is that very object on both sides.
-    seen.facts |= {f"{prefix}{first[base]}: is base": of for base, of in bases.items() if base in first}
-    return seen.facts
-
-
-def _strides(tensor: Tensor) -> object:
-    """Those that mean something: where a dimension has one place or none, any stride is right."""
-    significant = zip(tensor.stride(), tensor.shape, strict=True)
-    return tuple(stride if size > 1 else 0 for stride, size in significant) if tensor.numel() else ()
-
-
-#: What a program can tell about a tensor by itself.
-_FACTS: dict[str, Callable[[Tensor], object]] = {
-    "type": lambda tensor: type(tensor).__name__,
-    "dtype": lambda tensor: tensor.dtype,
-    "shape": lambda tensor: tuple(tensor.shape),
-    "stride": lambda tensor: _strides(tensor),
-    "offset": lambda tensor: tensor.storage_offset(),
-    "conjugate and negative bit": lambda tensor: (tensor.is_conj(), tensor.is_neg()),
-    "requires_grad": lambda tensor: tensor.requires_grad,
-    "is leaf": lambda tensor: tensor.is_leaf,
-    "has grad_fn": lambda tensor: tensor.grad_fn is not None,
-    "values": Bits.of,
-}
-
-
-def gradients(results: Sequence[Tensor], leaves: Sequence[Tensor], omitted: int, name: str) -> Facts:
-    """Of a weighted sum of whatever is differentiable, with respect to every leaf."""
-    seen = Observation()
-    found = seen.attempt(name, lambda: _gradients(results, leaves, omitted))
-    for place, grad in enumerate(found or ()):
-        seen.facts[f"{name} of leaf {place}: is None"] = grad is None
-        if grad is not None:
-            seen.facts[f"{name} of leaf {place}: stride"] = _strides(grad)
-            seen.facts[f"{name} of leaf {place}: values"] = Bits.of(grad)
-    return seen.facts
-
-
-def _gradients(results: Sequence[Tensor], leaves: Sequence[Tensor], omitted: int) -> Sequence[Tensor | None]:
-    unique = {id(tensor): tensor for tensor in results}
-    roots = [t for t in unique.values() if t.requires_grad and (t.is_floating_point() or t.is_complex())]
-    kept = [root for place, root in enumerate(roots) if not omitted >> place & 1] or roots
     leaves = [leaf for leaf in leaves if leaf.requires_grad]
-    if not kept or not leaves:
-        return []
-    return torch.autograd.grad(_loss(kept), leaves, retain_graph=True, allow_unused=True)
+    try:
+        unique = {id(root): root for _, root in roots if root.requires_grad}
+        if not unique or not leaves:
+            return {}
+        found = torch.autograd.grad(_loss(list(unique.values())), leaves, retain_graph=True, allow_unused=True)
+    except Exception as error:
+        return {name: Raised(error)}
+    return {
+        f"{name} of leaf {place}": None if grad is None else Values.of(grad.to_dense() if grad.is_sparse else grad)
+        for place, grad in enumerate(found)
+    }
 
 
 def _loss(roots: Sequence[Tensor]) -> Tensor:
@@ -317,224 +332,73 @@ def _loss(roots: Sequence[Tensor]) -> Tensor:
     for root in roots:
         wide = torch.complex128 if root.is_complex() else torch.float64
         weight = torch.randn(root.shape, generator=generator, dtype=wide).to(root.dtype)
-        part = (root * weight).sum()
-        loss = loss + (part.real if part.is_complex() else part).to(torch.float64)
+        term = (root * weight).sum()
+        loss = loss + (term.real if term.is_complex() else term).to(torch.float64)
     return loss
-
-
-def write_to(target: Tensor, write: Write | None) -> None:
-    """Do what a user may do with whatever is at hand once the program has returned."""
-    how = write.how if write is not None else ""
-    part = target[0] if how == "row" and target.dim() and target.shape[0] else target
-    with torch.no_grad() if how == "no_grad" else contextlib.nullcontext():
-        if target.dtype is torch.bool:
-            part.logical_not_()
-        else:
-            part.mul_(2)
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
     """One fact in which a call of the jitted program is not what eager's is."""
 
-    call: str
     fact: str
     eager: object
     jitted: object
 
     def __str__(self) -> str:
-        return f"{self.call}: {self.fact}: is {self.jitted}, eager's {self.eager}{self.distance}"
+        return f"{self.fact}: is {self.jitted}, eager's {self.eager}{' (by rounding only)' * self.is_rounding}"
 
     @property
-    def is_one_sided(self) -> bool:
-        """Whether it is a fact on one side only."""
-        return _ABSENT in (self.eager, self.jitted)
+    def is_rounding(self) -> bool:
+        """Whether values differ in their last bits only."""
+        return isinstance(self.eager, Values) and isinstance(self.jitted, Values) and self.eager.is_near(self.jitted)
 
     @property
-    def distance(self) -> str:
-        """How far values lie apart."""
-        one, two = self.eager, self.jitted
-        if not isinstance(one, Bits) or not isinstance(two, Bits) or one.values.shape != two.values.shape:
-            return ""
-        inexact = one.values.is_floating_point() or one.values.is_complex()
-        if not inexact or one.values.dtype != two.values.dtype:
-            return ""
-        relative, absolute = (2e-2, 1e-2) if one.values.dtype in _NARROW else (1e-4, 1e-5)
-        near = torch.allclose(one.values, two.values, relative, absolute, equal_nan=True)
-        return " (by rounding only)" if near else ""
+    def is_error(self) -> bool:
+        """Whether one side raises."""
+        return isinstance(self.eager, Raised) or isinstance(self.jitted, Raised)
+
+    @property
+    def is_near_enough_for_a_fusion(self) -> bool:
+        """Whether values are as near to eager's as those of an executor that fuses have to be."""
+        if not isinstance(self.eager, Values) or not isinstance(self.jitted, Values):
+            return False
+        one, two = self.eager.values, self.jitted.values
+        return _kind_of(one) == _kind_of(two) and under_test.is_near(one, two, None)
+
+    @property
+    def kind(self) -> str:
+        """What is the same in differences of one cause."""
+        error = next((side for side in (self.jitted, self.eager) if isinstance(side, Raised)), None)
+        which = "" if error is None else f" ({'jitted' if error is self.jitted else 'only eager'}: {error})"
+        return _blurred(f"{self.fact}{which}{' (by rounding only)' * self.is_rounding}")
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What came of one program."""
-
-    outcome: Outcome
-    detail: str = ""
-    kind: str = ""  # what verdicts of the same cause have in common, as far as that can be told
-    fused: int = 0  # regions
+_ABSENT = "not there"
 
 
-def judge(script: Script, jit: Jit = TORCH) -> Verdict:
-    """Run the script both ways, every call of it, and compare."""
-    under_test.fused_since(jit)
-    exact = under_test.is_exact(jit)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of eager's, about what programs do, and of ours, about recompilation
-        warnings.simplefilter("error", sg.errors.PluginWarning)  # of a region that its executor fails on
-        jitted = jit(script.function)
-        verdicts = [_judge_call(script, jit, jitted, place, exact) for place in range(len(script.calls))]
-    order = list(Outcome)
-    worst = max(verdicts, key=lambda verdict: order.index(verdict.outcome))  # the first of the worst
-    return replace(worst, fused=under_test.fused_since(jit))
-
-
-def _judge_call(script: Script, jit: Jit, jitted: Callable[..., Any], place: int, exact: bool) -> Verdict:
-    kind = script.calls[place]
-    call = f"call {place + 1} ({kind} arguments)" if kind != "no_grad" else f"call {place + 1} (under no_grad)"
-    eager = observe(script, script.function, kind)
-    ours = observe(script, jitted, kind)
-    refusal = next((fact for fact in ours.values() if isinstance(fact, Raised) and fact.is_refusal), None)
-    expected, equal = eager, Outcome.EQUAL
-    if _is_stale(eager.get("gradient")) and not isinstance(ours.get("gradient"), Raised):
-        expected, equal = observe(script, script.function, kind, saves_copies=True), Outcome.OVERWRITTEN
-        # Eager that saves copies never notices that they are stale; what the write afterwards does stays comparable.
-        expected, ours = _without_second_gradient(expected), _without_second_gradient(ours)
-    if _is_stale(expected.get("second gradient")) and not isinstance(ours.get("second gradient"), Raised):
-        expected, ours, equal = _without_second_gradient(expected), _without_second_gradient(ours), Outcome.OVERWRITTEN
-    found = differences(expected, ours, call)
-    if found and not exact:
-        found = _beyond_rounding(found, script, kind, saves_copies=expected is not eager)
-    if not found:
-        raised = isinstance(eager.get("call"), Raised)
-        return (
-            Verdict(Outcome.BOTH_RAISE, str(eager["call"]), _blurred(str(eager["call"]))) if raised else Verdict(equal)
-        )
-    if any(isinstance(fact, Raised) and any(error in str(fact) for error in INTERNAL) for fact in expected.values()):
-        return Verdict(Outcome.BROKEN, str(found[0]), _kind(found[0]))
-    if refusal is not None and all(
-        one.jitted is _ABSENT or (isinstance(one.jitted, Raised) and one.jitted.is_refusal) for one in found
-    ):
-        return Verdict(Outcome.REFUSED, str(refusal), _blurred(str(refusal)))
-    around = _flows_around(eager)
-    if around or eager.get(MADE_AGAIN):
-        left = [one for one in found if not _by_order_of_a_sum(one)]
-        if all("gradient of leaf" in one.fact for one in left):
-            left = _beyond_rounding(left, script, kind, saves_copies=expected is not eager) if left else left
-            left = _different_in_float64(left, script, jit, kind, saves_copies=expected is not eager) if left else left
-        if not left:
-            reason = AROUND if around else AS_STRIDED
-            return Verdict(Outcome.EXCEPTED, reason, reason)
-    shown = [str(one) for one in found[:SHOWN]] + [f"… and {len(found) - SHOWN} more"] * (len(found) > SHOWN)
-    prefix = "only when called again: " if kind in script.calls[:place] else ""
-    return Verdict(Outcome.DIFFERENT, "\n".join(shown), f"{prefix}{_kind(found[0])}")
-
-
-def _beyond_rounding(found: list[Difference], script: Script, kind: str, *, saves_copies: bool) -> list[Difference]:
-    """The differences that are more than those of values as near to eager's as a fusion executor's have to be."""
-    wide = in_float64(script)
-    exact = observe(wide, wide.function, kind, saves_copies=saves_copies) if wide else {}
-    return [one for one in found if not _is_near(one, exact.get(one.fact))]
-
-
-def _different_in_float64(
-    found: list[Difference], script: Script, jit: Jit, kind: str, *, saves_copies: bool
-) -> list[Difference]:
-    """The differences but those of 16 bits that are none in float64: a sum of 16 bits that cancels is noise."""
-    wide = in_float64(script)
-    if wide is None or not all(_is_narrow(one.eager) and _is_narrow(one.jitted) for one in found):
-        return found
-    exact = observe(wide, wide.function, kind, saves_copies=saves_copies)
-    ours = observe(wide, jit(wide.function), kind)
-    return [
-        one
-        for one in found
-        if not _is_near(Difference(one.call, one.fact, exact.get(one.fact), ours.get(one.fact)), None)
-    ]
-
-
-def _is_narrow(fact: object) -> bool:
-    return isinstance(fact, Bits) and fact.values.dtype in _NARROW
-
-
-def _is_near(one: Difference, exact: object) -> bool:
-    eager, jitted = one.eager, one.jitted
-    if not isinstance(eager, Bits) or not isinstance(jitted, Bits):
-        return False
-    if (eager.values.dtype, eager.values.shape) != (jitted.values.dtype, jitted.values.shape):
-        return False
-    reference = exact.values if isinstance(exact, Bits) and exact.values.dtype is torch.float64 else None
-    if reference is not None and reference.shape != eager.values.shape:
-        reference = None
-    return under_test.is_near(eager.values, jitted.values, reference)
-
-
-def _is_stale(fact: object) -> bool:
-    return isinstance(fact, Raised) and any(message in str(fact) for message in OVERWRITTEN)
-
-
-def _by_order_of_a_sum(one: Difference) -> bool:
-    return "gradient of leaf" in one.fact and bool(one.distance or one.fact.endswith(": stride"))
-
-
-def _flows_around(eager: Facts) -> bool:
-    """Whether a result is a view, or shares memory with an argument or another: gradients then flow around the node.
-
-    An argument that was written to is a result as well, and where autograd did not see the write is no result of the
-    node.
-    """
-    end = ": shares storage with"
-    together: dict[object, list[str]] = {}
-    for fact, earliest in eager.items():
-        name = fact.removesuffix(end)
-        if name == fact or fact.startswith(AFTERWARDS):
-            continue
-        if name.startswith("output") or eager[f"{name}: same object as"] == name:
-            together.setdefault(earliest, []).append(name)
-    if eager.get(VIEWS):
-        return True
-    written = {name for names in together.values() for name in names if eager.get(f"{name}: version has risen")}
-    unseen = {name for name in written if eager[f"{name}: requires_grad"] and not eager[f"{name}: has a new node"]}
-    return bool(unseen) or any(
-        len(names) > 1 and any(name.startswith("output") or name in written for name in names)
-        for names in together.values()
-    )
-
-
-class _Absent:
-    def __str__(self) -> str:
-        return "not there"
-
-
-_ABSENT = _Absent()
-
-
-def differences(eager: Facts, jitted: Facts, call: str) -> list[Difference]:
-    """Every fact that is not the same on both sides: errors, then the others in the order in which they were seen."""
-    found = [
-        Difference(call, fact, eager.get(fact, _ABSENT), jitted.get(fact, _ABSENT))
+def differences(eager: Facts, jitted: Facts) -> list[Difference]:
+    """Every fact that is not the same on both sides: errors first, versions last."""
+    for name in ("gradient", "gradient after the write"):
+        fact = eager.get(name)
+        if isinstance(fact, Raised) and fact.says(OVERWRITTEN):
+            eager, jitted = _without(eager, name), _without(jitted, name)
+    unlike = [
+        Difference(fact, eager.get(fact, _ABSENT), jitted.get(fact, _ABSENT))
         for fact in dict.fromkeys((*eager, *jitted))
-        if fact not in (VIEWS, MADE_AGAIN) and eager.get(fact, _ABSENT) != jitted.get(fact, _ABSENT)
+        if eager.get(fact, _ABSENT) != jitted.get(fact, _ABSENT)
     ]
-    raised = [one for one in found if isinstance(one.jitted, Raised)]
-    raised += [one for one in found if isinstance(one.eager, Raised) and one not in raised]
-    # What is not there because of an error goes without saying.
-    return raised + [one for one in found if one not in raised and not (raised and one.is_one_sided)]
+    return sorted(unlike, key=lambda one: (not one.is_error, "version" in one.fact))
 
 
-def _without_second_gradient(facts: Facts) -> Facts:
-    return {name: value for name, value in facts.items() if not name.startswith("second gradient")}
-
-
-def _kind(difference: Difference) -> str:
-    raised = [side for side in (difference.jitted, difference.eager) if isinstance(side, Raised)]
-    which = "" if not raised else f" ({'jitted' if raised[0] is difference.jitted else 'only eager'}: {raised[0]})"
-    return _blurred(f"{difference.fact}{which}{difference.distance}")
+def _without(facts: Facts, name: str) -> Facts:
+    return {fact: value for fact, value in facts.items() if fact != name and not fact.startswith(f"{name} of leaf")}
 
 
 def _blurred(message: str) -> str:
     """A message without what is particular to one program."""
-    message = re.sub(r"tests\.fuzz\.functions\.\w+", "…", message)
+    message = message.partition("\n")[0]
     message = re.sub(r"\(?/[^ ]*|<program>:\d+|line \d+", "…", message)
     message = re.sub(r"\[torch[^\]]*\]|\[[\d, ]*\]|\([\d, ]*\)", "[…]", message)
-    message = re.sub(r"\b[0-9a-f]{8,}\b", "…", message)
-    return re.sub(r"\d+", "N", message).partition("\n")[0][:160]
+    message = re.sub(r"^((after the write: )?(argument|state|result))[^:(]*:", r"\1:", message)
+    return re.sub(r"\d+", "N", message)[:160]

@@ -1,4 +1,4 @@
-"""What generated programs may call by name: small custom autograd functions, and other arguments for a further call.
+"""Custom autograd functions that random programs and fixed ones call by name.
 
 A printed program brings the source of what it uses, so everything here stands on its own.
 """
@@ -97,6 +97,31 @@ class Swapped(torch.autograd.Function):
         return grad.transpose(0, -1) * 1.5
 
 
+class Rounded(torch.autograd.Function):
+    """A straight-through estimator."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.round()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return grad
+
+
+class Reversed(torch.autograd.Function):
+    """A gradient reversal layer: returns its input, as a view."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, scale: float) -> torch.Tensor:
+        ctx.scale = scale
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return grad.neg() * ctx.scale, None
+
+
 FUNCTIONS: tuple[type[torch.autograd.Function], ...] = (
     Cubed,
     SinAndCos,
@@ -104,17 +129,6 @@ FUNCTIONS: tuple[type[torch.autograd.Function], ...] = (
     ReluAndMask,
     Weighted,
     Swapped,
+    Rounded,
+    Reversed,
 )
-
-
-def distinct(args: list[Any]) -> tuple[list[Any], list[torch.Tensor]]:
-    """The same values in arguments that share nothing, and the new leaves."""
-    fresh = [a.detach().clone().requires_grad_(a.requires_grad) if torch.is_tensor(a) else a for a in args]
-    leaves = [t for t in fresh if torch.is_tensor(t) and t.requires_grad]
-    return [t if not torch.is_tensor(a) or a.is_leaf else t * 1 for a, t in zip(args, fresh, strict=True)], leaves
-
-
-def detached(args: list[Any]) -> tuple[list[Any], list[torch.Tensor]]:
-    """The same arguments without gradients; one tensor twice stays one tensor."""
-    fresh = {id(a): a.detach() for a in args if torch.is_tensor(a)}
-    return [fresh.get(id(a), a) for a in args], []

