@@ -906,7 +906,8 @@ def overwritten_after_a_use(x: Tensor) -> Any:
 def view_of_no_grad_of_an_input_given_other_sizes(x: Tensor) -> Any:
     x.unsqueeze_(0)
     with torch.no_grad():
-        return x.view(-1).unsqueeze(-1)
+        view = x.view(-1)
+    return view.unsqueeze(-1)
 
 
 #: Wrong today, by the name that issue 15 gives them.
