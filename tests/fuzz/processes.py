@@ -14,8 +14,8 @@ import torch
 
 Result = TypeVar("Result")
 
-#: Processes are forked from one that has imported these and done nothing else.
-PRELOADED = ["tests.fuzz.search", "switchgear"]
+#: Processes are forked from one that has imported these and done nothing else. Checkpoints import torch._dynamo.
+PRELOADED = ["tests.fuzz.search", "switchgear", "torch._dynamo"]
 
 
 def over_processes(

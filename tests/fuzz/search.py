@@ -19,7 +19,7 @@ from tests.under_test import UnderTest
 #: So many programs share a process: what one leaves behind there is the history of the next.
 SHARED = 250
 #: Longer than any program takes.
-SECONDS = 120
+SECONDS = 600
 
 Jit = UnderTest | Callable[[Callable[..., Any]], Callable[..., Any]] | None
 
