@@ -553,9 +553,9 @@ class Recorder:
                     args = (args[0], self._positions(args[1]), *args[2:])
         if func is _aten.lift_fresh.default or func is _aten.lift_fresh_copy.default:
             return self._lift(func, args[0])
-        if func in internals.KEEP_PLACE and args[0].storage_offset() and not self._frames[-1].writes:
-            raise Unsupported(f"{func} of a tensor that begins inside its memory, in {self.here()}; call it on a clone")
         frame = self._frames[-1]
+        if func in internals.KEEP_PLACE and args[0].storage_offset() and frame.fn is not None and not frame.writes:
+            raise Unsupported(f"{func} of a tensor that begins inside its memory, in {self.here()}; call it on a clone")
         if frame.writes:
             refuse_write(func, args, frame.out, functools.partial(self._made_in, frame), self.here)
         if not func._schema.returns and func.namespace not in _SILENT:

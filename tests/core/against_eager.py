@@ -28,4 +28,5 @@ def numbers(*shape: int, grad: bool = False, dtype: torch.dtype = torch.float64)
     for size in shape:
         count *= size
     values = torch.sin(torch.arange(1, count + 1, dtype=torch.float64)).reshape(shape)
-    return values.to(dtype).requires_grad_(grad)
+    # a tensor of its own: views that are told to require grad are another matter
+    return values.to(dtype).clone().requires_grad_(grad)

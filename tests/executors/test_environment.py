@@ -138,7 +138,7 @@ warnings.simplefilter("error", sg.errors.PluginWarning)
 f = sg.jit(lambda a: (a.sin() * {number} + 1).exp() @ a, executors=["inductor", "torch"])
 x = torch.randn(40, 40, requires_grad=True)
 f(x).sum().backward()
-names = {{item.executor for item in sg.last_choices(f)}}
+names = {{item.owner for item in sg.last_choices(f)}}
 assert "inductor" in names, sg.explain(f)
 """
 
