@@ -188,24 +188,24 @@ def compile_training(
     known = {proxy.name for proxy in proxies((parts.forward.inputs, joint.trace.outputs[: joint.count]))} - overwritten
     inner = tuple(i for i, proxy in enumerate(parts.saved) if proxy.requires_grad and proxy.name not in known)
     _claim(backward, selection)
-    later = _Later(partial(_finished, backward, selection, boxed=True))
+    later = _LazyProgram(partial(_finished, backward, selection, boxed=True))
     if joint.trace.numbers:
         later()  # what is decided about symbolic sizes holds for the entry
     return Training(forward_program, later, parts, inner, stages[-1], joint, merged)
 
 
 @dataclass(slots=True, eq=False)
-class _Later:
-    """A program that is made once, when it is first asked for."""
+class _LazyProgram:
+    """A program that is compiled when it is first asked for, and once."""
 
     make: Callable[[], Program]
-    made: Program | None = None
+    program: Program | None = None
 
     def __call__(self) -> Program:
         with compiling(), torch.no_grad(), internals.autocast_off():
-            if self.made is None:
-                self.made = self.make()
-        return self.made
+            if self.program is None:
+                self.program = self.make()
+        return self.program
 
 
 def compile_backward(
