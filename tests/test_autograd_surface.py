@@ -256,24 +256,6 @@ class Containers(Function):
         return None, grad * ctx.pair.first * ctx.pair.second["result"] + ctx.pair.second["shape"], None, None, None
 
 
-class Stepwise(Function):
-    """The backward works in place on the grad output's clone and on what the forward computed on its way."""
-
-    @staticmethod
-    def forward(ctx: Any, x: T) -> T:
-        soft = torch.softmax(x, -1)
-        ctx.save_for_backward(soft)
-        return soft.log().sum(-1)
-
-    @staticmethod
-    def backward(ctx: Any, grad: T) -> T:
-        (soft,) = ctx.saved_tensors
-        result = grad.unsqueeze(-1).expand_as(soft).clone()
-        result[..., 0] *= 2
-        soft.mul_(2).sub_(1)
-        return result.mul_(soft)
-
-
 class Views(Function):
     """Two views of its input, and one that is marked as not differentiable."""
 
@@ -444,7 +426,6 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         lambda x, y: Containers.apply(Point(x, 2.0), y, {"y": [x, 1]}, Unprintable(), y.shape) * x,
         (A, A),
     ),
-    "in place in the backward": (lambda x: Stepwise.apply(x), (A,)),
     "vjp": (lambda x: OldVjp.apply(x), (A,)),
     "random": (lambda x: Noisy.apply(x) + torch.rand_like(x), (A,)),
     "unmarked write": (lambda x, m: (Statistics.apply(x, m), m * 2), (A, numbers(1))),

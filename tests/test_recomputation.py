@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +28,7 @@ from switchgear.redraw import random_state, swap_random_state
 from switchgear.symbol import DEL, RANDOM, RECOMPUTED
 from tests.core.training import Kernel, backward, executor, forward, leaf, lines, operators, own, rules
 from tests.databases.comparison import differences
-from tests.falling_back import falls_back
+from tests.falling_back import fallbacks_recorded, falls_back
 from tests.under_test import EXECUTORS
 
 pytestmark = pytest.mark.beside_eager
@@ -199,8 +200,6 @@ PROGRAMS = [
     without_grad_inside,
     region_without_grad,
     arguments_of_every_kind,
-    nested,
-    nested_alone,
     in_sequence,
 ]
 
@@ -212,12 +211,19 @@ def test_program(program: Function, reentrant: bool) -> None:
     check(functools.partial(program, functools.partial(checkpoint, use_reentrant=reentrant)), leaf(3, 4))
 
 
-def test_reentrant_region_inside_another_and_the_other_way_round() -> None:
-    def function(x: Tensor) -> Any:
-        x = checkpoint(lambda x: checkpoint(block, x, use_reentrant=True).sin(), x, use_reentrant=False)
-        return checkpoint(lambda x: checkpoint(block, x, use_reentrant=False).sin(), x, use_reentrant=True)
+def each_inside_the_other(again: Function, x: Tensor) -> Any:
+    x = checkpoint(lambda x: checkpoint(block, x, use_reentrant=True).sin(), x, use_reentrant=False)
+    return checkpoint(lambda x: checkpoint(block, x, use_reentrant=False).sin(), x, use_reentrant=True)
 
-    check(function, leaf(3, 4))
+
+@BOTH
+@pytest.mark.parametrize("program", [nested, nested_alone, each_inside_the_other])
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
+def test_region_inside_another(program: Function, reentrant: bool) -> None:
+    with fallbacks_recorded() as reasons:
+        check(functools.partial(program, functools.partial(checkpoint, use_reentrant=reentrant)), leaf(3, 4))
+    assert [kind for kind, _ in reasons] == ["Unsupported"]
+    assert re.search("inside another, in .*test_recomputation.py.*mark one of them alone", reasons[0][1])
 
 
 def test_keyword_arguments() -> None:
@@ -369,20 +375,6 @@ def test_what_is_read_outside_is_saved_and_not_repeated() -> None:
     assert repeated(jitted) == []
 
 
-def test_inner_regions_are_repeated_once_more() -> None:
-    def function(x: Tensor) -> Any:
-        def outer(x: Tensor) -> Tensor:
-            return torch.tanh(checkpoint(chain, torch.exp2(x), use_reentrant=False)).sin()
-
-        return checkpoint(outer, x, use_reentrant=False)
-
-    jitted = check(function, leaf(3))
-    assert len(saved(jitted)) == 1
-    outer = ["exp2", "sin", "exp", "tanh", "cos", "tanh"]  # up to what the last sin reads
-    inner = ["sin", "exp", "tanh"]
-    assert repeated(jitted) == [f"aten.{name}.default" for name in outer + inner]
-
-
 def test_repeated_lines_are_linked_to_what_they_repeat() -> None:
     jitted = check(lambda x: checkpoint(chain, x, use_reentrant=False), leaf(3))
     linked = [(item.links[0].forward.symbol.name, str(item.links[0].rule)) for item in recomputed(jitted)]
@@ -393,7 +385,7 @@ def test_repeated_lines_are_linked_to_what_they_repeat() -> None:
 def test_length_of_the_backward_is_linear_in_the_number_of_regions() -> None:
     def function(count: int, x: Tensor) -> Any:
         for _ in range(count):
-            x = checkpoint(lambda x: checkpoint(block, x, use_reentrant=False).sin(), x, use_reentrant=False)
+            x = checkpoint(lambda x: block(x).sin(), x, use_reentrant=False)
         return x
 
     lengths = [len(lines(backward(check(functools.partial(function, count), leaf(3, 4))))) for count in (2, 4, 6)]
@@ -594,20 +586,6 @@ def test_reentrant_regions_whose_outputs_pytorch_sees_otherwise_are_refused(body
     jitted = sg.jit(lambda x: pytree.tree_leaves(checkpoint(body, x, use_reentrant=True)), executors=["torch"])
     with falls_back("use_reentrant=False"):
         jitted(leaf(3))
-
-
-def test_selective_policy_in_nested_regions() -> None:
-    contexts = functools.partial(create_selective_checkpoint_contexts, matmuls)
-
-    def function(x: Tensor) -> Any:
-        def outer(x: Tensor) -> Any:
-            return checkpoint(block, x @ WEIGHT, use_reentrant=False).sin().exp()
-
-        return checkpoint(outer, x, use_reentrant=False, context_fn=contexts)
-
-    jitted = check(function, leaf(3, 4))
-    assert "aten.mm.default" not in repeated(jitted)
-    assert "aten.tanh.default" in repeated(jitted)
 
 
 # --- executors and rules inside a region ---

@@ -12,9 +12,9 @@ from .tracking import Tracker
 
 
 @contextlib.contextmanager
-def backward_writes_refused(tracker: Tracker, handed: Sequence[torch.Tensor]) -> Iterator[None]:
+def backward_writes_refused(tracker: Tracker, handed: Sequence[torch.Tensor], what: str) -> Iterator[None]:
     """Raise `Unsupported` if the backward code that is run inside writes to one of these tensors."""
     before = [tracker.proxy_of(tensor) for tensor in handed]
     yield
     if before != [tracker.proxy_of(tensor) for tensor in handed]:
-        raise Unsupported("it writes in place to a tensor that it is handed; write to a clone, or return a new tensor")
+        raise Unsupported(f"{what} writes in place to a tensor that it is handed; write to a clone, or return another")

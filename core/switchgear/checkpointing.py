@@ -21,14 +21,14 @@ from .trace import Names
 from .writes import IDENTITY
 
 
-def regions_of(item: BoundSymbol) -> tuple[int, ...]:
-    """The numbers of the regions, outermost first, that a bound symbol of a joint trace belongs to.
+def region_of(item: BoundSymbol) -> str | None:
+    """The tag of the region, if any, that a bound symbol of a joint trace belongs to.
 
-    They are those of the call that it differentiates or repeats; of a sum of gradients, those that its terms share.
+    It is that of the call that it differentiates or repeats; of a sum of gradients, the one that its terms share.
     """
     tags = [link.forward.tags for link in item.links] or [item.tags]
     shared = frozenset.intersection(*tags)
-    return tuple(sorted(int(tag.removeprefix(CHECKPOINT)) for tag in shared if tag.startswith(CHECKPOINT)))
+    return next((tag for tag in shared if tag.startswith(CHECKPOINT)), None)
 
 
 def region(context_fn: Callable[[], Any]) -> AbstractContextManager[None]:
@@ -36,6 +36,10 @@ def region(context_fn: Callable[[], Any]) -> AbstractContextManager[None]:
     recorder = active_recorder()
     if recorder is None or not torch.is_grad_enabled():
         return contextlib.nullcontext()
+    if recorder.inside_region:
+        raise Unsupported(
+            f"a region of torch.utils.checkpoint inside another, in {recorder.here()}; mark one of them alone"
+        )
     saves = internals.selective_policy(context_fn)
     if saves is NotImplemented:
         raise Unsupported(
@@ -73,8 +77,8 @@ def run_reentrant(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
 def _summed_inside(recorded: list[BoundSymbol], names: Names) -> list[BoundSymbol]:
     """Give each differentiable value from outside a name of its own: its gradients are summed up by themselves.
 
-    PyTorch's backward of the region adds those to a leaf's `.grad` at once, and so does one inside another. (A leaf
-    that is read outside several times, before and after the region, may get the same sum in another order.)
+    PyTorch's backward of the region adds those to a leaf's `.grad` at once. (A leaf that is read outside several times,
+    before and after the region, may get the same sum in another order.)
     """
     made: set[str] = set()
     inner: dict[str, TensorProxy] = {}

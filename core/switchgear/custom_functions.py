@@ -339,7 +339,7 @@ def linearise(item: BoundSymbol, recorder: Recorder, higher_order: bool) -> Appl
                 kept = [_as_autograd_sees(value, proxy, seen) for value, proxy in zip(kept, held, strict=True)]
             given = [_grad_output(call, proxy, None if k is None else grads[k], tensor) for proxy, k in call.results]
             context = call.context([proxy.requires_grad for proxy in inputs], kept)
-            with backward_writes_refused(recorder.tracker, [*made.values()]):
+            with backward_writes_refused(recorder.tracker, [*made.values()], "it"):
                 found = _gradients(call, inputs, _backward(call, context, given))
             _refuse_writes(recorder)
             if higher_order and getattr(_user_backward(call.function), "__code__", None) is _ONCE_CODE:

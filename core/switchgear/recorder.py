@@ -169,7 +169,7 @@ class Recorder:
         self._dispatch_state: tuple[Any, Any] = (None, None)
         self._tags: frozenset[str] = frozenset()
         self._regions = itertools.count()
-        self._policies: tuple[Callable[..., bool], ...] = ()
+        self._policy: Callable[..., bool] | None = None
 
     # -- sessions ------------------------------------------------------------------------------------------------------
 
@@ -221,9 +221,13 @@ class Recorder:
     @contextlib.contextmanager
     def region(self, saves: Callable[..., bool] | None) -> Iterator[None]:
         """Record what runs inside as a region of `torch.utils.checkpoint`; `saves` is its policy, if it has one."""
-        policies = (*self._policies, saves) if saves is not None else self._policies
-        with self.tagged(f"{CHECKPOINT}{next(self._regions)}"), replaced(self, "_policies", policies):
+        with self.tagged(f"{CHECKPOINT}{next(self._regions)}"), replaced(self, "_policy", saves):
             yield
+
+    @property
+    def inside_region(self) -> bool:
+        """Whether a region of `torch.utils.checkpoint` is being recorded."""
+        return any(tag.startswith(CHECKPOINT) for tag in self._tags)
 
     @contextlib.contextmanager
     def rewritten(self, rewrite: Callable[[list[BoundSymbol], Names], list[BoundSymbol]]) -> Iterator[None]:
@@ -724,9 +728,9 @@ class Recorder:
         if not any(proxies(output)):
             return
         tags = self._tags | {RANDOM} if is_random(func, given) else self._tags
-        if self._policies:
+        if self._policy is not None:
             with self.paused():
-                tags = tags | {SAVED} if any(saves(func, args, kwargs, result) for saves in self._policies) else tags
+                tags = tags | {SAVED} if self._policy(func, args, kwargs, result) else tags
         symbol, source = self._leaf_symbol(func), self._find_source()
         if func is _aten.as_strided.default and any(proxy.requires_grad for proxy in proxies(output)):
             self._refuse_odd_gradient(result, args[0])

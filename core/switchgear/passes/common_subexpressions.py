@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from switchgear.aliasing import storages
-from switchgear.checkpointing import regions_of
+from switchgear.checkpointing import region_of
 from switchgear.proxy import TensorProxy
 from switchgear.purity import call_key, is_pure
 from switchgear.symbol import BACKWARD, BoundSymbol, proxies, renamed
@@ -41,7 +41,7 @@ def common_subexpressions(trace: Trace, count: int | None = None) -> tuple[Trace
         if key is None:
             body.append(item)
             continue
-        key = key, ahead, item.grad_enabled, item.tags, regions_of(item)
+        key = key, ahead, item.grad_enabled, item.tags, region_of(item)
         found = body[first[key]] if key in first else None
         if found is None or not _mergeable(found, item, home, returned, escaping):
             first[key] = len(body)

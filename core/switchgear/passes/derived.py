@@ -173,7 +173,8 @@ def _run(bound_symbol: BoundSymbol, call: Callable[..., Any], grad_outputs: Grad
         grads: dict[int, TensorProxy] = {}
         if defined:
             outputs, inputs = [made[i] for i in defined], [arguments[i] for i in wanted]
-            with torch.set_grad_enabled(higher_order), backward_writes_refused(tracker, handed):
+            what = f"the backward of {bound_symbol.symbol.name}, called at {bound_symbol.source},"
+            with torch.set_grad_enabled(higher_order), backward_writes_refused(tracker, handed, what):
                 found: Sequence[torch.Tensor | None] = torch.autograd.grad(
                     outputs, inputs, cotangents, create_graph=higher_order, allow_unused=True
                 )

@@ -13,7 +13,7 @@ import torch
 
 from switchgear import custom_functions
 from switchgear import torch_internals as internals
-from switchgear.checkpointing import regions_of
+from switchgear.checkpointing import region_of
 from switchgear.choice import Choice
 from switchgear.custom_functions import HISTORY, as_identities, origin_of, recorded_functions
 from switchgear.errors import StrictError
@@ -157,7 +157,7 @@ class Forward:
         if item.symbol == HISTORY:
             rule_origin = origin_of(item)
             self._choose(item, rule_origin.owner, f"{rule_origin.form} rule")
-            if not regions_of(item):
+            if not region_of(item):
                 self.kept.extend(custom_functions.saved(item))
             self._append(custom_functions.linearise(item, self.recorder, self.higher_order), rule_origin, item, origin)
             return ()
@@ -211,7 +211,7 @@ class Forward:
         seen = renamed(item, self._lazy, lambda made: made) if self._lazy else item
         template = derive(seen, expected, self.higher_order)
         metadata, region = [p and p.metadata for p in expected], internals.autocast_key()
-        if not regions_of(item):
+        if not region_of(item):
             self.kept.extend(further_reads(template, seen, expected))
 
         def pull(grads: Grads) -> tuple[tuple[BoundSymbol, ...], Grads]:

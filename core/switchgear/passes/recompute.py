@@ -9,12 +9,13 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from switchgear.aliasing import aliased_argument
-from switchgear.checkpointing import regions_of
+from switchgear.checkpointing import region_of
 from switchgear.proxy import TensorProxy
 from switchgear.redraw import RANDOM_STATE, SWAP_RANDOM_STATE, state_proxy
 from switchgear.symbol import (
     BACKWARD,
     CHECK,
+    CHECKPOINT,
     RANDOM,
     RECOMPUTED,
     SAVED,
@@ -42,49 +43,43 @@ def recompute(
     a `torch.Generator` of the user's. Everything else is made once more, each region as a whole and just before its
     first reader. `known` are the names of what the forward saves, if that is decided already.
     """
-    if not any(map(regions_of, (*forward, *backward))):
+    if not any(map(region_of, (*forward, *backward))):
         return forward, backward
     fixed = {proxy.name for proxy in grads}
     # what only the backward needs of a region, though no gradient flows into it: it goes where the region goes
     moved = tuple(
         item
         for item in backward
-        if BACKWARD not in item.tags and regions_of(item) and fixed.isdisjoint(proxy.name for proxy in item.outputs)
+        if BACKWARD not in item.tags and region_of(item) and fixed.isdisjoint(proxy.name for proxy in item.outputs)
     )
     away = {id(item) for item in moved}
     later = tuple(item for item in backward if id(item) not in away)
-    level = _Level((*forward, *moved), {proxy.name for item in forward for proxy in item.outputs}, names, 0, known)
+    regions = _Regions((*forward, *moved), {proxy.name for item in forward for proxy in item.outputs}, names, known)
     for name in fixed:
-        level.read(name, None)
-    sources, later = level.run(later)
+        regions.read(name, None)
+    sources, later = regions.run(later)
     return tuple(item for item in sources if id(item) not in away), later
 
 
 @dataclass(slots=True, eq=False)
-class _Level:
-    """The regions at one depth of nesting: `sources` made their values, of which `savable` can be saved."""
+class _Regions:
+    """The regions of a trace: `sources` made their values, of which `savable` can be saved."""
 
     sources: Body
     savable: set[str]
     names: Names
-    depth: int
     known: frozenset[str] | None = None
     maker: dict[str, BoundSymbol] = field(init=False)
-    home: dict[str, int | None] = field(init=False)
+    home: dict[str, str | None] = field(init=False)
     kept: set[str] = field(init=False)
     wanted: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.maker = {proxy.name: item for item in self.sources for proxy in item.outputs}
-        self.home = {name: self.region(item) for name, item in self.maker.items()}
+        self.home = {name: region_of(item) for name, item in self.maker.items()}
         self.kept = set(self.known or ())
 
-    def region(self, item: BoundSymbol) -> int | None:
-        """The region at this depth that a bound symbol belongs to."""
-        regions = regions_of(item)
-        return regions[self.depth] if len(regions) > self.depth else None
-
-    def read(self, name: str, reader: int | None) -> None:
+    def read(self, name: str, reader: str | None) -> None:
         """Take note that a value is read in the region `reader`."""
         if name not in self.home:
             return
@@ -105,18 +100,15 @@ class _Level:
         """The sources with the states of generators saved, and `later` with the regions made again."""
         for item in later:
             for proxy in item.inputs:
-                self.read(proxy.name, self.region(item))
+                self.read(proxy.name, region_of(item))
         selected, draws = self._select()
         states = {at: state_proxy(self.names.claim(_state_name(*at)), at[1]) for at in draws}
         env: dict[str, TensorProxy] = {}
         copies = tuple([self._copy(item, env) for item in selected])
         later = tuple([renamed(item, env) if any(p.name in env for p in item.inputs) else item for item in later])
-        if any(len(regions_of(item)) > self.depth + 1 for item in copies):
-            made = {proxy.name for item in copies for proxy in item.outputs}
-            copies, later = _Level(copies, made, self.names, self.depth + 1).run(later)
-        groups: defaultdict[int | None, list[BoundSymbol]] = defaultdict(list)
+        groups: defaultdict[str | None, list[BoundSymbol]] = defaultdict(list)
         for item in copies:
-            groups[self.region(item)].append(item)
+            groups[region_of(item)].append(item)
         for (region, device), state in states.items():
             groups[region] = self._redrawn(groups[region], state, device)
         first = {id(item): at for at, item in draws.items()}
@@ -127,12 +119,12 @@ class _Level:
         ]
         return tuple(sources), _placed(groups, later)
 
-    def _select(self) -> tuple[list[BoundSymbol], dict[tuple[int, torch.device], BoundSymbol]]:
+    def _select(self) -> tuple[list[BoundSymbol], dict[tuple[str, torch.device], BoundSymbol]]:
         """What is made again, in order, and the first draw of each region and device among it."""
         selected: list[BoundSymbol] = []
-        draws: dict[tuple[int, torch.device], BoundSymbol] = {}
+        draws: dict[tuple[str, torch.device], BoundSymbol] = {}
         for item in reversed(self.sources):
-            region = self.region(item)
+            region = region_of(item)
             if region is None or CHECK in item.tags:
                 continue
             wanted = {proxy.name for proxy in item.outputs} & self.wanted
@@ -140,7 +132,7 @@ class _Level:
                 for name in wanted:
                     self._keep(name)
             at = region, item.outputs[0].device
-            draws_again = item.is_random and not _has_generator(item) and item.symbol != RANDOM_STATE
+            draws_again = item.is_random and not _has_generator(item)
             # a draw that is not needed itself moves the stream for those that are
             if wanted <= self.kept and not (draws_again and at in draws):
                 continue
@@ -161,7 +153,7 @@ class _Level:
 
     def _redrawn(self, group: list[BoundSymbol], state: TensorProxy, device: torch.device) -> list[BoundSymbol]:
         """A group whose draws from a device's generator begin at `state`, and leave its stream as it was."""
-        places = [index for index, item in enumerate(group) if item.is_random and _device(item) == device]
+        places = [index for index, item in enumerate(group) if item.is_random and item.outputs[0].device == device]
         first, last = group[places[0]], group[places[-1]]
         before, after = (replace(state, name=self.names.fresh()) for _ in range(2))
         enter = replace(_state_line(first, before), symbol=SWAP_RANDOM_STATE, args=(state, device))
@@ -169,7 +161,7 @@ class _Level:
         return [*group[: places[0]], enter, *group[places[0] : places[-1] + 1], leave, *group[places[-1] + 1 :]]
 
 
-def _placed(groups: dict[int | None, list[BoundSymbol]], later: Body) -> Body:
+def _placed(groups: dict[str | None, list[BoundSymbol]], later: Body) -> Body:
     """`later` with each group before the first that reads from it."""
     owner = {proxy.name: region for region, group in groups.items() for item in group for proxy in item.outputs}
     result: list[BoundSymbol] = []
@@ -187,16 +179,11 @@ def _placed(groups: dict[int | None, list[BoundSymbol]], later: Body) -> Body:
 def _state_line(item: BoundSymbol, state: TensorProxy) -> BoundSymbol:
     """The state of the generator that a bound symbol draws from, just before."""
     tags = item.tags & _TAGS | {RANDOM}
-    return BoundSymbol(RANDOM_STATE, (_device(item),), {}, state, (), item.source, tags=tags, links=item.links)
+    return BoundSymbol(RANDOM_STATE, (item.outputs[0].device,), {}, state, (), item.source, tags=tags, links=item.links)
 
 
-def _state_name(region: int, device: torch.device) -> str:
-    return f"random_state_{region}_{device}".replace(":", "_")
-
-
-def _device(item: BoundSymbol) -> torch.device:
-    """The device whose generator a bound symbol draws from or tells the state of."""
-    return item.args[0] if item.symbol == RANDOM_STATE else item.outputs[0].device
+def _state_name(region: str, device: torch.device) -> str:
+    return f"random_state_{region.removeprefix(CHECKPOINT)}_{device}".replace(":", "_")
 
 
 def _has_generator(item: BoundSymbol) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from switchgear.aliasing import aliased_argument, storages
-from switchgear.checkpointing import regions_of
+from switchgear.checkpointing import region_of
 from switchgear.composites import leaves_of
 from switchgear.memory import Memory
 from switchgear.proxy import TensorProxy, bytes_of
@@ -79,7 +79,7 @@ class Prices:
             return "memory='eager' saves what eager saves"
         if item.is_random:
             return "it draws random numbers"
-        if regions_of(item):
+        if region_of(item):
             return "a region of torch.utils.checkpoint says so"
         price = 0
         for leaf in leaves_of([item]):
