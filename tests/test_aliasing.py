@@ -134,7 +134,6 @@ CHAINS: dict[str, Callable[[Tensor], Tensor]] = {
     "of a detached": lambda y: y.detach()[1].t()[1],
     "of what t_() made": lambda y: y.transpose_(0, -1).detach()[1][..., 1],
     "of one of several": lambda y: y.unbind(1)[1][..., 1],
-    "written to": lambda y: (v := y[1:], y.detach().mul_(2), v[0, 1])[-1],
 }
 
 
@@ -169,7 +168,7 @@ KERNELS_THAT_END_IN_A_VIEW: dict[str, Callable[[Tensor], Tensor]] = {
 
 @BOTH
 @pytest.mark.parametrize("name", KERNELS_THAT_END_IN_A_VIEW)
-@pytest.mark.parametrize("take", [lambda v: v, lambda v: v.t(), torch.no_grad()(lambda v: v.t())])
+@pytest.mark.parametrize("take", [lambda v: v, lambda v: v.t()])
 def test_result_that_its_kernel_makes_as_a_view(take: Function, name: str, grad: bool) -> None:
     """To who has it, it is no view; nor when it comes out of a long program, which runs below autograd."""
 
@@ -632,7 +631,7 @@ def test_refusals_change_nothing(pair: str, body: str) -> None:
     expected, given = make(), make()
     before = [tensor.detach().clone() for tensor in given]
     try:
-        found = jit(BODIES[body])(*given)
+        found = jit(BODIES[body], strict=True)(*given)
     except SwitchgearError as error:
         assert "clone" in str(error)  # noqa: PT017
         assert all(map(torch.equal, before, given))

@@ -70,7 +70,7 @@ def in_place_twin(fn: Any) -> torch._ops.OpOverload | None:
 
 
 #: In-place twins whose overload has another name.
-_TWIN_OVERLOADS = {"aten.bernoulli.p": "float", "aten.transpose.int": "default"}
+_TWIN_OVERLOADS = {"aten.bernoulli.p": "float"}
 #: By name, whose hash costs less than an overload's.
 _PLACES: dict[str, tuple[Any, tuple[int, str] | None]] = {}
 

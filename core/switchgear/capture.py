@@ -293,15 +293,20 @@ def _refuse_hidden_writes(recorder: Recorder, body: Iterable[BoundSymbol], outpu
     saved: set[str] = set()
     overwritten = False
     for item in leaves:
-        if item.symbol == SET_VALUE and item.output.name in recorder.hidden:
-            overwritten |= homes.get(item.args[0].name, item.args[0].name) in saved
-        if overwritten and (differentiable or item.symbol == AUTOGRAD_GRAD):
-            raise Unsupported(
-                f"a write through .data, by the call at {item.source}, to an input that was read before: autograd may "
-                "have saved it for the backward; write under torch.no_grad()"
-            )
-        if item.grad_enabled and any(proxy.requires_grad for proxy in item.outputs):
+        if overwritten and item.symbol == AUTOGRAD_GRAD:
+            break
+        if item.symbol == SET_VALUE:
+            is_saved = homes.get(item.args[0].name, item.args[0].name) in saved
+            overwritten |= is_saved and item.output.name in recorder.hidden
+        elif item.grad_enabled and any(proxy.requires_grad for proxy in item.outputs):
             saved.update(homes.get(proxy.name, proxy.name) for proxy in item.inputs)
+    else:
+        if not overwritten or not differentiable:
+            return
+    raise Unsupported(
+        "the function writes through .data to an input that it has read before: autograd may have saved it for the "
+        "backward; write under torch.no_grad()"
+    )
 
 
 class _SharedMemory(Exception):

@@ -24,6 +24,7 @@ from .patches import redirected
 from .proxy import TensorProxy
 from .recorder import Recorder, active_recorder
 from .rules import Applied, Grads
+from .structure import flatten
 from .symbol import CUSTOM_FUNCTION, BoundSymbol, RuleOrigin, Symbol, map_proxies
 from .writes import IDENTITY
 
@@ -141,7 +142,7 @@ class _Once(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, name: str, count: int, *tensors: torch.Tensor) -> Any:
         ctx.name_of_function = name
-        return tensors[:count]
+        return tuple([tensor.clone() for tensor in tensors[:count]])
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> NoReturn:
@@ -211,7 +212,7 @@ def _refuse_memory(
     memories = [internals.storage_key(tensor) for tensor in distinct.values()]
     if any(result._is_view() or memories.count(internals.storage_key(result)) > 1 for result in fresh):
         refuse("returns an argument, a view, or results that share memory", "return clones")
-    if any(_holds_tensors(value) for value in context.attributes().values()):
+    if any(isinstance(leaf, torch.Tensor) for leaf in flatten(context.attributes())[0]):
         refuse("keeps a tensor as an attribute of ctx", "use ctx.save_for_backward")
 
 

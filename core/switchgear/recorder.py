@@ -557,11 +557,12 @@ class Recorder:
                     args = (args[0], self._positions(args[1]), *args[2:])
         if func is _aten.lift_fresh.default or func is _aten.lift_fresh_copy.default:
             return self._lift(func, args[0])
-        frame = self._frames[-1]
-        if func in internals.KEEP_PLACE and args[0].storage_offset() and frame.fn is not None and not frame.writes:
+        if func in internals.KEEP_PLACE and args[0].storage_offset() and self._calls(func._schema.name[6:]):
             raise Unsupported(f"{func} of a tensor that begins inside its memory, in {self.here()}; call it on a clone")
+        frame = self._frames[-1]
         if frame.writes:
-            refuse_write(func, args, frame.out, functools.partial(self._made_in, frame), self.here)
+            differentiable = func is _aten.as_strided_scatter.default and self._is_differentiable(args)
+            refuse_write(func, args, frame.out, functools.partial(self._made_in, frame), differentiable, self.here)
         if not func._schema.returns and func.namespace not in _SILENT:
             raise Unsupported(
                 f"{func} returns nothing, in {self.here()}: what it does is no value of a trace, and would be done on "
@@ -614,6 +615,9 @@ class Recorder:
             with self.paused(), internals.real_dispatch():
                 nowhere = torch.empty(0, dtype=torch.int64)
                 torch.empty(0, dtype=base.dtype).index_put((nowhere,), torch.empty(0, dtype=values.dtype))
+
+    def _is_differentiable(self, args: tuple[Any, ...]) -> bool:
+        return any(self.tracker.proxy_of_fake(fake).requires_grad for fake in tensors_in(args))
 
     def _made_in(self, frame: _Frame, fake: torch.Tensor) -> bool:
         proxy = self.tracker.proxy_of_fake(fake)

@@ -152,14 +152,6 @@ class Tracker:
         if tracked.is_base:
             self._bases.setdefault(internals.storage_key(wrapper), []).append(tracked)
 
-    def _made_once(self, wrapper: torch.Tensor, made: torch.Tensor, again: torch.Tensor) -> torch.Tensor:
-        """A view that is made after a write to its base is at once made again, of the base and not of another view."""
-        if internals.storage_key(made) == internals.storage_key(again):
-            internals.rebind(wrapper, made, aliases=False)
-            return made
-        self._first_names.setdefault(self.proxy_of_fake(again).name, self.first_name(self.proxy_of_fake(made).name))
-        return again
-
     def _stands_for_another(self, proxy: TensorProxy, wrapper: torch.Tensor) -> bool:
         """Whether another wrapper stands for `proxy` already, where neither requires grad: `x` and `x.data`."""
         return self._holders.get(proxy.name, wrapper) is not wrapper and not wrapper.requires_grad

@@ -11,7 +11,7 @@ from .aliasing import in_place_twin
 from .errors import Unsupported
 from .nesting import tensors_in
 from .proxy import TensorProxy
-from .shared_memory import overlap_in_part
+from .shared_memory import overlap_in_part, overlaps_itself
 from .symbol import BoundSymbol
 from .torch_internals import storage_key
 
@@ -30,15 +30,16 @@ def refuse_write(
     args: tuple[Any, ...],
     out: torch.Tensor | None,
     is_new: Callable[[torch.Tensor], bool],
+    differentiable: bool,
     here: Callable[[], str],
 ) -> None:
     """Refuse an overload that a call dispatches which writes to its first argument, or to `out`.
 
-    `is_new` says whether the call made a fake.
+    `is_new` says whether the call made a fake, `differentiable` whether an argument requires grad.
     """
     if func is _aten.unfold_backward.default:
         _refuse("through a view made by unfold()", here)
-    if func is _aten.as_strided_scatter.default:
+    if func is _aten.as_strided_scatter.default and (differentiable or overlaps_itself(args[0].as_strided(*args[2:]))):
         _refuse("through a view made by as_strided()", here)
     # the base gets the value `base + sum_to(written - base)`, which is rounded
     if func is _aten.sub.Tensor and isinstance(args[1], torch.Tensor) and is_new(args[0]) and not is_new(args[1]):
