@@ -1,0 +1,91 @@
+"""Programs whose results or gradients were silently wrong once: they are left to eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import switchgear as sg
+from tests.falling_back import assert_falls_back, falls_back
+
+
+def leaf_and_result() -> tuple[Tensor, Tensor]:
+    leaf = torch.linspace(-1, 2, 6).requires_grad_()
+    return leaf, leaf * 1
+
+
+def hidden_write_then_a_tracked_one(leaf: Tensor, x: Tensor) -> Any:
+    x.data.mul_(-0.03)
+    x.view(-1)[0] += 0.45
+    return x
+
+
+def saved_value_overwritten(leaf: Tensor, x: Tensor) -> Any:
+    y = x.cos()
+    x.data.mul_(0.3)
+    return y
+
+
+def view_under_no_grad_of_a_reshaped_argument(leaf: Tensor, x: Tensor) -> Any:
+    x.unsqueeze_(0)
+    with torch.no_grad():
+        return x.view(-1).unsqueeze(-1)
+
+
+WRONG: list[tuple[Callable[..., Any], str]] = [
+    (hidden_write_then_a_tracked_one, "where autograd sees it"),
+    (saved_value_overwritten, r"writes through \.data"),
+    (view_under_no_grad_of_a_reshaped_argument, "other sizes in place"),
+]
+
+
+@pytest.mark.parametrize(("function", "match"), WRONG, ids=lambda value: getattr(value, "__name__", ""))
+def test_falls_back(function: Callable[..., Any], match: str) -> None:
+    assert_falls_back(function, leaf_and_result, match)
+
+
+def test_saved_value_overwritten_before_a_gradient_inside() -> None:
+    def function(x: Tensor) -> Any:
+        y = x.cos()
+        x.data.mul_(0.3)
+        return torch.autograd.grad(y.sum(), x)
+
+    assert_falls_back(function, lambda: (torch.linspace(-1, 2, 6).requires_grad_(),), r"writes through \.data")
+
+
+def test_view_read_after_a_hidden_write_with_data_read() -> None:
+    def function(x: Tensor, view: Tensor) -> Tensor:
+        sine = x.sin()
+        x.data.mul_(-0.76)
+        mixed = torch.lerp(sine, view, 0.3)
+        return mixed[(mixed.sum() * 0).long()]
+
+    def call(function: Callable[..., Tensor]) -> tuple[Tensor, ...]:
+        leaf, x = leaf_and_result()
+        result = function(x, x.view(6))
+        return result.detach(), x.detach(), *torch.autograd.grad(result, leaf)
+
+    expected = call(function)
+    with falls_back():
+        found = call(sg.jit(function, executors=["torch"], specialize_on_data=True))
+    assert all(map(torch.equal, found, expected))
+
+
+def test_hidden_writes_of_a_training_step_are_compiled() -> None:
+    """Nothing that comes out has a backward that could read what was overwritten."""
+
+    def step(weight: Tensor, x: Tensor) -> Tensor:
+        loss = (x @ weight).square().sum()
+        (grad,) = torch.autograd.grad(loss, weight)
+        weight.data.sub_(grad, alpha=0.1)
+        return loss.detach()
+
+    jitted, x = sg.jit(step, executors=["torch"], strict=True), torch.linspace(0, 1, 6).view(2, 3)
+    ours, eagers = (torch.linspace(-1, 1, 6).view(3, 2).clone().requires_grad_() for _ in range(2))
+    for _ in range(2):
+        assert torch.equal(jitted(ours, x), step(eagers, x))
+        assert torch.equal(ours, eagers)
