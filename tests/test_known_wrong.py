@@ -30,6 +30,13 @@ def saved_value_overwritten(leaf: Tensor, x: Tensor) -> Any:
     return y
 
 
+def saved_constant_overwritten(leaf: Tensor, x: Tensor) -> Any:
+    constant = x.detach() + 1
+    y = leaf * constant
+    constant.data.mul_(0.3)
+    return y
+
+
 def view_under_no_grad_of_a_reshaped_argument(leaf: Tensor, x: Tensor) -> Any:
     x.unsqueeze_(0)
     with torch.no_grad():
@@ -39,6 +46,7 @@ def view_under_no_grad_of_a_reshaped_argument(leaf: Tensor, x: Tensor) -> Any:
 WRONG: list[tuple[Callable[..., Any], str]] = [
     (hidden_write_then_a_tracked_one, "where autograd sees it"),
     (saved_value_overwritten, r"writes through \.data"),
+    (saved_constant_overwritten, r"writes through \.data"),
     (view_under_no_grad_of_a_reshaped_argument, "other sizes in place"),
 ]
 

@@ -8,7 +8,7 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -17,14 +17,12 @@ import torch
 
 from . import torch_internals as internals
 from .active import ACTIVE
-from .aliasing import storages
 from .attempts import modes_kept, tensors_taken_out, undone_on
 from .checkpointing import region, run_reentrant
-from .composites import leaves_of, splice_escaping
+from .composites import splice_escaping
 from .custom_functions import recorded_functions
 from .errors import CaptureError, DataDependent, Unsupported
-from .gradients_inside import AUTOGRAD_GRAD
-from .outputs import Outputs, outputs_of
+from .outputs import Outputs, differentiable_outputs, outputs_of
 from .patches import redirected
 from .proxy import TensorProxy
 from .recorder import Recorder, active_recorder
@@ -33,10 +31,8 @@ from .shared_memory import Home, base_of, home_of, is_view_of_constant, memory_o
 from .signature import Argument, Base, Closure, InputSource, ModuleState, check_tensor, state_of
 from .sizes import Marks, Sizes, symbolic
 from .structure import Structure, flatten
-from .symbol import BoundSymbol
 from .trace import Names, Trace
 from .tracking import metadata_proxy
-from .writes import SET_VALUE
 
 #: Held while capturing and differentiating: the patches and flags below are process-wide.
 CAPTURE_LOCK = threading.RLock()
@@ -191,8 +187,9 @@ def capture(
             with torch._C.DisableTorchFunction():
                 outputs = outputs_of(recorder, result, views=differentiable is None)
                 _find_shared(recorder, inputs, outputs)
+                if differentiable_outputs(outputs):
+                    recorder.refuse_hidden_writes()
                 body = splice_escaping(recorder.take(), outputs.proxies)
-                _refuse_hidden_writes(recorder, body, outputs)
         proxies = tuple(found.proxy for found in recorder.inputs)
         numbers = tuple(sizes.numbers) if marks and sizes is not None else ()
         trace = Trace("computation", proxies, outputs.proxies, body, recorder.constants, numbers=numbers)
@@ -278,35 +275,6 @@ def _refuse_views_of_constants(recorder: Recorder) -> None:
                 f"{found.proxy.name} is a view that requires_grad_() was called on, and the function writes to an "
                 "input, or makes views under no_grad; pass it as view.detach().requires_grad_()"
             )
-
-
-def _refuse_hidden_writes(recorder: Recorder, body: Iterable[BoundSymbol], outputs: Outputs) -> None:
-    """Refuse writes through `.data` to what autograd may have saved: eager's backward reads what is there by then."""
-    if not recorder.hidden:
-        return
-    leaves = [*leaves_of(body)]
-    homes = storages(leaves)
-    seen = {item.place for item in outputs.returned if item.kind == "output"}
-    seen |= {place for _, kind, place in outputs.roots if kind == "output"}
-    seen |= {mutation.output for mutation in outputs.mutations if mutation.tracked}
-    differentiable = any(outputs.proxies[place].requires_grad for place in seen)
-    saved: set[str] = set()
-    overwritten = False
-    for item in leaves:
-        if overwritten and item.symbol == AUTOGRAD_GRAD:
-            break
-        if item.symbol == SET_VALUE:
-            is_saved = homes.get(item.args[0].name, item.args[0].name) in saved
-            overwritten |= is_saved and item.output.name in recorder.hidden
-        elif item.grad_enabled and any(proxy.requires_grad for proxy in item.outputs):
-            saved.update(homes.get(proxy.name, proxy.name) for proxy in item.inputs)
-    else:
-        if not overwritten or not differentiable:
-            return
-    raise Unsupported(
-        "the function writes through .data to an input that it has read before: autograd may have saved it for the "
-        "backward; write under torch.no_grad()"
-    )
 
 
 class _SharedMemory(Exception):

@@ -37,6 +37,7 @@ NEW_LEAF = Symbol("switchgear.new_leaf", new_leaf)
 def record_gradients(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     """Handle a call of `torch.autograd.grad`, its tensors adopted; what the call returns."""
     _refuse_outside_history(recorder, *args)
+    recorder.refuse_hidden_writes()
     if kwargs["create_graph"] or kwargs["is_grads_batched"]:
         return recorder.track_outputs(func(*args, **kwargs))
     return _record_call(recorder, func, *args, **kwargs)

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from . import torch_internals as internals
 from .active import ACTIVE
-from .aliasing import viewed_argument
+from .aliasing import storages, viewed_argument
 from .autocasts import Casts
 from .composites import is_closed, leaves_of, turns_grad_off
 from .data import CHECK_LAYOUT, CHECK_RESULT, Data
@@ -37,8 +37,8 @@ from .symbol import CHECK, CHECKPOINT, GRAD_OFF_INSIDE, RANDOM, SAVED, BoundSymb
 from .trace import Names
 from .tracking import Tracker, history_of, metadata_proxy
 from .user_code import user_frame
-from .write_back import is_in_place, refuse_casts, refuse_write
-from .writes import DRAW_BERNOULLI, NEW_VERSION
+from .write_back import INVERSES, is_in_place, refuse_casts, refuse_write
+from .writes import DRAW_BERNOULLI, NEW_VERSION, SET_VALUE
 
 _aten = torch.ops.aten
 _NOISE = frozenset({torch.ops.prim.device.default, _aten.is_same_size.default, _aten._has_same_storage_numel.default})
@@ -147,7 +147,7 @@ class Recorder:
         self.reshapes = False
         #: The names of inputs that were written to where autograd did not see it.
         self.unseen: set[str] = set()
-        #: The names of the values that inputs have after writes that no version tells of: through `.data`.
+        #: The names of values that were overwritten without a new version of the tensor: through `.data`.
         self.hidden: set[str] = set()
         self._input_of: dict[int, RecordedInput] = {}
         self._paused = 0
@@ -781,11 +781,20 @@ class Recorder:
         _DIFFERENTIABLE[key] = answer = tuple(tensor.requires_grad for tensor in tensors_in(result))
         return answer
 
-    def note_unseen(self, found: RecordedInput, value: torch.Tensor, *, is_hidden: bool) -> None:
-        """Take note of what an input holds after a write that autograd did not see, `is_hidden`: through `.data`."""
-        self.unseen.add(found.proxy.name)
-        if is_hidden:
-            self.hidden.add(self.tracker.proxy_of_fake(value).name)
+    def refuse_hidden_writes(self) -> None:
+        """Refuse writes through `.data` to what autograd may have saved: eager's backward reads what is there then."""
+        leaves = [*leaves_of(item for lines in self.open_lines() for item in lines)] if self.hidden else []
+        homes = storages(leaves)
+        overwritten = {homes.get(name, name) for name in self.hidden}
+        for item in leaves:
+            saves = item.symbol != SET_VALUE and item.symbol.fn not in INVERSES and item.grad_enabled
+            if not saves or not any(proxy.requires_grad for proxy in item.outputs):
+                continue
+            if not overwritten.isdisjoint([homes.get(proxy.name, proxy.name) for proxy in item.inputs]):
+                raise Unsupported(
+                    f"the function writes through .data to what {item.symbol.name} has read, at {item.source}: autograd "
+                    "may have saved it for the backward; write under torch.no_grad()"
+                )
 
     # -- where the user is ---------------------------------------------------------------------------------------------
 

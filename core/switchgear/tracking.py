@@ -202,6 +202,9 @@ class Tracker:
             make, args = functools.partial(restride, stride=old.stride), (new, old.stride)
             fake = self._record_made(wrapper, RESTRIDE, args, tracked.is_base, make, new.requires_grad)
             new = self.proxy_of_fake(fake)
+        aliases = self._bases.get(internals.storage_key(wrapper), ())
+        if written and len(aliases) > 1 and _version(wrapper) == tracked.version:
+            self._recorder.hidden.add(old.name)
         history = history_of(wrapper)
         # a view that is written to gets a new history, also where autograd did not see the write
         lost = wrapper.requires_grad and not new.requires_grad
@@ -225,7 +228,7 @@ class Tracker:
                     "tensor"
                 )
             fake = self._record_alias(wrapper, SET_VALUE, (old, new), tracked.is_base)
-            self._recorder.note_unseen(found, fake, is_hidden=_version(wrapper) == tracked.version)
+            self._recorder.unseen.add(found.proxy.name)
             self._outdate_views(wrapper)
         elif new is not old and ((unseen and new.requires_grad) or self._stands_for_another(new, wrapper)):
             fake = self._record_alias(wrapper, DETACH, (new,), False)

@@ -17,7 +17,7 @@ from .torch_internals import storage_key
 
 _aten = torch.ops.aten
 #: What brings a write through a view back to its base.
-_INVERSES = (_aten.slice_scatter.default, _aten.select_scatter.default, _aten.diagonal_scatter.default)
+INVERSES = (_aten.slice_scatter.default, _aten.select_scatter.default, _aten.diagonal_scatter.default)
 
 
 def is_in_place(name: str) -> bool:
@@ -44,7 +44,7 @@ def refuse_write(
     # the base gets the value `base + sum_to(written - base)`, which is rounded
     if func is _aten.sub.Tensor and isinstance(args[1], torch.Tensor) and is_new(args[0]) and not is_new(args[1]):
         _refuse("through a view made by expand()", here)
-    if func in _INVERSES:
+    if func in INVERSES:
         return
     target = out if out is not None else next(tensors_in(args), None)
     for tensor in tensors_in(args):
