@@ -792,8 +792,8 @@ class Recorder:
                 continue
             if not overwritten.isdisjoint([homes.get(proxy.name, proxy.name) for proxy in item.inputs]):
                 raise Unsupported(
-                    f"the function writes through .data to what {item.symbol.name} has read, at {item.source}: autograd "
-                    "may have saved it for the backward; write under torch.no_grad()"
+                    f"the function writes through .data to what {item.symbol.name} has read, at {item.source}: "
+                    "autograd may have saved it for the backward; write under torch.no_grad()"
                 )
 
     # -- where the user is ---------------------------------------------------------------------------------------------
