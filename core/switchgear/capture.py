@@ -183,7 +183,11 @@ def capture(
             recorder.recording(),
         ):
             with modes_kept():
-                result = _run(function, leaves, spec, recorder, inputs)
+                try:
+                    result = _run(function, leaves, spec, recorder, inputs)
+                except RuntimeError:
+                    _refuse_views_of_constants(recorder)  # to eager they are views, and may be no error
+                    raise
             with torch._C.DisableTorchFunction():
                 outputs = outputs_of(recorder, result, views=differentiable is None)
                 _find_shared(recorder, inputs, outputs)

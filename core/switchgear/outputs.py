@@ -183,7 +183,8 @@ class _Collector:
     def _view_of_output(self, leaf: torch.Tensor, together: list[torch.Tensor]) -> Returned:
         lineages = [self._lineages.of(tensor) for tensor in together]
         home = self._lineages.home(lineages)
-        if home is None or (len(together) > 1 and self.recorder.reshapes):
+        pairs = zip(together, lineages, strict=True)
+        if home is None or (len(together) > 1 and not all(self._is_plain(*pair, home) for pair in pairs)):
             raise Unsupported(
                 "the function returns several tensors that share memory, in a way that cannot be told; "
                 "return clones of them"
@@ -192,6 +193,11 @@ class _Collector:
         if lineage[-1].name == home.name:
             return Returned("output", self._output(home))
         return self._replayed(lineage, home, "output", self._output(home))
+
+    def _is_plain(self, tensor: torch.Tensor, lineage: Lineage, home: TensorProxy) -> bool:
+        """Whether a tensor is to eager what it is to be made: `home` itself, or a view of it."""
+        is_view = lineage[-1].name != home.name
+        return tensor._is_view() == is_view or any(map(self._lineages.is_detached, lineage))
 
     def _view_of_input(self, leaf: torch.Tensor, memory: RecordedInput) -> Returned:
         lineage = self._lineages.of(leaf)

@@ -561,7 +561,7 @@ class Recorder:
             raise Unsupported(f"{func} of a tensor that begins inside its memory, in {self.here()}; call it on a clone")
         frame = self._frames[-1]
         if frame.writes:
-            differentiable = func is _aten.as_strided_scatter.default and self._is_differentiable(args)
+            differentiable = self.follow_autograd and frame.grad_enabled and self._is_differentiable(args)
             refuse_write(func, args, frame.out, functools.partial(self._made_in, frame), differentiable, self.here)
         if not func._schema.returns and func.namespace not in _SILENT:
             raise Unsupported(
@@ -717,6 +717,11 @@ class Recorder:
                 # under no_grad eager calls a view of what requires grad a leaf that requires grad, if its base does
                 flags = itertools.repeat(True)
                 self.bases_matter = True
+                if self.follow_autograd and any(map(self.tracker.is_written, tensors_in(args))):
+                    raise Unsupported(
+                        f"a view of what was written to and requires grad is made under no_grad, in {self.here()}; "
+                        "make it in grad mode, or of a clone"
+                    )
         made: set[str] = set()
 
         def define(fake: torch.Tensor) -> TensorProxy:

@@ -45,6 +45,8 @@ class Tracker:
         self._bases: dict[int, list[_Tracked]] = {}
         #: The wrapper that stood for a value first, by the value's name.
         self._holders: dict[str, torch.Tensor] = {}
+        #: The memory of values that were written to a tensor.
+        self._written: set[int] = set()
         #: Views, by id, of what was reshaped in place since, or written to where autograd did not see it.
         self._outdated: dict[int, torch.Tensor] = {}
 
@@ -58,6 +60,10 @@ class Tracker:
     def last_fake(self, wrapper: torch.Tensor) -> torch.Tensor:
         """The fake that a wrapper stood for when it was last seen."""
         return self._tracked[id(wrapper)].fake
+
+    def is_written(self, fake: torch.Tensor) -> bool:
+        """Whether a fake is in memory that was written to."""
+        return internals.storage_key(fake) in self._written
 
     def settle(self) -> None:
         """Bring the trace up to date with every pending write."""
@@ -202,6 +208,8 @@ class Tracker:
             make, args = functools.partial(restride, stride=old.stride), (new, old.stride)
             fake = self._record_made(wrapper, RESTRIDE, args, tracked.is_base, make, new.requires_grad)
             new = self.proxy_of_fake(fake)
+        if written:
+            self._written.add(internals.storage_key(fake))
         aliases = self._bases.get(internals.storage_key(wrapper), ())
         if written and len(aliases) > 1 and _version(wrapper) == tracked.version:
             self._recorder.hidden.add(old.name)

@@ -47,6 +47,9 @@ def refuse_write(
     if func in INVERSES:
         return
     target = out if out is not None else next(tensors_in(args), None)
+    memory = [storage_key(tensor) for tensor in tensors_in(args)]
+    if differentiable and target is not None and memory.count(storage_key(target)) > 1:
+        _refuse("to a tensor that requires grad and is read by the same call", here)
     for tensor in tensors_in(args):
         if target is not None and storage_key(tensor) == storage_key(target) and overlap_in_part(tensor, target):
             _refuse("to a tensor whose memory overlaps that of another argument in part", here)
