@@ -48,7 +48,9 @@ def refuse_write(
         return
     target = out if out is not None else next(tensors_in(args), None)
     memory = [storage_key(tensor) for tensor in tensors_in(args)]
-    if differentiable and target is not None and memory.count(storage_key(target)) > 1:
+    # `x[0] += y` ends in a copy of a view to itself
+    reads = func is not _aten.copy.default and target is not None and memory.count(storage_key(target)) > 1
+    if differentiable and reads:
         _refuse("to a tensor that requires grad and is read by the same call", here)
     for tensor in tensors_in(args):
         if target is not None and storage_key(tensor) == storage_key(target) and overlap_in_part(tensor, target):
