@@ -639,8 +639,8 @@ def test_mode_left_changed_is_refused_and_put_back(name: str) -> None:
         )
 
     before = modes()
-    with falls_back(f"leaves {name} changed"):
-        jit(leaves)(numbers(3))
+    with pytest.raises(errors.Unsupported, match=f"(leaves|changed) {name}"):
+        sg.jit(leaves, executors=["torch"], strict=True)(numbers(3))
     assert modes() == before
 
 

@@ -15,7 +15,7 @@ from .lineage import Lineage, Lineages
 from .proxy import TensorProxy
 from .recorder import RecordedInput, Recorder
 from .signature import check_returned
-from .sizes import settled
+from .sizes import fixed
 from .structure import Structure, flatten
 from .symbol import BoundSymbol
 from .tracking import history_of, is_spoiled, same_history
@@ -159,9 +159,8 @@ class _Collector:
     def returned(self, leaf: Any) -> Returned:
         """Where a leaf of the return value is to be found after a call."""
         if not isinstance(leaf, torch.Tensor):
-            leaf = settled(leaf)
-            if not isinstance(leaf, torch.SymInt | torch.SymFloat):
-                check_returned(leaf)
+            leaf = fixed(leaf)
+            check_returned(leaf)
             return Returned("value", value=leaf)
         itself = self.recorder.input_of(leaf)
         if itself is not None:

@@ -48,7 +48,10 @@ class Constraint:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Computed:
-    """A value that constants and sizes alone decide, and that has to be the one that it was: `need` says who asked."""
+    """A value that constants and sizes alone decide, and that has to be the one that it was: `need` says who asked.
+
+    The masks of transformers' models read such: whether `arange(s0)` has a gap, which it has for no size.
+    """
 
     holds: Callable[[Mapping[str, int]], bool]
     need: str
@@ -186,16 +189,11 @@ def python(number: Any) -> str:
 
 
 def settled(value: Any) -> Any:
-    """Arguments of a call, without symbolic numbers that a trace cannot hold: truth values, and floats that it might
-    round in another order.
+    """Arguments of a call, without symbolic numbers that a trace does not hold: truth values, and floats.
+
+    An expression of floats may be written in another order than Python computed it, and round otherwise.
     """
-
-    def settle(number: Any) -> Any:
-        if internals.rounds_once(number):
-            return bool(number) if isinstance(number, torch.SymBool) else number
-        return internals.decide_all(number)
-
-    return map_numbers(settle, value)
+    return map_numbers(lambda number: number if isinstance(number, torch.SymInt) else _decide(number), value)
 
 
 def map_numbers(function: Callable[[Any], Any], value: Any) -> Any:
@@ -258,14 +256,14 @@ def concrete(value: Any, binding: Mapping[str, int]) -> Any:
     return _with_numbers(lambda number: evaluated(internals.python_of_number(number, simplified=False)), value)
 
 
+def _decide(number: Any) -> Any:
+    """A symbolic number as it is in the call at hand, to which other calls are held from now on."""
+    return bool(number) if isinstance(number, torch.SymBool) else internals.decide_all(number)
+
+
 def fixed(value: Part) -> Part:
     """A part of a trace with the sizes of the call at hand, to which other calls are held from now on."""
     return _with_numbers(_decide, value)  # type: ignore[no-any-return]
-
-
-def _decide(number: Any) -> Any:
-    kinds = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
-    return kinds[type(number)](number)
 
 
 def _with_numbers(number: Callable[[Any], Any], value: Any) -> Any:

@@ -107,10 +107,10 @@ def new_size(shape_env: Any, place: str, value: int) -> torch.SymInt:
 def decided(shape_env: Any, start: int = 0) -> list[tuple[str, str]]:
     """What the sizes must be for all that was decided, from the `start`th on, to hold: as Python, and where it was.
 
-    Raises `Unsupported` where that cannot be said to the bit.
+    Raises `Unsupported` where that cannot be said to the bit: floats.
     """
     for guard in shape_env.guards[start:]:
-        if not _rounds_once(guard.expr):
+        if not _compares_integers(guard.expr):
             raise Unsupported(f"{guard.expr} was asked for, which computes with floats, {guard.sloc.framework_loc}")
     return [(python_of_expression(guard.expr), str(guard.sloc.framework_loc)) for guard in shape_env.guards[start:]]
 
@@ -167,31 +167,10 @@ def python_of_expression(expression: Any) -> str:
     return str(_symbolic()[3].doprint(expression))
 
 
-def rounds_once(number: Any) -> bool:
-    """Whether a symbolic number is at most one rounding away from integers, so that it is the same as it was written.
-
-    Sums and products of several that round may be written in another order.
-    """
-    return _rounds_once(number.node.expr)
-
-
-def _rounds_once(expression: Any) -> bool:
-    kinds = ("IntTrueDiv", "FloatTrueDiv", "FloatPow", "OpaqueUnaryFn_sqrt")
-    if expression.is_Float:
-        return True
+def _compares_integers(expression: Any) -> bool:
     if expression.is_Boolean or expression.is_Relational:
-        return all(map(_rounds_once, expression.args))
-    if type(expression).__name__ in kinds:
-        return all(argument.is_Float or _is_exact(argument) for argument in expression.args)
-    return _is_exact(expression)
-
-
-def _is_exact(expression: Any) -> bool:
-    """Whether it is an integer, or a float that has been made of integers without rounding."""
-    if expression.is_integer or (expression.is_Float and float(expression).is_integer()):
-        return True
-    kinds = ("ToFloat", "Add", "Mul", "Max", "Min")
-    return type(expression).__name__ in kinds and all(map(_is_exact, expression.args))
+        return all(map(_compares_integers, expression.args))
+    return bool(expression.is_integer)
 
 
 def hint_of(number: Any) -> Any:

@@ -64,15 +64,15 @@ def _writing_first(outputs: Outputs, proxies: Sequence[TensorProxy], assemble: F
 
 def _has_sizes(outputs: Outputs) -> bool:
     calls = (*outputs.metadata, *outputs.views)
-    return has_numbers((*[(c.args, dict(c.kwargs)) for c in calls], *[item.value for item in outputs.returned]))
+    return has_numbers([(call.args, dict(call.kwargs)) for call in calls])
 
 
 def _finisher_by_sizes(outputs: Outputs, inputs: Sequence[TensorProxy], sizes: Sizes) -> Finisher:
     @lru_cache(maxsize=64)
     def finisher_at(values: tuple[int, ...]) -> Finisher:
         binding = sizes.binding(values)
-        parts = concrete((outputs.returned, outputs.metadata, outputs.views), binding)
-        return finisher(replace(outputs, **dict(zip(("returned", "metadata", "views"), parts, strict=True))), inputs)
+        metadata, views = concrete((outputs.metadata, outputs.views), binding)
+        return finisher(replace(outputs, metadata=metadata, views=views), inputs)
 
     return lambda results, tensors: finisher_at(sizes.measure(tensors))(results, tensors)
 
