@@ -557,7 +557,8 @@ class Recorder:
                     args = (args[0], self._positions(args[1]), *args[2:])
         if func is _aten.lift_fresh.default or func is _aten.lift_fresh_copy.default:
             return self._lift(func, args[0])
-        if func in internals.KEEP_PLACE and args[0].storage_offset() and self._calls(func._schema.name[6:]):
+        own = self._frames[-1].fn is func  # a backward that is evaluated calls overloads
+        if func in internals.KEEP_PLACE and args[0].storage_offset() and not own and self._calls(func._schema.name[6:]):
             raise Unsupported(f"{func} of a tensor that begins inside its memory, in {self.here()}; call it on a clone")
         frame = self._frames[-1]
         if frame.writes:
