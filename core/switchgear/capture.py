@@ -260,7 +260,7 @@ def _run(function: Callable[..., Any], leaves: list[Any], spec: Structure, recor
             wrappers[index] = known
         elif isinstance(leaf, torch.Generator):
             wrappers[index] = stand_in(leaf)
-            recorder.generators.update({generator._cdata: leaf for generator in (leaf, wrappers[index])})
+            recorder.generators |= dict.fromkeys(map(internals.stream_key, (leaf, wrappers[index])), leaf)
     args, kwargs = spec.unflatten(wrappers)
     result = function(*args, **kwargs)
     if any(isinstance(leaf, StandIn) for leaf in flatten(result, objects=True)[0]):

@@ -825,7 +825,7 @@ class Recorder:
         """A value, or the generator among the arguments that it is or stands for."""
         if not isinstance(value, torch.Generator) or not self.follow_autograd:  # a grad rule has those of the trace
             return value
-        known = self.generators.get(value._cdata)
+        known = self.generators.get(internals.stream_key(value))
         if known is None:
             raise Unsupported(
                 f"{self.here()} draws from a torch.Generator that is no argument of the jitted function: whether it is "

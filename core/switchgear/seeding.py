@@ -15,8 +15,10 @@ from .errors import Unsupported
 from .patches import redirected, replaced
 from .recorder import active_recorder
 
-_STATE = ("manual_seed", "seed", "initial_seed", "get_state", "set_state", "get_offset", "set_offset")
-_STATE += ("clone_state", "graphsafe_get_state", "graphsafe_set_state")
+_STATE = (
+    *("manual_seed", "seed", "initial_seed", "get_state", "set_state", "get_offset", "set_offset"),
+    *("clone_state", "graphsafe_get_state", "graphsafe_set_state"),
+)
 _CUDA = ("manual_seed", "manual_seed_all", "seed", "seed_all", "initial_seed", "get_rng_state", "set_rng_state")
 
 
