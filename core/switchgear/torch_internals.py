@@ -668,21 +668,11 @@ def is_functorch_tensor(tensor: torch.Tensor) -> bool:
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
-<<<<<<< HEAD
-=======
 def stream_key(generator: Any) -> int:
     """Equal for objects that stand for one generator, for as long as it lives."""
     return int(generator._cdata)
 
 
-def has_kernel(overload: torch._ops.OpOverload, device: str) -> bool:
-    """Whether an overload has a kernel of its own for a type of device, and is not made of another overload."""
-    name = f"{overload._schema.name}.{overload._overloadname}".removesuffix(".default")
-    key = torch._C._dispatch_key_for_device(device)
-    return torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
-
-
->>>>>>> 5afd982 (seeding: the address of a stream is asked for in torch_internals)
 def global_module_hooks() -> tuple[Any, ...]:
     """The hooks that PyTorch calls for every module."""
     module: Any = torch.nn.modules.module
