@@ -6,6 +6,7 @@ from .choice import Choice, Declined, Implementation, Saved
 from .executor import Executor, FusionExecutor
 from .fuel import Fuel
 from .functional import grad, value_and_grad, vjp
+from .handler import PASS, Call, Feature, Handler
 from .hookspecs import PassPlacement, hookimpl
 from .inspect.explain import explain
 from .jit import jit, last_backward_traces, last_choices, last_saved, last_traces
@@ -20,12 +21,16 @@ from .symbol import BoundSymbol, Symbol
 from .trace import Trace
 
 __all__ = [
+    "PASS",
     "BoundSymbol",
+    "Call",
     "Choice",
     "Declined",
     "Executor",
+    "Feature",
     "Fuel",
     "FusionExecutor",
+    "Handler",
     "Implementation",
     "NumberProxy",
     "PassContext",

@@ -18,15 +18,14 @@ import torch
 from . import torch_internals as internals
 from .active import ACTIVE
 from .attempts import modes_kept, tensors_taken_out, undone_on
-from .checkpointing import region, run_reentrant
 from .composites import splice_escaping
-from .custom_functions import recorded_functions
 from .errors import CaptureError, DataDependent, Unsupported
+from .handler import Handlers
 from .outputs import Outputs, differentiable_outputs, outputs_of
 from .patches import redirected
 from .proxy import TensorProxy
 from .recorder import Recorder, active_recorder
-from .seeding import StandIn, seeding_refused, stand_in
+from .seeding import StandIn, stand_in
 from .shared_memory import Home, base_of, home_of, is_view_of_constant, memory_of, overlaps_itself, sharing
 from .signature import Argument, Base, Closure, InputSource, ModuleState, check_tensor, state_of
 from .sizes import Marks, Sizes, symbolic
@@ -146,6 +145,7 @@ def capture(
     function: Callable[..., Any],
     leaves: list[Any],
     spec: Structure,
+    handlers: Handlers,
     module: torch.nn.Module | None = None,
     differentiable: frozenset[int] | None = None,
     reads_inputs: bool = False,
@@ -174,11 +174,11 @@ def capture(
         sizes = Sizes() if marks else ACTIVE.sizes
         inputs = _Inputs(names, modules, differentiable, homes, sizes, marks)
         with symbolic(sizes):
-            recorder = Recorder(names, inputs.outside, modules.path, reads_inputs=reads_inputs)
+            recorder = Recorder(names, handlers, inputs.outside, modules.path, reads_inputs=reads_inputs)
         inputs.recorder = weakref.proxy(recorder)
         with (
             symbolic(sizes),
-            _environment(modules, compiling),
+            _environment(modules, handlers, compiling),
             tensors_taken_out(owners, recorder),
             recorder.recording(),
         ):
@@ -355,7 +355,7 @@ class _Modules:
 
 
 @contextlib.contextmanager
-def _environment(modules: _Modules, compiling: bool) -> Iterator[None]:
+def _environment(modules: _Modules, handlers: Handlers, compiling: bool) -> Iterator[None]:
     """The process-wide state of a capture; one inside another finds it in place."""
     if active_recorder() is not None:
         yield
@@ -369,32 +369,10 @@ def _environment(modules: _Modules, compiling: bool) -> Iterator[None]:
         internals.outside_inference_mode(),
         internals.autocast_cache_cleared(),
         redirected(torch.nn.Module, "__call__", modules.call),
-        recorded_functions(),
-        internals.checkpoint_regions(region, run_reentrant),
-        seeding_refused(),
-        internals.functorch_operands(_below_transforms),
-        internals.tracers_refused(_refuse_tracer),
-        redirected(torch.autograd.graph.saved_tensors_hooks, "__enter__", _refuse_saved_tensors_hooks),
+        handlers.around(),
         internals.exact_functionalization(),
         internals.compiling_flag(compiling),
         # a backward inside runs where the modes are
         torch.autograd.set_multithreading_enabled(False),
     ):
         yield
-
-
-def _refuse_tracer(name: str) -> None:
-    raise Unsupported(f"torch.func.{name} inside a jitted function, which is traced already; call it outside")
-
-
-def _below_transforms(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor that a transform of `torch.func` is about to wrap, as the trace knows it."""
-    recorder = active_recorder()
-    return recorder.below_transforms(tensor) if recorder is not None else tensor
-
-
-def _refuse_saved_tensors_hooks(original: Callable[..., Any], hooks: Any) -> None:
-    raise Unsupported(
-        f"{type(hooks).__module__}.{type(hooks).__name__} inside a jitted function: it would see what the capture "
-        "saves, once; set it around the call"
-    )

@@ -180,13 +180,14 @@ def _apply(original: Callable[..., Any], function: Any, *args: Any, **kwargs: An
     given = tuple([_given(recorder, arg) for arg in args])
     context = Context()
     # what PyTorch itself does with the results is no call of the user's
-    with recorder.framed() as frame, torch._C.DisableTorchFunction():
+    with recorder.framed() as call, torch._C.DisableTorchFunction():
         runner = _RUNNERS.get(function) or _RUNNERS.setdefault(function, type(function.__name__, (_Forward,), {}))
         made = original(runner, function, context, *args, **kwargs)
         written = _finish(recorder, function, context, args, given, made)
-        output = recorder.outputs(made)
-    symbol, keep = Symbol(name, _Applied(function, args)), not written and not torch.is_autocast_enabled()
-    recorder.close(symbol, (given, {}), frame, output, keep, CUSTOM_FUNCTION)
+        call.output = recorder.outputs(made)
+    call.symbol, call.given = Symbol(name, _Applied(function, args)), (given, {})
+    call.whole = not written and not torch.is_autocast_enabled()
+    recorder.close(call, CUSTOM_FUNCTION)
     return made
 
 

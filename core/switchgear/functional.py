@@ -122,7 +122,7 @@ def _linearised(
     owners = [position for position, arg in enumerate(args) for _ in flatten(arg)[0]]
     wanted = [index for index, owner in enumerate(owners) if owner in positions and _is_inexact(leaves[index])]
     with torch.enable_grad():
-        captured = capture(function, leaves, spec, differentiable=frozenset(wanted))
+        captured = capture(function, leaves, spec, selection.handlers, differentiable=frozenset(wanted))
     trace = dead_code(inner_gradients(captured.trace, selection)[0])
     expected = tuple(None if proxy is None else expected_grad(proxy) for proxy in trace.outputs)
     inputs = [tensor_of(source, leaves) for source in captured.sources]

@@ -1,4 +1,4 @@
-"""The contract between Switchgear and its plugins: six hooks, each optional.
+"""The contract between Switchgear and its plugins: seven hooks, each optional.
 
 A plugin is a module named by an entry point of the group `switchgear`; the entry point's name is what users type. Mark
 each hook with `switchgear.hookimpl`. Importing the module must be cheap and change nothing: tables are declared at
@@ -16,6 +16,7 @@ import pluggy
 
 from .errors import RegistrationError
 from .executor import Executor
+from .handler import Feature
 from .region import Region, RegionChoice
 from .registry import Registry
 from .symbol import BoundSymbol
@@ -76,6 +77,14 @@ def switchgear_register_grad_rules(registry: Registry) -> None:
 @_hookspec
 def switchgear_passes() -> Sequence[PassPlacement]:  # type: ignore[empty-body]
     """The passes that this plugin adds to the pipeline; a plugin with executors adds them when one of these is used."""
+
+
+@_hookspec
+def switchgear_features() -> Sequence[Feature]:  # type: ignore[empty-body]
+    """The features of capture that this plugin adds; a plugin with executors adds them when one of these is used.
+
+    They are asked after those of the package itself, each of which `SWITCHGEAR_DISABLE_FEATURES` leaves out by name.
+    """
 
 
 @_hookspec(firstresult=True)

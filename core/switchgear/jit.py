@@ -17,6 +17,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from .choice import Choice, Saved
 from .data import OtherData
 from .errors import DataDependent, InvalidInput, SwitchgearError, Unsupported
+from .features import BUILT_IN
 from .fuel import Fuel
 from .memory import MEMORY, Memory
 from .passes.partition import saved_values
@@ -272,7 +273,7 @@ def jit(
     if not callable(function):
         raise TypeError(f"sg.jit takes a function or a module, not a {type(function).__name__}")
     tables = (grad_rules,) if isinstance(grad_rules, Table) else tuple(grad_rules or ())
-    selection = select(installed(), executors, tables, strict, memory, fuel)
+    selection = select(installed(), executors, tables, strict, memory, fuel, BUILT_IN)
     if isinstance(function, nn.Module):
         return _jit_module(function, selection, options)
     if isinstance(function, JitFunction):

@@ -17,6 +17,7 @@ import pluggy
 from . import hookspecs
 from .errors import PluginWarning, RegistrationError
 from .executor import Executor, reason_limited, reason_unavailable
+from .handler import Feature
 from .hookspecs import HOOKS, PROJECT, PassPlacement
 from .registry import Registry
 from .symbol import BoundSymbol
@@ -74,6 +75,7 @@ class Plugin:
     skip_rule: SkipRule | None
     passes: tuple[PassPlacement, ...]
     chooser: Chooser | None
+    features: tuple[Feature, ...] = ()
 
     @property
     def label(self) -> str:
@@ -187,8 +189,9 @@ def _load_one(entry: EntryPoint) -> Plugin:
             raise RegistrationError(f"priority {number!r} is no number; higher ones are asked first, 0 is usual")
     registry = _registered(manager, executors)
     passes = _collected(manager, "switchgear_passes", PassPlacement)
-    skip_rule, chooser = _skip_rule(manager), _chooser(manager, entry.name)
-    return Plugin(entry.name, *_distribution(entry), priority, executors, registry, skip_rule, passes, chooser)
+    features = _collected(manager, "switchgear_features", Feature)
+    rules = _skip_rule(manager), passes, _chooser(manager, entry.name), features
+    return Plugin(entry.name, *_distribution(entry), priority, executors, registry, *rules)
 
 
 def _registered(manager: pluggy.PluginManager, executors: Sequence[Executor]) -> Registry:

@@ -13,24 +13,22 @@ import types
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from . import torch_internals as internals
 from .active import ACTIVE
-from .aliasing import storages, viewed_argument
-from .autocasts import Casts
+from .aliasing import storages
 from .composites import is_closed, leaves_of, turns_grad_off
 from .data import CHECK_LAYOUT, CHECK_RESULT, Data
 from .errors import DataDependent, Unsupported
-from .gradients_inside import record_gradients
+from .handler import PASS, Call, Handler, Handlers
 from .naming import pack_dims, symbol_of
 from .nesting import map_tensors, tensors_in
 from .patches import replaced
 from .proxy import TensorProxy
-from .refusals import GradFn, refuse
 from .shared_memory import reaches_outside
 from .sizes import settled
 from .symbol import CHECK, CHECKPOINT, GRAD_OFF_INSIDE, RANDOM, SAVED, BoundSymbol, Source, Symbol, proxies
@@ -38,7 +36,7 @@ from .trace import Names
 from .tracking import Tracker, history_of, metadata_proxy
 from .user_code import user_frame
 from .write_back import INVERSES, is_in_place, refuse_casts, refuse_write
-from .writes import DRAW_BERNOULLI, NEW_VERSION, SET_VALUE
+from .writes import DRAW_BERNOULLI, SET_VALUE
 
 _aten = torch.ops.aten
 _NOISE = frozenset({torch.ops.prim.device.default, _aten.is_same_size.default, _aten._has_same_storage_numel.default})
@@ -62,20 +60,6 @@ class RecordedInput:
     history: Any
     is_view: bool
     storage: int
-
-
-@dataclass(slots=True)
-class _Frame:
-    """The open call of a torch-level function."""
-
-    fn: Callable[..., Any] | None
-    recorded: list[BoundSymbol]
-    grad_enabled: bool = False
-    #: What the leaf that draws is recorded with, where the call itself is made without it.
-    generator: torch.Generator | None = None
-    #: Whether the call writes to its first argument, or to `out` if that is given.
-    writes: bool = False
-    out: torch.Tensor | None = None
 
 
 class _FunctionMode(TorchFunctionMode):
@@ -116,6 +100,7 @@ class Recorder:
     def __init__(
         self,
         names: Names,
+        handlers: Handlers,
         adopt: Callable[[torch.Tensor], torch.Tensor] | None = None,
         module_path: Callable[[], str] = str,
         follow_autograd: bool = True,
@@ -131,7 +116,7 @@ class Recorder:
         self._adopt = adopt
         self._module_path = module_path
         self._source: Source | None = None
-        self._frames = [_Frame(None, [])]
+        self._frames = [Call(None)]
         self.inputs: list[RecordedInput] = []
         #: Calls that changed sizes or strides of an input in place, or its version alone.
         self.metadata_calls: list[BoundSymbol] = []
@@ -151,16 +136,9 @@ class Recorder:
         self.hidden: set[str] = set()
         self._input_of: dict[int, RecordedInput] = {}
         self._paused = 0
-        self._casts = Casts()
         self.enclosing = ACTIVE.recorder
         #: The generators among the arguments, by the address of each and of its stand-in.
         self.generators: dict[int, torch.Generator] = dict(self.enclosing.generators) if self.enclosing else {}
-        #: What a trace runs under, whatever the function changes for a while.
-        self._default_dtype: torch.dtype = (
-            self.enclosing._default_dtype if self.enclosing else torch.get_default_dtype()
-        )
-        self._devices: Any = self.enclosing._devices if self.enclosing else internals.default_devices()
-        self._attention: Any = self.enclosing._attention if self.enclosing else internals.attention_backends()
         self.fake_mode: internals.FakeMode = (
             self.enclosing.fake_mode if self.enclosing else internals.new_fake_mode(ACTIVE.sizes and ACTIVE.sizes.env)
         )
@@ -168,6 +146,8 @@ class Recorder:
         self._dispatch_mode = _DispatchMode(self)
         self._dispatch_state: tuple[Any, Any] = (None, None)
         self._tags: frozenset[str] = frozenset()
+        self.handlers = handlers
+        self._states = handlers.states(self)
         self._regions = itertools.count()
         self._policy: Callable[..., bool] | None = None
 
@@ -212,11 +192,11 @@ class Recorder:
 
     def program(self) -> tuple[BoundSymbol, ...]:
         """The bound symbols recorded so far, and not taken."""
-        return tuple(self._frames[0].recorded)
+        return tuple(self._frames[0].lines)
 
     def open_lines(self) -> list[list[BoundSymbol]]:
         """What is recorded so far, by the calls that are open."""
-        return [frame.recorded for frame in self._frames]
+        return [frame.lines for frame in self._frames]
 
     @contextlib.contextmanager
     def region(self, saves: Callable[..., bool] | None) -> Iterator[None]:
@@ -232,14 +212,18 @@ class Recorder:
     @contextlib.contextmanager
     def rewritten(self, rewrite: Callable[[list[BoundSymbol], Names], list[BoundSymbol]]) -> Iterator[None]:
         """Put what `rewrite` makes of what is recorded inside in its place."""
-        recorded = self._frames[-1].recorded
+        recorded = self._frames[-1].lines
         start = len(recorded)
         yield
         recorded[start:] = rewrite(recorded[start:], self.names)
 
+    def state(self, handler: Handler) -> Any:
+        """What a handler keeps for this capture."""
+        return self._states[handler]
+
     def take(self) -> tuple[BoundSymbol, ...]:
         """The bound symbols recorded since the last call of `take`."""
-        recorded, self._frames[0].recorded = tuple(self._frames[0].recorded), []
+        recorded, self._frames[0].lines = tuple(self._frames[0].lines), []
         return recorded
 
     # -- proxies and wrappers ------------------------------------------------------------------------------------------
@@ -277,6 +261,10 @@ class Recorder:
         found = self._input_of.get(id(tensor))
         return found.wrapper if found else None
 
+    def entered(self, tensor: torch.Tensor) -> RecordedInput | None:
+        """The input that a tensor is itself, if it is one already."""
+        return self._input_of.get(id(tensor))
+
     def enter(self, tensor: torch.Tensor, proxy: TensorProxy, view: torch.Tensor | None = None) -> torch.Tensor:
         """Make a tensor from outside an input; returns its wrapper, which is `view` if it is one of another input."""
         with torch._C.DisableTorchFunction():
@@ -298,138 +286,54 @@ class Recorder:
         """Handle one call that the function mode saw."""
         if self._paused:
             return func(*args, **kwargs)
-        if func is torch.Tensor.storage_offset and (offset := self._offset_of_input(args[0])) is not None:
-            return offset
-        refuse(func, args, kwargs, self.here)
-        if torch.get_default_dtype() is not self._default_dtype:
-            self._refuse_change("the default dtype")
-        # what is set by `torch.set_default_device` lies below the mode, which is not on the stack here
-        if internals.default_devices() != self._devices:
-            self._refuse_change("the default device")
-        if getattr(func, "__self__", None) is torch.Tensor.is_leaf:
-            self.leaves_matter = True
-        # what `torch.func.vjp` returns reads the tensors of its transform after that has ended
-        if internals.inside_functorch() or any(map(internals.is_functorch_tensor, tensors_in((args, kwargs)))):
-            return self._on_transformed(func, args, kwargs)
-        args, kwargs = map_tensors(self.adopted, (args, kwargs))
-        if func is torch.autograd.grad:
-            return record_gradients(self, func, args, kwargs)
-        symbol = symbol_of(func)
-        if func is torch.Tensor.tolist:
-            return self._read("tolist", args[0])
-        if symbol is not None and symbol.name in _BY_VALUE:
-            args, kwargs = self._by_value(symbol.name, args, kwargs)
-        if ACTIVE.sizes is not None and symbol is not None:
-            args, kwargs = settled((args, kwargs))
-        if symbol is None:
-            result = self.track_outputs(func(*args, **kwargs))
-            reads_node = result is not None and getattr(func, "__self__", None) is torch.Tensor.grad_fn
-            return GradFn(result, self.here) if reads_node else result
-        given = map_tensors(lambda tensor: self.tracker.proxy_of_fake(self.tracker.fake_of(tensor)), (args, kwargs))
-        frame = self._frame(func, kwargs)
-        if isinstance(kwargs.get("generator"), torch.Generator):
-            given[1]["generator"] = generator = self._known_generator(kwargs["generator"])
-            if func.__name__ in _NO_GENERATOR_ON_META:
-                frame.generator, kwargs = generator, kwargs | {"generator": None}
-        result, output, written = self._run_in_frame(frame, func, args, kwargs)
-        metadata_only = symbol.name.rpartition(".")[2] in _METADATA_ONLY
-        self.reshapes |= metadata_only
-        if written or metadata_only:
-            self._note_metadata(symbol, (args, kwargs), given, frame.recorded)
-        if metadata_only:
-            # autograd makes a view again in its new layout, whatever the grad mode
-            frame.recorded = [replace(part, grad_enabled=True) for part in frame.recorded]
-        keep = not written
-        if internals.autocast_active():
-            apart = self._casts.apart(given, frame.recorded)
-            keep = keep and apart is not None
-            casts, given, frame.recorded = apart or ([], given, frame.recorded)
-            self._frames[-1].recorded.extend(casts)
-        self._frames[-1].recorded.extend(self._close(symbol, given, frame, output, keep))
+        call = Call(func, args, kwargs, grad_enabled=torch.is_grad_enabled())
+        answer = self.handlers.take(self, call)
+        if answer is not PASS:
+            return answer
+        call.args, call.kwargs = map_tensors(self.adopted, (call.args, call.kwargs))
+        call.symbol = symbol_of(func)
+        answer = self.handlers.answer(self, call)
+        if answer is not PASS:
+            return answer
+        if call.symbol is None:
+            return self.track_outputs(func(*call.args, **call.kwargs))
+        call.given = map_tensors(self._proxy_now, (call.args, call.kwargs))
+        self._note_target(call)
+        for handler in self.handlers.opening:
+            handler.opened(self, call)
+        result = self._run(call)
+        call.whole = not call.wrote
+        for handler in self.handlers.closing:
+            handler.closing(self, call)
+        self._frames[-1].lines.extend((*call.before, *self._close(call)))
         return result
 
-    def _offset_of_input(self, tensor: torch.Tensor) -> int | None:
-        """Where an input begins in its memory; None for other tensors, for a write leaves them elsewhere than eager."""
-        if not self.follow_autograd:  # a grad rule: what it is given lies where the trace says
-            return int(tensor.storage_offset())
-        if internals.inside_functorch() or self.enclosing is not None or self.metadata_calls:
-            return None
-        found = self._input_of.get(id(self.adopted(tensor)))
-        if found is None:
-            return None
-        self.offsets_matter = True
-        return found.proxy.storage_offset
+    def _proxy_now(self, tensor: torch.Tensor) -> TensorProxy:
+        return self.tracker.proxy_of_fake(self.tracker.fake_of(tensor))
 
-    def _by_value(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        """The arguments of a call, with numbers for those tensors that PyTorch reads without an operator."""
-
-        def value(place: int | str, given: Any) -> Any:
-            return self._read(name, given) if place in _BY_VALUE[name] and isinstance(given, torch.Tensor) else given
-
-        args = tuple([value(place, given) for place, given in enumerate(args)])
-        return args, {key: value(key, given) for key, given in kwargs.items()}
-
-    def _note_metadata(
-        self, symbol: Symbol, called: tuple[Any, Any], given: tuple[Any, Any], made: list[BoundSymbol]
-    ) -> None:
-        """Take note of an in-place call that made an input a view of what it was."""
-        for tensor, before in zip(tensors_in(called), proxies(given), strict=True):
-            found, now = self._input_of.get(id(tensor)), self.tracker.proxy_of_fake(self.tracker.last_fake(tensor))
-            # also one that changes nothing, as `t_()` of a vector: the tensor has a new version
-            named = symbol.name.rpartition(".")[2] in _METADATA_ONLY
-            if found is None:
-                key = internals.storage_key(tensor)
-                viewed_input = next((one for one in self.inputs if named and one.storage == key), None)
-                if viewed_input is not None:
-                    _refuse_view_of_leaf(tensor, viewed_input.tensor)
-                    self.metadata_calls.append(BoundSymbol(NEW_VERSION, (viewed_input.proxy,), {}, None))
-                continue
-            viewed = any(now in leaf.outputs and viewed_argument(leaf) == before for leaf in leaves_of(made))
-            if named or viewed or (now.shape, now.stride) != (before.shape, before.stride):
-                args = (found.proxy, *given[0][1:])
-                self.metadata_calls.append(
-                    BoundSymbol(symbol, args, given[1], None, grad_enabled=torch.is_grad_enabled())
-                )
-
-    def _on_transformed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call inside a transform of `torch.func`: its leaves are recorded, no composite is kept."""
-        args, kwargs = map_tensors(self.below_transforms, (args, kwargs))
-        frame = self._frame(func, kwargs)
-        self._frames.append(frame)
-        try:
-            return func(*args, **kwargs)
-        finally:
-            self._frames.pop()
-            self._frames[-1].recorded.extend(frame.recorded)
-
-    def _frame(self, func: Any, kwargs: dict[str, Any]) -> _Frame:
-        target = kwargs.get("out")
-        out = internals.unwrap(target) if isinstance(target, torch.Tensor) and internals.is_wrapper(target) else None
-        writes = "out" in kwargs or is_in_place(getattr(func, "__name__", ""))
-        frame = _Frame(func, [], torch.is_grad_enabled(), writes=writes, out=out)
-        attends = "attention" in getattr(func, "__name__", "")
-        ACTIVE.rare_modes_matter |= attends
-        if attends and internals.attention_backends() != self._attention:
-            self._refuse_change("the attention backends")
-        return frame
-
-    def _refuse_change(self, what: str) -> NoReturn:
-        raise Unsupported(
-            f"the function has changed {what} by the call in {self.here()}, but a trace runs under those around the "
-            "call; change them outside the jitted function"
-        )
-
-    def below_transforms(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The wrapper of a tensor from outside that a transform of `torch.func` reaches for."""
-        if internals.is_functorch_tensor(tensor):
-            return tensor
-        with internals.outside_functorch():
-            return self.adopted(tensor)
+    @staticmethod
+    def _note_target(call: Call) -> None:
+        """Take note of whether a call writes to its first argument, or to `out`."""
+        target = call.kwargs.get("out")
+        call.writes = "out" in call.kwargs or is_in_place(getattr(call.fn, "__name__", ""))
+        if isinstance(target, torch.Tensor) and internals.is_wrapper(target):
+            call.out = internals.unwrap(target)
 
     @contextlib.contextmanager
-    def framed(self) -> Iterator[_Frame]:
+    def spliced(self, call: Call) -> Iterator[None]:
+        """Record the parts of a call inside, of which no composite is kept."""
+        self._note_target(call)
+        self._frames.append(call)
+        try:
+            yield
+        finally:
+            self._frames.pop()
+            self._frames[-1].lines.extend(call.lines)
+
+    @contextlib.contextmanager
+    def framed(self) -> Iterator[Call]:
         """Keep what is recorded inside apart, for `close`."""
-        frame = _Frame(None, [], torch.is_grad_enabled())
+        frame = Call(None, grad_enabled=torch.is_grad_enabled())
         self._frames.append(frame)
         try:
             yield frame
@@ -440,70 +344,86 @@ class Recorder:
         """The nested output of the composite whose frame is open, or NotImplemented where it can be none."""
         return self._output_proxies(self.track_outputs(result))
 
-    def close(self, symbol: Symbol, given: tuple[Any, Any], frame: _Frame, output: Any, keep: bool, tag: str) -> None:
-        """Record a frame as one composite with a tag, or its parts where it cannot be kept whole."""
-        made = self._close(symbol, given, frame, output, keep)
-        whole = len(made) == 1 and made[0].symbol == symbol
-        self._frames[-1].recorded.extend(replace(item, tags=item.tags | {tag}) if whole else item for item in made)
+    def close(self, call: Call, tag: str) -> None:
+        """Record a call as one composite with a tag, or its parts where it cannot be kept whole."""
+        lines = self._close(call)
+        whole = len(lines) == 1 and lines[0].symbol == call.symbol
+        self._frames[-1].lines.extend(replace(line, tags=line.tags | {tag}) if whole else line for line in lines)
 
-    def _run_in_frame(
-        self, frame: _Frame, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, Any, bool]:
-        """What the function returns, the proxies of that, and whether it wrote to its arguments."""
-        before = [(tensor, self.tracker.last_fake(tensor)) for tensor in tensors_in((args, kwargs))]
-        reopened = isinstance(func, types.FunctionType) and func.__module__ in _REOPENED
-        reentered = self._frames[-1].fn is func
-        self._frames.append(frame)
-        try:
-            if reopened and not reentered:
-                with self._function_mode:
-                    result = _reopened(func)(*args, **kwargs)
-            elif ACTIVE.sizes is not None:
-                with internals.composites_of_sizes(func):
-                    result = func(*args, **kwargs)
-            else:
-                result = func(*args, **kwargs)
+    def _run(self, call: Call) -> Any:
+        """What the function returns; its parts, and whether it wrote to its arguments, are noted in the call."""
+        assert call.fn is not None
+        before = [(tensor, self.tracker.last_fake(tensor)) for tensor in tensors_in((call.args, call.kwargs))]
+        with self._running(call), self._errors_refused(call):
+            function = call.fn
+            if isinstance(function, types.FunctionType) and function.__module__ in _REOPENED:
+                reentered = self._frames[-2].fn is function
+                function = function if reentered else functools.partial(self._run_reopened, function)
+            with internals.composites_of_sizes(call.fn) if ACTIVE.sizes is not None else contextlib.nullcontext():
+                result = function(*call.args, **call.kwargs)
             self.track_outputs(result)
-            written = False
-            for tensor, fake in before:
-                self.tracker.reconcile(tensor)
-                if self.tracker.last_fake(tensor) is not fake:
-                    written = True
-                    self.tracker.reconcile_bases(tensor)
-                    if frame.writes and (fake.is_conj() or fake.is_neg()):
-                        raise Unsupported(
-                            f"a write to a lazily conjugated or negated tensor, in {self.here()}; write to a clone"
-                        )
-            if written and frame.grad_enabled and self.follow_autograd:
-                refuse_casts(frame.recorded, self.here)
-            return result, self._output_proxies(result), written
-        except RuntimeError as error:
-            if frame.writes and any(text in str(error) for text in _NO_INVERSE):
+            self._note_writes(call, before)
+            call.output = self._output_proxies(result)
+            return result
+
+    def _run_reopened(self, function: types.FunctionType, *args: Any, **kwargs: Any) -> Any:
+        with self._function_mode:
+            return _reopened(function)(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def _running(self, call: Call) -> Iterator[None]:
+        self._frames.append(call)
+        try:
+            yield
+        finally:
+            self._frames.pop()
+
+    def _note_writes(self, call: Call, before: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Bring the trace up to date with what a call wrote to its arguments, which stood for these fakes before."""
+        for tensor, fake in before:
+            self.tracker.reconcile(tensor)
+            if self.tracker.last_fake(tensor) is fake:
+                continue
+            call.wrote = True
+            self.tracker.reconcile_bases(tensor)
+            if call.writes and (fake.is_conj() or fake.is_neg()):
                 raise Unsupported(
-                    f"{func.__name__} writes to a view of a kind that cannot be traced back to its base, in "
-                    f"{self.here()}; write to the base, or pass a clone of one"
+                    f"a write to a lazily conjugated or negated tensor, in {self.here()}; write to a clone"
+                )
+        if call.wrote and call.grad_enabled and self.follow_autograd:
+            refuse_casts(call.lines, self.here)
+
+    @contextlib.contextmanager
+    def _errors_refused(self, call: Call) -> Iterator[None]:
+        """Refuse a call that fails for what wrappers lack, where the tensors that they stand for have it."""
+        name = getattr(call.fn, "__name__", str(call.fn))
+        try:
+            yield
+        except RuntimeError as error:
+            if call.writes and any(text in str(error) for text in _NO_INVERSE):
+                raise Unsupported(
+                    f"{name} writes to a view of a kind that cannot be traced back to its base, in {self.here()}; "
+                    "write to the base, or pass a clone of one"
                 ) from error
             if _ODD_PLACE in str(error):
                 raise Unsupported(
-                    f"{func.__name__} of a tensor that begins where it cannot be viewed so, or that was written to, in "
+                    f"{name} of a tensor that begins where it cannot be viewed so, or that was written to, in "
                     f"{self.here()}; call it on a clone"
                 ) from error
             if not any(text in str(error) for text in _DATA_MISSING):
                 if ACTIVE.sizes is None:
                     raise
                 # or the user's own error, which capturing with fixed sizes raises
-                raise Unsupported(f"{func.__name__} of symbolic sizes fails, in {self.here()}: {error}") from error
-            need = f"{func.__name__} needs the data of a tensor, in {self.here()}"
+                raise Unsupported(f"{name} of symbolic sizes fails, in {self.here()}: {error}") from error
+            need = f"{name} needs the data of a tensor, in {self.here()}"
             raise DataDependent(f"{need}, which it takes without an operator; call it outside") from error
         except IndexError as error:
-            if not frame.writes or not self.reshapes:
+            if not call.writes or not self.reshapes:
                 raise
             raise Unsupported(
-                f"{func.__name__} writes to a view of a tensor that was given other sizes in place, in {self.here()}: "
-                "it cannot be traced back to its base; make a view in the place of the call in place"
+                f"{name} writes to a view of a tensor that was given other sizes in place, in {self.here()}: it cannot "
+                "be traced back to its base; make a view in the place of the call in place"
             ) from error
-        finally:
-            self._frames.pop()
 
     def track_outputs(self, result: Any) -> Any:
         """Take note of the tensors that a call returned."""
@@ -512,24 +432,24 @@ class Recorder:
                 self.tracker.reconcile(tensor)
         return result
 
-    def _close(
-        self, symbol: Symbol, given: tuple[Any, Any], frame: _Frame, output: Any, keep: bool
-    ) -> list[BoundSymbol]:
+    def _close(self, call: Call) -> list[BoundSymbol]:
         """The call as one composite, or its parts where it cannot be kept whole."""
-        parts = frame.recorded
-        if not parts or (len(parts) == 1 and (parts[0].symbol == symbol or self._is_constant(parts[0]))):
-            return parts
-        hidden = frame.grad_enabled and turns_grad_off(frame.fn, parts)
-        if keep and not any(CHECK in part.tags for part in parts) and is_closed(given, parts, output, self.constants):
-            tags = frozenset({GRAD_OFF_INSIDE} if hidden else ()).union(*(part.tags for part in parts))
-            args, source, grad_enabled = pack_dims(symbol, given[0]), self._find_source(), torch.is_grad_enabled()
-            return [BoundSymbol(symbol, args, given[1], output, tuple(parts), source, grad_enabled, tags)]
+        lines, symbol = call.lines, call.symbol
+        assert symbol is not None
+        if not lines or (len(lines) == 1 and (lines[0].symbol == symbol or self._is_constant(lines[0]))):
+            return lines
+        hidden = call.grad_enabled and turns_grad_off(call.fn, lines)
+        checked = any(CHECK in line.tags for line in lines)
+        if call.whole and not checked and is_closed(call.given, lines, call.output, self.constants):
+            tags = frozenset({GRAD_OFF_INSIDE} if hidden else ()).union(*(line.tags for line in lines))
+            args, source, grad_enabled = pack_dims(symbol, call.given[0]), self._find_source(), torch.is_grad_enabled()
+            return [BoundSymbol(symbol, args, call.given[1], call.output, tuple(lines), source, grad_enabled, tags)]
         if hidden:
             raise Unsupported(
                 f"{symbol.name} turns grad mode off inside, in {self.here()}, and cannot be kept whole here; "
                 "call it without autocast, and not on what it writes to"
             )
-        return parts
+        return lines
 
     def _is_constant(self, part: BoundSymbol) -> bool:
         """Whether it is all that is left of a call that made a tensor of Python's numbers, read at capture."""
@@ -550,6 +470,9 @@ class Recorder:
         """Handle one operator overload that the dispatch mode saw."""
         if self._paused or func in _NOISE:
             return self._unrecorded(func, args, kwargs)
+        answer = self.handlers.operator(self, func, args, kwargs)
+        if answer is not PASS:
+            return answer
         if func is _aten.index_put.default:
             self._check_dtypes(*args[:3])
             if self.tracker.proxy_of_fake(args[2]).requires_grad:
@@ -620,9 +543,9 @@ class Recorder:
     def _is_differentiable(self, args: tuple[Any, ...]) -> bool:
         return any(self.tracker.proxy_of_fake(fake).requires_grad for fake in tensors_in(args))
 
-    def _made_in(self, frame: _Frame, fake: torch.Tensor) -> bool:
+    def _made_in(self, frame: Call, fake: torch.Tensor) -> bool:
         proxy = self.tracker.proxy_of_fake(fake)
-        return any(proxy in item.outputs for item in frame.recorded)
+        return any(proxy in item.outputs for item in frame.lines)
 
     def _unrecorded(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
@@ -674,7 +597,7 @@ class Recorder:
             positions += [self.on_dispatch(_aten.select.int, (found, 1, column), {}) for column in columns]
         return positions
 
-    def _read(self, name: str, tensor: torch.Tensor) -> Any:
+    def read(self, name: str, tensor: torch.Tensor) -> Any:
         """What is in a tensor, as numbers in lists."""
         proxy, read = self.tracker.proxy_of(tensor), torch.Tensor.tolist
         need = f"{name} needs the data of a tensor, in {self.here()}"
@@ -700,8 +623,8 @@ class Recorder:
         frame = self._frames[-1]
         if frame.generator is not None and torch.Tag.nondeterministic_seeded in func.tags:
             kwargs = kwargs | {"generator": frame.generator}
-        args = tuple([self._known_generator(arg) for arg in args])
-        kwargs = {name: self._known_generator(arg) for name, arg in kwargs.items()}
+        args = tuple([self.known_generator(arg) for arg in args])
+        kwargs = {name: self.known_generator(arg) for name, arg in kwargs.items()}
         if ACTIVE.sizes is not None:
             args, kwargs = settled((args, kwargs))
         given: tuple[Any, Any] = map_tensors(self.tracker.proxy_of_fake, (args, kwargs))
@@ -744,7 +667,7 @@ class Recorder:
         symbol, source = self._leaf_symbol(func), self._find_source()
         if func is _aten.as_strided.default and any(proxy.requires_grad for proxy in proxies(output)):
             self._refuse_odd_gradient(result, args[0])
-        frame.recorded.append(BoundSymbol(symbol, *given, output, (), source, grad_enabled, tags))
+        frame.lines.append(BoundSymbol(symbol, *given, output, (), source, grad_enabled, tags))
 
     def _leaf_symbol(self, func: Any) -> Symbol:
         if func is _aten.bernoulli.p and not self._calls("bernoulli"):  # `bernoulli_`
@@ -813,7 +736,7 @@ class Recorder:
     def record(self, symbol: Symbol, args: tuple[Any, ...], output: Any, *tags: str) -> None:
         """Record a call that no mode saw."""
         made = BoundSymbol(symbol, args, {}, output, source=self._find_source(), tags=self._tags.union(tags))
-        self._frames[-1].recorded.append(made)
+        self._frames[-1].lines.append(made)
 
     def recorded(self, symbol: Symbol, args: tuple[Any, ...], output: TensorProxy, *tags: str) -> torch.Tensor:
         """Record a call of a symbol of our own; the wrapper that stands for its output."""
@@ -821,7 +744,7 @@ class Recorder:
         self.record(symbol, map_tensors(self.tracker.proxy_of, given), output, *tags)
         return self.tracker.wrapper_for(output)
 
-    def _known_generator(self, value: Any) -> Any:
+    def known_generator(self, value: Any) -> Any:
         """A value, or the generator among the arguments that it is or stands for."""
         if not isinstance(value, torch.Generator) or not self.follow_autograd:  # a grad rule has those of the trace
             return value
@@ -839,35 +762,19 @@ class Recorder:
         return f"{source.file}:{source.line}" if source else "the jitted function"
 
 
-#: In-place calls that change no data; also where there is nothing to change they count as writes to autograd.
-_METADATA_ONLY = frozenset({"t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_"})
 _DATA_MISSING = ("data is not allocated yet", "unallocated storage", "Expected scalars to be on CPU, got meta")
 #: What eager says only if the root of the views requires grad, or only of a gradient.
 _NO_INVERSE = ("as_strided() is non-compositional", "must have a last dimension with stride 1")
 #: What eager says of where a tensor begins, which a write may have changed here.
 _ODD_PLACE = "must have a storage_offset divisible by"
-#: Arguments that PyTorch reads in C++ without calling an operator, by position and name.
-_BY_VALUE: dict[str, tuple[int | str, ...]] = {
-    "torch.tensor_split": (1, "tensor_indices_or_sections", "indices_or_sections"),
-    "torch.ctc_loss": (2, "input_lengths", 3, "target_lengths"),
-}
 #: Which outputs of an overload are differentiable: facts about PyTorch, found once per process.
 _DIFFERENTIABLE: dict[Any, tuple[bool, ...]] = {}
-#: Their shapes are found by decompositions of PyTorch's that refuse a generator.
-_NO_GENERATOR_ON_META = frozenset({"exponential_", "cauchy_", "geometric_", "log_normal_"})
 _REOPENED = frozenset({"torch.nn.functional", "torch.functional"})
 
 
 def is_inexact(tensor: torch.Tensor) -> bool:
     """Whether a tensor can require grad."""
     return tensor.is_floating_point() or tensor.is_complex()
-
-
-def _refuse_view_of_leaf(view: torch.Tensor, viewed: torch.Tensor) -> None:
-    """Raise what eager does where an input is itself a view, of which its wrapper knows nothing."""
-    base = viewed._base
-    if torch.is_grad_enabled() and view.requires_grad and base is not None and base.is_leaf:
-        raise RuntimeError("a view of a leaf Variable that requires grad is being used in an in-place operation.")
 
 
 @functools.cache

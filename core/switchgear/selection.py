@@ -6,13 +6,14 @@ import difflib
 import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from .choice import Declined, Implementation
 from .errors import ExecutorUnavailable, PluginWarning, RuleError, UnknownExecutor
 from .executor import Executor, FusionExecutor, reason_unavailable
 from .fuel import Fuel
+from .handler import Feature, Handlers, enabled
 from .hookspecs import PassPlacement, Stage
 from .memory import Memory
 from .plugins import DISABLE_VARIABLE, Chooser, Plugin, Plugins, SkipRule
@@ -66,6 +67,7 @@ class Selection:
     memory: Memory
     fuel: Fuel
     choosers: tuple[Chooser, ...] = ()
+    handlers: Handlers = field(default_factory=Handlers)
 
     @property
     def fusion(self) -> Mapping[str, FusionExecutor]:
@@ -137,6 +139,7 @@ def select(
     strict: bool,
     memory: Memory = "eager",
     fuel: int | Fuel | None = None,
+    features: Sequence[Feature] = (),
 ) -> Selection:
     """Who takes part in a call of `jit` with these options.
 
@@ -165,9 +168,13 @@ def select(
     taking_part = [*dict.fromkeys(home for home in homes if home), *plugins.rule_packages]
     passes = tuple(placement for plugin in taking_part for placement in plugin.passes)
     choosers = tuple([plugin.chooser for plugin in taking_part if plugin.chooser is not None]) if auto else ()
+    brought = [feature for plugin in taking_part for feature in plugin.features]
+    handlers = Handlers(enabled((*features, *brought)))
     rule_sources = (*map(_table_source, grad_rules), *claimants, *map(_package_source, plugins.rule_packages))
     burnt = fuel if isinstance(fuel, Fuel) else Fuel(fuel)
-    return Selection(available, skipped, strict, passes, tuple(claimants), rule_sources, memory, burnt, choosers)
+    return Selection(
+        available, skipped, strict, passes, tuple(claimants), rule_sources, memory, burnt, choosers, handlers
+    )
 
 
 @functools.cache

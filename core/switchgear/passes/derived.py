@@ -14,6 +14,7 @@ from switchgear.active import ACTIVE
 from switchgear.aliasing import in_place_twin
 from switchgear.backward_writes import backward_writes_refused
 from switchgear.errors import NotDifferentiable
+from switchgear.handler import Handlers
 from switchgear.nesting import tensors_in
 from switchgear.products import index_product, scatter_product
 from switchgear.proxy import TensorProxy, changed_proxy, key_of
@@ -154,7 +155,7 @@ def _index_fill(self: torch.Tensor, dim: int, index: torch.Tensor, value: torch.
 def _run(bound_symbol: BoundSymbol, call: Callable[..., Any], grad_outputs: Grads, higher_order: bool) -> Template:
     """Call the operator under autograd, with a placeholder for each tensor, and record its backward."""
     holders = {name: replace(p, name=name) for name, p in _placeholders(bound_symbol, grad_outputs).items()}
-    recorder = Recorder(Names(), follow_autograd=False)
+    recorder = Recorder(Names(), Handlers(), follow_autograd=False)
     recorder.known_call = bound_symbol.symbol.fn, bound_symbol.outputs
     tracker = recorder.tracker
     with recorder.recording(), torch._C.DisableTorchFunction(), torch.autograd.set_multithreading_enabled(False):

@@ -122,7 +122,7 @@ class Forward:
         self.ends = ends
         self.names = names
         self.selection = selection
-        self.recorder = Recorder(names, self._adopt_constant, follow_autograd=False)
+        self.recorder = Recorder(names, selection.handlers, self._adopt_constant, follow_autograd=False)
         self.body: list[BoundSymbol] = []
         self.linears: list[Linear] = []
         self.choices: list[Choice] = []

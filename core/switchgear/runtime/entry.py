@@ -52,7 +52,9 @@ class Entry:
         self.fixed = ""
 
         def make(marks: Marks) -> None:
-            self.captured = capture(function, leaves, spec, module, reads_inputs=reads_inputs, marks=marks)
+            self.captured = capture(
+                function, leaves, spec, selection.handlers, module, reads_inputs=reads_inputs, marks=marks
+            )
             tensors = [tensor_of(source, leaves) for source in self.captured.sources]
             with torch.no_grad(), internals.autocast_off(), symbolic(self.captured.sizes):
                 self._compile(tensors, selection, rejit)

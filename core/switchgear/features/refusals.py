@@ -1,4 +1,4 @@
-"""Torch-level calls that capture refuses."""
+"""Torch-level calls that capture refuses, for they would be captured wrongly."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch.overrides import resolve_name
 
-from .errors import Unsupported
+from switchgear.errors import Unsupported
+from switchgear.handler import PASS, Call, Handler
+from switchgear.recorder import Recorder
 
 #: Torch-level functions that would be captured wrongly, and what to do instead.
 _REFUSED = {
@@ -57,23 +59,16 @@ _STRANGE = {
 _REFUSED_NAMES = frozenset(name.rpartition(".")[2] for name in _REFUSED)
 
 
-class GradFn:
-    """An autograd node as the function under capture sees it: hooks on it would be lost."""
+class Refusals(Handler):
+    """Calls and attributes by name."""
 
-    def __init__(self, node: Any, here: Callable[[], str]) -> None:
-        self._node = node
-        self._here = here
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("register_hook", "register_prehook", "next_functions"):
-            raise Unsupported(
-                f"grad_fn.{name}, or a backward hook on a module, inside a jitted function, in {self._here()}; "
-                "register the hook outside, on the inputs or outputs of the jitted function"
-            )
-        return getattr(self._node, name)
+    def take(self, recorder: Recorder, call: Call) -> Any:
+        """Refuse the call, or pass."""
+        refuse(call.fn, call.args, call.kwargs, recorder.here)
+        return PASS
 
 
-_OWN_FILES = str(Path(__file__).parent)
+_OWN_FILES = str(Path(__file__).parent.parent)
 _NESTED_FILES = str(Path(torch.nested.__file__).parent)
 
 
@@ -103,4 +98,7 @@ def refuse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], here: Calla
 
 def _asker() -> str:
     """The file that makes the call: by way of the recorder's mode, it may be this package, to learn what it records."""
-    return sys._getframe(4).f_code.co_filename
+    frame = sys._getframe(1)
+    while frame.f_code.co_name != "__torch_function__" and frame.f_back is not None:
+        frame = frame.f_back
+    return (frame.f_back or frame).f_code.co_filename

@@ -1,0 +1,33 @@
+"""What a function asks of its inputs beside their values: the entry is guarded on the answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from switchgear import torch_internals as internals
+from switchgear.handler import PASS, Call, Handler
+from switchgear.recorder import Recorder
+
+
+class InputQueries(Handler):
+    """`storage_offset()` of an input, and whether a tensor is a leaf."""
+
+    functions = frozenset({torch.Tensor.storage_offset, torch.Tensor.is_leaf.__get__})
+
+    def take(self, recorder: Recorder, call: Call) -> Any:
+        """Where an input begins in its memory; of other tensors, which a write leaves elsewhere than eager, nothing."""
+        if call.fn is not torch.Tensor.storage_offset:
+            recorder.leaves_matter = True
+            return PASS
+        (tensor,) = call.args
+        if not recorder.follow_autograd:  # a grad rule: what it is given lies where the trace says
+            return int(tensor.storage_offset())
+        if internals.inside_functorch() or recorder.enclosing is not None or recorder.metadata_calls:
+            return PASS
+        found = recorder.input_of(recorder.adopted(tensor))
+        if found is None:
+            return PASS
+        recorder.offsets_matter = True
+        return found.proxy.storage_offset

@@ -1,0 +1,47 @@
+"""Modes that a trace runs under as they are around the call: a function that has changed one is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from switchgear import torch_internals as internals
+from switchgear.active import ACTIVE
+from switchgear.errors import Unsupported
+from switchgear.handler import PASS, Call, Handler
+from switchgear.recorder import Recorder
+
+
+class ModesChanged(Handler):
+    """The default dtype, the default device, and the backends of attention."""
+
+    def begin(self, recorder: Recorder) -> tuple[Any, Any, Any]:
+        """These modes as they are around the call."""
+        if recorder.enclosing is not None:
+            return recorder.enclosing.state(self)  # type: ignore[no-any-return]
+        return torch.get_default_dtype(), internals.default_devices(), internals.attention_backends()
+
+    def take(self, recorder: Recorder, call: Call) -> Any:
+        """Refuse a call under another default."""
+        dtype, devices, _ = recorder.state(self)
+        if torch.get_default_dtype() is not dtype:
+            self._refuse(recorder, "the default dtype")
+        # what is set by `torch.set_default_device` lies below the mode, which is not on the stack here
+        if internals.default_devices() != devices:
+            self._refuse(recorder, "the default device")
+        return PASS
+
+    def opened(self, recorder: Recorder, call: Call) -> None:
+        """Refuse attention with other backends."""
+        if "attention" not in getattr(call.fn, "__name__", ""):
+            return
+        ACTIVE.rare_modes_matter = True
+        if internals.attention_backends() != recorder.state(self)[2]:
+            self._refuse(recorder, "the attention backends")
+
+    def _refuse(self, recorder: Recorder, what: str) -> None:
+        raise Unsupported(
+            f"the function has changed {what} by the call in {recorder.here()}, but a trace runs under those around "
+            "the call; change them outside the jitted function"
+        )

@@ -1,0 +1,61 @@
+"""Calls that give a tensor other sizes or strides in place: on an input they are repeated after the call."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from switchgear import torch_internals as internals
+from switchgear.aliasing import viewed_argument
+from switchgear.composites import leaves_of
+from switchgear.handler import Call, Handler
+from switchgear.nesting import tensors_in
+from switchgear.recorder import Recorder
+from switchgear.symbol import BoundSymbol, proxies
+from switchgear.writes import NEW_VERSION
+
+#: In-place calls that change no data; also where there is nothing to change they count as writes to autograd.
+_METADATA_ONLY = frozenset({"t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_"})
+
+
+class Reshapes(Handler):
+    """Calls such as `transpose_()`, and writes that make an input a view of what it was."""
+
+    def closing(self, recorder: Recorder, call: Call) -> None:
+        """Take note of the calls to be repeated."""
+        assert call.symbol is not None
+        metadata_only = call.symbol.name.rpartition(".")[2] in _METADATA_ONLY
+        recorder.reshapes |= metadata_only
+        if call.wrote or metadata_only:
+            _note(recorder, call, metadata_only)
+        if metadata_only:
+            # autograd makes a view again in its new layout, whatever the grad mode
+            call.lines = [replace(line, grad_enabled=True) for line in call.lines]
+
+
+def _note(recorder: Recorder, call: Call, metadata_only: bool) -> None:
+    assert call.symbol is not None
+    tracker = recorder.tracker
+    for tensor, before in zip(tensors_in((call.args, call.kwargs)), proxies(call.given), strict=True):
+        found, now = recorder.entered(tensor), tracker.proxy_of_fake(tracker.last_fake(tensor))
+        # also one that changes nothing, as `t_()` of a vector: the tensor has a new version
+        if found is None:
+            key = internals.storage_key(tensor)
+            home = next((one for one in recorder.inputs if metadata_only and one.storage == key), None)
+            if home is not None:
+                _refuse_view_of_leaf(tensor, home.tensor)
+                recorder.metadata_calls.append(BoundSymbol(NEW_VERSION, (home.proxy,), {}, None))
+            continue
+        viewed = any(now in leaf.outputs and viewed_argument(leaf) == before for leaf in leaves_of(call.lines))
+        if metadata_only or viewed or (now.shape, now.stride) != (before.shape, before.stride):
+            args, kwargs = (found.proxy, *call.given[0][1:]), call.given[1]
+            line = BoundSymbol(call.symbol, args, kwargs, None, grad_enabled=torch.is_grad_enabled())
+            recorder.metadata_calls.append(line)
+
+
+def _refuse_view_of_leaf(view: torch.Tensor, viewed: torch.Tensor) -> None:
+    """Raise what eager does where an input is itself a view, of which its wrapper knows nothing."""
+    base = viewed._base
+    if torch.is_grad_enabled() and view.requires_grad and base is not None and base.is_leaf:
+        raise RuntimeError("a view of a leaf Variable that requires grad is being used in an in-place operation.")

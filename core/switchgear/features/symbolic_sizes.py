@@ -1,0 +1,20 @@
+"""Symbolic sizes among the arguments of calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from switchgear.active import ACTIVE
+from switchgear.handler import PASS, Call, Handler
+from switchgear.recorder import Recorder
+from switchgear.sizes import settled
+
+
+class SymbolicSizes(Handler):
+    """What a trace cannot hold of them, such as truth values, is decided before the call."""
+
+    def answer(self, recorder: Recorder, call: Call) -> Any:
+        """The call with the numbers that a trace holds."""
+        if ACTIVE.sizes is not None and call.symbol is not None:
+            call.args, call.kwargs = settled((call.args, call.kwargs))
+        return PASS

@@ -1,0 +1,52 @@
+"""Transforms of `torch.func` inside: their operators are recorded below functorch, and no composite is kept."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+
+from switchgear import torch_internals as internals
+from switchgear.errors import Unsupported
+from switchgear.handler import PASS, Call, Handler
+from switchgear.nesting import map_tensors, tensors_in
+from switchgear.recorder import Recorder, active_recorder
+
+
+class Transforms(Handler):
+    """Calls inside a transform, and of what a transform returned."""
+
+    @contextlib.contextmanager
+    def around(self) -> Any:
+        """Tensors from outside become inputs before functorch wraps them; transforms that trace are refused."""
+        with internals.functorch_operands(_below_transforms), internals.tracers_refused(_refuse_tracer):
+            yield
+
+    def take(self, recorder: Recorder, call: Call) -> Any:
+        """Make the call, and record its operators."""
+        # what `torch.func.vjp` returns reads the tensors of its transform after that has ended
+        transformed = map(internals.is_functorch_tensor, tensors_in((call.args, call.kwargs)))
+        if not internals.inside_functorch() and not any(transformed):
+            return PASS
+        args, kwargs = map_tensors(lambda tensor: _adopted_below(recorder, tensor), (call.args, call.kwargs))
+        assert call.fn is not None
+        with recorder.spliced(call):
+            return call.fn(*args, **kwargs)
+
+
+def _adopted_below(recorder: Recorder, tensor: torch.Tensor) -> torch.Tensor:
+    if internals.is_functorch_tensor(tensor):
+        return tensor
+    with internals.outside_functorch():
+        return recorder.adopted(tensor)
+
+
+def _below_transforms(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that a transform of `torch.func` is about to wrap, as the trace knows it."""
+    recorder = active_recorder()
+    return tensor if recorder is None else _adopted_below(recorder, tensor)
+
+
+def _refuse_tracer(name: str) -> None:
+    raise Unsupported(f"torch.func.{name} inside a jitted function, which is traced already; call it outside")
