@@ -134,7 +134,7 @@ def _jit(target: Target, kinds: int) -> Target:
 
     def call(*args: Any) -> Any:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FallbackWarning)
+            warnings.simplefilter("always", FallbackWarning)
             return jitted(*args)
 
     return call

@@ -1211,3 +1211,18 @@ def test_tensor_guards_leave_out_sizes_and_strides() -> None:
     check = internals.tensor_guards([torch.empty(3, 4)], [[None, None]], [[None, 1]])
     assert check(torch.empty(5, 6))
     assert not check(torch.empty(6, 5).t())
+
+
+def test_default_device_as_it_is_set_for_the_process() -> None:
+    assert internals.global_default_device() is None
+    torch.set_default_device("meta")
+    try:
+        assert internals.global_default_device() == torch.device("meta")
+    finally:
+        torch.set_default_device(None)
+
+
+def test_streams_are_told_apart() -> None:
+    one, other = torch.Generator(), torch.Generator()
+    assert internals.stream_key(one) == internals.stream_key(one)
+    assert internals.stream_key(one) != internals.stream_key(other)
