@@ -14,6 +14,7 @@ import switchgear as sg
 from switchgear.errors import SwitchgearError
 from tests.aot_behaviours.observation import Inputs, Make, check, leaves, results, succeeds, values, windows
 from tests.databases.comparison import differences
+from tests.falling_back import fallbacks_recorded
 from tests.under_test import EXECUTORS
 
 pytestmark = pytest.mark.beside_eager
@@ -550,7 +551,8 @@ def test_parameter_that_is_also_an_argument(requires_grad: bool) -> None:
             seen[-1].sum().backward()
         return [*(made.detach() for made in seen), module.weight.detach(), module.weight.grad]
 
-    assert not list(differences(outcome(lambda module: module), outcome(jit), "tied"))
+    with fallbacks_recorded():
+        assert not list(differences(outcome(lambda module: module), outcome(jit), "tied"))
 
 
 def test_tied_modules() -> None:
@@ -633,7 +635,7 @@ def test_refusals_change_nothing(pair: str, body: str) -> None:
     try:
         found = jit(BODIES[body], strict=True)(*given)
     except SwitchgearError as error:
-        assert "clone" in str(error)  # noqa: PT017
+        assert "clone" in str(error) or "new tensor" in str(error)  # noqa: PT017
         assert all(map(torch.equal, before, given))
     else:
         assert not list(differences((BODIES[body](*expected), expected), (found, given), "call"))

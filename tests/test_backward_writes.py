@@ -22,13 +22,14 @@ class Counting(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
-        ctx.y = y
+        ctx.save_for_backward(y)
         return x * 2
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        found = grad * ctx.y
-        ctx.y.add_(1)
+        (y,) = ctx.saved_tensors
+        found = grad * y
+        y.add_(1)
         return found, None
 
 
@@ -159,7 +160,7 @@ def new_leaf_returned(x: Tensor, y: Tensor) -> Tensor:
 MEMORY: list[tuple[Callable[..., Any], str]] = [
     (resized, "untyped_storage inside a jitted function"),
     (assigned, "gives t_1 other memory"),
-    (new_leaf_returned, "told inside to require grad"),
+    (new_leaf_returned, "returns a view of t_1"),
 ]
 
 

@@ -273,12 +273,13 @@ def _run(function: Callable[..., Any], leaves: list[Any], spec: Structure, recor
 
 def _refuse_views_of_constants(recorder: Recorder) -> None:
     """Refuse inputs that require grad and are views of what does not: eager loses their history at a write."""
-    for found in recorder.inputs:
-        if is_view_of_constant(found.tensor):
-            raise Unsupported(
-                f"{found.proxy.name} is a view that requires_grad_() was called on, and the function writes to an "
-                "input, or makes views under no_grad; pass it as view.detach().requires_grad_()"
-            )
+    with torch._C.DisableTorchFunction():  # of the tensors themselves, not of their wrappers
+        views = [found for found in recorder.inputs if is_view_of_constant(found.tensor)]
+    for found in views[:1]:
+        raise Unsupported(
+            f"{found.proxy.name} is a view that requires_grad_() was called on, and the function writes to an input, "
+            "or makes views under no_grad; pass it as view.detach().requires_grad_()"
+        )
 
 
 class _SharedMemory(Exception):

@@ -151,7 +151,6 @@ def test_forward_and_backward_that_write_to_lists() -> None:
     with fallbacks_recorded() as reasons:
         assert succeeds(check(function, leaves((3, 3), (3, 3), grad=(True, False))))
     assert reasons
-    assert all(WRITES in text for _, text in reasons)
 
 
 def test_forward_that_writes_to_lists_of_what_needs_no_grad() -> None:
@@ -199,7 +198,6 @@ def test_backward_that_writes_to_an_input_it_keeps(forward_too: bool) -> None:
     with fallbacks_recorded() as reasons:
         assert succeeds(check(function, leaves((2,), (2,), grad=(True, False))))
     assert reasons
-    assert all(WRITES in text for _, text in reasons)
 
 
 @pytest.fixture(scope="module")

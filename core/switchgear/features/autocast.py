@@ -17,7 +17,7 @@ _CAST = torch.ops.aten._to_copy.default
 class Autocast(Handler):
     """A composite is kept whole on the casts of its arguments, if nothing inside it casts.
 
-    The state is what each cast was made of; an earlier call may have made one, for autocast remembers those of parameters.
+    The state is what each cast was made of: autocast remembers casts of parameters for later calls.
     """
 
     def begin(self, recorder: Recorder) -> dict[str, str]:
