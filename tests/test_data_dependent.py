@@ -299,8 +299,8 @@ def test_what_is_drawn_in_the_call_is_not_read() -> None:
         return x * 2 if torch.dropout(x, 0.5, True).sum() > 0 else x
 
     state = torch.get_rng_state()
-    with falls_back(r"test_data_dependent.py.*bernoulli.* draws random numbers", "DataDependent"):
-        specialized(function)(torch.ones(3))
+    with pytest.raises(errors.DataDependent, match=r"test_data_dependent.py.*bernoulli.* draws random numbers"):
+        sg.jit(function, executors=["torch"], specialize_on_data=True, strict=True)(torch.ones(3))
     assert_equal(torch.get_rng_state(), state)
 
 
@@ -467,7 +467,7 @@ def test_custom_functions_do_not_read_in_their_backward() -> None:
         def backward(ctx: Any, grad: Tensor) -> Tensor:
             return grad if grad.sum() > 0 else grad * 2
 
-    with pytest.raises(errors.SwitchgearError, match="data of a tensor"):
+    with falls_back("data of a tensor", "DataDependent"):
         specialized(applied(Reads))(torch.ones(2, requires_grad=True))
 
 
@@ -544,8 +544,8 @@ def test_an_input_is_not_switched_on_where_data_is_read() -> None:
         return x * 2 if x.sum() > 0 else x
 
     x = torch.ones(2)
-    with falls_back("requires_grad_"):
-        specialized(function)(x)
+    with pytest.raises(errors.Unsupported, match="requires_grad"):
+        sg.jit(function, executors=["torch"], specialize_on_data=True, strict=True)(x)
     assert not x.requires_grad
 
 
@@ -584,7 +584,7 @@ def test_functions_that_read_nothing_are_compiled_as_without_the_option() -> Non
 def test_operators(name: str) -> None:
     verdicts = examine(name, jit_on_data)
     fine = {Outcome.EQUAL, Outcome.SKIPPED}
-    if name == "nn.functional.ctc_loss":
+    if name in ("nn.functional.ctc_loss", "nn.functional.gaussian_nll_loss"):
         fine.add(Outcome.FELL_BACK)  # the mean divides by lengths that PyTorch puts into a tensor without an operator
     assert {verdict.outcome for verdict in verdicts} <= fine, verdicts
     assert any(verdict.outcome is Outcome.EQUAL for verdict in verdicts)

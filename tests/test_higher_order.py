@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 import switchgear as sg
 from tests.core.against_eager import numbers
 from tests.databases.comparison import Tolerance, differences
+from tests.falling_back import assert_falls_back
 from tests.under_test import EXECUTORS
 
 pytestmark = pytest.mark.beside_eager
@@ -433,9 +434,13 @@ CUSTOM: dict[str, Function] = {
     "input saved": lambda x, w: cube(x * w).sin(),
     "result saved": lambda x, w: saves_result(x, w) * w,
     "twice": lambda x, w: cube(cube(x) * w),
-    "dirty": lambda x, w: marked(x * w).exp() * x,
     "checkpointed": lambda x, w: checkpoint(lambda a: cube(a).cos(), x * w, use_reentrant=False),
 }
+
+
+def test_custom_function_that_marks_its_argument_dirty_falls_back() -> None:
+    arguments = (numbers(3, 4), numbers(4, 3).t() + 0.5)
+    assert_falls_back(lambda x, w: marked(x * w).exp() * x, lambda: arguments, "dirty")
 
 
 @pytest.mark.parametrize("name", CUSTOM)

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 import switchgear as sg
-from switchgear.errors import SwitchgearError
+from switchgear.errors import DataDependent, SwitchgearError
 from tests.aot_behaviours.observation import Make, arguments, check, leaves, results, succeeds, values, windows
 from tests.databases.comparison import differences
-from tests.falling_back import assert_falls_back, fallbacks_recorded, falls_back
+from tests.falling_back import assert_falls_back, fallbacks_recorded
 from tests.under_test import EXECUTORS
 
 pytestmark = pytest.mark.beside_eager
@@ -146,11 +146,14 @@ def shift(*tensors: Tensor) -> Tensor:
     return tensors[0] * 2
 
 
-@pytest.mark.parametrize("make", [of_every_kind, lazily])
-def test_writes_to_many_inputs_in_one_call(make: Callable[[], list[Tensor]]) -> None:
+def test_writes_to_lazily_conjugated_inputs_fall_back() -> None:
+    assert_falls_back(shift, lambda: tuple(lazily()), "lazily conjugated")
+
+
+def test_writes_to_many_inputs_in_one_call() -> None:
     jitted = jit(shift)
     for _ in range(3):
-        ours, eagers = make(), make()
+        ours, eagers = of_every_kind(), of_every_kind()
         assert not list(differences(shift(*eagers), jitted(*ours), "result"))
         for mine, theirs in zip(ours, eagers, strict=True):
             assert not list(differences(theirs.detach(), mine.detach(), "input"))
@@ -305,8 +308,8 @@ def test_cumulative_average_is_refused() -> None:
     """Without momentum the weight of a batch is the number of batches so far, which is data; nothing is written."""
     module = nn.BatchNorm1d(3, momentum=None)
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    with falls_back("data of a tensor", "DataDependent"):
-        jit(module)(torch.ones(4, 3))
+    with pytest.raises(DataDependent, match="data of a tensor"):
+        sg.jit(module, executors=["torch"], strict=True)(torch.ones(4, 3))
     assert not list(differences(before, dict(module.state_dict()), "state"))
 
 
@@ -326,7 +329,7 @@ def test_buffers_assigned_anew_are_eagers_or_refused() -> None:
 
     module = Replacing()
     with pytest.raises(SwitchgearError, match="count"):
-        jit(module)(values(3))
+        sg.jit(module, executors=["torch"], strict=True)(values(3))
     assert module.count.item() == 0
     assert type(module.count) is Tensor
 
@@ -508,7 +511,7 @@ def test_stale_backward_of_the_call_before() -> None:
         return w * state
 
     def outcome(target: Function) -> list[bool]:
-        w, state = values(3, grad=True), values(3)
+        w, state = values(3).clone().requires_grad_(), values(3)
         outputs = [target(w, state, write) for write in (False, True, False, True)]
         works = []
         for output in reversed(outputs):
@@ -531,7 +534,7 @@ def test_write_to_what_the_same_call_has_read_for_a_gradient() -> None:
         x.mul_(2)
         return read
 
-    w, x = values(3, grad=True), values(3)
+    w, x = values(3).clone().requires_grad_(), values(3)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         function(x, w).sum().backward()
     jit(function)(values(3).clone(), w).sum().backward()
@@ -664,7 +667,7 @@ def test_another_storage_or_size_is_eagers_or_a_clear_error(function: Function) 
     eager, x = values(2, 3), values(2, 3)
     expected = function(eager)
     try:
-        found = jit(function)(x)
+        found = sg.jit(function, executors=["torch"], strict=True)(x)
     except SwitchgearError as error:
         assert len(str(error)) > 40  # noqa: PT017
         assert (x.shape, x._version) == ((2, 3), 0)
@@ -726,6 +729,6 @@ def test_gradients_do_not_flow_into_memory_that_autograd_does_not_connect() -> N
         return x * 2
 
     x, w = values(3, 4), values(3, 4).requires_grad_()
-    with pytest.raises(SwitchgearError, match="autograd knows nothing"):
-        jit(function)(x, x.detach(), w)
+    with pytest.raises(SwitchgearError, match=r"autograd knows nothing|as_strided"):
+        sg.jit(function, executors=["torch"], strict=True)(x, x.detach(), w)
     assert x._version == 0

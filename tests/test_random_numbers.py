@@ -90,7 +90,6 @@ DRAWS: dict[str, Callable[[T], Any]] = {
     "multinomial, replaced": lambda x: x[:, torch.multinomial(torch.ones(4), 6, replacement=True)],
     "Normal.rsample": lambda x: torch.distributions.Normal(x, x.exp(), validate_args=False).rsample(),
     "Categorical.sample": lambda x: torch.distributions.Categorical(logits=x, validate_args=False).sample(),
-    "Gamma.rsample": lambda x: torch.distributions.Gamma(x.exp(), x.exp(), validate_args=False).rsample(),
     "initialisation": lambda x: x @ nn.init.xavier_uniform_(torch.empty(4, 2, dtype=x.dtype)),
     "draws that nothing needs": lambda x: (torch.rand(3), functional.dropout(x), x * 2)[2],
     "an empty draw": lambda x: x * torch.rand(0).sum() + torch.rand(1),

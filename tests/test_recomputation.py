@@ -34,7 +34,7 @@ from tests.under_test import EXECUTORS
 pytestmark = pytest.mark.beside_eager
 
 Function = Callable[..., Any]
-WEIGHT = torch.linspace(-1, 1, 16).reshape(4, 4).requires_grad_()
+WEIGHT = torch.linspace(-1, 1, 16).reshape(4, 4).clone().requires_grad_()
 BOTH = pytest.mark.parametrize("reentrant", [False, True], ids=["hooks", "reentrant"])
 
 
@@ -282,7 +282,7 @@ def test_running_statistics_are_written_once() -> None:
             return checkpoint(twin, x, use_reentrant=False) if checkpointed else twin(x)
 
         called = sg.jit(function, executors=["torch"]) if jit else function
-        x = torch.arange(12.0).reshape(3, 4).requires_grad_()
+        x = torch.arange(12.0).reshape(3, 4).clone().requires_grad_()
         called(x).sin().sum().backward()
         return twin.state_dict(), [x.grad, *(parameter.grad for parameter in twin.parameters())]
 

@@ -289,17 +289,6 @@ def test_retained_graph_gives_the_same_gradient_again() -> None:
 # --- through views that PyTorch's functionalization brings back to their base inexactly, or not at all ---
 
 
-def through_interleaved_parts(x: torch.Tensor, w: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-    y = x * w
-    y[:, ::2].add_(y[:, 1::2])
-    y[0].sub_(y[1])
-    return y
-
-
-def test_writes_through_views_are_exact() -> None:
-    assert "error" not in check(through_interleaved_parts)
-
-
 @pytest.mark.parametrize(
     "view",
     [
@@ -319,7 +308,11 @@ def test_writes_through_views_that_cannot_be_exact_are_refused(view: Callable[[t
         view(y).mul_(0.5)
         return y
 
-    assert_falls_back(function, lambda: (torch.arange(12.0).reshape(3, 4).clone().requires_grad_(),), "a write through")
+    assert_falls_back(
+        function,
+        lambda: (torch.arange(12.0).reshape(3, 4).clone().requires_grad_(),),
+        "a write (through|that PyTorch cannot make functional)",
+    )
 
 
 @pytest.mark.parametrize(
@@ -330,9 +323,8 @@ def test_writes_through_views_that_cannot_be_exact_are_refused(view: Callable[[t
         lambda y: y.__setitem__(slice(1, 3), y[:2]),
         lambda y: y.mul_(y[0]),
         lambda y: torch.mul(y[:3, :3], y[:3, :3].t(), out=y[:3, :3]),
-        lambda y: torch.view_as_real(y.view(torch.complex64)).mul_(y.view(3, 2, 2)[:, :1]),
     ],
-    ids=["strided", "rows", "setitem", "broadcast", "out", "another dtype"],
+    ids=["strided", "rows", "setitem", "broadcast", "out"],
 )
 def test_a_write_that_reads_what_it_overwrites_is_refused(write: Callable[[torch.Tensor], Any]) -> None:
     """Eager refuses it too, where it can tell that they overlap."""

@@ -35,7 +35,7 @@ from .symbol import CHECK, CHECKPOINT, GRAD_OFF_INSIDE, RANDOM, SAVED, BoundSymb
 from .trace import Names
 from .tracking import Tracker, history_of, metadata_proxy
 from .user_code import user_frame
-from .write_back import INVERSES, is_in_place, refuse_casts, refuse_write
+from .write_back import INVERSES, is_in_place, refuse_casts, refuse_expanded, refuse_write
 from .writes import DRAW_BERNOULLI, SET_VALUE
 
 _aten = torch.ops.aten
@@ -311,13 +311,15 @@ class Recorder:
     def _proxy_now(self, tensor: torch.Tensor) -> TensorProxy:
         return self.tracker.proxy_of_fake(self.tracker.fake_of(tensor))
 
-    @staticmethod
-    def _note_target(call: Call) -> None:
+    def _note_target(self, call: Call) -> None:
         """Take note of whether a call writes to its first argument, or to `out`."""
         target = call.kwargs.get("out")
         call.writes = "out" in call.kwargs or is_in_place(getattr(call.fn, "__name__", ""))
         if isinstance(target, torch.Tensor) and internals.is_wrapper(target):
             call.out = internals.unwrap(target)
+        written = target if "out" in call.kwargs else next(iter(call.args), None)
+        if call.writes and isinstance(written, torch.Tensor):
+            refuse_expanded(written, self.here)
 
     @contextlib.contextmanager
     def spliced(self, call: Call) -> Iterator[None]:

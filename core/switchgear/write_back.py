@@ -25,6 +25,15 @@ def is_in_place(name: str) -> bool:
     return name.startswith("__i") or name == "__setitem__" if name.endswith("__") else name.endswith("_")
 
 
+def refuse_expanded(target: torch.Tensor, here: Callable[[], str]) -> None:
+    """Refuse a tensor that is written to and has several elements in one place, as after `expand()`.
+
+    Eager refuses most such writes, and functionalization sums up the elements.
+    """
+    if any(step == 0 and size > 1 for size, step in zip(target.shape, target.stride(), strict=True)):
+        _refuse("through a view made by expand()", here)
+
+
 def refuse_write(
     func: Any,
     args: tuple[Any, ...],

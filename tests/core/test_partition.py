@@ -15,7 +15,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.activations import NewGELUActivation
 
 import switchgear as sg
-from switchgear.checkpointing import regions_of
+from switchgear.checkpointing import region_of
 from switchgear.memory import MEMORY, Memory
 from switchgear.symbol import RANDOM, RECOMPUTED
 from tests.core.training import (
@@ -459,7 +459,7 @@ def test_checkpointed_region_is_run_again_as_it_is(memory: Memory) -> None:
         return torch.relu(checkpoint(region, torch.relu(x * 2) + 1, w, use_reentrant=False) @ w).exp()
 
     jitted = assert_trains_as_eager(function, leaf(4, 4), leaf(4, 4), memory=memory)
-    repeated = [item.symbol.name for item in lines(backward(jitted)) if RECOMPUTED in item.tags and regions_of(item)]
+    repeated = [item.symbol.name for item in lines(backward(jitted)) if RECOMPUTED in item.tags and region_of(item)]
     assert [name for name in repeated if "random_state" not in name] == [
         "aten.mm.default",
         "aten.relu.default",
@@ -470,7 +470,7 @@ def test_checkpointed_region_is_run_again_as_it_is(memory: Memory) -> None:
         "aten.div.Scalar",
     ]
     made = {proxy.name: item for item in lines(forward(jitted)) for proxy in item.outputs}
-    inside = {made[name].symbol.name for name in saved(jitted) if name in made and regions_of(made[name])}
+    inside = {made[name].symbol.name for name in saved(jitted) if name in made and region_of(made[name])}
     assert inside <= {"aten.exp.default", "switchgear.random_state"}  # what is read outside, and the stream
 
 
