@@ -4,9 +4,14 @@
 PYTHON ?= python3
 VENV   ?= .venv
 NVFUSER_VENV ?= .venv-nvfuser
-TORCH  ?= torch==2.13.0
 # An index of CPU builds of torch, such as PyTorch's own (see its "get started" page); empty: pip's own index.
 TORCH_INDEX ?=
+# The newest torch, and the one that is installed by default: the newest where its CPU build comes quickly, from such an
+# index or, on macOS, from pip's own, which for Linux has builds with CUDA alone.
+NEWEST := torch==2.15.0
+TORCH  ?= $(if $(or $(TORCH_INDEX),$(filter Darwin,$(shell uname -s))),$(NEWEST),torch==2.13.0)
+# Outside of the checkout, for it takes 5 GB where its build is one with CUDA.
+NEWEST_VENV ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/switchgear/venv-newest
 PYTEST_ARGS ?= -n auto --maxprocesses=8
 # Which sample of the tests beside eager the Inductor executor runs: Inductor compiles each region for a second or more.
 INDUCTOR_PART ?= 0/24
@@ -29,7 +34,7 @@ define CHECK_PYTHON
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-inductor nvfuser-env test-nvfuser lint format wheel-check benchmarks clean
+.PHONY: help demo test test-slow test-newest doctor test-inductor nvfuser-env test-nvfuser lint format wheel-check benchmarks clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -42,6 +47,12 @@ test: $(STAMP) ## the test suite
 
 test-slow: $(STAMP) ## the test suite, long-running tests included
 	@$(PY) -m pytest $(PYTEST_ARGS) -m ""
+
+test-newest: ## an eighth of the test suite on the newest torch, in an environment of its own
+	@"$(MAKE)" --no-print-directory test VENV="$(NEWEST_VENV)" TORCH="$(NEWEST)" PYTEST_ARGS='$(PYTEST_ARGS) --part 0/8'
+
+doctor: $(STAMP) ## what is off between Switchgear and the installed torch
+	@$(PY) -m switchgear doctor
 
 test-inductor: $(STAMP) ## a sample of the tests beside eager, on the Inductor executor; INDUCTOR_PART=1/24 picks another
 	@$(PY) -m pytest $(PYTEST_ARGS) -m "" --executors inductor,torch --part $(INDUCTOR_PART)

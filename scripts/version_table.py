@@ -1,0 +1,65 @@
+"""The table of versions: PyTorch by Python by what passed, failed and was skipped.
+
+    python scripts/version_table.py .venv/bin/python .venv-newest/bin/python -- -n 2 tests/core
+
+Each interpreter is one of an environment with a PyTorch, Switchgear and the test dependencies; what follows `--` is
+pytest's. Exits with 1 where a test failed anywhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+COLUMNS = ("PyTorch", "Python", "passed", "failed", "errors", "skipped", "xfailed", "minutes")
+_VERSIONS = "import platform, torch; print(torch.__version__, platform.python_version())"
+
+
+def counts(output: str) -> dict[str, int]:
+    """What pytest's last line counts; empty if it got as far as no such line."""
+    last = next((line for line in reversed(output.splitlines()) if re.search(r"\bin [\d.]+s\b", line)), "")
+    found = {name: int(number) for number, name in re.findall(r"(\d+) (\w+)", last.split(" in ")[0])}
+    if "error" in found:
+        found["errors"] = found.pop("error")
+    return found
+
+
+def row(python: str, arguments: Sequence[str]) -> tuple[str, ...]:
+    """Run the tests in one environment."""
+    versions = subprocess.run([python, "-c", _VERSIONS], capture_output=True, text=True, check=True).stdout.split()
+    begun = time.monotonic()
+    done = subprocess.run([python, "-m", "pytest", "-q", *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    found = counts(done.stdout)
+    if not found or done.returncode not in (0, 1):
+        print(done.stdout, file=sys.stderr)
+        found = {"errors": 1}
+    for line in done.stdout.splitlines():
+        if line.startswith(("FAILED", "ERROR")):
+            print(f"{versions[0]}: {line}", file=sys.stderr)
+    numbers = [str(found.get(name, 0)) for name in COLUMNS[2:-1]]
+    return (*versions, *numbers, f"{(time.monotonic() - begun) / 60:.0f}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print a line of the table as soon as it is known."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("pythons", nargs="+", metavar="PYTHON")
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    cut = given.index("--") if "--" in given else len(given)
+    print("| " + " | ".join(COLUMNS) + " |\n" + "|---" * len(COLUMNS) + "|", flush=True)
+    failed = False
+    for python in parser.parse_args(given[:cut]).pythons:
+        cells = row(python, given[cut + 1 :])
+        print("| " + " | ".join(cells) + " |", flush=True)
+        failed |= cells[3:5] != ("0", "0")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
