@@ -19,7 +19,7 @@ from .recorder import Recorder
 _DEFAULT_STREAM = torch.default_generator
 #: Global modes that a function may change for a while: what they are called, how to ask, and how to set them.
 _MODES: tuple[tuple[str, Callable[[], Any], Callable[[Any], object]], ...] = (
-    ("grad mode", torch.is_grad_enabled, torch._C._set_grad_enabled),
+    ("grad mode", torch.is_grad_enabled, internals.set_grad_enabled),
     ("the default dtype", torch.get_default_dtype, torch.set_default_dtype),
     ("the default device", internals.global_default_device, torch.set_default_device),
     ("the float32 matmul precision", internals.float32_precision, torch.set_float32_matmul_precision),

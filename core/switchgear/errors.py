@@ -65,3 +65,7 @@ class FallbackWarning(UserWarning):
 
 class RecompileWarning(UserWarning):
     """A jitted function was compiled more often than its recompile limit."""
+
+
+class VersionWarning(UserWarning):
+    """PyTorch is newer than those that Switchgear was tested on."""

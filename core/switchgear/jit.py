@@ -22,6 +22,7 @@ from .fuel import Fuel
 from .memory import MEMORY, Memory
 from .passes.partition import saved_values
 from .plugins import installed
+from .private_names import check_names, warn_if_untested
 from .recorder import active_recorder
 from .registry import Table
 from .runtime.cache import Cache, call_key
@@ -102,6 +103,7 @@ class Compiler:
         key = None
         with self._lock:
             try:
+                check_names()
                 leaves, spec = flatten_arguments(args, kwargs)
                 marks = marked(self.dynamic, self._parameters, args, kwargs, leaves) if self.dynamic else {}
                 key = call_key(leaves, spec, self.module, marks)
@@ -272,6 +274,7 @@ def jit(
         return functools.partial(jit, **options)
     if not callable(function):
         raise TypeError(f"sg.jit takes a function or a module, not a {type(function).__name__}")
+    warn_if_untested()
     tables = (grad_rules,) if isinstance(grad_rules, Table) else tuple(grad_rules or ())
     selection = select(installed(), executors, tables, strict, memory, fuel, BUILT_IN)
     if isinstance(function, nn.Module):

@@ -8,11 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._library.custom_ops import CustomOpDef
 from torch.overrides import resolve_name
 
 from .errors import RegistrationError
+from .private_names import private
 from .symbol import Symbol
+
+_CustomOpDef = private("torch._library.custom_ops.CustomOpDef")
 
 #: Methods whose arguments stand in another order than those of the function of the same name.
 _NOT_AN_ALIAS = frozenset({"where", "set_", "resize_as_"})
@@ -60,7 +62,7 @@ def symbols_of(target: Any) -> tuple[Symbol, ...]:
         return (_by_name(target),)
     if isinstance(target, type) and issubclass(target, torch.autograd.Function):
         return (Symbol(f"{target.__module__}.{target.__qualname__}", target.apply),)
-    if isinstance(target, CustomOpDef):
+    if isinstance(target, _CustomOpDef):
         target = target._opoverload
     if isinstance(target, torch._ops.OpOverloadPacket):
         overloads = [getattr(target, name) for name in target.overloads()]

@@ -19,32 +19,50 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import torch
 import torch._functorch.vmap as functorch_vmap
 import torch.utils.checkpoint
-from torch._C._dynamo.guards import GlobalStateGuard as GlobalStateGuard
-from torch._C._dynamo.guards import TensorGuards as _TensorGuards
-from torch._dispatch.python import enable_python_dispatcher
 from torch._functorch import eager_transforms, pyfunctorch
-from torch._prims_common import suggest_memory_format
 from torch._subclasses import fake_tensor
 from torch.autograd import forward_ad
-from torch.nn import attention
-from torch.utils._device import DeviceContext
-from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
-from torch.utils._python_dispatch import _disable_current_modes
 
 from .errors import Unsupported
 from .nesting import tensors_in
 from .patches import redirected, replaced
+from .private_names import private
 
 if TYPE_CHECKING:
+    from torch._C._dynamo.guards import GlobalStateGuard as GlobalStateGuard
+    from torch._C._dynamo.guards import TensorGuards as _TensorGuards
+    from torch._dispatch.python import enable_python_dispatcher
+    from torch._ops import OpOverload as OpOverload
+    from torch._prims_common import suggest_memory_format
+    from torch._subclasses.fake_tensor import FakeTensorMode as FakeMode
+    from torch.utils._device import DeviceContext
+    from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+    from torch.utils._python_dispatch import _disable_current_modes
+
     from .proxy import TensorProxy
+else:
+    GlobalStateGuard = private("torch._C._dynamo.guards.GlobalStateGuard")
+    _TensorGuards = private("torch._C._dynamo.guards.TensorGuards")
+    enable_python_dispatcher = private("torch._dispatch.python.enable_python_dispatcher")
+    OpOverload = private("torch._ops.OpOverload")
+    suggest_memory_format = private("torch._prims_common.suggest_memory_format")
+    FakeMode = private("torch._subclasses.fake_tensor.FakeTensorMode")
+    DeviceContext = private("torch.utils._device.DeviceContext")
+    TorchDispatchMode = private("torch.utils._python_dispatch.TorchDispatchMode")
+    _disable_current_modes = private("torch.utils._python_dispatch._disable_current_modes")
 
-FakeMode = fake_tensor.FakeTensorMode
-DATA_DEPENDENT = (fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException)
-NO_FAKE = fake_tensor.UnsupportedOperatorException
-OpOverload = torch._ops.OpOverload
-_FUNCTIONALIZE = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
+DATA_DEPENDENT: tuple[type[Exception], ...] = (
+    private("torch._subclasses.fake_tensor.DataDependentOutputException"),
+    private("torch._subclasses.fake_tensor.DynamicOutputShapeException"),
+)
+NO_FAKE: type[Exception] = private("torch._subclasses.fake_tensor.UnsupportedOperatorException")
 
-is_wrapper: Callable[[torch.Tensor], bool] = torch._is_functional_tensor
+is_wrapper: Callable[[torch.Tensor], bool] = private("torch._is_functional_tensor")
+
+
+@functools.cache
+def _functionalize_keys() -> Any:
+    return torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
 
 
 def is_fake(tensor: torch.Tensor) -> bool:
@@ -203,7 +221,7 @@ def make_fake(mode: FakeMode, proxy: TensorProxy) -> torch.Tensor:
 @contextlib.contextmanager
 def outside_autograd() -> Iterator[None]:
     """Neither autograd, functionalization nor a function mode sees what runs here."""
-    with torch._C.DisableTorchFunction(), torch._C._ExcludeDispatchKeyGuard(_FUNCTIONALIZE), torch.no_grad():
+    with torch._C.DisableTorchFunction(), torch._C._ExcludeDispatchKeyGuard(_functionalize_keys()), torch.no_grad():
         yield
 
 
@@ -312,7 +330,7 @@ def none_share_storage(tensors: Sequence[torch.Tensor]) -> bool:
 
 def dispatch_state() -> tuple[Any, Any]:
     """The thread's included and excluded dispatch keys, functionalization left out."""
-    include = torch._C._dispatch_tls_local_include_set() - _FUNCTIONALIZE
+    include = torch._C._dispatch_tls_local_include_set() - _functionalize_keys()
     return include, torch._C._dispatch_tls_local_exclude_set()
 
 
@@ -388,7 +406,7 @@ def _declared_batch_norm(input: Any, weight: Any, bias: Any, mean: Any, var: Any
 def _masked_fill_(self: torch.Tensor, mask: torch.Tensor, value: Any) -> torch.Tensor:
     aten = torch.ops.aten
     if not is_wrapper(self):
-        with torch._C._ExcludeDispatchKeyGuard(_FUNCTIONALIZE):
+        with torch._C._ExcludeDispatchKeyGuard(_functionalize_keys()):
             aten.masked_fill_(self, mask, value)
         return self
     filled: torch.Tensor = aten.masked_fill(self, mask, value)
@@ -467,8 +485,8 @@ def compiling_flag(value: bool) -> AbstractContextManager[None]:
     return replaced(torch.compiler, "_is_compiling_flag", value)
 
 
-autocast_off: Callable[[], AbstractContextManager[None]] = torch._C._DisableAutocast
-autocast_active: Callable[[], bool] = torch._C._is_any_autocast_enabled
+autocast_off: Callable[[], AbstractContextManager[None]] = private("torch._C._DisableAutocast")
+autocast_active: Callable[[], bool] = private("torch._C._is_any_autocast_enabled")
 
 
 @contextlib.contextmanager
@@ -518,7 +536,7 @@ def fastest_entry(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 #: Operators dispatch below autograd while this is active, and so cost less.
-below_autograd: Callable[[], AbstractContextManager[None]] = torch._C._AutoDispatchBelowAutograd
+below_autograd: Callable[[], AbstractContextManager[None]] = private("torch._C._AutoDispatchBelowAutograd")
 
 
 def forward_mode_active() -> bool:
@@ -526,10 +544,10 @@ def forward_mode_active() -> bool:
     return forward_ad._current_level >= 0
 
 
-set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
+set_grad_enabled: Callable[[bool], None] = private("torch._C._set_grad_enabled")
 #: Copies tensors of the second list into those of the first; on the CPU in their order.
-foreach_copy: Callable[[list[torch.Tensor], list[torch.Tensor]], None] = torch._foreach_copy_
-functorch_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
+foreach_copy: Callable[[list[torch.Tensor], list[torch.Tensor]], None] = private("torch._foreach_copy_")
+functorch_active: Callable[[], bool] = private("torch._C._are_functorch_transforms_active")
 
 
 def node_apply(node: type[torch.autograd.Function]) -> Callable[..., Any]:
@@ -547,7 +565,7 @@ def make_lean(node: type[torch.autograd.Function], *slots: str) -> None:
 
 
 #: Which backward of autograd's this is part of, for ever; -1 outside of any.
-graph_task: Callable[[], int] = torch._C._current_graph_task_id
+graph_task: Callable[[], int] = private("torch._C._current_graph_task_id")
 
 
 def outside_functorch() -> AbstractContextManager[Any]:
@@ -607,15 +625,16 @@ def global_default_device() -> torch.device | None:
 
 
 #: How many `__torch_function__` modes are active.
-function_mode_count: Callable[[], int] = torch._C._len_torch_function_stack
+function_mode_count: Callable[[], int] = private("torch._C._len_torch_function_stack")
 #: What `torch.get_float32_matmul_precision` gives, without a call in Python.
-float32_precision: Callable[[], str] = torch._C._get_float32_matmul_precision
+float32_precision: Callable[[], str] = private("torch._C._get_float32_matmul_precision")
 
-_GET_ATTENTION = [getattr(torch._C, f"_get_{name}_sdp_enabled") for name in attention._backend_names]
-_GET_ATTENTION += [torch._C._get_math_sdp_allow_fp16_bf16_reduction]
-_SET_ATTENTION = [getattr(torch._C, f"_set_sdp_use_{name}") for name in attention._backend_names]
-_SET_ATTENTION += [torch._C._set_math_sdp_allow_fp16_bf16_reduction]
-_get_attention_order = torch._C._get_sdp_priority_order
+_BACKENDS: Iterable[str] = private("torch.nn.attention._backend_names")
+_GET_ATTENTION = [private(f"torch._C._get_{name}_sdp_enabled") for name in _BACKENDS]
+_GET_ATTENTION += [private("torch._C._get_math_sdp_allow_fp16_bf16_reduction")]
+_SET_ATTENTION = [private(f"torch._C._set_sdp_use_{name}") for name in _BACKENDS]
+_SET_ATTENTION += [private("torch._C._set_math_sdp_allow_fp16_bf16_reduction")]
+_get_attention_order: Callable[[], Sequence[Any]] = private("torch._C._get_sdp_priority_order")
 _RARE_WORDS = ("_sdp_", "_attention", "precision", "_tf32")
 #: What the modes that few functions depend on are asked with, and set with.
 _RARE = [

@@ -1,0 +1,105 @@
+"""What is off between Switchgear and this PyTorch: private names that are missing, or do something else than they did.
+
+Each check takes milliseconds; the test of each name in depth is in `tests/core/test_torch_internals.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from switchgear import torch_internals as internals
+from switchgear.jit import jit
+from switchgear.patches import redirected
+from switchgear.private_names import missing_names
+
+
+def diagnosis() -> list[str]:
+    """A line for each private name that is missing; where none is, one for each behaviour that is another one."""
+    faults = [f"missing: {path}, which is for {use}" for path, use in missing_names().items()]
+    for name, check in BEHAVIOURS.items() if not faults else ():
+        try:
+            off = None if check() else "does something else"
+        except Exception as error:
+            off = f"raises {type(error).__name__}: {error}"
+        if off is not None:
+            faults.append(f"off: {name}: {off}")
+    return faults
+
+
+def _fakes_compute_metadata() -> bool:
+    with internals.new_fake_mode():
+        product = torch.empty(2, 3) @ torch.empty(3, 4)
+    return internals.is_fake(product) and product.shape == (2, 4)
+
+
+def _writes_are_functional() -> bool:
+    zeros = torch.zeros(3)
+    wrapper = internals.wrap(zeros)
+    with internals.functionalization():
+        wrapper.add_(1)
+    return internals.is_wrapper(wrapper) and torch.equal(internals.unwrap(wrapper), zeros + 1) and not zeros.any()
+
+
+def _guards_tell_layouts_apart() -> bool:
+    check = internals.tensor_guards([torch.ones(2, 3)])
+    return check(torch.zeros(2, 3)) and not check(torch.zeros(3, 2).t())
+
+
+def _functions_are_seen() -> bool:
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+    seen: list[Any] = []
+
+    def apply(original: Callable[..., Any], function: Any, *args: Any) -> Any:
+        seen.append(function)
+        return original(function, *args)
+
+    with redirected(torch.autograd.Function, "apply", apply):
+        Twice.apply(torch.ones(1))  # type: ignore[no-untyped-call]
+    return seen == [Twice]
+
+
+def _checkpoints_are_seen() -> bool:
+    seen: list[Any] = []
+
+    @contextlib.contextmanager
+    def region(context_fn: Any) -> Iterator[None]:
+        seen.append(context_fn)
+        yield
+
+    with internals.checkpoint_regions(region, lambda function, args: function(*args)):
+        checkpoint(torch.sin, torch.ones(1), use_reentrant=False)
+    return seen == [internals.NO_CONTEXT]
+
+
+def _gradients_are_eagers() -> bool:
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        z = x.sin()
+        z[0] += y.exp()[0]
+        return (z * y).sum()
+
+    def gradients(called: Callable[..., torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        x, y = (torch.linspace(0, 1, 6).reshape(2, 3).requires_grad_() for _ in range(2))
+        return torch.autograd.grad(called(x, y), (x, y))
+
+    jitted = jit(function, executors=["torch"], strict=True)
+    return all(map(torch.equal, gradients(jitted), gradients(function)))
+
+
+#: What Switchgear takes PyTorch's private parts to do, by name.
+BEHAVIOURS: dict[str, Callable[[], bool]] = {
+    "fake tensors compute metadata": _fakes_compute_metadata,
+    "functionalization turns writes into values": _writes_are_functional,
+    "guards tell layouts apart": _guards_tell_layouts_apart,
+    "calls of autograd.Function are seen": _functions_are_seen,
+    "checkpointed regions are seen": _checkpoints_are_seen,
+    "gradients are eager's": _gradients_are_eagers,
+}

@@ -1,0 +1,160 @@
+"""Every private name of PyTorch that the core uses is listed, is there, and can be missing."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+import switchgear as sg
+from switchgear import cli, private_names
+from switchgear.inspect import doctor
+from switchgear.private_names import PRIVATE_NAMES, missing_names, value_of
+
+CORE = Path(sg.__file__).parent
+#: A path in a string; not the beginning of one, nor the name of an operator, which ends like this_.
+PATH = re.compile(r"torch\._[\w.]*[a-zA-Z0-9]")
+#: Modules named in strings: one is imported with symbolic sizes, one is compared with where a class is from.
+MODULES = {"torch._guards", "torch._library.autograd"}
+
+
+def uses(tree: ast.Module) -> set[str]:
+    """The paths below `torch` that a module's source names, by imports or by attributes."""
+    homes: dict[str, str] = {}
+    named: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            homes |= {item.asname or "torch": item.name if item.asname else "torch" for item in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").split(".")[0] == "torch":
+            homes |= {item.asname or item.name: f"{node.module}.{item.name}" for item in node.names}
+            named |= {f"{node.module}.{item.name}" for item in node.names}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and PATH.fullmatch(node.value):
+            named.add(node.value)
+    for node in ast.walk(tree):
+        names: list[str] = []
+        while isinstance(node, ast.Attribute):
+            names.append(node.attr)
+            node = node.value
+        if names and isinstance(node, ast.Name) and homes.get(node.id, "").startswith("torch"):
+            named.add(".".join([homes[node.id], *reversed(names)]))
+    return named
+
+
+def is_private(path: str) -> bool:
+    parts = path.split(".")
+    return any(part.startswith("_") and not part.endswith("__") for part in parts) and ".ops." not in path
+
+
+def test_every_private_name_in_the_core_is_listed() -> None:
+    used = set()
+    for file in CORE.rglob("*.py"):
+        if file.name != "private_names.py":
+            used |= {path for path in uses(ast.parse(file.read_text())) if is_private(path)}
+    # modules on the way to a name, and what is read off a name that is listed
+    known = [
+        path for path in used if any(name.startswith(path + ".") or path.startswith(name) for name in PRIVATE_NAMES)
+    ]
+    assert sorted(used.difference(known, MODULES)) == []
+
+
+@pytest.mark.parametrize("path", PRIVATE_NAMES)
+def test_is_there(path: str) -> None:
+    assert value_of(path) is not None
+
+
+#: With each name removed in turn: the package is imported anew, says what is missing, and runs a function in eager.
+WITHOUT = """
+import sys, warnings, torch
+import torch.utils.checkpoint
+from switchgear.private_names import PRIVATE_NAMES, value_of
+
+def train(function):
+    x = torch.linspace(0, 1, 4).requires_grad_()
+    function(x).backward()
+    return x.grad
+
+def body(x):
+    return (x.sin() * x).sum()
+
+loaded, failures = dict(sys.modules), []
+for path in PRIVATE_NAMES:
+    home, _, name = path.rpartition(".")
+    holder, value = value_of(home), value_of(path)
+    own = name in vars(holder)
+    try:
+        delattr(holder, name)
+    except (AttributeError, TypeError):
+        print("stays", path)  # of a class that is written in C
+        continue
+    for module in [one for one in sys.modules if one.startswith("switchgear")]:
+        del sys.modules[module]
+    try:
+        import switchgear as sg
+        from switchgear.private_names import missing_names
+        if path not in missing_names():
+            failures.append(f"{path}: not missed")
+        try:
+            wanted = train(body)
+        except Exception:
+            print("eager", path)  # PyTorch cannot do without it
+            continue
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            found = train(sg.jit(body, executors=["torch"]))
+        if not torch.equal(found, wanted):
+            failures.append(f"{path}: other values")
+        if not any(path in str(one.message) for one in caught if one.category is sg.errors.FallbackWarning):
+            failures.append(f"{path}: not said")
+    except Exception as error:
+        failures.append(f"{path}: {type(error).__name__}: {error}")
+    finally:
+        setattr(holder, name, value)
+assert not failures, "\\n".join(failures)
+"""
+
+
+def test_each_may_be_missing() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) < len(PRIVATE_NAMES) / 3, done.stdout
+
+
+def test_doctor_finds_nothing_here(capsys: pytest.CaptureFixture[str]) -> None:
+    begun = time.process_time()
+    assert cli.main(["doctor"]) == 0
+    assert time.process_time() - begun < 5
+    assert "nothing is off" in capsys.readouterr().out
+
+
+def test_doctor_names_what_is_missing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch, "_functionalize_replace")
+    assert [*missing_names()] == ["torch._functionalize_replace"]
+    assert cli.main(["doctor"]) == 1
+    assert "missing: torch._functionalize_replace, which is for functionalization" in capsys.readouterr().out
+
+
+def test_doctor_names_what_does_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*args: object) -> None:
+        raise RuntimeError("no more")
+
+    monkeypatch.setattr(torch, "_to_functional_tensor", refuses)
+    faults = doctor.diagnosis()
+    assert "off: functionalization turns writes into values: raises RuntimeError: no more" in faults
+
+
+def test_newer_than_tested_is_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    private_names.warn_if_untested.cache_clear()
+    monkeypatch.setattr(torch, "__version__", "2.99.0+cpu")
+    with pytest.warns(sg.errors.VersionWarning, match=r"PyTorch 2\.99\.0\+cpu is newer than .* \(2\.11 to 2\.15\)"):
+        sg.jit(torch.sin)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sg.jit(torch.sin)
+    private_names.warn_if_untested.cache_clear()
