@@ -34,12 +34,14 @@ if TYPE_CHECKING:
     from torch._dispatch.python import enable_python_dispatcher
     from torch._ops import OpOverload as OpOverload
     from torch._prims_common import suggest_memory_format
-    from torch._subclasses.fake_tensor import FakeTensorMode as FakeMode
+    from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.utils._device import DeviceContext
     from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
     from torch.utils._python_dispatch import _disable_current_modes
 
     from .proxy import TensorProxy
+
+    FakeMode = FakeTensorMode
 else:
     GlobalStateGuard = private("torch._C._dynamo.guards.GlobalStateGuard")
     _TensorGuards = private("torch._C._dynamo.guards.TensorGuards")
