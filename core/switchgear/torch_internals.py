@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from torch._ops import OpOverload as OpOverload
     from torch._prims_common import suggest_memory_format
     from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.utils._device import DeviceContext
+    from torch.utils._device import DeviceContext as DeviceContext
     from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
     from torch.utils._python_dispatch import _disable_current_modes
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils._device import DeviceContext
 
 from switchgear import torch_internals as internals
 from switchgear.active import ACTIVE
@@ -33,7 +32,7 @@ def modes_key(*, rare: bool = True) -> tuple[Any, ...]:
 
 
 def _device(mode: Any) -> str:
-    if isinstance(mode, DeviceContext):
+    if isinstance(mode, internals.DeviceContext):
         return str(mode.device)
     raise Unsupported(
         f"a __torch_function__ mode ({type(mode).__qualname__}) is active: it would not see the calls of a compiled "
