@@ -78,7 +78,7 @@ def _fault_of_compiler(command: str, folder: Path) -> str | None:
     """Why a compiler builds nothing that can be loaded; one that did is noted in the folder, until it changes."""
     state = Path(command).resolve().stat()
     known = (command, state.st_mtime_ns, state.st_size, sys.version, sysconfig.get_path("include"), _PROBE)
-    note = folder / "switchgear" / f"compiler-{hashlib.sha256(repr(known).encode()).hexdigest()[:16]}"
+    note = folder / "switchgear-compilers" / hashlib.sha256(repr(known).encode()).hexdigest()[:16]
     if note.exists():
         return None
     try:

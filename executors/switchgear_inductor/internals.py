@@ -95,8 +95,9 @@ def surroundings(options: Mapping[str, Any]) -> str | None:
             return None
         own = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
         nothing = torch.fx.GraphModule({}, torch.fx.Graph())
-        # Inductor's own key of a graph, of which there is none; with a tensor, for that depends on threads on a CPU
-        more: Any = {"own": own}
+        # Inductor's own key of a graph, of which there is none; the number of threads, a constant in the code
+        # ("#pragma omp parallel num_threads(1)"), is no part of it in 2.11
+        more: Any = {"own": own, "threads": torch.get_num_threads()}
         key, _ = FxGraphCache.prepare_key(nothing, [torch.empty(0)], more, (), remote=False)
         return key and key[0]
 

@@ -444,6 +444,7 @@ def test_region_that_inductor_fails_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_unavailable_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    _internals()  # which keeps the variable as it was
     monkeypatch.setenv("CXX", "no-such-compiler")
     reason = "no C++ compiler: no-such-compiler is not on the path; install one, or name it in the variable CXX"
     assert InductorExecutor().unavailable() == reason
