@@ -51,8 +51,9 @@ def code_tokens(path: Path) -> list[tokenize.TokenInfo]:
     text = path.read_text()
     docstrings: set[int] = set()
     for node in ast.walk(ast.parse(text)):
-        documented = isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
-        if documented and ast.get_docstring(node) is not None:
+        if not isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        if ast.get_docstring(node) is not None:
             docstrings.update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     return [token for token in tokens if token.type not in _LAYOUT and token.start[0] not in docstrings]
@@ -112,19 +113,17 @@ def complexities() -> dict[str, int]:
 def report() -> list[str]:
     """Print the figures; what is over its budget comes back."""
     budget = tomllib.loads(BUDGET.read_text())
-    limits, exceptions = budget["limits"], budget["exceptions"]
+    goal, limits, exceptions = budget["goal"], budget["limits"], budget["exceptions"]
     folders: dict[str, list[Path]] = defaultdict(list)
     for path in sorted(CORE.rglob("*.py")):
         parts = path.relative_to(CORE).parts
         folders[parts[0] if len(parts) > 1 else "."].append(path)
     over: list[str] = []
     total = measure([path for paths in folders.values() for path in paths])
-    kernel = 0
     print(f"{'folder':<16}{'lines':>8}{'budget':>8}{'left':>8}{'tokens/line':>14}")
     for name, paths in sorted(folders.items()):
         size = measure(paths)
         allowed = budget["folders"].get(name)
-        kernel += size.lines if name in budget["kernel"] else 0
         left = "" if allowed is None else str(allowed - size.lines)
         print(f"{name:<16}{size.lines:>8}{allowed or '':>8}{left:>8}{size.density:>14.1f}")
         if allowed is None:
@@ -134,10 +133,12 @@ def report() -> list[str]:
     complexity = complexities()
     share = sum(value <= limits["complexity"] for value in complexity.values()) / len(complexity)
     figures = {
-        "code lines of the kernel": (kernel, limits["kernel"]),
-        "code lines of the core": (total.lines, limits["core"]),
-        "tokens a code line": (round(total.density, 2), limits["density"]),
-        "Any per 100 code lines": (round(100 * total.anys / total.lines, 2), limits["anys"]),
+        f"code lines of the core (goal {goal['core']})": (total.lines, limits["core"]),
+        f"tokens a code line (goal {goal['density']})": (round(total.density, 2), limits["density"]),
+        f"Any per 100 code lines (goal {goal['anys']})": (
+            round(100 * total.anys / total.lines, 2),
+            limits["anys"],
+        ),
         f"% of functions more complex than {limits['complexity']}": (
             round(100 - 100 * share, 2),
             limits["complex_share"],

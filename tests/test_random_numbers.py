@@ -415,7 +415,7 @@ OWN = {
     "torch.cuda.seed": lambda x, g: torch.cuda.seed(),
     "a name imported before": lambda x, g: x * torch.rand(4, generator=IMPORTED(3)),
 }
-IMPORTED = torch.manual_seed
+IMPORTED: Callable[[int], torch.Generator] = torch.manual_seed
 
 
 @pytest.mark.parametrize("name", OWN)

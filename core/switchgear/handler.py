@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from .errors import RegistrationError
 from .symbol import BoundSymbol, Symbol
 
 if TYPE_CHECKING:
-    import torch
-
     from .recorder import Recorder
 
 #: The names of features that are left out, separated by commas.
@@ -102,6 +102,11 @@ class Feature:
 
     name: str
     handlers: tuple[Handler, ...]
+
+
+def getter(attribute: str) -> Callable[..., Any]:
+    """What a function mode is handed where an attribute of a tensor is read."""
+    return getattr(torch.Tensor, attribute).__get__  # type: ignore[no-any-return]
 
 
 class Handlers:

@@ -43,7 +43,9 @@ class Lineages:
 
     def home(self, lineages: Sequence[Lineage]) -> TensorProxy | None:
         """What tensors that share memory are all to be made views of: their base to eager, if it is in no composite."""
-        common = [values[0] for values in zip(*lineages, strict=False) if len({value.name for value in values}) == 1]
+        common: list[TensorProxy] = [
+            values[0] for values in zip(*lineages, strict=False) if len({value.name for value in values}) == 1
+        ]
         detached = max((place for place, value in enumerate(common) if self.is_detached(value)), default=0)
         for place in range(detached, len(common)):
             inner = place + 1 < len(common) and self._makes_several(common[place + 1])

@@ -208,7 +208,8 @@ class _Collector:
             )
         index = self._held[home.name]
         is_written = self.recorder.inputs[index].proxy.name != home.name
-        if is_written and not all(map(self._lineages.is_seen, lineage[lineage.index(home) :])):
+        made_unseen = not all(map(self._lineages.is_seen, lineage[lineage.index(home) :]))
+        if is_written and made_unseen and any(value.requires_grad for value in lineage):
             raise Unsupported(
                 f"the function returns a view, made under no_grad, of {memory.proxy.name}, which it writes to; return "
                 "a clone of it"

@@ -190,8 +190,9 @@ def _load_one(entry: EntryPoint) -> Plugin:
     registry = _registered(manager, executors)
     passes = _collected(manager, "switchgear_passes", PassPlacement)
     features = _collected(manager, "switchgear_features", Feature)
-    rules = _skip_rule(manager), passes, _chooser(manager, entry.name), features
-    return Plugin(entry.name, *_distribution(entry), priority, executors, registry, *rules)
+    skip_rule, chooser = _skip_rule(manager), _chooser(manager, entry.name)
+    who = entry.name, *_distribution(entry), priority
+    return Plugin(*who, executors, registry, skip_rule, passes, chooser, features)
 
 
 def _registered(manager: pluggy.PluginManager, executors: Sequence[Executor]) -> Registry:

@@ -74,7 +74,7 @@ def test_subclass_falls_back_by_name(
     """Written to, transposed, aliased, or only viewed: the warning names the subclass, and all is as in eager."""
 
     def called(call: Callable[..., Any]) -> tuple[TwoTensor, Any, tuple[Tensor, ...]]:
-        base = TwoTensor(values(4, 4), values(4, 4)).requires_grad_(grad) + 1
+        base: Any = TwoTensor(values(4, 4), values(4, 4)).requires_grad_(grad) + 1
         args = take(base)
         return base, call(*args), args
 

@@ -49,7 +49,7 @@ class WithLoss(torch.nn.Sequential):
     """Layers, and the loss of what they give."""
 
     def forward(self, input: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"loss": super().forward(input).square().mean()}
+        return {"loss": super().forward(input).square().mean()}  # type: ignore[no-untyped-call]
 
 
 def mlp() -> tuple[Any, dict[str, Any]]:
@@ -120,7 +120,7 @@ def switchgear_features():
 
 @pytest.fixture
 def plugin(site: Site, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
-    shipped = plugins.entry_points
+    shipped: Any = vars(plugins)["entry_points"]
 
     def install(**sources: str) -> None:
         added = [site.add(name, source) for name, source in sources.items()]
@@ -137,7 +137,7 @@ def test_a_feature_of_a_plugin_answers_calls(plugin: Callable[..., None]) -> Non
     x = torch.linspace(-2, 2, 5, dtype=torch.float64)
 
     def function(x: torch.Tensor) -> torch.Tensor:
-        return torch.special.i0e(x) + torch.special.i0e(x * 2)
+        return torch.special.i0e(x).add(torch.special.i0e(x * 2))  # type: ignore[no-any-return]
 
     jitted = sg.jit(function, executors=["torch"])
     for _ in range(2):

@@ -9,7 +9,7 @@ import torch
 
 from switchgear.errors import Unsupported
 from switchgear.gradients_inside import record_gradients
-from switchgear.handler import Call, Handler
+from switchgear.handler import Call, Handler, getter
 from switchgear.recorder import Recorder
 
 
@@ -27,7 +27,7 @@ class InnerGrad(Handler):
 class GradFnReads(Handler):
     """A node may be looked at, but for hooks on it, which would be lost."""
 
-    functions = frozenset({torch.Tensor.grad_fn.__get__})
+    functions = frozenset({getter("grad_fn")})
 
     def answer(self, recorder: Recorder, call: Call) -> Any:
         """The node as the function sees it."""

@@ -7,14 +7,14 @@ from typing import Any
 import torch
 
 from switchgear import torch_internals as internals
-from switchgear.handler import PASS, Call, Handler
+from switchgear.handler import PASS, Call, Handler, getter
 from switchgear.recorder import Recorder
 
 
 class InputQueries(Handler):
     """`storage_offset()` of an input, and whether a tensor is a leaf."""
 
-    functions = frozenset({torch.Tensor.storage_offset, torch.Tensor.is_leaf.__get__})
+    functions = frozenset({torch.Tensor.storage_offset, getter("is_leaf")})
 
     def take(self, recorder: Recorder, call: Call) -> Any:
         """Where an input begins in its memory; of other tensors, which a write leaves elsewhere than eager, nothing."""
