@@ -18,6 +18,7 @@ from .region import Region, RegionChoice
 from .registry import Registry, Table
 from .rules import get_grad, put_grad
 from .symbol import BoundSymbol, Symbol
+from .torch_internals import real_dispatch
 from .trace import Trace
 
 __all__ = [
@@ -57,6 +58,7 @@ __all__ = [
     "last_traces",
     "plugin_report",
     "put_grad",
+    "real_dispatch",
     "storages",
     "value_and_grad",
     "vjp",

@@ -239,7 +239,7 @@ def outside_inference_mode() -> Iterator[None]:
 
 @contextlib.contextmanager
 def real_dispatch() -> Iterator[None]:
-    """Run on real tensors, whatever modes are active."""
+    """Run on real tensors, outside of autograd and functionalization, whatever modes are active."""
     with outside_autograd(), _disable_current_modes():
         yield
 

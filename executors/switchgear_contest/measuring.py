@@ -12,8 +12,6 @@ import torch
 
 import switchgear as sg
 
-from .internals import without_modes
-
 #: Seconds that the repetitions together take at most, unless the fewest take longer.
 BUDGET = 0.3
 #: Seconds of calls from which on the clock is precise.
@@ -60,7 +58,8 @@ def seconds_of(
 def _undisturbed(accelerators: Sequence[torch.device]) -> Iterator[None]:
     kind = accelerators[0].type if accelerators else "cuda"
     with (
-        without_modes(),
+        torch.inference_mode(False),
+        sg.real_dispatch(),
         torch.random.fork_rng(accelerators, device_type=kind),
         warnings.catch_warnings(),
     ):

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 import switchgear as sg
-
-_FUNCTIONALIZE = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
 
 
 def has_kernel(overload: torch._ops.OpOverload, device: str) -> bool:
@@ -22,7 +19,7 @@ def has_kernel(overload: torch._ops.OpOverload, device: str) -> bool:
 
 def make_meta(proxy: sg.TensorProxy, shape: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
     """A tensor without data, of a proxy's dtype and bits."""
-    with _without_modes():
+    with sg.real_dispatch():
         tensor = torch.empty_strided(shape, stride, dtype=proxy.dtype, device="meta")
         tensor = torch._conj(tensor) if proxy.is_conj else tensor
         return torch._neg_view(tensor) if proxy.is_neg else tensor
@@ -32,16 +29,24 @@ class _Dispatched(Exception):
     """Ends a call where it is first dispatched."""
 
 
-class _FirstDispatched(TorchDispatchMode):
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise _Dispatched(func, args, kwargs or {})
+@functools.cache
+def _mode() -> Any:
+    """The mode in which the first dispatch ends a call."""
+
+    from torch.utils._python_dispatch import TorchDispatchMode  # noqa: PLC0415  a PyTorch may have it no more
+
+    class FirstDispatched(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            raise _Dispatched(func, args, kwargs or {})
+
+    return FirstDispatched
 
 
 def first_dispatched(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[torch._ops.OpOverload, tuple[Any, ...], dict[str, Any]] | None:
     """The overload that a call comes to first, and its arguments there; nothing is run. None if the call is refused."""
-    with _without_modes(), _FirstDispatched():  # type: ignore[no-untyped-call]
+    with sg.real_dispatch(), torch._C._DisableAutocast(), _mode()():
         try:
             fn(*args, **kwargs)
         except _Dispatched as first:
@@ -49,15 +54,3 @@ def first_dispatched(
         except Exception:  # no such signature
             return None
     return None
-
-
-@contextmanager
-def _without_modes() -> Iterator[None]:
-    with (
-        torch._C.DisableTorchFunction(),
-        torch._C._ExcludeDispatchKeyGuard(_FUNCTIONALIZE),
-        torch._C._DisableAutocast(),
-        torch.no_grad(),
-        _disable_current_modes(),
-    ):
-        yield
