@@ -15,6 +15,7 @@ import pytest
 
 import switchgear
 from scripts import core_size
+from switchgear.features import BUILT_IN
 
 ROOT = Path(__file__).resolve().parent.parent
 CORE = ROOT / "core" / "switchgear"
@@ -95,6 +96,35 @@ def test_core_names_no_vendor(path: Path) -> None:
     """Only PyTorch's own operator names may hold one, as `cudnn_batch_norm` does."""
     code = re.sub(r"_aten\.\w+|torch\.\S+", "", path.read_text())
     assert not re.search(r"nvfuser|cublas|cudnn|triton|inductor", code, re.IGNORECASE)
+
+
+def everything_imported(path: Path) -> set[str]:
+    """Every absolute name that a file imports anywhere, for type checking too."""
+    statements = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    module, is_package = module_name(path, CORE.parent), path.name == "__init__.py"
+    return {name for statement in statements for name in targets(statement, module, is_package=is_package)}
+
+
+FEATURES = sorted((CORE / "features").glob("*.py"))
+
+
+@pytest.mark.parametrize("path", [path for path in CORE_FILES if path not in FEATURES], ids=relative)
+def test_one_file_alone_imports_the_features(path: Path) -> None:
+    found = {name for name in everything_imported(path) if name.startswith("switchgear.features")}
+    assert found <= ({"switchgear.features", "switchgear.features.BUILT_IN"} if path.name == "jit.py" else set())
+
+
+@pytest.mark.parametrize("path", [path for path in FEATURES if path.name != "__init__.py"], ids=relative)
+def test_features_import_no_other_feature(path: Path) -> None:
+    assert not {name for name in everything_imported(path) if name.startswith("switchgear.features")}
+
+
+def test_the_doors_of_capture_name_no_feature() -> None:
+    names = {feature.name for feature in BUILT_IN}
+    handlers = {type(handler).__name__ for feature in BUILT_IN for handler in feature.handlers}
+    doors = [node for node in ast.walk(parsed(CORE / "recorder.py")) if getattr(node, "name", "") == "on_function"]
+    (door,) = doors
+    assert not {word for word in re.findall(r"\w+", ast.unparse(door)) if word in names | handlers}
 
 
 def core_graph() -> dict[str, set[str]]:
