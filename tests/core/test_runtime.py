@@ -989,3 +989,16 @@ def test_no_tensor_arguments_at_all() -> None:
     assert torch.equal(jitted(), torch.arange(3) * 2)
     assert torch.equal(jitted(4), torch.arange(4) * 2)
     assert torch.equal(jitted(), torch.arange(3) * 2)
+
+
+def test_an_argument_that_was_a_tensor_and_is_a_number() -> None:
+    # once: AttributeError, a float has no `_base`
+    def function(x: Any, w: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            row = w[0]
+        return w * x + row
+
+    jitted = sg.jit(function, executors=["torch"])
+    w = torch.ones(2, 3, requires_grad=True)
+    for x in (torch.ones(3, requires_grad=True), 2.0, torch.ones(3, requires_grad=True), 3):
+        assert torch.equal(jitted(x, w), function(x, w))

@@ -13,7 +13,7 @@ from switchgear.capture import Captured
 from switchgear.composites import leaves_of
 from switchgear.guards import Guard
 from switchgear.outputs import reshaped_inputs
-from switchgear.shared_memory import base_of, sharing
+from switchgear.shared_memory import base_of, is_view_of_constant, sharing
 from switchgear.signature import Argument, Base, Closure, InputSource, ModuleState
 from switchgear.structure import Structure
 
@@ -78,9 +78,6 @@ def _argument_guards(captured: Captured, leaves: list[Any]) -> Iterator[Guard]:
     for index, leaf in enumerate(leaves):
         if not isinstance(leaf, torch.Tensor):
             yield _value_guard(index, leaf)
-        elif captured.bases_matter and leaf.requires_grad:
-            why = f"argument {index} is a view of what does not require grad"
-            yield Guard(f"a{index}._base is None or a{index}._base.requires_grad", why)
     for index, other in captured.identical:
         why = f"argument {index} is the same tensor as another input, or is not any more"
         if isinstance(other, int):
@@ -161,6 +158,9 @@ def _relation_guards(captured: Captured, tensors: Sequence[torch.Tensor]) -> Ite
         yield guard("sharing", "which inputs share memory", lambda inputs: [*sharing(inputs, written)])
     if leaves_matter and grown:
         yield guard("leaves", "which inputs are leaves of autograd", lambda ts: [ts[i].is_leaf for i in grown])
+    if captured.bases_matter and grown:
+        why = "which inputs are views of what does not require grad"
+        yield guard("constants", why, lambda inputs: any(is_view_of_constant(inputs[index]) for index in grown))
     bases = [index for index, source in enumerate(captured.sources) if isinstance(source, Base)]
     if bases:
         yield guard(
