@@ -732,3 +732,18 @@ def test_gradients_do_not_flow_into_memory_that_autograd_does_not_connect() -> N
     with pytest.raises(SwitchgearError, match=r"autograd knows nothing|as_strided"):
         sg.jit(function, executors=["torch"], strict=True)(x, x.detach(), w)
     assert x._version == 0
+
+
+@pytest.mark.parametrize("rises", [False, True])
+def test_a_write_through_data_leaves_the_version_as_it_is(rises: bool) -> None:
+    def function(x: Tensor) -> Tensor:
+        if rises:
+            x.add_(1)
+        x.data.mul_(2)
+        return x + 1
+
+    jitted, x, expected = jit(function), values(3), values(3)
+    for _ in range(2):
+        assert torch.equal(jitted(x), function(expected))
+        assert torch.equal(x, expected)
+        assert x._version == expected._version

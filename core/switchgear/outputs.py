@@ -18,7 +18,7 @@ from .signature import check_returned
 from .sizes import fixed
 from .structure import Structure, flatten
 from .symbol import BoundSymbol
-from .tracking import history_of, is_spoiled, same_history
+from .tracking import history_of, is_spoiled, same_history, version_of
 from .writes import NEW_VERSION
 
 
@@ -32,6 +32,8 @@ class Mutation:
     input: int
     output: int
     tracked: bool
+    #: No version of the input tells of the write: all of it went through `.data`.
+    hidden: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,8 @@ class _Collector:
                     f"the function writes to {first.name} where autograd sees it, and gives it other sizes or strides "
                     "in place, or writes to it where autograd does not see it; return a new tensor"
                 )
-            yield Mutation(index, self._output(final), tracked)
+            hidden = not tracked and bool(self.recorder.hidden) and version_of(found.wrapper) == found.version
+            yield Mutation(index, self._output(final), tracked, hidden)
 
     def _refuse_other_memory(self, found: RecordedInput) -> None:
         wrapper = found.wrapper

@@ -33,7 +33,7 @@ from .shared_memory import reaches_outside
 from .sizes import settled
 from .symbol import CHECK, CHECKPOINT, GRAD_OFF_INSIDE, RANDOM, SAVED, BoundSymbol, Source, Symbol, proxies
 from .trace import Names
-from .tracking import Tracker, history_of, metadata_proxy
+from .tracking import Tracker, history_of, metadata_proxy, version_of
 from .user_code import user_frame
 from .write_back import INVERSES, is_in_place, refuse_casts, refuse_expanded, refuse_write
 from .writes import DRAW_BERNOULLI, SET_VALUE
@@ -60,6 +60,7 @@ class RecordedInput:
     history: Any
     is_view: bool
     storage: int
+    version: int
 
 
 class _FunctionMode(TorchFunctionMode):
@@ -274,7 +275,8 @@ class Recorder:
             self.tracker.reconcile(wrapper)
             wrapper.__class__ = type(tensor)  # a Parameter shows that it is one
             storage = internals.storage_key(wrapper)
-            found = RecordedInput(tensor, wrapper, proxy, history_of(wrapper), view is not None, storage)
+            version = version_of(wrapper)
+            found = RecordedInput(tensor, wrapper, proxy, history_of(wrapper), view is not None, storage, version)
         self.inputs.append(found)
         self._input_of[id(tensor)] = found
         self._input_of.setdefault(id(wrapper), found)

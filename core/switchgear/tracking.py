@@ -152,7 +152,7 @@ class Tracker:
             elif wrapper.requires_grad and not proxy.requires_grad and _is_leaf(wrapper):
                 fake = self._record_alias(wrapper, NEW_LEAF, (proxy,), False)
             self._compare(fake, wrapper)
-        tracked = _Tracked(wrapper, fake, history_of(wrapper), not wrapper._is_view(), _version(wrapper))
+        tracked = _Tracked(wrapper, fake, history_of(wrapper), not wrapper._is_view(), version_of(wrapper))
         self._tracked[id(wrapper)] = tracked
         self._holders.setdefault(self.proxy_of_fake(fake).name, wrapper)
         if tracked.is_base:
@@ -211,7 +211,7 @@ class Tracker:
         if written:
             self._written.add(internals.storage_key(fake))
         aliases = self._bases.get(internals.storage_key(wrapper), ())
-        if written and len(aliases) > 1 and _version(wrapper) == tracked.version:
+        if written and len(aliases) > 1 and version_of(wrapper) == tracked.version:
             self._recorder.hidden.add(old.name)
         history = history_of(wrapper)
         # a view that is written to gets a new history, also where autograd did not see the write
@@ -246,7 +246,7 @@ class Tracker:
                 self._refuse_views(wrapper)
             fake = self._record_alias(wrapper, NEW_LEAF if wrapper.requires_grad else DETACH, (new,), False)
         self._compare(fake, wrapper)
-        tracked.fake, tracked.history, tracked.version = fake, history, _version(wrapper)
+        tracked.fake, tracked.history, tracked.version = fake, history, version_of(wrapper)
         new = self.proxy_of_fake(fake)
         self._holders.setdefault(new.name, wrapper)
         if (new.shape, new.stride, new.dtype) != (old.shape, old.stride, old.dtype) or begun:
@@ -318,7 +318,8 @@ def _is_leaf(tensor: torch.Tensor) -> bool:
     return history is None or (isinstance(history, tuple) and history[0] is None)
 
 
-def _version(tensor: torch.Tensor) -> int:
+def version_of(tensor: torch.Tensor) -> int:
+    """How often autograd has seen a tensor's memory written to; 0 for inference tensors, which do not say."""
     return 0 if tensor.is_inference() else tensor._version
 
 

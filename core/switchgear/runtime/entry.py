@@ -183,7 +183,7 @@ class Entry:
             return {}
         read = {item.place for item in outputs.returned if item.kind == "output"}
         read.update(index for _, kind, index in outputs.roots if kind == "output")
-        mutations = [one for one in outputs.mutations if not one.tracked and one.output not in read]
+        mutations = [one for one in outputs.mutations if not (one.tracked or one.hidden) and one.output not in read]
         return {one.output: one.input for one in mutations}
 
 

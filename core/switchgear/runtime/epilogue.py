@@ -39,6 +39,7 @@ def finisher(outputs: Outputs, inputs: Sequence[TensorProxy], sizes: Sizes | Non
 def _writing_first(outputs: Outputs, proxies: Sequence[TensorProxy], assemble: Finisher) -> Finisher:
     """`assemble` behind the copies into inputs, none of which autograd sees; on the CPU they are one call."""
     targets = [mutation.input for mutation in outputs.mutations]
+    hidden = frozenset(mutation.input for mutation in outputs.mutations if mutation.hidden)
     sources = [mutation.output for mutation in outputs.mutations]
     # elsewhere they would be made in no order, and PyTorch writes to no list of conjugates
     at_once = all(
@@ -47,14 +48,17 @@ def _writing_first(outputs: Outputs, proxies: Sequence[TensorProxy], assemble: F
     )
 
     def write(results: Sequence[Any], inputs: Sequence[torch.Tensor]) -> Any:
+        written = inputs
+        if hidden:
+            written = [tensor.data if index in hidden else tensor for index, tensor in enumerate(inputs)]
         grad_enabled = torch.is_grad_enabled()
         internals.set_grad_enabled(False)
         try:
             if at_once and not internals.forward_mode_active():
-                internals.foreach_copy([inputs[index] for index in targets], [results[index] for index in sources])
+                internals.foreach_copy([written[index] for index in targets], [results[index] for index in sources])
             else:
                 for target, source in zip(targets, sources, strict=True):
-                    inputs[target].copy_(results[source])
+                    written[target].copy_(results[source])
         finally:
             internals.set_grad_enabled(grad_enabled)
         return assemble(results, inputs)
@@ -92,7 +96,7 @@ def finish(outputs: Outputs, results: Sequence[Any], inputs: Sequence[torch.Tens
             # the history of what is overwritten would get a gradient of zeros
             target.detach_()
         with torch.set_grad_enabled(tracked):
-            target.copy_(results[mutation.output])
+            (target.data if mutation.hidden else target).copy_(results[mutation.output])
     evaluate(outputs.views, values)
     held["view"] = values
     leaves = [item.value if item.kind == "value" else held[item.kind][item.place] for item in outputs.returned]
