@@ -747,3 +747,13 @@ def test_a_write_through_data_leaves_the_version_as_it_is(rises: bool) -> None:
         assert torch.equal(jitted(x), function(expected))
         assert torch.equal(x, expected)
         assert x._version == expected._version
+
+
+def test_a_write_by_foreach_beside_an_alias_raises_the_version() -> None:
+    def function(x: Tensor) -> None:
+        torch._foreach_add_([x], [x.detach()])
+
+    x = values(3)
+    jit(function)(x)
+    assert x._version > 0
+    assert torch.equal(x, values(3) * 2)

@@ -144,7 +144,7 @@ class _Collector:
                     f"the function writes to {first.name} where autograd sees it, and gives it other sizes or strides "
                     "in place, or writes to it where autograd does not see it; return a new tensor"
                 )
-            hidden = not tracked and bool(self.recorder.hidden) and version_of(found.wrapper) == found.version
+            hidden = not tracked and self.recorder.takes_data and version_of(found.wrapper) == found.version
             yield Mutation(index, self._output(final), tracked, hidden)
 
     def _refuse_other_memory(self, found: RecordedInput) -> None:

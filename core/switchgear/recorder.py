@@ -129,6 +129,8 @@ class Recorder:
         self.bases_matter = False
         #: Whether it matters where in its memory an input begins.
         self.offsets_matter = False
+        #: Whether a tensor was taken by `.data`, writes to which raise no version.
+        self.takes_data = False
         #: Whether any tensor was given other sizes or strides in place.
         self.reshapes = False
         #: The names of inputs that were written to where autograd did not see it.

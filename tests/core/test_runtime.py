@@ -996,7 +996,7 @@ def test_an_argument_that_was_a_tensor_and_is_a_number() -> None:
     def function(x: Any, w: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
             row = w[0]
-        return w * x + row
+        return w * x + row  # type: ignore[no-any-return]
 
     jitted = sg.jit(function, executors=["torch"])
     w = torch.ones(2, 3, requires_grad=True)

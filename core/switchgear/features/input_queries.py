@@ -12,12 +12,15 @@ from switchgear.recorder import Recorder
 
 
 class InputQueries(Handler):
-    """`storage_offset()` of an input, and whether a tensor is a leaf."""
+    """`storage_offset()` of an input, whether a tensor is a leaf, and `.data`, by which it is written to unnoticed."""
 
-    functions = frozenset({torch.Tensor.storage_offset, getter("is_leaf")})
+    functions = frozenset({torch.Tensor.storage_offset, getter("is_leaf"), getter("data")})
 
     def take(self, recorder: Recorder, call: Call) -> Any:
         """Where an input begins in its memory; of other tensors, which a write leaves elsewhere than eager, nothing."""
+        if call.fn == getter("data"):
+            recorder.takes_data = True
+            return PASS
         if call.fn is not torch.Tensor.storage_offset:
             recorder.leaves_matter = True
             return PASS
