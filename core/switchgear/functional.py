@@ -158,15 +158,12 @@ def _by_autograd(
         outputs, out_spec = flatten(function(*called_args, **called_kwargs), objects=True)
 
     def pullback(cotangents: list[Any]) -> tuple[Any, ...]:
-        pairs = [
-            (output, cotangent)
-            for output, cotangent in zip(outputs, cotangents, strict=False)
-            if isinstance(output, torch.Tensor) and output.requires_grad
-        ]
+        given = zip(outputs, cotangents, strict=False)
+        pairs = [pair for pair in given if isinstance(pair[0], torch.Tensor) and pair[0].requires_grad]
         ends, starts = [end for end, _ in pairs], [start for _, start in pairs]
-        starting_points = [leaves[index] for index in wanted]
         options = {"retain_graph": True, "create_graph": higher, "materialize_grads": True}
-        grads = dict(zip(wanted, torch.autograd.grad(ends, starting_points, starts, **options), strict=True))
+        found = torch.autograd.grad(ends, [leaves[index] for index in wanted], starts, **options)
+        grads = dict(zip(wanted, found, strict=True))
         zeros = (torch.zeros_like(leaf) if _is_inexact(leaf) else None for leaf in leaves)
         grouped = spec.unflatten([grads.get(index, zero) for index, zero in enumerate(zeros)])[0]
         return tuple(grouped[position] for position in positions)

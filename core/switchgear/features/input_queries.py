@@ -18,11 +18,9 @@ class InputQueries(Handler):
 
     def take(self, recorder: Recorder, call: Call) -> Any:
         """Where an input begins in its memory; of other tensors, which a write leaves elsewhere than eager, nothing."""
-        if call.fn == getter("data"):
-            recorder.takes_data = True
-            return PASS
         if call.fn is not torch.Tensor.storage_offset:
-            recorder.leaves_matter = True
+            recorder.takes_data |= call.fn == getter("data")
+            recorder.leaves_matter |= call.fn == getter("is_leaf")
             return PASS
         (tensor,) = call.args
         if not recorder.follow_autograd:  # a grad rule: what it is given lies where the trace says
