@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from switchgear import plugins
-from switchgear.passes.choose import RegionContext
+from switchgear.fusion.choose import RegionContext
+from switchgear.who import plugins
 from tests import under_test
 from tests.under_test import fraction, part
 

@@ -12,8 +12,8 @@ import transformers
 
 import switchgear as sg
 from benchmarks.measure import Samples, interleave, table, verdict
-from switchgear.passes import derived
-from switchgear.torch_internals import clear_fake_results
+from switchgear.grad import derived
+from switchgear.torch_private import clear_fake_results
 
 #: The time may be this part of the peer's.
 LIMIT = 0.12

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import switchgear as sg
-from switchgear import errors, plugins
+from switchgear import errors
+from switchgear.who import plugins
 from tests.core.made_up import Site
 from tests.databases.verdict import global_state
 from tests.falling_back import falls_back

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import switchgear as sg
-from switchgear import plugins
+from switchgear.who import plugins
 
 STRANGER = EntryPoint("stranger", "a_module_that_nobody_wrote", "switchgear")
 

@@ -122,7 +122,11 @@ def test_features_import_no_other_feature(path: Path) -> None:
 def test_the_doors_of_capture_name_no_feature() -> None:
     names = {feature.name for feature in BUILT_IN}
     handlers = {type(handler).__name__ for feature in BUILT_IN for handler in feature.handlers}
-    doors = [node for node in ast.walk(parsed(CORE / "recorder.py")) if getattr(node, "name", "") == "on_function"]
+    doors = [
+        node
+        for node in ast.walk(parsed(CORE / "capture" / "recorder.py"))
+        if getattr(node, "name", "") == "on_function"
+    ]
     (door,) = doors
     assert not {word for word in re.findall(r"\w+", ast.unparse(door)) if word in names | handlers}
 

@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import switchgear as sg
 from switchgear import errors
-from switchgear import torch_internals as internals
+from switchgear import torch_private as internals
 from switchgear.jit import last_entry
 from tests.core.against_eager import check, numbers
 from tests.databases.comparison import differences

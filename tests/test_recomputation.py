@@ -24,8 +24,8 @@ from torch.utils.checkpoint import (
 
 import switchgear as sg
 from benchmarks import checkpoint_memory
-from switchgear.redraw import random_state, swap_random_state
-from switchgear.symbol import DEL, RANDOM, RECOMPUTED
+from switchgear.ir.redraw import random_state, swap_random_state
+from switchgear.ir.symbol import DEL, RANDOM, RECOMPUTED
 from tests.core.training import Kernel, backward, executor, forward, leaf, lines, operators, own, rules
 from tests.databases.comparison import differences
 from tests.falling_back import fallbacks_recorded, falls_back

@@ -1,25 +1,25 @@
 """Switchgear: an executor framework for PyTorch."""
 
-from . import errors
-from .aliasing import aliased_argument, storages, written_arguments
-from .choice import Choice, Declined, Implementation, Saved
-from .executor import Executor, FusionExecutor
-from .fuel import Fuel
-from .functional import grad, value_and_grad, vjp
-from .handler import PASS, Call, Feature, Handler
-from .hookspecs import PassPlacement, hookimpl
-from .inspect.explain import explain
-from .jit import jit, last_backward_traces, last_choices, last_saved, last_traces
-from .passes.choose import RegionContext
-from .passes.plugin_passes import PassContext
-from .plugins import plugin_report
-from .proxy import NumberProxy, TensorProxy
-from .region import Region, RegionChoice
-from .registry import Registry, Table
-from .rules import get_grad, put_grad
-from .symbol import BoundSymbol, Symbol
-from .torch_internals import real_dispatch
-from .trace import Trace
+from switchgear import errors
+from switchgear.capture.handler import PASS, Call, Feature, Handler
+from switchgear.compile.plugin_passes import PassContext
+from switchgear.functional import grad, value_and_grad, vjp
+from switchgear.fusion.choose import RegionContext
+from switchgear.fusion.fuel import Fuel
+from switchgear.inspect.explain import explain
+from switchgear.ir.aliasing import aliased_argument, storages, written_arguments
+from switchgear.ir.choice import Choice, Declined, Implementation, Saved
+from switchgear.ir.proxy import NumberProxy, TensorProxy
+from switchgear.ir.symbol import BoundSymbol, Symbol
+from switchgear.ir.trace import Trace
+from switchgear.jit import jit, last_backward_traces, last_choices, last_saved, last_traces
+from switchgear.torch_private import real_dispatch
+from switchgear.who.executor import Executor, FusionExecutor
+from switchgear.who.hookspecs import PassPlacement, hookimpl
+from switchgear.who.plugins import plugin_report
+from switchgear.who.region import Region, RegionChoice
+from switchgear.who.registry import Registry, Table
+from switchgear.who.rules import get_grad, put_grad
 
 __all__ = [
     "PASS",

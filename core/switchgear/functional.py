@@ -12,26 +12,29 @@ from typing import Any
 
 import torch
 
-from .capture import Captured, capture
-from .errors import InvalidInput
-from .evaluation import evaluate
-from .jit import compiler_of, jit
-from .passes.dead_code import dead_code, live
-from .passes.differentiate import differentiate
-from .passes.inner_gradients import inner_gradients
-from .passes.pipeline import expected_grad
-from .recorder import active_recorder
-from .runtime.entry import tensor_of
-from .runtime.epilogue import finish
-from .selection import Selection
-from .signature import Argument
-from .structure import flatten
-from .trace import Trace
-from .tracking import metadata_proxy
+from switchgear.capture.recorder import active_recorder
+from switchgear.capture.session import Captured, capture
+from switchgear.capture.signature import Argument
+from switchgear.capture.structure import flatten
+from switchgear.capture.tracking import metadata_proxy
+from switchgear.compile.pipeline import expected_grad
+from switchgear.errors import InvalidInput
+from switchgear.grad.differentiate import differentiate
+from switchgear.grad.inner_gradients import inner_gradients
+from switchgear.ir.dead_code import dead_code, live
+from switchgear.ir.evaluation import evaluate
+from switchgear.ir.trace import Trace
+from switchgear.jit import compiler_of, jit
+from switchgear.runtime.entry import tensor_of
+from switchgear.runtime.epilogue import finish
+from switchgear.who.selection import Selection
 
 
 def grad(
-    function: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False, **options: Any
+    function: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    **options: Any,
 ) -> Callable[..., Any]:
     """The gradient of a function that returns a floating-point scalar, with respect to the arguments at `argnums`.
 
@@ -50,7 +53,10 @@ def grad(
 
 
 def value_and_grad(
-    function: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False, **options: Any
+    function: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    **options: Any,
 ) -> Callable[..., Any]:
     """Like `grad`, and returns `(value, gradients)`, or `((value, aux), gradients)` with `has_aux`."""
     asked = (argnums,) if isinstance(argnums, int) else tuple(argnums)
@@ -64,7 +70,9 @@ def value_and_grad(
             shown = type(value).__name__
             if isinstance(value, torch.Tensor):
                 shown = f"one of shape {list(value.shape)} and {value.dtype}"
-            raise InvalidInput(f"sg.grad needs a function that returns a floating-point scalar tensor, not {shown}")
+            raise InvalidInput(
+                f"sg.grad needs a function that returns a floating-point scalar tensor, not {shown}"
+            )
         found = pullback([torch.ones_like(value)])
         return result, (found[0] if isinstance(argnums, int) else found)
 
@@ -76,14 +84,20 @@ def value_and_grad(
 def _position(number: int, args: tuple[Any, ...]) -> int:
     """An entry of `argnums` as a position; negative ones count from the end."""
     if not -len(args) <= number < len(args):
-        raise InvalidInput(f"argnums asks for argument {number}, but the function was called with {len(args)}")
+        raise InvalidInput(
+            f"argnums asks for argument {number}, but the function was called with {len(args)}"
+        )
     leaves = [leaf for leaf in flatten(args[number])[0] if isinstance(leaf, torch.Tensor)]
     if not leaves or not all(map(_is_inexact, leaves)):
-        raise InvalidInput(f"argument {number} holds no tensors, or tensors of integers: it has no gradient")
+        raise InvalidInput(
+            f"argument {number} holds no tensors, or tensors of integers: it has no gradient"
+        )
     return number % len(args)
 
 
-def vjp(function: Callable[..., Any], *primals: Any, **options: Any) -> tuple[Any, Callable[..., Any]]:
+def vjp(
+    function: Callable[..., Any], *primals: Any, **options: Any
+) -> tuple[Any, Callable[..., Any]]:
     """What `function` returns at `primals`, and the function from cotangents like it to a gradient per primal."""
     jitted = jit(function, **options)
     if active_recorder() is not None:
@@ -98,12 +112,18 @@ def vjp(function: Callable[..., Any], *primals: Any, **options: Any) -> tuple[An
 
     def pullback(cotangents: Any) -> Any:
         given = zip(outputs, flatten(cotangents, objects=True)[0], strict=True)
-        pairs = [pair for pair in given if isinstance(pair[0], torch.Tensor) and pair[0].requires_grad]
+        pairs = [
+            pair for pair in given if isinstance(pair[0], torch.Tensor) and pair[0].requires_grad
+        ]
         ends, starts = [end for end, _ in pairs], [start for _, start in pairs]
-        grads = iter(torch.autograd.grad(ends, wanted, starts, retain_graph=True, materialize_grads=True))
+        grads = iter(
+            torch.autograd.grad(ends, wanted, starts, retain_graph=True, materialize_grads=True)
+        )
         return spec.unflatten([next(grads) if _is_inexact(leaf) else None for leaf in leaves])
 
-    return out_spec.unflatten([leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in outputs]), pullback
+    return out_spec.unflatten(
+        [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in outputs]
+    ), pullback
 
 
 def _linearised(
@@ -120,15 +140,23 @@ def _linearised(
     recorder.tracker.settle()
     leaves, spec = flatten((args, kwargs))
     owners = [position for position, arg in enumerate(args) for _ in flatten(arg)[0]]
-    wanted = [index for index, owner in enumerate(owners) if owner in positions and _is_inexact(leaves[index])]
+    wanted = [
+        index
+        for index, owner in enumerate(owners)
+        if owner in positions and _is_inexact(leaves[index])
+    ]
     with torch.enable_grad():
-        captured = capture(function, leaves, spec, selection.handlers, differentiable=frozenset(wanted))
+        captured = capture(
+            function, leaves, spec, selection.handlers, differentiable=frozenset(wanted)
+        )
     trace = dead_code(inner_gradients(captured.trace, selection)[0])
     expected = tuple(None if proxy is None else expected_grad(proxy) for proxy in trace.outputs)
     inputs = [tensor_of(source, leaves) for source in captured.sources]
     higher = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
     joint = differentiate(trace, selection, expected, higher_order=higher)
-    values: dict[str, Any] = {proxy.name: tensor for proxy, tensor in zip(trace.inputs, inputs, strict=True)}
+    values: dict[str, Any] = {
+        proxy.name: tensor for proxy, tensor in zip(trace.inputs, inputs, strict=True)
+    }
     values.update(joint.trace.constants)
     final = [proxy for proxy in joint.trace.outputs[: joint.count] if proxy is not None]
     evaluate(live(joint.trace.bound_symbols, final), values)
@@ -143,23 +171,38 @@ def _linearised(
 
 
 def _by_autograd(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], positions: tuple[int, ...]
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    positions: tuple[int, ...],
 ) -> tuple[Any, Callable[[list[Any]], tuple[Any, ...]]]:
     """What `_linearised` gives, in eager: where capture refuses the function."""
     leaves, spec = flatten((args, kwargs))
     owners = [position for position, arg in enumerate(args) for _ in flatten(arg)[0]]
-    wanted = [index for index, owner in enumerate(owners) if owner in positions and _is_inexact(leaves[index])]
-    higher = torch.is_grad_enabled() and any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves)
+    wanted = [
+        index
+        for index, owner in enumerate(owners)
+        if owner in positions and _is_inexact(leaves[index])
+    ]
+    higher = torch.is_grad_enabled() and any(
+        isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves
+    )
     with torch.enable_grad():
         for index in wanted:
             leaf = leaves[index]
-            leaves[index] = leaf.view_as(leaf) if higher and leaf.requires_grad else leaf.detach().requires_grad_()
+            leaves[index] = (
+                leaf.view_as(leaf)
+                if higher and leaf.requires_grad
+                else leaf.detach().requires_grad_()
+            )
         called_args, called_kwargs = spec.unflatten(leaves)
         outputs, out_spec = flatten(function(*called_args, **called_kwargs), objects=True)
 
     def pullback(cotangents: list[Any]) -> tuple[Any, ...]:
         given = zip(outputs, cotangents, strict=False)
-        pairs = [pair for pair in given if isinstance(pair[0], torch.Tensor) and pair[0].requires_grad]
+        pairs = [
+            pair for pair in given if isinstance(pair[0], torch.Tensor) and pair[0].requires_grad
+        ]
         ends, starts = [end for end, _ in pairs], [start for _, start in pairs]
         options = {"retain_graph": True, "create_graph": higher, "materialize_grads": True}
         found = torch.autograd.grad(ends, [leaves[index] for index in wanted], starts, **options)
@@ -168,12 +211,21 @@ def _by_autograd(
         grouped = spec.unflatten([grads.get(index, zero) for index, zero in enumerate(zeros)])[0]
         return tuple(grouped[position] for position in positions)
 
-    values = outputs if higher else [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in outputs]
+    values = (
+        outputs
+        if higher
+        else [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in outputs]
+    )
     return out_spec.unflatten(values), pullback
 
 
 def _pull(
-    captured: Captured, trace: Trace, selection: Selection, values: dict[str, Any], cotangents: list[Any], higher: bool
+    captured: Captured,
+    trace: Trace,
+    selection: Selection,
+    values: dict[str, Any],
+    cotangents: list[Any],
+    higher: bool,
 ) -> dict[int, torch.Tensor]:
     """The gradients of the arguments, by position among their leaves, for a cotangent per returned leaf."""
     given: dict[int, torch.Tensor] = {}
@@ -189,10 +241,23 @@ def _pull(
     )
     joint = differentiate(trace, selection, grad_outputs, higher_order=higher)
     env = {**values, **joint.trace.constants}
-    env.update((proxy.name, given[index]) for index, proxy in enumerate(joint.grad_outputs) if proxy is not None)
-    evaluate([item for item in joint.trace.bound_symbols if any(p.name not in values for p in item.outputs)], env)
+    env.update(
+        (proxy.name, given[index])
+        for index, proxy in enumerate(joint.grad_outputs)
+        if proxy is not None
+    )
+    evaluate(
+        [
+            item
+            for item in joint.trace.bound_symbols
+            if any(p.name not in values for p in item.outputs)
+        ],
+        env,
+    )
     found: dict[int, torch.Tensor] = {}
-    for number, (source, grad) in enumerate(zip(captured.sources, joint.trace.outputs[joint.count :], strict=True)):
+    for number, (source, grad) in enumerate(
+        zip(captured.sources, joint.trace.outputs[joint.count :], strict=True)
+    ):
         if isinstance(source, Argument) and trace.inputs[number].requires_grad:
             if grad is not None:
                 _add(found, source.index, env[grad.name])

@@ -14,31 +14,35 @@ import torch
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from .choice import Choice, Saved
-from .data import OtherData
-from .errors import DataDependent, InvalidInput, SwitchgearError, Unsupported
-from .features import BUILT_IN
-from .fuel import Fuel
-from .memory import MEMORY, Memory
-from .passes.partition import saved_values
-from .plugins import installed
-from .private_names import check_names, warn_if_untested
-from .recorder import active_recorder
-from .registry import Table
-from .runtime.cache import Cache, call_key
-from .runtime.entry import Entry
-from .runtime.fallback import Fallback, Fallbacks
-from .selection import Executors, Selection, select
-from .signature import check_devices, flatten_arguments
-from .sizes import Dynamic, check_dynamic, marked
-from .trace import Trace
+from switchgear.capture.data import OtherData
+from switchgear.capture.recorder import active_recorder
+from switchgear.capture.signature import check_devices, flatten_arguments
+from switchgear.capture.sizes import Dynamic, check_dynamic, marked
+from switchgear.errors import DataDependent, InvalidInput, SwitchgearError, Unsupported
+from switchgear.features import BUILT_IN
+from switchgear.fusion.fuel import Fuel
+from switchgear.grad.partition import saved_values
+from switchgear.ir.choice import Choice, Saved
+from switchgear.ir.trace import Trace
+from switchgear.runtime.cache import Cache, call_key
+from switchgear.runtime.entry import Entry
+from switchgear.runtime.fallback import Fallback, Fallbacks
+from switchgear.torch_private.names import check_names, warn_if_untested
+from switchgear.who.memory import MEMORY, Memory
+from switchgear.who.plugins import installed
+from switchgear.who.registry import Table
+from switchgear.who.selection import Executors, Selection, select
 
 
 class Compiler:
     """Compiles one function on demand, and keeps what it compiled."""
 
     def __init__(
-        self, function: Callable[..., Any], module: nn.Module | None, selection: Selection, options: dict[str, Any]
+        self,
+        function: Callable[..., Any],
+        module: nn.Module | None,
+        selection: Selection,
+        options: dict[str, Any],
     ) -> None:
         self.function = function
         self.module = module
@@ -46,15 +50,23 @@ class Compiler:
         self.link: bool = options["link"]
         self.specialize_on_data: bool = options["specialize_on_data"]
         self.dynamic: Dynamic = options["dynamic"]
-        self._parameters = check_dynamic(self.dynamic, function if module is None else module.forward)
-        name = getattr(function, "__qualname__", repr(function)) if module is None else type(module).__name__
+        self._parameters = check_dynamic(
+            self.dynamic, function if module is None else module.forward
+        )
+        name = (
+            getattr(function, "__qualname__", repr(function))
+            if module is None
+            else type(module).__name__
+        )
         self.strict: bool = options["strict"]
         self.cache = Cache(name, options["cache_size"], options["recompile_limit"])
         self.fallbacks = Fallbacks(name, options["cache_size"], options["recompile_limit"])
         #: How often it was called.
         self.calls = 0
         self.last: Entry | None = None
-        self._rejit = lambda function: Compiler(function, None, selection, options | {"dynamic": False})
+        self._rejit = lambda function: Compiler(
+            function, None, selection, options | {"dynamic": False}
+        )
         self._lock = threading.RLock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -105,7 +117,11 @@ class Compiler:
             try:
                 check_names()
                 leaves, spec = flatten_arguments(args, kwargs)
-                marks = marked(self.dynamic, self._parameters, args, kwargs, leaves) if self.dynamic else {}
+                marks = (
+                    marked(self.dynamic, self._parameters, args, kwargs, leaves)
+                    if self.dynamic
+                    else {}
+                )
                 key = call_key(leaves, spec, self.module, marks)
                 found = self.cache.find(key, args, kwargs, unfit)
                 if found is not None:
@@ -115,7 +131,9 @@ class Compiler:
                 if fallback is not None:
                     return fallback
                 check_devices(leaves)
-                reason = next(iter(unfit.values()), "") or self.cache.why_not(key, args, kwargs, leaves)
+                reason = next(iter(unfit.values()), "") or self.cache.why_not(
+                    key, args, kwargs, leaves
+                )
                 options = self.selection, self._rejit, self.specialize_on_data, marks
                 entry = Entry(self.function, leaves, spec, self.module, *options)
             except (Unsupported, DataDependent) as error:
@@ -123,7 +141,9 @@ class Compiler:
             self.cache.add(key, entry, reason)
             inputs = entry.prologue(args, kwargs)
             if inputs is None:
-                raise SwitchgearError("a freshly compiled entry does not fit its own call; please report this")
+                raise SwitchgearError(
+                    "a freshly compiled entry does not fit its own call; please report this"
+                )
             self.last = entry
             return entry, inputs, True
 
@@ -192,7 +212,12 @@ def _direct_call(kind: type[nn.Module]) -> Callable[..., Any]:
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         entry = self._switchgear.last
-        if entry is not None and entry.is_forward_alone and self._compiled_call_impl is None and kind.__call__ is _CALL:
+        if (
+            entry is not None
+            and entry.is_forward_alone
+            and self._compiled_call_impl is None
+            and kind.__call__ is _CALL
+        ):
             # that there are no hooks since is among what the prologue looks at
             try:
                 inputs = entry.prologue(args, kwargs)
@@ -267,7 +292,9 @@ def jit(
     if unknown:
         close = difflib.get_close_matches(next(iter(unknown)), options, n=1)
         hint = f", did you mean {close[0]}?" if close else ";"
-        raise TypeError(f"sg.jit has no option {', '.join(unknown)}{hint} its options are {', '.join(options)}")
+        raise TypeError(
+            f"sg.jit has no option {', '.join(unknown)}{hint} its options are {', '.join(options)}"
+        )
     if memory not in MEMORY:
         raise ValueError(f"memory is one of {', '.join(map(repr, MEMORY))}, not {memory!r}")
     if function is None:
@@ -289,10 +316,16 @@ def _jit_module(module: nn.Module, selection: Selection, options: dict[str, Any]
         module = module._switchgear.module  # type: ignore[assignment]
     for path, part in module.named_modules():
         if isinstance(part, LazyModuleMixin) and part.has_uninitialized_params():  # type: ignore[misc]
-            raise InvalidInput(f"{path or 'the module'} is lazy and not initialised; call it once before sg.jit")
+            raise InvalidInput(
+                f"{path or 'the module'} is lazy and not initialised; call it once before sg.jit"
+            )
     kind = type(module)
     slots = ("_switchgear", "_switchgear_options")
-    attributes: dict[str, Any] = {"__slots__": slots, "__module__": kind.__module__, "__doc__": kind.__doc__}
+    attributes: dict[str, Any] = {
+        "__slots__": slots,
+        "__module__": kind.__module__,
+        "__doc__": kind.__doc__,
+    }
     if kind.__call__ is _CALL:
         attributes["__call__"] = _direct_call(kind)
     metaclass: Any = type(kind)
@@ -301,7 +334,9 @@ def _jit_module(module: nn.Module, selection: Selection, options: dict[str, Any]
         # a base class's __init_subclass__ wrapped what it took for the subclass's own forward
         del jitted_kind.forward
     jitted: nn.Module = object.__new__(jitted_kind)
-    compiler = Compiler(lambda *args, **kwargs: module.forward(*args, **kwargs), module, selection, options)
+    compiler = Compiler(
+        lambda *args, **kwargs: module.forward(*args, **kwargs), module, selection, options
+    )
     object.__setattr__(jitted, "__dict__", module.__dict__)
     object.__setattr__(jitted, "_switchgear", compiler)
     object.__setattr__(jitted, "_switchgear_options", options)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .errors import Unsupported
+from switchgear.errors import Unsupported
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
@@ -35,7 +35,9 @@ def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
     if isinstance(value, dict):
         return {key: map_tensors(function, item) for key, item in value.items()}
     if isinstance(value, slice):
-        return slice(*[map_tensors(function, item) for item in (value.start, value.stop, value.step)])
+        return slice(
+            *[map_tensors(function, item) for item in (value.start, value.stop, value.step)]
+        )
     if isinstance(value, types.GeneratorType):
         raise Unsupported("a generator was passed to a PyTorch function; pass a list")
     return value

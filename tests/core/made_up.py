@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 import switchgear as sg
-from switchgear.naming import symbols_of
-from switchgear.symbol import Source
+from switchgear.ir.naming import symbols_of
+from switchgear.ir.symbol import Source
 
 _PREAMBLE = "import torch\nimport switchgear as sg\n"
 

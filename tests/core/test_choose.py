@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 import switchgear as sg
-from switchgear import plugins
 from switchgear.errors import RuleError
+from switchgear.who import plugins
 from tests.core.made_up import Site
 from tests.core.training import assert_same, forward, lines, operators
 

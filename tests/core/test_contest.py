@@ -16,7 +16,7 @@ from torch import Tensor
 
 import switchgear as sg
 from conftest import shipped
-from switchgear import plugins
+from switchgear.who import plugins
 from switchgear_contest import contest, disk_cache, measuring
 from tests.core.made_up import Site
 from tests.core.training import assert_same, assert_trains_as_eager, choice, forward, leaf, lines, operators

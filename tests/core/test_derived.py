@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import switchgear as sg
 from switchgear.errors import NotDifferentiable
-from switchgear.passes import derived
+from switchgear.grad import derived
 from tests.core.training import (
     assert_same,
     assert_trains_as_eager,

@@ -17,8 +17,8 @@ from transformers.modeling_outputs import CausalLMOutput
 
 import switchgear as sg
 from switchgear.errors import NotDifferentiable
-from switchgear.plugins import load
-from switchgear.symbol import BACKWARD, CHECKPOINT
+from switchgear.ir.symbol import BACKWARD, CHECKPOINT
+from switchgear.who.plugins import load
 from tests.core.made_up import Site, rules_plugin
 from tests.core.training import (
     Kernel,
@@ -68,7 +68,7 @@ def install(site: Site, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Make these plugins, by name, all that is installed beside the torch executor."""
 
     def only(**plugins: str) -> None:
-        core = importlib.import_module("switchgear.plugins")
+        core = importlib.import_module("switchgear.who.plugins")
         found = load([*core.entry_points(group="switchgear"), *(site.add(n, s) for n, s in plugins.items())])
         monkeypatch.setattr(importlib.import_module("switchgear.jit"), "installed", lambda: found)
 

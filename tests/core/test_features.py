@@ -12,10 +12,10 @@ import torch
 import transformers
 
 import switchgear as sg
-from switchgear import plugins
+from switchgear.capture.handler import DISABLE_VARIABLE, Handlers, enabled
 from switchgear.errors import RegistrationError
 from switchgear.features import BUILT_IN
-from switchgear.handler import DISABLE_VARIABLE, Handlers, enabled
+from switchgear.who import plugins
 from tests.core.made_up import Site
 from tests.databases.comparison import differences
 from tests.falling_back import fallbacks_recorded

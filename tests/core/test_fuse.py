@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 import switchgear as sg
-from switchgear.choice import Implementation
 from switchgear.cli import main
 from switchgear.errors import ExecutorFailed
+from switchgear.fusion.fuse import fuse
+from switchgear.fusion.regions import Dataflow, cut, find_regions
 from switchgear.inspect.bisecting import bisect
-from switchgear.passes.fuse import fuse
-from switchgear.regions import Dataflow, cut, find_regions
-from switchgear.symbol import RANDOM, Symbol, changed, proxies
+from switchgear.ir.choice import Implementation
+from switchgear.ir.symbol import RANDOM, Symbol, changed, proxies
 from tests.core.training import (
     Kernel,
     assert_same,

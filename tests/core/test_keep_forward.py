@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import switchgear as sg
 from switchgear.errors import StrictError
-from switchgear.symbol import RECOMPUTED
+from switchgear.ir.symbol import RECOMPUTED
 from tests.core.training import (
     Kernel,
     assert_same,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import switchgear as sg
-from switchgear.symbol import Link
+from switchgear.ir.symbol import Link
 from tests.core.training import backward, executor, leaf, line_of, lines, rules, step
 
 LINEAR = """

@@ -15,9 +15,9 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.activations import NewGELUActivation
 
 import switchgear as sg
-from switchgear.checkpointing import region_of
-from switchgear.memory import MEMORY, Memory
-from switchgear.symbol import RANDOM, RECOMPUTED
+from switchgear.capture.checkpointing import region_of
+from switchgear.ir.symbol import RANDOM, RECOMPUTED
+from switchgear.who.memory import MEMORY, Memory
 from tests.core.training import (
     assert_same,
     assert_trains_as_eager,

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import switchgear as sg
-from switchgear import plugins
 from switchgear.cli import main
 from switchgear.errors import PluginWarning, RegistrationError
-from switchgear.plugins import Plugins, PluginStatus, load
+from switchgear.who import plugins
+from switchgear.who.plugins import Plugins, PluginStatus, load
 from tests.core.made_up import Site, call, executor_plugin, rules_plugin
 
 SIN = """

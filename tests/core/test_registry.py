@@ -10,7 +10,7 @@ import torch
 
 import switchgear as sg
 from switchgear.errors import RegistrationError
-from switchgear.registry import GradRule, ImplementationEntry, describe
+from switchgear.who.registry import GradRule, ImplementationEntry, describe
 from tests.core.made_up import call
 
 ATEN = torch.ops.aten

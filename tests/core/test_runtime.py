@@ -19,8 +19,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 import switchgear as sg
 from switchgear import errors
-from switchgear import torch_internals as internals
-from switchgear.passes.derived import clear_templates
+from switchgear import torch_private as internals
+from switchgear.grad.derived import clear_templates
 from tests.core.against_eager import numbers
 from tests.falling_back import falls_back
 

@@ -14,7 +14,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 import switchgear as sg
 from switchgear import errors
-from switchgear.structure import flatten
+from switchgear.capture.structure import flatten
 from tests.core.against_eager import numbers
 from tests.falling_back import falls_back
 

@@ -12,9 +12,9 @@ import torch
 
 import switchgear as sg
 from switchgear import errors
-from switchgear.passes import pipeline
-from switchgear.symbol import DEL
-from switchgear.verify import verify
+from switchgear.compile import pipeline
+from switchgear.ir.symbol import DEL
+from switchgear.ir.verify import verify
 from tests.core.against_eager import numbers
 
 

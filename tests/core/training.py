@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 import switchgear as sg
-from switchgear.symbol import DEL
+from switchgear.ir.symbol import DEL
 
 Function = Callable[..., Any]
 

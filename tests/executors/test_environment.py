@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from switchgear import selection
+from switchgear.who import selection
 from switchgear_inductor import InductorExecutor, environment
 
 #: Spaces, quotes of both kinds, letters outside of ASCII.

@@ -1,21 +1,20 @@
 """The features of capture that this package brings, in the order in which they are asked."""
 
-from switchgear.handler import Feature
-
-from .autocast import Autocast
-from .checkpointing import Checkpointing
-from .custom_functions import CustomFunctions
-from .data_reads import DataReads
-from .generators import Generators
-from .inner_grad import GradFnReads, InnerGrad
-from .input_queries import InputQueries
-from .modes_changed import ModesChanged
-from .refusals import Refusals
-from .reshapes import Reshapes
-from .saved_tensors_hooks import SavedTensorsHooks
-from .seeding import Seeding
-from .symbolic_sizes import SymbolicSizes
-from .transforms import Transforms
+from switchgear.capture.handler import Feature
+from switchgear.features.autocast import Autocast
+from switchgear.features.checkpointing import Checkpointing
+from switchgear.features.custom_functions import CustomFunctions
+from switchgear.features.data_reads import DataReads
+from switchgear.features.generators import Generators
+from switchgear.features.inner_grad import GradFnReads, InnerGrad
+from switchgear.features.input_queries import InputQueries
+from switchgear.features.modes_changed import ModesChanged
+from switchgear.features.refusals import Refusals
+from switchgear.features.reshapes import Reshapes
+from switchgear.features.saved_tensors_hooks import SavedTensorsHooks
+from switchgear.features.seeding import Seeding
+from switchgear.features.symbolic_sizes import SymbolicSizes
+from switchgear.features.transforms import Transforms
 
 BUILT_IN = (
     Feature("input_queries", (InputQueries(),)),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from switchgear import torch_internals as internals
-from switchgear.composites import leaves_of
-from switchgear.handler import Call, Handler
-from switchgear.proxy import TensorProxy
-from switchgear.recorder import Recorder
-from switchgear.symbol import BoundSymbol, map_proxies, proxies
+from switchgear import torch_private as internals
+from switchgear.capture.handler import Call, Handler
+from switchgear.capture.recorder import Recorder
+from switchgear.ir.composites import leaves_of
+from switchgear.ir.proxy import TensorProxy
+from switchgear.ir.symbol import BoundSymbol, map_proxies, proxies
 
 _CAST = torch.ops.aten._to_copy.default
 
@@ -30,7 +30,11 @@ class Autocast(Handler):
             return
         sources: dict[str, str] = recorder.state(self)
         arguments = {proxy.name for proxy in proxies(call.given)}
-        casts = [line for line in call.lines if line.symbol.fn is _CAST and line.inputs[0].name in arguments]
+        casts = [
+            line
+            for line in call.lines
+            if line.symbol.fn is _CAST and line.inputs[0].name in arguments
+        ]
         rest = [line for line in call.lines if line not in casts]
         sources.update((cast.outputs[0].name, cast.inputs[0].name) for cast in casts)
         if not rest:
@@ -44,7 +48,9 @@ class Autocast(Handler):
         call.lines = rest
 
 
-def _replacing(lines: list[BoundSymbol], arguments: set[str], sources: dict[str, str]) -> dict[str, TensorProxy] | None:
+def _replacing(
+    lines: list[BoundSymbol], arguments: set[str], sources: dict[str, str]
+) -> dict[str, TensorProxy] | None:
     """The arguments, by name, whose casts some lines read in their place; None if they read both, or several casts."""
     replacing: dict[str, TensorProxy] = {}
     reads = [proxy for line in lines for proxy in line.inputs]
@@ -59,4 +65,13 @@ def _replacing(lines: list[BoundSymbol], arguments: set[str], sources: dict[str,
 
 def _casts(leaf: BoundSymbol) -> bool:
     """Whether a leaf goes from one floating-point dtype to another, as autocast may have made it do."""
-    return len({proxy.dtype for proxy in (*leaf.inputs, *leaf.outputs) if proxy.dtype.is_floating_point}) > 1
+    return (
+        len(
+            {
+                proxy.dtype
+                for proxy in (*leaf.inputs, *leaf.outputs)
+                if proxy.dtype.is_floating_point
+            }
+        )
+        > 1
+    )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 
-from switchgear import torch_internals as internals
-from switchgear.checkpointing import region, run_reentrant
-from switchgear.handler import Handler
+from switchgear import torch_private as internals
+from switchgear.capture.checkpointing import region, run_reentrant
+from switchgear.capture.handler import Handler
 
 
 class Checkpointing(Handler):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 
-from switchgear.custom_functions import recorded_functions
-from switchgear.handler import Handler
+from switchgear.capture.custom_functions import recorded_functions
+from switchgear.capture.handler import Handler
 
 
 class CustomFunctions(Handler):

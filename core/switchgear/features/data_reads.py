@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from switchgear.handler import PASS, Call, Handler
-from switchgear.recorder import Recorder
+from switchgear.capture.handler import PASS, Call, Handler
+from switchgear.capture.recorder import Recorder
 
 #: Arguments that PyTorch reads in C++ without calling an operator, by position and name.
 _BY_VALUE: dict[str, tuple[int | str, ...]] = {
@@ -27,7 +27,11 @@ class DataReads(Handler):
             name, places = call.symbol.name, _BY_VALUE[call.symbol.name]
 
             def value(place: int | str, given: Any) -> Any:
-                return recorder.read(name, given) if place in places and isinstance(given, torch.Tensor) else given
+                return (
+                    recorder.read(name, given)
+                    if place in places and isinstance(given, torch.Tensor)
+                    else given
+                )
 
             call.args = tuple([value(place, given) for place, given in enumerate(call.args)])
             call.kwargs = {key: value(key, given) for key, given in call.kwargs.items()}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from switchgear.handler import Call, Handler
-from switchgear.recorder import Recorder
+from switchgear.capture.handler import Call, Handler
+from switchgear.capture.recorder import Recorder
 
 #: Their shapes are found by decompositions of PyTorch's that refuse a generator.
 _NO_GENERATOR_ON_META = frozenset({"exponential_", "cauchy_", "geometric_", "log_normal_"})

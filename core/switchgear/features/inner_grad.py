@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from switchgear.capture.gradients_inside import record_gradients
+from switchgear.capture.handler import Call, Handler, getter
+from switchgear.capture.recorder import Recorder
 from switchgear.errors import Unsupported
-from switchgear.gradients_inside import record_gradients
-from switchgear.handler import Call, Handler, getter
-from switchgear.recorder import Recorder
 
 
 class InnerGrad(Handler):

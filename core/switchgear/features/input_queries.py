@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from switchgear import torch_internals as internals
-from switchgear.handler import PASS, Call, Handler, getter
-from switchgear.recorder import Recorder
+from switchgear import torch_private as internals
+from switchgear.capture.handler import PASS, Call, Handler, getter
+from switchgear.capture.recorder import Recorder
 
 
 class InputQueries(Handler):
@@ -25,7 +25,11 @@ class InputQueries(Handler):
         (tensor,) = call.args
         if not recorder.follow_autograd:  # a grad rule: what it is given lies where the trace says
             return int(tensor.storage_offset())
-        if internals.inside_functorch() or recorder.enclosing is not None or recorder.metadata_calls:
+        if (
+            internals.inside_functorch()
+            or recorder.enclosing is not None
+            or recorder.metadata_calls
+        ):
             return PASS
         found = recorder.input_of(recorder.adopted(tensor))
         if found is None:

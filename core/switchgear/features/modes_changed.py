@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from switchgear import torch_internals as internals
-from switchgear.active import ACTIVE
+from switchgear import torch_private as internals
+from switchgear.capture.active import ACTIVE
+from switchgear.capture.handler import PASS, Call, Handler
+from switchgear.capture.recorder import Recorder
 from switchgear.errors import Unsupported
-from switchgear.handler import PASS, Call, Handler
-from switchgear.recorder import Recorder
 
 
 class ModesChanged(Handler):
@@ -20,7 +20,11 @@ class ModesChanged(Handler):
         """These modes as they are around the call."""
         if recorder.enclosing is not None:
             return recorder.enclosing.state(self)  # type: ignore[no-any-return]
-        return torch.get_default_dtype(), internals.default_devices(), internals.attention_backends()
+        return (
+            torch.get_default_dtype(),
+            internals.default_devices(),
+            internals.attention_backends(),
+        )
 
     def take(self, recorder: Recorder, call: Call) -> Any:
         """Refuse a call under another default."""

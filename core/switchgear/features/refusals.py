@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch.overrides import resolve_name
 
+from switchgear.capture.handler import PASS, Call, Handler
+from switchgear.capture.recorder import Recorder
 from switchgear.errors import Unsupported
-from switchgear.handler import PASS, Call, Handler
-from switchgear.recorder import Recorder
 
 #: Torch-level functions that would be captured wrongly, and what to do instead.
 _REFUSED = {
@@ -32,7 +32,10 @@ _REFUSED = {
     **dict.fromkeys(
         (
             "torch.is_inference",
-            *(f"torch.Tensor.{name}" for name in ("_is_view", "is_inference", "is_set_to", "is_shared")),
+            *(
+                f"torch.Tensor.{name}"
+                for name in ("_is_view", "is_inference", "is_set_to", "is_shared")
+            ),
             *(f"torch.Tensor.{name}" for name in ("storage", "untyped_storage")),
         ),
         "move the call outside the jitted function",
@@ -51,8 +54,12 @@ _REFUSED_ATTRIBUTES = {
 _STRANGE = {
     **dict.fromkeys(("sparse_csr_tensor", "sparse_csc_tensor"), "sparse"),
     **dict.fromkeys(("to_sparse_csr", "to_sparse_csc", "to_sparse_bsr", "to_sparse_bsc"), "sparse"),
-    **dict.fromkeys(("sparse_bsr_tensor", "sparse_bsc_tensor", "sparse_compressed_tensor"), "sparse"),
-    **dict.fromkeys(("quantize_per_tensor", "quantize_per_channel", "quantize_per_tensor_dynamic"), "quantised"),
+    **dict.fromkeys(
+        ("sparse_bsr_tensor", "sparse_bsc_tensor", "sparse_compressed_tensor"), "sparse"
+    ),
+    **dict.fromkeys(
+        ("quantize_per_tensor", "quantize_per_channel", "quantize_per_tensor_dynamic"), "quantised"
+    ),
     "to_mkldnn": "mkldnn",
     "as_subclass": "tensor subclass",
 }
@@ -72,14 +79,24 @@ _OWN_FILES = str(Path(__file__).parent.parent)
 _NESTED_FILES = str(Path(torch.nested.__file__).parent)
 
 
-def refuse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], here: Callable[[], str]) -> None:
+def refuse(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], here: Callable[[], str]
+) -> None:
     """Raise `Unsupported`, naming the user's line that `here` tells, for a call that would be captured wrongly."""
     name = getattr(func, "__name__", "")
-    if name == "__get__" and func.__self__ in _REFUSED_ATTRIBUTES and not _asker().startswith(_OWN_FILES):
+    if (
+        name == "__get__"
+        and func.__self__ in _REFUSED_ATTRIBUTES
+        and not _asker().startswith(_OWN_FILES)
+    ):
         attribute = func.__self__
         what = f"the function reads .{attribute.__name__} of a tensor"
         raise Unsupported(f"{what}, in {here()}; {_REFUSED_ATTRIBUTES[attribute]}")
-    if func is torch.Tensor.requires_grad_ and args[0].requires_grad and (args[1:] or (True,), kwargs) == ((True,), {}):
+    if (
+        func is torch.Tensor.requires_grad_
+        and args[0].requires_grad
+        and (args[1:] or (True,), kwargs) == ((True,), {})
+    ):
         return  # as it is already; transformers does so when gradient checkpointing is on
     if name in _STRANGE:
         raise Unsupported(

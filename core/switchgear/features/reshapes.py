@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import torch
 
-from switchgear import torch_internals as internals
-from switchgear.aliasing import viewed_argument
-from switchgear.composites import leaves_of
-from switchgear.handler import Call, Handler
+from switchgear import torch_private as internals
+from switchgear.capture.handler import Call, Handler
+from switchgear.capture.recorder import Recorder
+from switchgear.ir.aliasing import viewed_argument
+from switchgear.ir.composites import leaves_of
+from switchgear.ir.symbol import BoundSymbol, proxies
+from switchgear.ir.writes import NEW_VERSION
 from switchgear.nesting import tensors_in
-from switchgear.recorder import Recorder
-from switchgear.symbol import BoundSymbol, proxies
-from switchgear.writes import NEW_VERSION
 
 #: In-place calls that change no data; also where there is nothing to change they count as writes to autograd.
 _METADATA_ONLY = frozenset({"t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_"})
@@ -37,20 +37,29 @@ class Reshapes(Handler):
 def _note(recorder: Recorder, call: Call, metadata_only: bool) -> None:
     assert call.symbol is not None
     tracker = recorder.tracker
-    for tensor, before in zip(tensors_in((call.args, call.kwargs)), proxies(call.given), strict=True):
+    for tensor, before in zip(
+        tensors_in((call.args, call.kwargs)), proxies(call.given), strict=True
+    ):
         found, now = recorder.entered(tensor), tracker.proxy_of_fake(tracker.last_fake(tensor))
         # also one that changes nothing, as `t_()` of a vector: the tensor has a new version
         if found is None:
             key = internals.storage_key(tensor)
-            home = next((one for one in recorder.inputs if metadata_only and one.storage == key), None)
+            home = next(
+                (one for one in recorder.inputs if metadata_only and one.storage == key), None
+            )
             if home is not None:
                 _refuse_view_of_leaf(tensor, home.tensor)
                 recorder.metadata_calls.append(BoundSymbol(NEW_VERSION, (home.proxy,), {}, None))
             continue
-        viewed = any(now in leaf.outputs and viewed_argument(leaf) == before for leaf in leaves_of(call.lines))
+        viewed = any(
+            now in leaf.outputs and viewed_argument(leaf) == before
+            for leaf in leaves_of(call.lines)
+        )
         if metadata_only or viewed or (now.shape, now.stride) != (before.shape, before.stride):
             args, kwargs = (found.proxy, *call.given[0][1:]), call.given[1]
-            line = BoundSymbol(call.symbol, args, kwargs, None, grad_enabled=torch.is_grad_enabled())
+            line = BoundSymbol(
+                call.symbol, args, kwargs, None, grad_enabled=torch.is_grad_enabled()
+            )
             recorder.metadata_calls.append(line)
 
 
@@ -58,4 +67,6 @@ def _refuse_view_of_leaf(view: torch.Tensor, viewed: torch.Tensor) -> None:
     """Raise what eager does where an input is itself a view, of which its wrapper knows nothing."""
     base = viewed._base
     if torch.is_grad_enabled() and view.requires_grad and base is not None and base.is_leaf:
-        raise RuntimeError("a view of a leaf Variable that requires grad is being used in an in-place operation.")
+        raise RuntimeError(
+            "a view of a leaf Variable that requires grad is being used in an in-place operation."
+        )

@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 
 import torch
 
+from switchgear.capture.handler import Handler
 from switchgear.errors import Unsupported
-from switchgear.handler import Handler
 from switchgear.patches import redirected
 
 

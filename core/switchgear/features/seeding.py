@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 
-from switchgear.handler import Handler
-from switchgear.seeding import seeding_refused
+from switchgear.capture.handler import Handler
+from switchgear.capture.seeding import seeding_refused
 
 
 class Seeding(Handler):

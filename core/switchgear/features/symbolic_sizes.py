@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from switchgear.active import ACTIVE
-from switchgear.handler import PASS, Call, Handler
-from switchgear.recorder import Recorder
-from switchgear.sizes import settled
+from switchgear.capture.active import ACTIVE
+from switchgear.capture.handler import PASS, Call, Handler
+from switchgear.capture.recorder import Recorder
+from switchgear.capture.sizes import settled
 
 
 class SymbolicSizes(Handler):

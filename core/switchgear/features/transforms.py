@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from switchgear import torch_internals as internals
+from switchgear import torch_private as internals
+from switchgear.capture.handler import PASS, Call, Handler
+from switchgear.capture.recorder import Recorder, active_recorder
 from switchgear.errors import Unsupported
-from switchgear.handler import PASS, Call, Handler
 from switchgear.nesting import map_tensors, tensors_in
-from switchgear.recorder import Recorder, active_recorder
 
 
 class Transforms(Handler):
@@ -20,7 +20,10 @@ class Transforms(Handler):
     @contextlib.contextmanager
     def around(self) -> Any:
         """Tensors from outside become inputs before functorch wraps them; transforms that trace are refused."""
-        with internals.functorch_operands(_below_transforms), internals.tracers_refused(_refuse_tracer):
+        with (
+            internals.functorch_operands(_below_transforms),
+            internals.tracers_refused(_refuse_tracer),
+        ):
             yield
 
     def take(self, recorder: Recorder, call: Call) -> Any:
@@ -29,7 +32,9 @@ class Transforms(Handler):
         transformed = map(internals.is_functorch_tensor, tensors_in((call.args, call.kwargs)))
         if not internals.inside_functorch() and not any(transformed):
             return PASS
-        args, kwargs = map_tensors(lambda tensor: _adopted_below(recorder, tensor), (call.args, call.kwargs))
+        args, kwargs = map_tensors(
+            lambda tensor: _adopted_below(recorder, tensor), (call.args, call.kwargs)
+        )
         assert call.fn is not None
         with recorder.spliced(call):
             return call.fn(*args, **kwargs)
@@ -49,4 +54,6 @@ def _below_transforms(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _refuse_tracer(name: str) -> None:
-    raise Unsupported(f"torch.func.{name} inside a jitted function, which is traced already; call it outside")
+    raise Unsupported(
+        f"torch.func.{name} inside a jitted function, which is traced already; call it outside"
+    )

@@ -1,0 +1,1 @@
+"""What users ask of a compiled function."""

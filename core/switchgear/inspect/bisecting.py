@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from switchgear.errors import SwitchgearError
-from switchgear.fuel import Fuel
-from switchgear.symbol import BoundSymbol
+from switchgear.fusion.fuel import Fuel
+from switchgear.ir.symbol import BoundSymbol
 
 
 def bisect(check: Callable[[Fuel], Any]) -> BoundSymbol:
@@ -19,10 +19,14 @@ def bisect(check: Callable[[Fuel], Any]) -> BoundSymbol:
     """
     fuel = Fuel()
     if _failure(check, fuel) is None:
-        raise SwitchgearError(f"the check passes with all {len(fuel.regions)} regions fused: there is nothing to find")
+        raise SwitchgearError(
+            f"the check passes with all {len(fuel.regions)} regions fused: there is nothing to find"
+        )
     without = _failure(check, Fuel(0))
     if without is not None:
-        raise SwitchgearError(f"the check fails without any region too, so fusion is not at fault: {without!r}")
+        raise SwitchgearError(
+            f"the check fails without any region too, so fusion is not at fault: {without!r}"
+        )
     passing, failing = 0, fuel
     while len(failing.regions) - passing > 1:
         tried = Fuel((passing + len(failing.regions)) // 2)
@@ -55,4 +59,9 @@ def described(region: BoundSymbol) -> str:
     """A region, its operators and the lines of the user's that they come from."""
     owner = region.implementation.owner if region.implementation else ""
     lines = [f"{region.symbol.name}, compiled by {owner}:"]
-    return "\n".join([*lines, *(f"  {part.symbol.name}  {part.source or ''}".rstrip() for part in region.subsymbols)])
+    return "\n".join(
+        [
+            *lines,
+            *(f"  {part.symbol.name}  {part.source or ''}".rstrip() for part in region.subsymbols),
+        ]
+    )

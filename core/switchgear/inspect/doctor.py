@@ -1,6 +1,6 @@
 """What is off between Switchgear and this PyTorch: private names that are missing, or do something else than they did.
 
-Each check takes milliseconds; the test of each name in depth is in `tests/core/test_torch_internals.py`.
+Each check takes milliseconds; the test of each name in depth is in `tests/core/test_torch_private.py`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from switchgear import torch_internals as internals
+from switchgear import torch_private as internals
 from switchgear.jit import jit
 from switchgear.patches import redirected
-from switchgear.private_names import missing_names
+from switchgear.torch_private.names import missing_names
 
 
 def diagnosis() -> list[str]:
@@ -42,7 +42,11 @@ def _writes_are_functional() -> bool:
     wrapper = internals.wrap(zeros)
     with internals.functionalization():
         wrapper.add_(1)
-    return internals.is_wrapper(wrapper) and torch.equal(internals.unwrap(wrapper), zeros + 1) and not zeros.any()
+    return (
+        internals.is_wrapper(wrapper)
+        and torch.equal(internals.unwrap(wrapper), zeros + 1)
+        and not zeros.any()
+    )
 
 
 def _guards_tell_layouts_apart() -> bool:

@@ -6,9 +6,9 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-from switchgear.choice import Choice
+from switchgear.ir.choice import Choice
 from switchgear.jit import compiler_of, last_choices, last_entry, last_saved
-from switchgear.selection import Reasons
+from switchgear.who.selection import Reasons
 
 
 def explain(jitted: Any) -> str:
@@ -22,13 +22,19 @@ def explain(jitted: Any) -> str:
     selection = compiler_of(jitted).selection
     names = ", ".join(executor.name for executor in selection.executors)
     choosers = ", ".join(chooser.label for chooser in selection.choosers)
-    lines = [f"executors: {names}; regions as chosen by {choosers}" if choosers else f"executors: {names}"]
+    lines = [
+        f"executors: {names}; regions as chosen by {choosers}"
+        if choosers
+        else f"executors: {names}"
+    ]
     lines += [f"skipped: {name}: {reason}" for name, reason in selection.skipped]
     compiler = compiler_of(jitted)
     fallbacks = [fallback for fallback in compiler.fallbacks.reasons.values() if fallback.calls]
     if fallbacks:
         count = sum(fallback.calls for fallback in fallbacks)
-        lines.append(f"{count} of {compiler.calls} calls ({count / compiler.calls:.0%}) ran in eager, not compiled:")
+        lines.append(
+            f"{count} of {compiler.calls} calls ({count / compiler.calls:.0%}) ran in eager, not compiled:"
+        )
         lines += [f"{fallback.calls:4} x {fallback}" for fallback in fallbacks]
         if compiler.last is None:
             return "\n".join(lines)
@@ -37,10 +43,14 @@ def explain(jitted: Any) -> str:
     if entry.fixed:
         lines.append(f"dynamic sizes: fixed, for with symbolic ones there was {entry.fixed}")
     for number in sizes.numbers if sizes is not None else ():
-        lines.append(f"dynamic sizes: {number.name} is the size of {number.tensor} in dimension {number.dim}")
+        lines.append(
+            f"dynamic sizes: {number.name} is the size of {number.tensor} in dimension {number.dim}"
+        )
     for constraint in sizes.constraints if sizes is not None else ():
         lines.append(f"  only if {constraint}")
-    counts = Counter(str(_with_objections(choice, selection.skipped)) for choice in last_choices(jitted))
+    counts = Counter(
+        str(_with_objections(choice, selection.skipped)) for choice in last_choices(jitted)
+    )
     lines += [f"{count:4} x {text}" for text, count in counts.items()]
     saved = last_saved(jitted)
     if saved:
@@ -50,12 +60,17 @@ def explain(jitted: Any) -> str:
             f"saved for the backward, memory={selection.memory!r}: {own} bytes in {len(saved) - len(alive)} values, "
             f"and {len(alive)} inputs, which live anyway, of {sum(alive)} bytes"
         )
-        lines += [f"  {value}" for value in sorted(saved, key=lambda value: (value.alive, -value.bytes))]
+        lines += [
+            f"  {value}" for value in sorted(saved, key=lambda value: (value.alive, -value.bytes))
+        ]
     return "\n".join(lines)
 
 
 def _with_objections(choice: Choice, skipped: Reasons) -> Choice:
     nothing = (f"no grad rule for {choice.symbol}", f"no implementation of {choice.symbol}")
     return replace(
-        choice, declined=tuple([one for one in choice.declined if one not in skipped and one[1] not in nothing])
+        choice,
+        declined=tuple(
+            [one for one in choice.declined if one not in skipped and one[1] not in nothing]
+        ),
     )

@@ -9,21 +9,20 @@ from typing import Any
 
 import torch
 
-from switchgear import torch_internals as internals
-from switchgear.aliasing import storages
-from switchgear.capture import compiling
+from switchgear import torch_private as internals
+from switchgear.capture.session import compiling
+from switchgear.capture.sizes import Computed, Constraint, Sizes, concrete
+from switchgear.compile.pipeline import Program, Training, compile_backward, differentiable_backward
 from switchgear.errors import DataDependent, Unsupported
-from switchgear.evaluation import evaluate
-from switchgear.passes.pipeline import Program, Training, compile_backward, differentiable_backward
-from switchgear.proxy import TensorProxy
-from switchgear.rules import Grads
-from switchgear.selection import Selection
-from switchgear.sizes import Computed, Constraint, Sizes, concrete
-from switchgear.symbol import DEL, proxies
-from switchgear.trace import Trace
-
-from .epilogue import Finisher
-from .execution import maybe_views, runner
+from switchgear.ir.aliasing import storages
+from switchgear.ir.evaluation import evaluate
+from switchgear.ir.proxy import TensorProxy
+from switchgear.ir.symbol import DEL, proxies
+from switchgear.ir.trace import Trace
+from switchgear.runtime.epilogue import Finisher
+from switchgear.runtime.execution import maybe_views, runner
+from switchgear.who.rules import Grads
+from switchgear.who.selection import Selection
 
 _is_grad_enabled = torch.is_grad_enabled
 Jit = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -60,7 +59,9 @@ class Bridge:
         self.count = training.joint.count
         self.inner = tuple(self.count + index for index in training.inner)
         outputs = training.ends[: self.count]
-        self.plain = tuple(i for i, p in enumerate(outputs) if p is not None and not p.requires_grad)
+        self.plain = tuple(
+            i for i, p in enumerate(outputs) if p is not None and not p.requires_grad
+        )
         self.sparse = any(p is not None and p.shape and not any(p.stride) for p in outputs)
         self.saves = bool(training.saved)
         self.run_forward = runner(training.forward, autocast=autocast)
@@ -68,13 +69,20 @@ class Bridge:
         ends, views = (*outputs, *training.saved), maybe_views(training.forward)
         given_out = {*range(self.count), *self.inner[:1]}
         home = storages(training.parts.forward.bound_symbols)
-        homes = {i: home.get(p.name, p.name) for i in sorted(given_out) if (p := ends[i]) is not None}
+        homes = {
+            i: home.get(p.name, p.name) for i in sorted(given_out) if (p := ends[i]) is not None
+        }
         first = {name: i for i, name in reversed(homes.items()) if name not in given}
         self.again = frozenset(i for i, name in homes.items() if first.get(name, i) != i)
-        made = {i for i in views if i in given_out and (p := ends[i]) is not None and p.name not in given}
+        made = {
+            i
+            for i in views
+            if i in given_out and (p := ends[i]) is not None and p.name not in given
+        }
         self.made = tuple(sorted(made | self.again))
         expected: list[Any] = [
-            None if p is None else (p.stride, p.dtype, False, False) for p in training.joint.grad_outputs
+            None if p is None else (p.stride, p.dtype, False, False)
+            for p in training.joint.grad_outputs
         ]
         wanted = tuple(proxy.requires_grad for proxy in training.prepared.inputs)
         nothing = (None,) * len(self.inner)
@@ -83,9 +91,9 @@ class Bridge:
         #: Whether a call gives what the forward does, and leaves nothing for the backward.
         self.is_simple = not (self.made or self.saves or self.plain or sizes or self.inner)
         #: By pattern, for calls of any sizes that meet the constraints.
-        self._generals: dict[Any, list[tuple[Callable[[], Program], tuple[Constraint | Computed, ...]]]] = {
-            (*expected, *nothing, wanted, ()): [(training.make_backward, ())]
-        }
+        self._generals: dict[
+            Any, list[tuple[Callable[[], Program], tuple[Constraint | Computed, ...]]]
+        ] = {(*expected, *nothing, wanted, ()): [(training.make_backward, ())]}
         #: By pattern and the sizes of the calls.
         self._backwards: dict[Any, Program] = {}
         self._differentiable: dict[Any, tuple[Callable[..., Any], Trace]] = {}
@@ -103,16 +111,18 @@ class Bridge:
 
     def connected(self, complete: Finisher) -> Callable[[Sequence[torch.Tensor]], Any]:
         """What runs the trace, connected to autograd, and completes the call."""
-        apply, apply_transformed = internals.node_apply(_Node), _Node.apply
+        apply: Callable[..., Any] = internals.node_apply(_Node)
+        apply_transformed: Callable[..., Any] = _Node.apply
         functorch_active = internals.functorch_active
 
         def run(inputs: Sequence[torch.Tensor]) -> Any:
-            results = apply_transformed(self, *inputs) if functorch_active() else apply(self, *inputs)  # type: ignore[no-untyped-call]
-            return complete(results, inputs)
+            call = apply_transformed if functorch_active() else apply
+            return complete(call(self, *inputs), inputs)
 
         def run_enabled(inputs: Sequence[torch.Tensor]) -> Any:
             with torch.enable_grad():
-                results = apply_transformed(self, *inputs) if functorch_active() else apply(self, *inputs)  # type: ignore[no-untyped-call]
+                call = apply_transformed if functorch_active() else apply
+                results = call(self, *inputs)
             return complete(results, inputs)
 
         return run if self.grad_enabled else run_enabled
@@ -131,7 +141,9 @@ class Bridge:
                 found[index] = found[index].detach()
         return tuple(found)
 
-    def backward_for(self, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]) -> _Last:
+    def backward_for(
+        self, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]
+    ) -> _Last:
         """The backward that takes these grad outputs, and gives the gradients of the inputs that are wanted.
 
         `sizes` are those of the call. The backward that is expected takes any, each other one is for its own.
@@ -142,17 +154,26 @@ class Bridge:
         _check_strided(grads)
         program = self._program(_pattern(grads, wanted), grads, wanted, sizes)
         self._last_backward = program
-        last = self.last = _Last(program, grads, wanted, sizes, sparse=self.sparse, inner=len(self.inner))
+        last = self.last = _Last(
+            program, grads, wanted, sizes, sparse=self.sparse, inner=len(self.inner)
+        )
         return last
 
-    def _program(self, pattern: Any, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]) -> Program:
+    def _program(
+        self, pattern: Any, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]
+    ) -> Program:
         general = pattern if self.sizes is None else self._general(pattern, sizes)
         program = self._backwards.get((pattern, sizes)) or self._for_any_sizes(general, sizes)
         if program is not None:
             return program
         with compiling(), torch.no_grad():
             program = self._backwards.get((pattern, sizes)) or self._for_any_sizes(general, sizes)
-            if program is None and self.sizes is not None and general is not None and not self.sizes.is_narrowed:
+            if (
+                program is None
+                and self.sizes is not None
+                and general is not None
+                and not self.sizes.is_narrowed
+            ):
                 program = self._compile_general(general, wanted, sizes)
             if program is None:
                 training = self._training_at(sizes)
@@ -170,14 +191,20 @@ class Bridge:
         assert self.sizes is not None
         own = self._strides_at(sizes)
         found = [
-            each if each is None or not any(each[0]) else (EXPECTED, *each[1:]) if each[0] == stride else NotImplemented
+            each
+            if each is None or not any(each[0])
+            else (EXPECTED, *each[1:])
+            if each[0] == stride
+            else NotImplemented
             for each, stride in zip(pattern, own, strict=False)
         ]
         return None if NotImplemented in found else (*found, *pattern[len(own) :])
 
     def _strides_at(self, sizes: tuple[int, ...]) -> tuple[Any, ...]:
         assert self.sizes is not None
-        return concrete(tuple([p and p.stride for p in self.training.ends]), self.sizes.binding(sizes))  # type: ignore[no-any-return]
+        ends = tuple([p and p.stride for p in self.training.ends])
+        strides: tuple[Any, ...] = concrete(ends, self.sizes.binding(sizes))
+        return strides
 
     def _for_any_sizes(self, general: Any, sizes: tuple[int, ...]) -> Program | None:
         binding = self.sizes.binding(sizes) if self.sizes else {}
@@ -186,7 +213,9 @@ class Bridge:
                 return program()
         return None
 
-    def _compile_general(self, general: Any, wanted: tuple[bool, ...], sizes: tuple[int, ...]) -> Program | None:
+    def _compile_general(
+        self, general: Any, wanted: tuple[bool, ...], sizes: tuple[int, ...]
+    ) -> Program | None:
         assert self.sizes is not None
         grads = _proxies(self.training, general)
         make = partial(compile_backward, self.training, self.selection, grads, wanted)
@@ -217,7 +246,9 @@ class Bridge:
             _keep(self._differentiable, key, found)
         return found[0]
 
-    def unread(self, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]) -> frozenset[int]:
+    def unread(
+        self, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]
+    ) -> frozenset[int]:
         """The positions of the saved values that are not read by the backward for these grad outputs."""
         if torch.is_grad_enabled():
             self.differentiable_for(grads, wanted, sizes)
@@ -265,7 +296,9 @@ class _Last:
         self.needed = (False, *wanted)
         special = sparse or sizes or self.takes_sizes or self._autocast
         outer = len(grads) - inner
-        self.is_simple = all(self._defined[:outer]) and not any(self._defined[outer:]) and not special
+        self.is_simple = (
+            all(self._defined[:outer]) and not any(self._defined[outer:]) and not special
+        )
 
     def fits(self, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]) -> bool:
         """Whether it surely takes these grad outputs."""
@@ -287,7 +320,11 @@ def _proxies(training: Training, pattern: Any) -> Grads:
             found.append(None)
             continue
         stride, dtype, is_conj, is_neg = each
-        layout = {"stride": proxy.stride if stride is EXPECTED else stride, "dtype": dtype, "storage_offset": 0}
+        layout = {
+            "stride": proxy.stride if stride is EXPECTED else stride,
+            "dtype": dtype,
+            "storage_offset": 0,
+        }
         bits = {"is_conj": is_conj, "is_neg": is_neg, "requires_grad": False}
         found.append(replace(proxy, name=f"g_{proxy.name}", **layout, **bits))
     return tuple(found)
@@ -359,7 +396,12 @@ class _Node(torch.autograd.Function):
             and last.is_simple
             and last.check(*outer)
             and ctx.needs_input_grad == last.needed
-            and not (bridge.differentiated or bridge.unwatched or _is_grad_enabled() or internals.autocast_active())
+            and not (
+                bridge.differentiated
+                or bridge.unwatched
+                or _is_grad_enabled()
+                or internals.autocast_active()
+            )
         ):
             if not bridge.saves:
                 return (None, *last.run([*outer]))
@@ -393,9 +435,11 @@ def _backward(ctx: Any, grads: Arriving) -> Any:
         if bridge.inner:
             bridge.differentiated = True
             first, *others = [index - bridge.count for index in bridge.inner]
-            tied = _Inner.apply(ctx, arguments[first], *[arguments[index] for index in others]) if others else ()  # type: ignore[no-untyped-call]
-            for index, value in zip(others, tied, strict=True):
-                arguments[index] = value
+            if others:
+                tie: Callable[..., Any] = _Inner.apply
+                tied = tie(ctx, arguments[first], *[arguments[index] for index in others])
+                for index, value in zip(others, tied, strict=True):
+                    arguments[index] = value
         return bridge.differentiable_for(grads, wanted, sizes)(*arguments)
     last = bridge.backward_for(grads, wanted, sizes)
     if last.takes_sizes:
@@ -416,14 +460,23 @@ class _Inner(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
         late, task = ctx.node.__dict__.setdefault("late", {}), internals.graph_task()
         before = late.get(task) or (None,) * len(grads)
-        late[task] = tuple([g if b is None else b if g is None else b + g for b, g in zip(before, grads, strict=True)])
+        late[task] = tuple(
+            [
+                g if b is None else b if g is None else b + g
+                for b, g in zip(before, grads, strict=True)
+            ]
+        )
         return (None,) * (len(grads) + 2)
 
 
-def _saved(ctx: Any, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
+def _saved(
+    ctx: Any, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]
+) -> tuple[torch.Tensor, ...]:
     """The saved values; that one was overwritten since is an error only of a backward that reads it, as in eager."""
     bridge: Bridge = ctx.bridge
-    unwatched: frozenset[int] = getattr(ctx, "unwatched", frozenset()) if bridge.unwatched else frozenset()
+    unwatched: frozenset[int] = (
+        getattr(ctx, "unwatched", frozenset()) if bridge.unwatched else frozenset()
+    )
     if unwatched and not unwatched <= bridge.unread(grads, wanted, sizes):
         raise RuntimeError(
             f"one of the variables needed for gradient computation has been {_OVERWRITTEN} since; an earlier backward "

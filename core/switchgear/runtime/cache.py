@@ -9,17 +9,21 @@ from typing import Any
 
 import torch
 
+from switchgear.capture.sizes import Marks
+from switchgear.capture.structure import Structure
+from switchgear.capture.user_code import user_frame
 from switchgear.errors import RecompileWarning
-from switchgear.sizes import Marks
-from switchgear.structure import Structure
-from switchgear.user_code import user_frame
+from switchgear.runtime.entry import Entry
+from switchgear.runtime.modes import modes_key
+from switchgear.runtime.module_state import modules_key
+from switchgear.runtime.prologue import value_key
 
-from .entry import Entry
-from .modes import modes_key
-from .module_state import modules_key
-from .prologue import value_key
-
-_TOPICS = ("the structure of the arguments", "the arguments", "the global modes", "training flags or hooks")
+_TOPICS = (
+    "the structure of the arguments",
+    "the arguments",
+    "the global modes",
+    "training flags or hooks",
+)
 
 
 class Cache:
@@ -35,7 +39,11 @@ class Cache:
         self._compilations = 0
 
     def find(
-        self, key: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any], unfit: Collection[Entry] = ()
+        self,
+        key: tuple[Any, ...],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        unfit: Collection[Entry] = (),
     ) -> tuple[Entry, Sequence[torch.Tensor]] | None:
         """The entry under a key that fits the call, and its input tensors; none that is known to be `unfit`."""
         for entry in self._buckets.get(key, ()):
@@ -47,7 +55,9 @@ class Cache:
                 return entry, inputs
         return None
 
-    def why_not(self, key: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]) -> str:
+    def why_not(
+        self, key: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]
+    ) -> str:
         """Why a call fits no entry under its key, if there is one."""
         reasons = [entry.why_not(args, kwargs, leaves) for entry in self._buckets.get(key, ())]
         return "; ".join(dict.fromkeys(reasons))
@@ -75,11 +85,17 @@ class Cache:
 
     def _difference(self, key: tuple[Any, ...]) -> str:
         topics = zip(_TOPICS, self._last_key, key, strict=False)
-        changed = [f"{topic} changed from {before} to {now}" for topic, before, now in topics if before != now]
+        changed = [
+            f"{topic} changed from {before} to {now}"
+            for topic, before, now in topics
+            if before != now
+        ]
         return "; ".join(changed)
 
 
-def call_key(leaves: list[Any], spec: Structure, module: torch.nn.Module | None, marks: Marks) -> tuple[Any, ...]:
+def call_key(
+    leaves: list[Any], spec: Structure, module: torch.nn.Module | None, marks: Marks
+) -> tuple[Any, ...]:
     """What a call is compiled for, a hashable value per topic; of dynamic sizes only whether they are 0 or 1."""
     state = () if module is None else modules_key(module.modules())
     keys = tuple([_leaf_key(leaf, marks.get(index, ())) for index, leaf in enumerate(leaves)])
@@ -93,5 +109,7 @@ def _leaf_key(leaf: Any, dynamic: Collection[int]) -> Any:
     if not dynamic:
         return (tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device, *bits)
     # strides may go with the sizes; the prologue has a look at them
-    sizes = tuple([None if dim in dynamic and size > 1 else size for dim, size in enumerate(leaf.shape)])
+    sizes = tuple(
+        [None if dim in dynamic and size > 1 else size for dim, size in enumerate(leaf.shape)]
+    )
     return (sizes, leaf.dtype, leaf.device, *bits)

@@ -10,23 +10,28 @@ from typing import Any
 
 import torch
 
-from switchgear import torch_internals as internals
-from switchgear.capture import capture, compiling
+from switchgear import torch_private as internals
+from switchgear.capture.outputs import reshaped_inputs
+from switchgear.capture.session import capture, compiling
+from switchgear.capture.shared_memory import sharing
+from switchgear.capture.signature import Argument, Base, Closure, InputSource
+from switchgear.capture.sizes import Marks, symbolic
+from switchgear.capture.structure import Structure
+from switchgear.compile.pipeline import (
+    Program,
+    compile_forward,
+    compile_training,
+    expected_grad,
+    prepare,
+)
 from switchgear.errors import DataDependent, Unsupported
-from switchgear.outputs import reshaped_inputs
-from switchgear.passes.pipeline import Program, compile_forward, compile_training, expected_grad, prepare
-from switchgear.selection import Selection
-from switchgear.shared_memory import sharing
-from switchgear.signature import Argument, Base, Closure, InputSource
-from switchgear.sizes import Marks, symbolic
-from switchgear.structure import Structure
-
-from .autograd_bridge import Bridge, Jit
-from .epilogue import finisher
-from .execution import maybe_views, runner
-from .modes import rare_modes_watched
-from .module_state import any_hooks
-from .prologue import make_prologue
+from switchgear.runtime.autograd_bridge import Bridge, Jit
+from switchgear.runtime.epilogue import finisher
+from switchgear.runtime.execution import maybe_views, runner
+from switchgear.runtime.modes import rare_modes_watched
+from switchgear.runtime.module_state import any_hooks
+from switchgear.runtime.prologue import make_prologue
+from switchgear.who.selection import Selection
 
 #: What an entry does with the input tensors of a call, up to what the function returns.
 Run = Callable[[Sequence[torch.Tensor]], Any]
@@ -53,7 +58,13 @@ class Entry:
 
         def make(marks: Marks) -> None:
             self.captured = capture(
-                function, leaves, spec, selection.handlers, module, reads_inputs=reads_inputs, marks=marks
+                function,
+                leaves,
+                spec,
+                selection.handlers,
+                module,
+                reads_inputs=reads_inputs,
+                marks=marks,
             )
             tensors = [tensor_of(source, leaves) for source in self.captured.sources]
             with torch.no_grad(), internals.autocast_off(), symbolic(self.captured.sizes):
@@ -99,11 +110,16 @@ class Entry:
             return self.bridge.connected(complete)
         run = self._without_gradients(self.forward)
         ends = self.forward.stages[-1].outputs
-        left = tuple([mutation for mutation in outputs.mutations if ends[mutation.output] is not None])
+        left = tuple(
+            [mutation for mutation in outputs.mutations if ends[mutation.output] is not None]
+        )
         if left == outputs.mutations:
             return lambda inputs: complete(run(*inputs), inputs)
         complete_written = finisher(replace(outputs, mutations=left), self.captured.trace.inputs)
-        forward_mode_active, functorch_active = internals.forward_mode_active, internals.functorch_active
+        forward_mode_active, functorch_active = (
+            internals.forward_mode_active,
+            internals.functorch_active,
+        )
 
         def run_writing(inputs: Sequence[torch.Tensor]) -> Any:
             # tangents and batches are for copies alone
@@ -122,7 +138,9 @@ class Entry:
     def _without_gradients(self, program: Program) -> Callable[..., Sequence[Any]]:
         """What gives the trace's outputs where autograd is to know nothing of them."""
         captured, run = self.captured, runner(program, autocast=self._autocast)
-        hidden = captured.grad_enabled and any(proxy.requires_grad for proxy in captured.trace.inputs)
+        hidden = captured.grad_enabled and any(
+            proxy.requires_grad for proxy in captured.trace.inputs
+        )
         views, set_grad_enabled = maybe_views(program), internals.set_grad_enabled
         forward_mode_active = internals.forward_mode_active
 
@@ -136,7 +154,11 @@ class Entry:
             else:
                 outputs = run(*inputs)
             # under forward-mode differentiation a result made apart would be without its tangent
-            if views and any(outputs[index]._is_view() for index in views) and not forward_mode_active():
+            if (
+                views
+                and any(outputs[index]._is_view() for index in views)
+                and not forward_mode_active()
+            ):
                 return [output if output is None else output.detach() for output in outputs]
             return outputs  # type: ignore[no-any-return]
 
@@ -183,7 +205,11 @@ class Entry:
             return {}
         read = {item.place for item in outputs.returned if item.kind == "output"}
         read.update(index for _, kind, index in outputs.roots if kind == "output")
-        mutations = [one for one in outputs.mutations if not (one.tracked or one.hidden) and one.output not in read]
+        mutations = [
+            one
+            for one in outputs.mutations
+            if not (one.tracked or one.hidden) and one.output not in read
+        ]
         return {one.output: one.input for one in mutations}
 
 

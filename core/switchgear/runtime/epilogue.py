@@ -9,21 +9,27 @@ from typing import Any
 
 import torch
 
-from switchgear import torch_internals as internals
-from switchgear.evaluation import evaluate
-from switchgear.outputs import Outputs
-from switchgear.proxy import TensorProxy
-from switchgear.sizes import Sizes, concrete, has_numbers
+from switchgear import torch_private as internals
+from switchgear.capture.outputs import Outputs
+from switchgear.capture.sizes import Sizes, concrete, has_numbers
+from switchgear.ir.evaluation import evaluate
+from switchgear.ir.proxy import TensorProxy
 
 #: From what a trace gave and its inputs to what the function returns.
 Finisher = Callable[[Sequence[Any], Sequence[torch.Tensor]], Any]
 
 
-def finisher(outputs: Outputs, inputs: Sequence[TensorProxy], sizes: Sizes | None = None) -> Finisher:
+def finisher(
+    outputs: Outputs, inputs: Sequence[TensorProxy], sizes: Sizes | None = None
+) -> Finisher:
     """What finishes a call: `finish`, or, where that comes to copies and a return value, a function made for these."""
     if sizes is not None and _has_sizes(outputs):
         return _finisher_by_sizes(outputs, inputs, sizes)
-    scope = {f"value{number}": item.value for number, item in enumerate(outputs.returned) if item.kind == "value"}
+    scope = {
+        f"value{number}": item.value
+        for number, item in enumerate(outputs.returned)
+        if item.kind == "value"
+    }
     leaves = [
         f"value{number}" if item.kind == "value" else f"{item.kind}[{item.place}]"
         for number, item in enumerate(outputs.returned)
@@ -36,26 +42,33 @@ def finisher(outputs: Outputs, inputs: Sequence[TensorProxy], sizes: Sizes | Non
     return _writing_first(outputs, inputs, assemble) if outputs.mutations else assemble
 
 
-def _writing_first(outputs: Outputs, proxies: Sequence[TensorProxy], assemble: Finisher) -> Finisher:
+def _writing_first(
+    outputs: Outputs, proxies: Sequence[TensorProxy], assemble: Finisher
+) -> Finisher:
     """`assemble` behind the copies into inputs, none of which autograd sees; on the CPU they are one call."""
     targets = [mutation.input for mutation in outputs.mutations]
     hidden = frozenset(mutation.input for mutation in outputs.mutations if mutation.hidden)
     sources = [mutation.output for mutation in outputs.mutations]
     # elsewhere they would be made in no order, and PyTorch writes to no list of conjugates
     at_once = all(
-        proxies[index].device.type == "cpu" and not (proxies[index].is_conj or proxies[index].is_neg)
+        proxies[index].device.type == "cpu"
+        and not (proxies[index].is_conj or proxies[index].is_neg)
         for index in targets
     )
 
     def write(results: Sequence[Any], inputs: Sequence[torch.Tensor]) -> Any:
         written = inputs
         if hidden:
-            written = [tensor.data if index in hidden else tensor for index, tensor in enumerate(inputs)]
+            written = [
+                tensor.data if index in hidden else tensor for index, tensor in enumerate(inputs)
+            ]
         grad_enabled = torch.is_grad_enabled()
         internals.set_grad_enabled(False)
         try:
             if at_once and not internals.forward_mode_active():
-                internals.foreach_copy([written[index] for index in targets], [results[index] for index in sources])
+                internals.foreach_copy(
+                    [written[index] for index in targets], [results[index] for index in sources]
+                )
             else:
                 for target, source in zip(targets, sources, strict=True):
                     written[target].copy_(results[source])
@@ -90,7 +103,10 @@ def finish(outputs: Outputs, results: Sequence[Any], inputs: Sequence[torch.Tens
     values = {name: held[kind][index] for name, kind, index in outputs.roots}
     evaluate(outputs.metadata, values)
     for mutation in outputs.mutations:
-        target, tracked = inputs[mutation.input], mutation.tracked and not torch.is_inference_mode_enabled()
+        target, tracked = (
+            inputs[mutation.input],
+            mutation.tracked and not torch.is_inference_mode_enabled(),
+        )
         kept = target.is_leaf or target._is_view() or internals.is_wrapper(target)
         if tracked and not kept:
             # the history of what is overwritten would get a gradient of zeros
@@ -99,5 +115,8 @@ def finish(outputs: Outputs, results: Sequence[Any], inputs: Sequence[torch.Tens
             (target.data if mutation.hidden else target).copy_(results[mutation.output])
     evaluate(outputs.views, values)
     held["view"] = values
-    leaves = [item.value if item.kind == "value" else held[item.kind][item.place] for item in outputs.returned]
+    leaves = [
+        item.value if item.kind == "value" else held[item.kind][item.place]
+        for item in outputs.returned
+    ]
     return outputs.spec.unflatten(leaves)

@@ -11,17 +11,17 @@ from typing import Any
 
 import torch
 
-from switchgear import torch_internals as internals
-from switchgear.aliasing import aliased_argument
-from switchgear.capture import compiling
-from switchgear.composites import bind_outputs, leaves_of
+from switchgear import torch_private as internals
+from switchgear.capture.session import compiling
+from switchgear.capture.sizes import concrete, has_numbers
+from switchgear.compile.pipeline import Program
 from switchgear.errors import ExecutorFailed
-from switchgear.passes.free_last_used import free_last_used
-from switchgear.passes.pipeline import Program
-from switchgear.printing import compile_trace
-from switchgear.proxy import TensorProxy
-from switchgear.sizes import concrete, has_numbers
-from switchgear.symbol import BOX, BOXED, DEL, BoundSymbol, changed, map_proxies
+from switchgear.ir.aliasing import aliased_argument
+from switchgear.ir.composites import bind_outputs, leaves_of
+from switchgear.ir.free_last_used import free_last_used
+from switchgear.ir.printing import compile_trace
+from switchgear.ir.proxy import TensorProxy
+from switchgear.ir.symbol import BOX, BOXED, DEL, BoundSymbol, changed, map_proxies
 
 #: So many operators have to be run for going below autograd to pay.
 _WORTHWHILE = 3
@@ -64,14 +64,21 @@ def _below_autograd(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _by_operators_in_forward_mode(program: Program, function: Callable[..., Any]) -> Callable[..., Any]:
+def _by_operators_in_forward_mode(
+    program: Program, function: Callable[..., Any]
+) -> Callable[..., Any]:
     """Where forward mode is on, runs the operators that plugins' implementations stand for, which know no tangents."""
     forward_mode_active = internals.forward_mode_active
 
     @cache
     def by_operators() -> Callable[..., Any]:
-        trace = program.stages[-2]  # before memory is freed, which the last does as the implementations have it
-        body = [item if _never_blamed(item) else changed(item, implementation=None) for item in trace.bound_symbols]
+        trace = program.stages[
+            -2
+        ]  # before memory is freed, which the last does as the implementations have it
+        body = [
+            item if _never_blamed(item) else changed(item, implementation=None)
+            for item in trace.bound_symbols
+        ]
         with compiling(), torch.no_grad(), internals.autocast_off():
             freed = free_last_used(replace(trace, bound_symbols=tuple(body)))
             return compile_trace(freed, boxed=program.boxed)
@@ -102,14 +109,31 @@ def maybe_views(program: Program) -> tuple[int, ...]:
     anew: dict[str, bool] = {}
     for stage in reversed(program.stages):
         # what was claimed whole has lost its parts, an earlier stage has them
-        makers = [item for item in stage.bound_symbols if not wanted.isdisjoint(proxy.name for proxy in item.outputs)]
+        makers = [
+            item
+            for item in stage.bound_symbols
+            if not wanted.isdisjoint(proxy.name for proxy in item.outputs)
+        ]
         if stage is program.stages[-1]:
-            wanted = {p.name for item in makers if _is_pytorch(item) and _never_blamed(item) for p in item.outputs}
+            wanted = {
+                p.name
+                for item in makers
+                if _is_pytorch(item) and _never_blamed(item)
+                for p in item.outputs
+            }
         for leaf in leaves_of(makers):
             if isinstance(leaf.symbol.fn, torch._ops.OpOverload):
                 for proxy in leaf.outputs:
-                    anew.setdefault(proxy.name, proxy.name in wanted and aliased_argument(leaf) is None)
-    return tuple([i for i, proxy in enumerate(outputs) if proxy is not None and not anew.get(proxy.name, False)])
+                    anew.setdefault(
+                        proxy.name, proxy.name in wanted and aliased_argument(leaf) is None
+                    )
+    return tuple(
+        [
+            i
+            for i, proxy in enumerate(outputs)
+            if proxy is not None and not anew.get(proxy.name, False)
+        ]
+    )
 
 
 def _is_pytorch(item: BoundSymbol) -> bool:
@@ -159,7 +183,9 @@ def _run_checked(program: Program, arguments: tuple[Any, ...]) -> Any:
     values.update(zip((*own, *(proxy.name for proxy in trace.inputs)), given, strict=True))
     del given
     box: list[Any] = []
-    sizes = {n.name: values[n.tensor].size(n.dim) if n.tensor else values[n.name] for n in trace.numbers}
+    sizes = {
+        n.name: values[n.tensor].size(n.dim) if n.tensor else values[n.name] for n in trace.numbers
+    }
     for item in concrete(trace.bound_symbols, sizes) if sizes else trace.bound_symbols:
         if item.symbol is DEL:
             for proxy in item.inputs:
@@ -192,14 +218,24 @@ def _unexpected(output: Any, result: Any, place: str = "its result") -> str:
     """How a result is not what the trace says that it is; empty if it is."""
     if isinstance(output, tuple):
         if not isinstance(result, (tuple, list)) or len(result) != len(output):
-            return f"{place} is {type(result).__name__}, not the {len(output)} results of the operator"
-        parts = (_unexpected(*pair, f"result {i}") for i, pair in enumerate(zip(output, result, strict=True)))
+            return (
+                f"{place} is {type(result).__name__}, not the {len(output)} results of the operator"
+            )
+        parts = (
+            _unexpected(*pair, f"result {i}")
+            for i, pair in enumerate(zip(output, result, strict=True))
+        )
         return next(filter(None, parts), "")
-    if not isinstance(output, TensorProxy) or output.shape == (0,):  # as fakes have it of a kernel's workspace
+    if not isinstance(output, TensorProxy) or output.shape == (
+        0,
+    ):  # as fakes have it of a kernel's workspace
         return ""
     if not isinstance(result, torch.Tensor):
         return f"{place} is {type(result).__name__}, not a tensor"
-    pairs = ((what, getattr(output, what), getattr(result, what)) for what in ("shape", "dtype", "device"))
+    pairs = (
+        (what, getattr(output, what), getattr(result, what))
+        for what in ("shape", "dtype", "device")
+    )
     wrong = [
         f"{what} {tuple(is_) if what == 'shape' else is_}, expected {wanted}"
         for what, wanted, is_ in pairs
@@ -231,7 +267,9 @@ def _failure(item: BoundSymbol, what: str) -> ExecutorFailed:
 def _failed(program: Program, error: Exception) -> tuple[BoundSymbol, Mapping[str, Any]] | None:
     """The line that raised, and the values that there were."""
     code = program.function.__code__
-    places = [(frame, number) for frame, number in walk_tb(error.__traceback__) if frame.f_code is code]
+    places = [
+        (frame, number) for frame, number in walk_tb(error.__traceback__) if frame.f_code is code
+    ]
     if not places:
         return None
     frame, number = places[0]

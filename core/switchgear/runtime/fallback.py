@@ -7,8 +7,8 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
+from switchgear.capture.user_code import user_frame
 from switchgear.errors import CaptureError, FallbackWarning
-from switchgear.user_code import user_frame
 
 
 @dataclass(slots=True, eq=False)

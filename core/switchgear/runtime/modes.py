@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from switchgear import torch_internals as internals
-from switchgear.active import ACTIVE
+from switchgear import torch_private as internals
+from switchgear.capture.active import ACTIVE
 from switchgear.errors import Unsupported
 from switchgear.patches import replaced
 
@@ -47,7 +47,10 @@ def rare_modes_watched() -> Iterator[None]:
     def note() -> None:
         ACTIVE.rare_modes_matter = True
 
-    with replaced(ACTIVE, "rare_modes_matter", internals.autocast_active()), internals.rare_modes_noticed(note):
+    with (
+        replaced(ACTIVE, "rare_modes_matter", internals.autocast_active()),
+        internals.rare_modes_noticed(note),
+    ):
         yield
 
 
@@ -56,7 +59,11 @@ def same_modes(scope: dict[str, Any]) -> str:
 
     It may be false for a state that `modes_key` does not tell from this one.
     """
-    rare, get_count, guard = ACTIVE.rare_modes_matter, internals.function_mode_count, internals.GlobalStateGuard()
+    rare, get_count, guard = (
+        ACTIVE.rare_modes_matter,
+        internals.function_mode_count,
+        internals.GlobalStateGuard(),
+    )
     key, count = modes_key(rare=rare), get_count()
     scope["key_is_same"] = lambda: get_count() == count and modes_key(rare=rare) == key
     # the C++ guard sees no default device, and looks at what changes no result too, such as the number of threads

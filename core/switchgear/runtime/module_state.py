@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from switchgear import torch_internals as internals
+from switchgear import torch_private as internals
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -76,6 +76,17 @@ def _part_hooks(part: torch.nn.Module) -> list[tuple[Any, ...]]:
 
 def _part_key(part: torch.nn.Module) -> tuple[Any, ...]:
     state = part.__dict__
-    slots = [(name, value is None) for held in (part._parameters, part._buffers) for name, value in held.items()]
+    slots = [
+        (name, value is None)
+        for held in (part._parameters, part._buffers)
+        for name, value in held.items()
+    ]
     children = map(id, part._modules.values())
-    return (id(part), state["training"], state.get("forward"), *children, *slots, *_part_hooks(part))
+    return (
+        id(part),
+        state["training"],
+        state.get("forward"),
+        *children,
+        *slots,
+        *_part_hooks(part),
+    )

@@ -8,17 +8,16 @@ from typing import Any
 
 import torch
 
-from switchgear import torch_internals as internals
-from switchgear.capture import Captured
-from switchgear.composites import leaves_of
-from switchgear.guards import Guard
-from switchgear.outputs import reshaped_inputs
-from switchgear.shared_memory import base_of, is_view_of_constant, sharing
-from switchgear.signature import Argument, Base, Closure, InputSource, ModuleState
-from switchgear.structure import Structure
-
-from .modes import same_modes
-from .module_state import modules_guard
+from switchgear import torch_private as internals
+from switchgear.capture.guards import Guard
+from switchgear.capture.outputs import reshaped_inputs
+from switchgear.capture.session import Captured
+from switchgear.capture.shared_memory import base_of, is_view_of_constant, sharing
+from switchgear.capture.signature import Argument, Base, Closure, InputSource, ModuleState
+from switchgear.capture.structure import Structure
+from switchgear.ir.composites import leaves_of
+from switchgear.runtime.modes import same_modes
+from switchgear.runtime.module_state import modules_guard
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,7 +46,9 @@ def value_key(value: Any) -> Any:
     return (type(value), value)
 
 
-def make_prologue(captured: Captured, leaves: list[Any], spec: Structure, tensors: list[torch.Tensor]) -> Prologue:
+def make_prologue(
+    captured: Captured, leaves: list[Any], spec: Structure, tensors: list[torch.Tensor]
+) -> Prologue:
     """The prologue of the entry captured for these arguments; `tensors` are the trace's inputs at that time."""
     guards = (
         *_argument_guards(captured, leaves),
@@ -93,18 +94,28 @@ def _value_guard(index: int, value: Any) -> Guard:
         return Guard(f"{name} is {value}", why)
     if type(value) in (int, str):
         return Guard(f"type({name}) is {type(value).__name__} and {name} == {value!r}", why)
-    return Guard(f"value_key({name}) == key{index}", why, {f"key{index}": value_key(value), "value_key": value_key})
+    return Guard(
+        f"value_key({name}) == key{index}",
+        why,
+        {f"key{index}": value_key(value), "value_key": value_key},
+    )
 
 
 def _state_guards(captured: Captured, tensors: list[torch.Tensor]) -> Iterator[Guard]:
     """On modules, the metadata of all input tensors, which are fetched here, global modes and sizes."""
     if captured.modules:
         states = [source for source in captured.sources if isinstance(source, ModuleState)]
-        fetched = {(state.holder, state.name) for source in states for state in (source, *source.tied)}
+        fetched = {
+            (state.holder, state.name) for source in states for state in (source, *source.tied)
+        }
         same = modules_guard(captured.modules, fetched)
-        yield Guard("same_modules()", "training flags, hooks or parts of a module", {"same_modules": same})
+        yield Guard(
+            "same_modules()", "training flags, hooks or parts of a module", {"same_modules": same}
+        )
     scope: dict[str, Any] = {"check": internals.tensor_guards(tensors, *_layouts(captured))}
-    sources = "".join([f"{_fetched(source, number, scope)}, " for number, source in enumerate(captured.sources)])
+    sources = "".join(
+        [f"{_fetched(source, number, scope)}, " for number, source in enumerate(captured.sources)]
+    )
     yield Guard(
         f"check(*(inputs := ({sources})))",
         "sizes, strides, dtype, device or requires_grad of an argument, parameter, buffer or closed-over tensor",
@@ -116,12 +127,16 @@ def _state_guards(captured: Captured, tensors: list[torch.Tensor]) -> Iterator[G
         yield Guard("fits(inputs)", "what holds of the sizes", {"fits": captured.sizes.fits()})
 
 
-def _layouts(captured: Captured) -> tuple[list[list[int | None]], list[list[int | None]]] | tuple[()]:
+def _layouts(
+    captured: Captured,
+) -> tuple[list[list[int | None]], list[list[int | None]]] | tuple[()]:
     """Sizes and strides of the inputs, None where they are symbolic; nothing where none is."""
     if captured.sizes is None:
         return ()
     inputs = captured.trace.inputs
-    kept = [[[n if type(n) is int else None for n in ns] for ns in (p.shape, p.stride)] for p in inputs]
+    kept = [
+        [[n if type(n) is int else None for n in ns] for ns in (p.shape, p.stride)] for p in inputs
+    ]
     return [shape for shape, _ in kept], [stride for _, stride in kept]
 
 
@@ -144,7 +159,10 @@ def _fetched(source: InputSource, number: int, scope: dict[str, Any]) -> str:
 
 def _relation_guards(captured: Captured, tensors: Sequence[torch.Tensor]) -> Iterator[Guard]:
     """What the trace depends on beside the metadata of its inputs, as far as it does: aliasing, leaves, offsets."""
-    outputs, leaves_matter = captured.outputs, captured.leaves_matter or bool(captured.outputs.mutations)
+    outputs, leaves_matter = (
+        captured.outputs,
+        captured.leaves_matter or bool(captured.outputs.mutations),
+    )
     # what the check of the metadata has not settled: a tensor that requires no grad is a leaf
     grown = [index for index, tensor in enumerate(tensors) if tensor.requires_grad]
 
@@ -155,18 +173,30 @@ def _relation_guards(captured: Captured, tensors: Sequence[torch.Tensor]) -> Ite
     written = [mutation.input for mutation in outputs.mutations]
     written = [*dict.fromkeys([*written, *reshaped_inputs(outputs, captured.trace.inputs)])]
     if written:
-        yield guard("sharing", "which inputs share memory", lambda inputs: [*sharing(inputs, written)])
+        yield guard(
+            "sharing", "which inputs share memory", lambda inputs: [*sharing(inputs, written)]
+        )
     if leaves_matter and grown:
-        yield guard("leaves", "which inputs are leaves of autograd", lambda ts: [ts[i].is_leaf for i in grown])
+        yield guard(
+            "leaves",
+            "which inputs are leaves of autograd",
+            lambda ts: [ts[i].is_leaf for i in grown],
+        )
     if captured.bases_matter and grown:
         why = "which inputs are views of what does not require grad"
-        yield guard("constants", why, lambda inputs: any(is_view_of_constant(inputs[index]) for index in grown))
+        yield guard(
+            "constants",
+            why,
+            lambda inputs: any(is_view_of_constant(inputs[index]) for index in grown),
+        )
     bases = [index for index, source in enumerate(captured.sources) if isinstance(source, Base)]
     if bases:
         yield guard(
             "homes",
             "which inputs are views of one tensor",
-            lambda inputs: [[base_of(tensor) is inputs[base] for tensor in inputs] for base in bases],
+            lambda inputs: [
+                [base_of(tensor) is inputs[base] for tensor in inputs] for base in bases
+            ],
         )
     lines = (*leaves_of(captured.trace.bound_symbols), *outputs.views)
     strided = any(line.symbol.name.startswith("aten.as_strided") for line in lines)

@@ -1,0 +1,196 @@
+"""The seam of capture: what a feature does while a function is captured.
+
+A feature is a set of handlers, which the two doors of capture ask in the order of the list; the doors name none. The
+features of this package are in `features`, named in its `__init__`; a plugin brings its own by the hook
+`switchgear_features`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from switchgear.errors import RegistrationError
+from switchgear.ir.symbol import BoundSymbol, Symbol
+
+if TYPE_CHECKING:
+    from switchgear.capture.recorder import Recorder
+
+#: The names of features that are left out, separated by commas.
+DISABLE_VARIABLE = "SWITCHGEAR_DISABLE_FEATURES"
+
+
+class _Pass:
+    def __repr__(self) -> str:
+        return "PASS"
+
+
+#: What a handler answers to a call that is not its own.
+PASS: Any = _Pass()
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One call of a torch-level function, as long as it is open.
+
+    `given` are its arguments as a trace holds them, positional and by name; `lines` its parts, as recorded; `before`
+    what stays outside of the composite that these become if it is `whole`. `wrote`: to one of its arguments.
+    """
+
+    fn: Callable[..., Any] | None
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    symbol: Symbol | None = None
+    given: tuple[Any, Any] = ((), {})
+    lines: list[BoundSymbol] = field(default_factory=list)
+    before: list[BoundSymbol] = field(default_factory=list)
+    output: Any = None
+    grad_enabled: bool = False
+    wrote: bool = False
+    whole: bool = True
+    #: Whether it writes to its first argument, or to `out` if that is given.
+    writes: bool = False
+    out: torch.Tensor | None = None
+    #: What the operator that draws is recorded with, where the call itself is made without it.
+    generator: torch.Generator | None = None
+
+
+class Handler:
+    """A part of a feature. Each method is optional: only those that a subclass overrides are called.
+
+    Handlers have no state of their own: `recorder.state(handler)` is what `begin` made for one capture.
+    """
+
+    #: `take` and `answer` are asked about calls of these functions alone; of all, if there are none.
+    functions: frozenset[Any] = frozenset()
+
+    def around(self) -> contextlib.AbstractContextManager[Any]:
+        """Entered for as long as a capture lasts, the outermost one of a thread."""
+        return contextlib.nullcontext()
+
+    def begin(self, recorder: Recorder) -> Any:
+        """The state of this handler for one capture."""
+        return None
+
+    def take(self, recorder: Recorder, call: Call) -> Any:
+        """Answer a call before its tensors are inputs, or `PASS`."""
+        return PASS
+
+    def answer(self, recorder: Recorder, call: Call) -> Any:
+        """Answer a call whose tensors are inputs or values of the trace, or `PASS`; `call.args` may be changed."""
+        return PASS
+
+    def opened(self, recorder: Recorder, call: Call) -> None:
+        """Its parts are about to be recorded."""
+
+    def closing(self, recorder: Recorder, call: Call) -> None:
+        """Its parts are recorded: rewrite `call.lines`, or clear `call.whole`."""
+
+    def operator(
+        self, recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Answer the call of an operator overload, or `PASS`."""
+        return PASS
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """A feature of capture: its name, by which it can be left out, and its handlers."""
+
+    name: str
+    handlers: tuple[Handler, ...]
+
+
+def getter(attribute: str) -> Callable[..., Any]:
+    """What a function mode is handed where an attribute of a tensor is read."""
+    return getattr(torch.Tensor, attribute).__get__  # type: ignore[no-any-return]
+
+
+class Handlers:
+    """The handlers of a capture, by what they do, in the order of the features.
+
+    Raises `RegistrationError` where two features name one function.
+    """
+
+    def __init__(self, features: Sequence[Feature] = ()) -> None:
+        owners: dict[Any, str] = {}
+        for feature in features:
+            for function in {
+                function for handler in feature.handlers for function in handler.functions
+            }:
+                other = owners.setdefault(function, feature.name)
+                if other != feature.name:
+                    raise RegistrationError(
+                        f"the features {other} and {feature.name} both answer calls of {function!r}; leave one out "
+                        f"with {DISABLE_VARIABLE}={feature.name}"
+                    )
+        self._all = [handler for feature in features for handler in feature.handlers]
+        self._taking = self._overriding("take")
+        self._answering = self._overriding("answer")
+        self.opening = self._overriding("opened")
+        self.closing = self._overriding("closing")
+        self._operating = self._overriding("operator")
+
+    def _overriding(self, method: str) -> list[Handler]:
+        return [
+            handler
+            for handler in self._all
+            if getattr(type(handler), method) is not getattr(Handler, method)
+        ]
+
+    @contextlib.contextmanager
+    def around(self) -> Iterator[None]:
+        """What handlers want around a capture, the first outermost."""
+        with contextlib.ExitStack() as stack:
+            for handler in self._overriding("around"):
+                stack.enter_context(handler.around())
+            yield
+
+    def states(self, recorder: Recorder) -> dict[Handler, Any]:
+        """The state of each handler at the beginning of a capture."""
+        return {handler: handler.begin(recorder) for handler in self._overriding("begin")}
+
+    def take(self, recorder: Recorder, call: Call) -> Any:
+        """The first answer to a call before its tensors are inputs, or `PASS`."""
+        for handler in self._taking:
+            if not handler.functions or call.fn in handler.functions:
+                answer = handler.take(recorder, call)
+                if answer is not PASS:
+                    return answer
+        return PASS
+
+    def answer(self, recorder: Recorder, call: Call) -> Any:
+        """The first answer to a call of values of the trace, or `PASS`."""
+        for handler in self._answering:
+            if not handler.functions or call.fn in handler.functions:
+                answer = handler.answer(recorder, call)
+                if answer is not PASS:
+                    return answer
+        return PASS
+
+    def operator(
+        self, recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The first answer to the call of an operator overload, or `PASS`."""
+        for handler in self._operating:
+            answer = handler.operator(recorder, func, args, kwargs)
+            if answer is not PASS:
+                return answer
+        return PASS
+
+
+def enabled(features: Sequence[Feature]) -> tuple[Feature, ...]:
+    """Those of some features that the environment does not leave out; `RegistrationError` if a name is twice there."""
+    names = [feature.name for feature in features]
+    for name in names:
+        if names.count(name) > 1:
+            raise RegistrationError(
+                f"two features are called {name}; leave both out with {DISABLE_VARIABLE}={name}"
+            )
+    left_out = {name.strip() for name in os.environ.get(DISABLE_VARIABLE, "").split(",")}
+    return tuple(feature for feature in features if feature.name not in left_out)

@@ -1,0 +1,182 @@
+"""What a call is made of: the flat leaves of its arguments, of module state, and of what it returns."""
+
+from __future__ import annotations
+
+import enum
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from switchgear import torch_private as internals
+from switchgear.capture.structure import Structure, flatten
+from switchgear.errors import Unsupported
+
+_PYTHON = (
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    types.NoneType,
+    types.EllipsisType,
+    enum.Enum,
+    type,
+    range,
+)
+_TORCH = (torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format)
+#: Objects that a trace is specialised on by identity, and that no call makes again.
+_HELD = (torch.Generator, torch.nn.Module)
+#: Python values that a trace is specialised on.
+_VALUES = (*_PYTHON, *_TORCH, types.FunctionType, types.BuiltinFunctionType, *_HELD)
+_PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """A tensor among the flattened arguments, by position."""
+
+    index: int
+
+    def __str__(self) -> str:
+        return f"argument {self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleState:
+    """A parameter or buffer, by the module that holds it and its name there; `path` is its full name."""
+
+    path: str
+    holder: torch.nn.Module
+    name: str
+    tied: list[ModuleState] = field(default_factory=list, compare=False)
+
+    def fetch(self) -> torch.Tensor | None:
+        """The tensor that is in the module now; None if it is no longer the same in every place that shared it."""
+        tensor = self._here()
+        return tensor if all(other._here() is tensor for other in self.tied) else None
+
+    @property
+    def slots(self) -> str:
+        """Which of the module's two dictionaries holds it now."""
+        return "_parameters" if self.name in self.holder._parameters else "_buffers"
+
+    def _here(self) -> torch.Tensor | None:
+        state = self.holder._parameters
+        return state[self.name] if self.name in state else self.holder._buffers.get(self.name)
+
+    def __str__(self) -> str:
+        return self.path
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Closure:
+    """A tensor that the function reached by itself."""
+
+    tensor: torch.Tensor
+
+    def __str__(self) -> str:
+        return f"closed-over tensor of shape {list(self.tensor.shape)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """What the tensor of another source is a view of, or all of its memory, as `find` gives it."""
+
+    of: Argument | ModuleState | Closure
+    find: Callable[[torch.Tensor], torch.Tensor]
+
+    def fetch(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What `find` gives for a tensor of the source."""
+        if internals.forward_mode_active():
+            raise Unsupported(
+                "the function writes to memory that inputs share, under forward-mode differentiation: their base is "
+                "without their tangents; pass a clone of one"
+            )
+        return self.find(tensor)
+
+    def __str__(self) -> str:
+        return f"the base of {self.of}"
+
+
+InputSource = Argument | ModuleState | Closure | Base
+
+
+def flatten_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Structure]:
+    """The leaves of a call's arguments, each a tensor or a Python value that a trace can be specialised on."""
+    leaves, spec = flatten((args, kwargs))
+    for index, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor):
+            check_tensor(leaf, f"argument {index}")
+        elif not _is_value(leaf):
+            raise Unsupported(
+                f"argument {index} is a {_class_name(leaf)}: neither a tensor, nor a Python value, nor a container "
+                "registered with torch.utils._pytree. Register the class there, or close over the object"
+            )
+    return leaves, spec
+
+
+def _is_value(leaf: Any) -> bool:
+    parts = (leaf.start, leaf.stop, leaf.step) if isinstance(leaf, slice) else (leaf,)
+    return all(isinstance(part, _VALUES) for part in parts)
+
+
+def _class_name(leaf: Any) -> str:
+    return f"{type(leaf).__module__}.{type(leaf).__qualname__}"
+
+
+def check_tensor(tensor: torch.Tensor, what: str) -> None:
+    """Refuse the kinds of tensors that a trace cannot hold, by name."""
+    if type(tensor) not in _PLAIN_TENSORS:
+        raise Unsupported(
+            f"{what} is a {type(tensor).__qualname__}: tensor subclasses are not supported"
+        )
+    if internals.is_functorch_tensor(tensor):
+        raise Unsupported(
+            f"{what} belongs to a torch.func transform: jit the whole, or use sg.grad or sg.vjp"
+        )
+    if tensor.layout is not torch.strided:
+        raise Unsupported(f"{what} has layout {tensor.layout}: only strided tensors are supported")
+    if tensor.is_quantized or tensor.is_nested:
+        raise Unsupported(f"{what} is quantised or nested: not supported")
+
+
+def check_devices(leaves: list[Any]) -> None:
+    """Refuse arguments on several accelerators; 0-dim CPU tensors go with any."""
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    devices = {tensor.device for tensor in tensors if tensor.dim() or tensor.device.type != "cpu"}
+    if len(devices) > 1:
+        named = ", ".join(sorted(map(str, devices)))
+        raise Unsupported(
+            f"the argument tensors are on several devices ({named}); move them to one"
+        )
+
+
+def check_returned(leaf: Any) -> None:
+    """Refuse a return value that a later call could not make again."""
+    if _is_value(leaf) and not isinstance(leaf, _HELD):
+        return
+    hint = (
+        "return a list"
+        if isinstance(leaf, types.GeneratorType)
+        else "register its class with torch.utils._pytree"
+    )
+    raise Unsupported(
+        f"the function returns a {_class_name(leaf)}, which is neither a tensor, a Python value, nor a container "
+        f"that PyTorch's pytree knows; {hint}"
+    )
+
+
+def state_of(module: torch.nn.Module, prefix: str = "") -> dict[int, ModuleState]:
+    """Every parameter and buffer of a module by its id; of tied ones the first path counts."""
+    found: dict[int, ModuleState] = {}
+    for path, holder in module.named_modules(prefix=prefix):
+        for name, tensor in (*holder._parameters.items(), *holder._buffers.items()):
+            if tensor is not None:
+                state = ModuleState(f"{path}.{name}" if path else name, holder, name)
+                first = found.setdefault(id(tensor), state)
+                if first is not state:
+                    first.tied.append(state)
+    return found

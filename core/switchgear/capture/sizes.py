@@ -1,0 +1,363 @@
+"""Symbolic sizes: numbers of a trace that are not known until it is called, and what a trace takes for granted of them.
+
+They are PyTorch's: whatever Python or PyTorch decides by them while a function is captured and compiled becomes a
+constraint, and a call that does not meet the constraints is compiled by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, TypeAlias, TypeVar
+
+import torch
+
+from switchgear import torch_private as internals
+from switchgear.capture.active import ACTIVE
+from switchgear.capture.structure import flatten
+from switchgear.errors import InvalidInput, Unsupported
+from switchgear.ir.proxy import NumberProxy, TensorProxy, is_symbolic
+from switchgear.ir.symbol import BoundSymbol
+from switchgear.patches import replaced
+
+Made = TypeVar("Made")
+Part = TypeVar("Part")
+#: Which dimensions are dynamic: those of every tensor among the arguments, or those named, by parameter.
+Dynamic: TypeAlias = bool | Mapping[str, Collection[int]]
+#: The dynamic dimensions of the tensors among the flattened arguments, by position.
+Marks: TypeAlias = Mapping[int, frozenset[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What the sizes of a call must be, as Python, and where that was decided, if anywhere."""
+
+    condition: str
+    where: str
+
+    def holds(self, binding: Mapping[str, Any]) -> bool:
+        """Whether it does for these sizes, by name."""
+        return bool(eval(self.condition, {"torch": torch}, dict(binding)))
+
+    def __str__(self) -> str:
+        return f"{self.condition} ({self.where})" if self.where else self.condition
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Computed:
+    """A value that constants and sizes alone decide, and that has to be the one that it was: `need` says who asked.
+
+    The masks of transformers' models read such: whether `arange(s0)` has a gap, which it has for no size.
+    """
+
+    holds: Callable[[Mapping[str, int]], bool]
+    need: str
+
+    def __str__(self) -> str:
+        return f"the same answer where {self.need}, which sizes decide"
+
+
+class Sizes:
+    """The symbolic sizes of one capture."""
+
+    def __init__(self) -> None:
+        self.env = internals.new_shape_env(_here)
+        self.numbers: list[NumberProxy] = []
+        #: The symbolic numbers that these are, by name.
+        self.symbols: dict[str, torch.SymInt] = {}
+        #: The templates of derived rules, which hold these sizes.
+        self.templates: dict[Any, Any] = {}
+        self.is_narrowed = False
+        self.computed: list[Computed] = []
+        self._strides: list[tuple[str, int, torch.SymInt]] = []
+        self._constraints: tuple[Constraint, ...] = ()
+        #: The sizes of a call's input tensors, in the order of `numbers`; known once the trace is.
+        self.measure: Callable[[Sequence[torch.Tensor]], tuple[int, ...]]
+
+    def layout(
+        self, name: str, tensor: torch.Tensor, dims: frozenset[int]
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Sizes and strides of the input called `name`, those of `dims` symbolic, but for 0 and 1."""
+        shape: list[Any] = list(tensor.shape)
+        for dim in sorted(dims):
+            if shape[dim] > 1:
+                shape[dim] = internals.new_size(self.env, f"{name}.size({dim})", shape[dim])
+                self.numbers.append(NumberProxy(str(shape[dim]), name, dim))
+                self.symbols[str(shape[dim])] = shape[dim]
+        stride: list[Any] = list(tensor.stride())
+        reach: dict[int, Any] = {}
+        for dim in sorted(range(len(shape)), key=lambda dim: (stride[dim], tensor.size(dim))):
+            step = stride[dim]
+            if step > 1 and isinstance(reach.get(step), torch.SymInt):
+                stride[dim] = reach[step]
+                self._strides.append((name, dim, stride[dim]))
+            reach.setdefault(step * tensor.size(dim), stride[dim] * shape[dim])
+        return tuple(shape), tuple(stride)
+
+    def close(self, inputs: Sequence[TensorProxy]) -> None:
+        """Nothing more is decided by these sizes: what was is what calls are held to."""
+        place = {proxy.name: index for index, proxy in enumerate(inputs)}
+        found = [Constraint(f"2 <= {number.name}", "0/1 specialisation") for number in self.numbers]
+        found += [Constraint(*decided) for decided in internals.decided(self.env)]
+        internals.set_closed(self.env, True)
+        for name, dim, step in self._strides:
+            found.append(Constraint(f"input[{place[name]}].stride({dim}) == {python(step)}", ""))
+        self._constraints = tuple(dict.fromkeys(found))
+        self.measure = _measuring(self.numbers, place)
+
+    def check(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Raise `Unsupported` unless the call that all was decided for meets the constraints."""
+        if (found := self.violated(inputs)) is not None:
+            raise Unsupported(f"the call at hand does not meet {found}")
+
+    def compile_more(
+        self, make: Callable[[], Made]
+    ) -> tuple[Made, tuple[Constraint | Computed, ...]]:
+        """What is made later on for the same entry, and what its sizes must be beyond the constraints."""
+        start, known = internals.guard_count(self.env), len(self.computed)
+        internals.set_closed(self.env, False)
+        try:
+            with symbolic(self):
+                made = make()
+            more = [Constraint(*decided) for decided in internals.decided(self.env, start)]
+            return made, (*more, *self.computed[known:])
+        finally:
+            internals.set_closed(self.env, True)
+            del self.computed[known:]
+            # from now on it takes for granted what is true of some calls alone
+            self.is_narrowed = self.is_narrowed or internals.guard_count(self.env) > start
+
+    @property
+    def constraints(self) -> tuple[Constraint | Computed, ...]:
+        """What the sizes of a call must be."""
+        return (*self._constraints, *self.computed)
+
+    def fits(self) -> Callable[[Sequence[torch.Tensor]], bool]:
+        """Whether the input tensors of a call meet the constraints."""
+        names = "".join([f"{number.name}, " for number in self.numbers])
+        condition = " and ".join([f"({constraint.condition})" for constraint in self._constraints])
+        scope: dict[str, Any] = {
+            "measure": self.measure,
+            "torch": torch,
+            "computed": functools.lru_cache(1024)(self._agree),
+        }
+        body = f"def fits(input):\n    {names}= values = measure(input)\n    return {condition}"
+        body += " and computed(values)" if self.computed else ""
+        exec(compile(body, "<switchgear sizes>", "exec"), scope)
+        fits: Callable[[Sequence[torch.Tensor]], bool] = scope.pop("fits")
+        return fits
+
+    def _agree(self, values: tuple[int, ...]) -> bool:
+        binding = self.binding(values)
+        return all(computed.holds(binding) for computed in self.computed)
+
+    def violated(self, inputs: Sequence[torch.Tensor]) -> Constraint | Computed | None:
+        """The first constraint that the input tensors of a call do not meet."""
+        binding = self.binding(self.measure(inputs))
+        scope = {**binding, "input": inputs}
+        for one in self._constraints:
+            if not one.holds(scope):
+                return one
+        return next((one for one in self.computed if not one.holds(binding)), None)
+
+    def binding(self, values: Sequence[int]) -> dict[str, int]:
+        """What `measure` gave, by name."""
+        return {number.name: value for number, value in zip(self.numbers, values, strict=True)}
+
+
+def _measuring(
+    numbers: Sequence[NumberProxy], place: Mapping[str, int]
+) -> Callable[[Sequence[torch.Tensor]], tuple[int, ...]]:
+    items = "".join([f"input[{place[number.tensor]}].size({number.dim}), " for number in numbers])
+    measure: Callable[[Sequence[torch.Tensor]], tuple[int, ...]] = eval(f"lambda input: ({items})")
+    return measure
+
+
+def _here() -> str:
+    return ACTIVE.recorder.here() if ACTIVE.recorder is not None else ""
+
+
+@contextlib.contextmanager
+def symbolic(sizes: Sizes | None) -> Iterator[None]:
+    """What is captured and compiled inside may have these sizes."""
+    with replaced(ACTIVE, "sizes", sizes):
+        yield
+
+
+def python(number: Any) -> str:
+    """A symbolic number as Python, by the names of sizes."""
+    return internals.python_of_number(number)
+
+
+def settled(value: Any) -> Any:
+    """Arguments of a call, without symbolic numbers that a trace does not hold: truth values, and floats.
+
+    An expression of floats may be written in another order than Python computed it, and round otherwise.
+    """
+    return map_numbers(
+        lambda number: number if isinstance(number, torch.SymInt) else _decide(number), value
+    )
+
+
+def map_numbers(function: Callable[[Any], Any], value: Any) -> Any:
+    """`value` with every symbolic number in its nest of tuples, lists, dicts and slices replaced."""
+    if isinstance(value, internals.SYMBOLIC):
+        return function(value)
+    if isinstance(value, tuple):
+        items = [map_numbers(function, item) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if isinstance(value, list):
+        return [map_numbers(function, item) for item in value]
+    if isinstance(value, dict):
+        return {key: map_numbers(function, item) for key, item in value.items()}
+    if isinstance(value, slice):
+        return slice(
+            *[map_numbers(function, item) for item in (value.start, value.stop, value.step)]
+        )
+    return value
+
+
+def has_numbers(value: Any) -> bool:
+    """Whether there is a symbolic number in a nest of tuples, lists, dicts and slices."""
+    if isinstance(value, (tuple, list)):
+        return any(map(has_numbers, value))
+    if isinstance(value, dict):
+        return any(map(has_numbers, value.values()))
+    if isinstance(value, slice):
+        return any(map(has_numbers, (value.start, value.stop, value.step)))
+    return isinstance(value, internals.SYMBOLIC)
+
+
+def depends_on_sizes(item: BoundSymbol) -> bool:
+    """Whether a symbolic size is among the arguments of a call or in the layout of what it reads or makes."""
+    if ACTIVE.sizes is None:
+        return False
+    return is_symbolic(*item.inputs, *item.outputs) or has_numbers((item.args, dict(item.kwargs)))
+
+
+def sizes_of(items: Iterable[BoundSymbol]) -> dict[NumberProxy, torch.SymInt]:
+    """The symbolic sizes that calls depend on, in the order of the trace's, as numbers of a part of it."""
+    if ACTIVE.sizes is None:
+        return {}
+    names: set[str] = set()
+
+    def noted(number: Any) -> Any:
+        names.update(internals.names_in(number))
+        return number
+
+    for item in items:
+        layouts = tuple([(proxy.shape, proxy.stride) for proxy in (*item.inputs, *item.outputs)])
+        map_numbers(noted, (item.args, dict(item.kwargs), layouts))
+    return {
+        NumberProxy(name): symbol for name, symbol in ACTIVE.sizes.symbols.items() if name in names
+    }
+
+
+def concrete(value: Any, binding: Mapping[str, int]) -> Any:
+    """A part of a trace, or of what hangs together with one, for calls whose sizes are these."""
+
+    @functools.cache
+    def evaluated(text: str) -> Any:
+        return eval(text, {"torch": torch}, dict(binding))
+
+    return _with_numbers(
+        lambda number: evaluated(internals.python_of_number(number, simplified=False)), value
+    )
+
+
+def _decide(number: Any) -> Any:
+    """A symbolic number as it is in the call at hand, to which other calls are held from now on."""
+    return bool(number) if isinstance(number, torch.SymBool) else internals.decide_all(number)
+
+
+def fixed(value: Part) -> Part:
+    """A part of a trace with the sizes of the call at hand, to which other calls are held from now on."""
+    return _with_numbers(_decide, value)  # type: ignore[no-any-return]
+
+
+def _with_numbers(number: Callable[[Any], Any], value: Any) -> Any:
+    def made(value: Any) -> Any:
+        if isinstance(value, TensorProxy):
+            shape, stride, offset = map_numbers(
+                number, (value.shape, value.stride, value.storage_offset)
+            )
+            return replace(value, shape=shape, stride=stride, storage_offset=offset)
+        if isinstance(value, BoundSymbol):
+            parts = made((value.args, dict(value.kwargs), value.output, value.subsymbols))
+            return replace(
+                value, **dict(zip(("args", "kwargs", "output", "subsymbols"), parts, strict=True))
+            )
+        if is_dataclass(value) and type(value).__module__.startswith(f"{__package__}."):
+            changes = {
+                field.name: made(getattr(value, field.name))
+                for field in fields(value)
+                if field.init
+            }
+            return replace(value, **changes)  # type: ignore[type-var]
+        if isinstance(value, tuple) and not hasattr(value, "_fields"):
+            return type(value)([made(item) for item in value])
+        if isinstance(value, list):
+            return [made(item) for item in value]
+        if isinstance(value, dict):
+            return {key: made(item) for key, item in value.items()}
+        return map_numbers(number, value)
+
+    return made(value)
+
+
+def marked(
+    dynamic: Dynamic,
+    signature: inspect.Signature | None,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    leaves: list[Any],
+) -> Marks:
+    """The dynamic dimensions of the tensors in a call."""
+    places = [(index, leaf) for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    if isinstance(dynamic, bool) or signature is None:
+        return {index: frozenset(range(leaf.dim())) for index, leaf in places if leaf.dim()}
+    given = dict(signature.bind(*args, **kwargs).arguments)
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            given |= given.pop(name, {})
+    dims: dict[int, set[int]] = {}
+    for name, wanted in dynamic.items():
+        for tensor in flatten(given.get(name))[0]:
+            for dim in wanted if isinstance(tensor, torch.Tensor) else ():
+                if not -tensor.dim() <= dim < tensor.dim():
+                    shape = list(tensor.shape)
+                    raise InvalidInput(
+                        f"dynamic marks dimension {dim} of {name!r}, a tensor of shape {shape}"
+                    )
+                dims.setdefault(id(tensor), set()).add(dim % tensor.dim())
+    return {index: frozenset(dims[id(leaf)]) for index, leaf in places if id(leaf) in dims}
+
+
+def check_dynamic(dynamic: Any, function: Callable[..., Any]) -> inspect.Signature | None:
+    """The signature of a function whose parameters `dynamic` names, if it does; `InvalidInput` if one is none."""
+    if isinstance(dynamic, bool):
+        return None
+    if not isinstance(dynamic, Mapping) or not all(map(_is_marking, dynamic, dynamic.values())):
+        raise InvalidInput(
+            f"dynamic is True, False, or a dict from parameters to their dynamic dimensions, not {dynamic!r}"
+        )
+    signature = inspect.signature(function)
+    takes_any = any(
+        parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values()
+    )
+    for name in () if takes_any else dynamic:
+        if name not in signature.parameters:
+            known = ", ".join(signature.parameters) or "none"
+            raise InvalidInput(f"dynamic names {name!r}; the parameters are {known}")
+    return signature
+
+
+def _is_marking(name: Any, dims: Any) -> bool:
+    return (
+        isinstance(name, str)
+        and isinstance(dims, Collection)
+        and all(type(dim) is int for dim in dims)
+    )

@@ -1,0 +1,116 @@
+"""Writes through views that functionalization brings back to the base inexactly, or in another order than eager's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from switchgear.capture.shared_memory import overlap_in_part, overlaps_itself
+from switchgear.errors import Unsupported
+from switchgear.ir.aliasing import in_place_twin
+from switchgear.ir.proxy import TensorProxy
+from switchgear.ir.symbol import BoundSymbol
+from switchgear.nesting import tensors_in
+from switchgear.torch_private import storage_key
+
+_aten = torch.ops.aten
+#: What brings a write through a view back to its base.
+INVERSES = (
+    _aten.slice_scatter.default,
+    _aten.select_scatter.default,
+    _aten.diagonal_scatter.default,
+)
+
+
+def is_in_place(name: str) -> bool:
+    """Whether a torch-level function of that name writes to its first argument."""
+    return (
+        name.startswith("__i") or name == "__setitem__"
+        if name.endswith("__")
+        else name.endswith("_")
+    )
+
+
+def refuse_expanded(target: torch.Tensor, here: Callable[[], str]) -> None:
+    """Refuse a tensor that is written to and has several elements in one place, as after `expand()`.
+
+    Eager refuses most such writes, and functionalization sums up the elements.
+    """
+    if any(
+        step == 0 and size > 1 for size, step in zip(target.shape, target.stride(), strict=True)
+    ):
+        _refuse("through a view made by expand()", here)
+
+
+def refuse_write(
+    func: Any,
+    args: tuple[Any, ...],
+    out: torch.Tensor | None,
+    is_new: Callable[[torch.Tensor], bool],
+    differentiable: bool,
+    here: Callable[[], str],
+) -> None:
+    """Refuse an overload that a call dispatches which writes to its first argument, or to `out`.
+
+    `is_new` says whether the call made a fake, `differentiable` whether an argument requires grad.
+    """
+    if func is _aten.unfold_backward.default:
+        _refuse("through a view made by unfold()", here)
+    if func is _aten.as_strided_scatter.default and (
+        differentiable or overlaps_itself(args[0].as_strided(*args[2:]))
+    ):
+        _refuse("through a view made by as_strided()", here)
+    # the base gets the value `base + sum_to(written - base)`, which is rounded
+    if (
+        func is _aten.sub.Tensor
+        and isinstance(args[1], torch.Tensor)
+        and is_new(args[0])
+        and not is_new(args[1])
+    ):
+        _refuse("through a view made by expand()", here)
+    if func in INVERSES:
+        return
+    target = out if out is not None else next(tensors_in(args), None)
+    memory = [storage_key(tensor) for tensor in tensors_in(args)]
+    # `x[0] += y` ends in a copy of a view to itself
+    reads = (
+        func is not _aten.copy.default
+        and target is not None
+        and memory.count(storage_key(target)) > 1
+    )
+    if differentiable and reads:
+        _refuse("to a tensor that requires grad and is read by the same call", here)
+    for tensor in tensors_in(args):
+        if (
+            target is not None
+            and storage_key(tensor) == storage_key(target)
+            and overlap_in_part(tensor, target)
+        ):
+            _refuse("to a tensor whose memory overlaps that of another argument in part", here)
+
+
+def refuse_casts(recorded: Iterable[BoundSymbol], here: Callable[[], str]) -> None:
+    """Refuse an in-place call with an operand that requires grad, of another dtype than what is written to.
+
+    Autograd sees one call, and computes the operand's gradient in the dtype of what is written to.
+    """
+    makers: dict[str, BoundSymbol] = {}
+    for item in recorded:
+        if (
+            item.symbol.fn is _aten._to_copy.default
+            and (maker := makers.get(item.args[0].name)) is not None
+        ):
+            dtype = item.output.dtype
+            narrow = isinstance(maker.args[0], TensorProxy) and maker.args[0].dtype == dtype
+            if narrow and any(
+                proxy.requires_grad and proxy.dtype != dtype for proxy in maker.inputs
+            ):
+                _refuse(f"with an operand of another dtype than {dtype} that requires grad", here)
+        if item.is_leaf and in_place_twin(item.symbol.fn) is not None:
+            makers.update((proxy.name, item) for proxy in item.outputs)
+
+
+def _refuse(what: str, here: Callable[[], str]) -> None:
+    raise Unsupported(f"a write {what}, in {here()}; write to a clone, or make a new tensor")

@@ -1,0 +1,1 @@
+"""The order of the passes, from the trace to the program that runs."""

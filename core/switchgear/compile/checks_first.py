@@ -1,0 +1,32 @@
+"""Checks first: whether the data of a call is what the trace is for shows before anything else is run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from switchgear.errors import Unsupported
+from switchgear.ir.symbol import CHECK, BoundSymbol
+from switchgear.ir.trace import Trace
+
+
+def checks_first(trace: Trace) -> Trace:
+    """Move checks, and what they need, to the front, so that one that fails has drawn no random numbers before."""
+    needed: set[str] = set()
+    first: list[BoundSymbol] = []
+    rest: list[BoundSymbol] = []
+    pending = list(trace.bound_symbols)
+    while pending:
+        item = pending.pop()
+        if CHECK not in item.tags and needed.isdisjoint(proxy.name for proxy in item.outputs):
+            rest.append(item)
+        elif not item.is_random:
+            needed.update(proxy.name for proxy in item.inputs)
+            first.append(item)
+        elif item.is_leaf:
+            raise Unsupported(
+                f"{item.symbol.name}, called at {item.source}, draws random numbers that a check of data depends on, "
+                "in a grad rule or by a pass of a plugin; leave that out, or compute outside what is read"
+            )
+        else:
+            pending.extend(item.subsymbols)
+    return replace(trace, bound_symbols=(*reversed(first), *reversed(rest)))

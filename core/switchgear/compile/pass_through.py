@@ -1,0 +1,35 @@
+"""Pass through: calls that return arguments of theirs, which only gradients tell apart, are not run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from switchgear.ir.proxy import TensorProxy
+from switchgear.ir.symbol import BoundSymbol, renamed
+from switchgear.ir.trace import Trace
+from switchgear.ir.writes import IDENTITY, SET_VALUE
+
+_RETURN_THEIR_LAST = (SET_VALUE, IDENTITY)
+
+
+def pass_through(trace: Trace) -> Trace:
+    """Let the argument stand for the result where the call that is run would return it."""
+    same: dict[str, TensorProxy] = {}
+    body: list[BoundSymbol] = []
+    for call in trace.bound_symbols:
+        item = renamed(call, same) if any(proxy.name in same for proxy in call.inputs) else call
+        if (
+            item.symbol in _RETURN_THEIR_LAST
+            and item.implementation
+            and item.implementation.fn is item.symbol.fn
+        ):
+            returned = item.inputs[-len(item.outputs) :]
+            same.update(
+                (made.name, proxy) for made, proxy in zip(item.outputs, returned, strict=True)
+            )
+        else:
+            body.append(item)
+    if not same:
+        return trace
+    outputs = tuple([proxy and same.get(proxy.name, proxy) for proxy in trace.outputs])
+    return replace(trace, bound_symbols=tuple(body), outputs=outputs)

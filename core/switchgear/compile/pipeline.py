@@ -1,0 +1,390 @@
+"""The pipeline: which passes a captured trace goes through, in order."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass, field, replace
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from switchgear import torch_private as internals
+from switchgear.capture.session import compiling
+from switchgear.capture.sizes import concrete
+from switchgear.compile.checks_first import checks_first
+from switchgear.compile.pass_through import pass_through
+from switchgear.compile.plugin_passes import PassContext, run_pass
+from switchgear.fusion.fuse import fuse
+from switchgear.grad.differentiate import Joint, differentiate
+from switchgear.grad.inner_gradients import inner_gradients
+from switchgear.grad.partition import Partitioned, backward_for, partition
+from switchgear.ir.choice import Choice
+from switchgear.ir.dead_code import dead_code
+from switchgear.ir.free_last_used import free_last_used
+from switchgear.ir.printing import compile_trace
+from switchgear.ir.proxy import TensorProxy
+from switchgear.ir.symbol import CHECK, BoundSymbol, proxies, renamed, with_parts
+from switchgear.ir.trace import Trace
+from switchgear.ir.verify import verify
+from switchgear.optimise.common_subexpressions import common_subexpressions
+from switchgear.optimise.fold_constants import fold_constants
+from switchgear.optimise.no_ops import no_ops
+from switchgear.who.claim import claim
+from switchgear.who.hookspecs import Stage
+from switchgear.who.rules import Grads
+from switchgear.who.selection import Selection
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Program:
+    """A trace made executable: every stage it went through, the last one's function, and the choices."""
+
+    stages: tuple[Trace, ...]
+    function: Callable[..., Any]
+    choices: tuple[Choice, ...]
+    boxed: bool = False
+
+    def line(self, number: int) -> BoundSymbol | None:
+        """The bound symbol that line `number` of the function's file is, if it is one."""
+        body = self.stages[-1].bound_symbols
+        last = max(line for _, _, line in self.function.__code__.co_lines() if line is not None)
+        index = number - last + len(body)
+        return body[index] if 0 <= index < len(body) else None
+
+
+@dataclass(slots=True)
+class _Stages:
+    """Runs passes one after another, timing and, under `SWITCHGEAR_VERIFY`, verifying what each makes.
+
+    `choices` are those made by passes of plugins.
+    """
+
+    traces: list[Trace]
+    choices: list[Choice] = field(default_factory=list)
+    checking: bool = field(default_factory=lambda: bool(os.environ.get("SWITCHGEAR_VERIFY")))
+
+    def keep(self, name: str, trace: Trace, start: float) -> Trace:
+        trace = trace.with_provenance(name, time.perf_counter() - start)
+        self.traces.append(verify(trace) if self.checking else trace)
+        return trace
+
+    def run(self, name: str, function: Callable[[Trace], Trace]) -> Trace:
+        start = time.perf_counter()
+        return self.keep(name, function(self.traces[-1]), start)
+
+    def change(self, name: str, function: Callable[[Trace], Trace]) -> None:
+        """Run a pass that keeps a stage only where it finds something to do."""
+        start = time.perf_counter()
+        trace = function(self.traces[-1])
+        if trace is not self.traces[-1]:
+            self.keep(name, trace, start)
+
+    def plugin_passes(self, stage: Stage, selection: Selection, **facts: Any) -> Trace:
+        """Run the passes of plugins at a stage; `facts` are what their context says of the trace."""
+        for placement in selection.passes_at(stage):
+            context = PassContext(selection, **facts)
+            self.change(placement.name, partial(run_pass, placement, context=context))
+            self.choices += context.choices
+        return self.traces[-1]
+
+
+def prepare(trace: Trace, selection: Selection) -> tuple[tuple[Trace, ...], tuple[Choice, ...]]:
+    """The stages before it is known whether gradients are wanted, and the choices made there."""
+    stages = _Stages([trace])
+    if stages.checking:
+        verify(trace)
+    trace = stages.traces[-1]
+    start = time.perf_counter()
+    replaced, choices = inner_gradients(trace, selection)
+    if replaced is not trace:
+        stages.keep("inner_gradients", replaced, start)
+    stages.run("dead_code", dead_code)
+    stages.plugin_passes("before_grad", selection)
+    return tuple(stages.traces), (*choices, *stages.choices)
+
+
+def compile_forward(
+    stages: tuple[Trace, ...],
+    selection: Selection,
+    choices: tuple[Choice, ...] = (),
+    destined: Mapping[int, int] = MappingProxyType({}),
+) -> Program:
+    """The program that runs a prepared trace without gradients.
+
+    `destined` says which output is for which input; where the program writes it there itself, its output is None.
+    """
+    kept = _Stages([*stages])
+    _simplify(kept)
+    return _executable(kept, selection, boxed=False, choices=choices, destined=destined)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Training:
+    """The programs of a differentiated trace, and what is needed to make backwards for other grad outputs.
+
+    `parts` says what is saved. `inner` are the positions of those saved values through which a gradient of the backward
+    itself may flow, and which are neither inputs nor outputs. `merged` names the values of the prepared trace that
+    another one stood for when it was split. `make_backward` gives the program for the grad outputs that are expected,
+    made when it is first asked for: where others arrive, it would be in vain.
+    """
+
+    forward: Program
+    make_backward: Callable[[], Program]
+    parts: Partitioned
+    inner: tuple[int, ...]
+    prepared: Trace
+    joint: Joint
+    merged: Mapping[str, TensorProxy]
+
+    def at(self, binding: Mapping[str, int]) -> Training:
+        """The same for calls whose symbolic sizes are these: what backwards other than the expected one are made of."""
+        parts, prepared, joint = concrete((self.parts, self.prepared, self.joint), binding)
+        merged = concrete(dict(self.merged), binding)
+        fixed = tuple(replace(trace, numbers=()) for trace in (prepared, joint.trace))
+        return replace(
+            self,
+            parts=parts,
+            prepared=fixed[0],
+            joint=replace(joint, trace=fixed[1]),
+            merged=merged,
+        )
+
+    @property
+    def backward(self) -> Program:
+        """The backward for the grad outputs that are expected."""
+        return self.make_backward()
+
+    @property
+    def saved(self) -> tuple[TensorProxy, ...]:
+        """What the backward takes besides the grad outputs, in order."""
+        return self.parts.saved
+
+    @property
+    def ends(self) -> tuple[TensorProxy | None, ...]:
+        """The outputs, and the inner saved values: what gradients can be given for."""
+        return (
+            *self.joint.trace.outputs[: self.joint.count],
+            *(self.saved[index] for index in self.inner),
+        )
+
+
+def compile_training(
+    stages: tuple[Trace, ...],
+    selection: Selection,
+    grad_outputs: Grads,
+    mutated: Mapping[str, int],
+    beside: Set[int],
+    choices: tuple[Choice, ...] = (),
+) -> Training:
+    """The forward and backward programs of a prepared trace, for the grad outputs that are expected.
+
+    `mutated` names the outputs that are copied into inputs after the forward has run, with the index of the input;
+    `beside` are the inputs in the same storages.
+    """
+    overwritten = frozenset(stages[-1].inputs[index].name for index in {*mutated.values(), *beside})
+    forward, joint, merged = _differentiated(stages, selection, grad_outputs)
+    backward = _Stages([*forward.traces])
+    start = time.perf_counter()
+    parts = partition(joint, overwritten, selection.memory)
+    forward.keep("partition", parts.forward, start)
+    backward.keep("partition", parts.backward, start)
+    forward_program = _executable(
+        forward, selection, boxed=False, choices=(*choices, *joint.choices)
+    )
+    known = {
+        proxy.name for proxy in proxies((parts.forward.inputs, joint.trace.outputs[: joint.count]))
+    } - overwritten
+    inner = tuple(
+        i for i, proxy in enumerate(parts.saved) if proxy.requires_grad and proxy.name not in known
+    )
+    _claim(backward, selection)
+    later = _LazyProgram(partial(_finished, backward, selection, boxed=True))
+    if joint.trace.numbers:
+        later()  # what is decided about symbolic sizes holds for the entry
+    return Training(forward_program, later, parts, inner, stages[-1], joint, merged)
+
+
+@dataclass(slots=True, eq=False)
+class _LazyProgram:
+    """A program that is compiled when it is first asked for, and once."""
+
+    make: Callable[[], Program]
+    program: Program | None = None
+
+    def __call__(self) -> Program:
+        with compiling(), torch.no_grad(), internals.autocast_off():
+            if self.program is None:
+                self.program = self.make()
+        return self.program
+
+
+def compile_backward(
+    training: Training, selection: Selection, grad_outputs: Grads, wanted: tuple[bool, ...]
+) -> Program:
+    """A backward for other grad outputs than expected, or for fewer inputs, from what the forward saves.
+
+    `grad_outputs` has one for each of the training's `ends`.
+    """
+    return _executable(
+        _other_backward(training, selection, grad_outputs, wanted, False), selection, boxed=True
+    )
+
+
+def differentiable_backward(
+    training: Training, selection: Selection, grad_outputs: Grads, wanted: tuple[bool, ...]
+) -> Trace:
+    """Like `compile_backward`, as a trace that can be differentiated in its turn."""
+    return _other_backward(training, selection, grad_outputs, wanted, True).traces[-1]
+
+
+def _other_backward(
+    training: Training,
+    selection: Selection,
+    grad_outputs: Grads,
+    wanted: tuple[bool, ...],
+    higher_order: bool,
+) -> _Stages:
+    prepared = replace(training.prepared, outputs=training.ends)
+    stages, joint, _ = _differentiated((prepared,), selection, grad_outputs, higher_order)
+    outputs = joint.trace.outputs
+    forward, found = outputs[: joint.count], outputs[joint.count :]
+    grads = tuple(grad if want else None for grad, want in zip(found, wanted, strict=True))
+    merged = _still_merged(training, higher_order)
+    body = [
+        renamed(item, merged, _as_it_is) if _reads(item, merged) else item
+        for item in joint.trace.bound_symbols
+    ]
+    trace = replace(joint.trace, outputs=(*forward, *grads), bound_symbols=tuple(body))
+    joint = replace(joint, trace=dead_code(trace))
+    start = time.perf_counter()
+    stages.keep("partition", backward_for(joint, training.parts), start)
+    return stages
+
+
+def _still_merged(training: Training, higher_order: bool) -> Mapping[str, TensorProxy]:
+    """Values of the prepared trace that are not saved, each with the one that is saved in its place.
+
+    Where that is differentiated in its turn, none through which no gradient flows with one through which some does.
+    """
+    saved = {proxy.name for proxy in training.saved}
+    own = {p.name: p for item in with_parts(training.prepared.bound_symbols) for p in item.outputs}
+    pairs = (
+        (own[name], twin)
+        for name, twin in training.merged.items()
+        if name in own and twin.name in saved
+    )
+    return {
+        p.name: twin
+        for p, twin in pairs
+        if not higher_order or p.requires_grad == twin.requires_grad
+    }
+
+
+def _as_it_is(proxy: TensorProxy) -> TensorProxy:
+    return proxy
+
+
+def _differentiated(
+    prepared: tuple[Trace, ...],
+    selection: Selection,
+    grad_outputs: Grads,
+    higher_order: bool = False,
+) -> tuple[_Stages, Joint, Mapping[str, TensorProxy]]:
+    """The stages up to the joint trace, that trace, and which of its values stand for others."""
+    stages = _Stages([*prepared])
+    start = time.perf_counter()
+    joint = differentiate(prepared[-1], selection, grad_outputs, higher_order=higher_order)
+    stages.keep("differentiate", joint.trace, start)
+    stages.plugin_passes("after_grad", selection)
+    if higher_order:
+        # what is differentiated once more stays as it is: gradients are to sum in autograd's order
+        stages.change("fold_constants", fold_constants)
+        return stages, replace(joint, trace=stages.traces[-1]), {}
+    merged = _simplify(stages, joint.count)
+    kept = tuple([merged.get(proxy.name, proxy) for proxy in joint.kept])
+    return stages, replace(joint, trace=stages.traces[-1], kept=kept), merged
+
+
+def _simplify(stages: _Stages, count: int | None = None) -> Mapping[str, TensorProxy]:
+    """Leave out what need not be computed; returns the values that are gone, each with the one that stands for it.
+
+    In a joint trace, `count` outputs are the forward's.
+    """
+    stages.change("fold_constants", fold_constants)
+    gone: dict[str, TensorProxy] = {}
+
+    def noting(
+        function: Callable[[Trace], tuple[Trace, Mapping[str, TensorProxy]]], trace: Trace
+    ) -> Trace:
+        trace, found = function(trace)
+        for name, proxy in gone.items():
+            gone[name] = found.get(proxy.name, proxy)
+        gone.update(found)
+        return trace
+
+    stages.change("no_ops", partial(noting, no_ops))
+    stages.change(
+        "common_subexpressions", partial(noting, partial(common_subexpressions, count=count))
+    )
+    return gone
+
+
+def _reads(item: BoundSymbol, names: Mapping[str, TensorProxy]) -> bool:
+    return any(proxy.name in names for proxy in item.inputs)
+
+
+def _executable(
+    stages: _Stages,
+    selection: Selection,
+    *,
+    boxed: bool,
+    choices: tuple[Choice, ...] = (),
+    destined: Mapping[int, int] = MappingProxyType({}),
+) -> Program:
+    _claim(stages, selection)
+    return _finished(stages, selection, boxed=boxed, choices=choices, destined=destined)
+
+
+def _claim(stages: _Stages, selection: Selection) -> None:
+    """Have executors claim the last stage."""
+    trace = stages.plugin_passes("before_claim", selection)
+    if any(CHECK in item.tags for item in trace.bound_symbols):
+        stages.run("checks_first", checks_first)
+    stages.run("claim", partial(claim, selection=selection))
+
+
+def _finished(
+    stages: _Stages,
+    selection: Selection,
+    *,
+    boxed: bool,
+    choices: tuple[Choice, ...] = (),
+    destined: Mapping[int, int] = MappingProxyType({}),
+) -> Program:
+    """The program of a trace that is claimed."""
+    stages.change("pass_through", pass_through)
+    if selection.fusion:
+        stages.run("fuse", partial(fuse, selection=selection))
+    stages.run("dead_code", dead_code)
+    stages.plugin_passes("after_claim", selection, gives_gradients=boxed, destined=destined)
+    trace = stages.run("free_last_used", free_last_used)
+    executed = dict.fromkeys(choice for item in trace.bound_symbols for choice in item.choices)
+    function = compile_trace(trace, boxed=boxed)
+    return Program(tuple(stages.traces), function, (*choices, *stages.choices, *executed), boxed)
+
+
+def expected_grad(proxy: TensorProxy) -> TensorProxy | None:
+    """The grad output that autograd most likely gives for an output: of its own layout, if it is dense."""
+    grad = replace(
+        proxy,
+        name=f"g_{proxy.name}",
+        requires_grad=False,
+        storage_offset=0,
+        is_conj=False,
+        is_neg=False,
+    )
+    return grad if proxy.requires_grad else None

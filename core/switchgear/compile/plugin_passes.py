@@ -1,0 +1,113 @@
+"""Passes of plugins: what they may ask about the call of `jit` that they run for, and what they say of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from switchgear.errors import RuleError, SwitchgearError
+from switchgear.ir.choice import Choice
+from switchgear.ir.proxy import hint_of
+from switchgear.ir.symbol import BoundSymbol, with_parts
+from switchgear.ir.trace import Trace
+from switchgear.who.claim import claimant
+from switchgear.who.executor import Executor
+from switchgear.who.hookspecs import PassPlacement
+from switchgear.who.selection import Selection
+
+
+class PassContext:
+    """The executors of the call, in the order asked, and what they take.
+
+    `choices` are the answers given so far, for `explain`: of the kind `pattern`, and owned by who takes a pattern, or
+    by `decomposition` where its parts stay as they are.
+
+    For passes after claiming: `gives_gradients` says that the trace's outputs are gradients, two of which may be one
+    tensor. `destined` pairs the positions of outputs with those of inputs that they are but copied into, once the
+    trace has run, where nothing else can tell. A pass that has the trace write there itself puts None in the place of
+    the output and names the input in `Trace.written`.
+    """
+
+    def __init__(
+        self,
+        selection: Selection,
+        *,
+        gives_gradients: bool = False,
+        destined: Mapping[int, int] = MappingProxyType({}),
+    ) -> None:
+        self._selection = selection
+        self.gives_gradients = gives_gradients
+        self.destined = destined
+        self.executors: tuple[Executor, ...] = selection.executors
+        self.choices: list[Choice] = []
+
+    @staticmethod
+    def hint(number: Any) -> Any:
+        """A number, a symbolic one as it is in the call at hand: for estimates alone."""
+        return hint_of(number)
+
+    def takes(self, owner: str, candidate: BoundSymbol) -> bool:
+        """Whether `owner` takes `candidate`, a call made to stand in the place of its subsymbols.
+
+        Not where an executor asked before it takes the candidate or one of the subsymbols, or where someone else says
+        how one of those is differentiated: a rule asked before the owner's, or a skip rule.
+        """
+        implementation, declined = claimant(candidate, self._selection)
+        if implementation is None:
+            reason = ""
+        elif implementation.owner != owner:
+            reason = f"{implementation.owner} comes before it"
+        else:
+            reason = next(self._objections(owner, candidate), "")
+            if not reason:
+                self.choices.append(Choice("pattern", candidate.symbol.name, owner, "", declined))
+                return True
+        self.decline(owner, candidate, reason, declined)
+        return False
+
+    def decline(
+        self,
+        owner: str,
+        bound_symbol: BoundSymbol,
+        reason: str,
+        others: tuple[tuple[str, str], ...] = (),
+    ) -> None:
+        """Have `explain` say why `owner` makes no pattern of a call; `others` are those asked before."""
+        declined = (*others, (owner, reason)) if reason else others
+        self.choices.append(
+            Choice("pattern", bound_symbol.symbol.name, "decomposition", "", declined)
+        )
+
+    def _objections(self, owner: str, candidate: BoundSymbol) -> Iterator[str]:
+        """Why the parts of a candidate are not differentiated by a rule for the whole."""
+        if not any(proxy.requires_grad for proxy in candidate.inputs):
+            return
+        sources = self._selection.rule_sources
+        position = [source.name for source in sources].index(owner)
+        before = replace(self._selection, rule_sources=sources[:position])
+        for part in with_parts(candidate.subsymbols):
+            rule, _ = before.grad_rule(part)
+            if rule is not None:
+                yield f"{rule.owner}, which comes before it, has a grad rule for {part.symbol.name} inside"
+            skipped, reason = self._selection.constant(part)
+            if skipped:
+                yield f"{part.symbol.name} inside is a constant by a {reason}"
+
+
+def run_pass(placement: PassPlacement, trace: Trace, context: PassContext) -> Trace:
+    """What a plugin's pass makes of a trace."""
+    try:
+        result: Any = placement.run(trace, context)
+    except SwitchgearError:
+        raise
+    except Exception as error:
+        raise RuleError(
+            f"pass {placement.name!r} of a plugin raised {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(result, Trace):
+        raise RuleError(
+            f"pass {placement.name!r} of a plugin returned a {type(result).__name__}, not a Trace"
+        )
+    return result

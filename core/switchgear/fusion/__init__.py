@@ -1,0 +1,1 @@
+"""Regions for executors that fuse."""

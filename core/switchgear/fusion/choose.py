@@ -1,0 +1,173 @@
+"""Choose: who runs each region, as plugins say that have an opinion, else the first who takes it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from switchgear.compile.plugin_passes import PassContext, run_pass
+from switchgear.errors import ExecutorFailed, RuleError, SwitchgearError
+from switchgear.ir.choice import Declined
+from switchgear.ir.free_last_used import free_last_used
+from switchgear.ir.printing import compile_trace
+from switchgear.ir.trace import Trace
+from switchgear.who.claim import claim
+from switchgear.who.executor import Executor, FusionExecutor
+from switchgear.who.plugins import Chooser
+from switchgear.who.region import Region, RegionChoice
+from switchgear.who.registry import describe
+from switchgear.who.selection import Selection
+
+NO_FUEL = Declined("no fuel is left for its region")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fused:
+    """What runs a region as one, by whom, under which name, and why by that one."""
+
+    executor: FusionExecutor
+    function: Callable[..., Any]
+    name: str
+    reason: str
+
+
+class RegionContext:
+    """What `switchgear_choose` may ask about the call of `jit` that it decides for.
+
+    `executors` are all that take part, in the order asked.
+    """
+
+    def __init__(self, regions: Sequence[Region], program: str, selection: Selection) -> None:
+        self.executors: tuple[Executor, ...] = selection.executors
+        self._program = program
+        self._selection = selection
+        self._compiled: dict[tuple[Region, FusionExecutor], Callable[..., Any] | Declined] = {}
+        self._numbers = {region: number for number, region in enumerate(regions)}
+
+    def label(self, executor: Executor) -> str:
+        """An executor's name and version."""
+        return next(
+            claimant.label
+            for claimant in self._selection.claimants
+            if claimant.executor is executor
+        )
+
+    def operators(self, region: Region) -> Trace:
+        """The region as the executors that fuse nothing run it: who does is its lines' `implementation.owner`."""
+        return claim(region.trace, self._selection.without_fusion())
+
+    def function(self, operators: Trace) -> Callable[..., Any]:
+        """What runs such a trace: a function of the region's sizes and inputs."""
+        for placement in self._selection.passes_at("after_claim"):
+            operators = run_pass(placement, operators, PassContext(self._selection))
+        return compile_trace(free_last_used(operators))
+
+    def compile(
+        self, entrants: Sequence[tuple[Region, FusionExecutor]]
+    ) -> dict[tuple[Region, FusionExecutor], Callable[..., Any] | Declined]:
+        """What candidates make of regions, each compiled once; all at once, for some compile several side by side."""
+        missing = [entrant for entrant in dict.fromkeys(entrants) if entrant not in self._compiled]
+        for executor in dict.fromkeys(executor for _, executor in missing):
+            own = [region for region, candidate in missing if candidate is executor]
+            traces = [replace(region.trace, name=self.name(region, executor)) for region in own]
+            try:
+                functions = executor.compile_all(traces)
+            except Exception as error:
+                operators = ", ".join(
+                    dict.fromkeys(item.symbol.name for one in traces for item in one.bound_symbols)
+                )
+                raise ExecutorFailed(
+                    f"executor {executor.name!r} failed to compile regions of {operators}: {type(error).__name__}: "
+                    f"{error}. Leave it out with executors=[...]"
+                ) from error
+            self._compiled.update(
+                zip([(region, executor) for region in own], functions, strict=True)
+            )
+        return {entrant: self._compiled[entrant] for entrant in entrants}
+
+    def name(self, region: Region, executor: FusionExecutor) -> str:
+        """What a region is called that an executor compiles."""
+        return re.sub(r"\W", "_", f"{executor.name}_{self._program}_{self._numbers[region]}")
+
+
+def choose(regions: Sequence[Region], program: str, selection: Selection) -> list[Fused | Declined]:
+    """What runs each of a program's regions, all with candidates; or why the region is left to its operators."""
+    context = RegionContext(regions, program, selection)
+    choices = _asked(regions, selection.choosers, context)
+    entrants: list[tuple[Region, FusionExecutor] | Declined] = []
+    left = selection.fuel.left
+    for region, choice in zip(regions, choices, strict=True):
+        if choice.executor is None:
+            entrants.append(Declined(choice.reason))
+        elif left == 0:
+            entrants.append(NO_FUEL)
+        else:
+            entrants.append((region, choice.executor))
+            left = None if left is None else left - 1
+    functions = context.compile(
+        [entrant for entrant in entrants if not isinstance(entrant, Declined)]
+    )
+    outcomes: list[Fused | Declined] = []
+    for entrant, choice in zip(entrants, choices, strict=True):
+        if isinstance(entrant, Declined):
+            outcomes.append(entrant)
+            continue
+        function, (region, executor) = functions[entrant], entrant
+        if isinstance(function, Declined):
+            outcomes.append(function)
+        else:
+            outcomes.append(
+                Fused(executor, function, context.name(region, executor), choice.reason)
+            )
+    return outcomes
+
+
+def _asked(
+    regions: Sequence[Region], choosers: Sequence[Chooser], context: RegionContext
+) -> list[RegionChoice]:
+    answers: dict[Region, RegionChoice] = {}
+    for chooser in choosers:
+        open_regions = [region for region in regions if region not in answers]
+        if open_regions:
+            given = _guarded(chooser, open_regions, context)
+            answers.update(
+                (region, answer)
+                for region, answer in zip(open_regions, given, strict=True)
+                if answer
+            )
+    return [answers.get(region) or RegionChoice(region.candidates[0]) for region in regions]
+
+
+def _guarded(
+    chooser: Chooser, regions: Sequence[Region], context: RegionContext
+) -> Sequence[RegionChoice | None]:
+    """A plugin's answers, one for each region."""
+    try:
+        answers: Any = chooser.fn(regions, context)
+        if answers is None:
+            return [None] * len(regions)
+        if not isinstance(answers, Sequence) or len(answers) != len(regions):
+            raise TypeError(
+                f"it returns an answer for each of {len(regions)} regions, or None, not {answers!r}"
+            )
+        for region, answer in zip(regions, answers, strict=True):
+            _check(region, answer)
+    except SwitchgearError:
+        raise
+    except Exception as error:
+        fault = f"{describe(chooser.source)} raised {type(error).__name__}: {error}"
+        raise RuleError(
+            f"plugin {chooser.label}: {fault}; to go on without it, {chooser.remedy}"
+        ) from error
+    return answers
+
+
+def _check(region: Region, answer: object) -> None:
+    if answer is None:
+        return
+    if not isinstance(answer, RegionChoice):
+        raise TypeError(f"an answer is a RegionChoice or None, not {answer!r}")
+    if answer.executor is not None and answer.executor not in region.candidates:
+        raise ValueError(f"{answer.executor!r} is no candidate for the region")

@@ -1,0 +1,23 @@
+"""Optimisation fuel: how many regions may be fused, to find the one that makes a result differ."""
+
+from __future__ import annotations
+
+from switchgear.ir.symbol import BoundSymbol
+
+
+class Fuel:
+    """What fusing regions burns: one unit each, in the order in which they are compiled; None is without end.
+
+    One fuel may be shared by several jitted functions. `regions` are those fused so far.
+    """
+
+    def __init__(self, limit: int | None = None) -> None:
+        if limit is not None and (type(limit) is not int or limit < 0):
+            raise ValueError(f"fuel is a number of regions, 0 or more, not {limit!r}")
+        self.limit = limit
+        self.regions: list[BoundSymbol] = []
+
+    @property
+    def left(self) -> int | None:
+        """How many more regions may be fused."""
+        return None if self.limit is None else self.limit - len(self.regions)

@@ -1,0 +1,1 @@
+"""From a trace to a forward and a backward, rule by rule."""

@@ -1,0 +1,451 @@
+"""The grad pass: a trace becomes the joint trace of its forward and its backward.
+
+Each bound symbol is linearised by the first of: constant, grad rule, decomposition, derived rule. The backward sweep
+then goes through the linearisations in reverse, and knows no operator.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from dataclasses import dataclass, replace
+
+import torch
+
+from switchgear import torch_private as internals
+from switchgear.capture import custom_functions
+from switchgear.capture.checkpointing import region_of
+from switchgear.capture.custom_functions import (
+    HISTORY,
+    as_identities,
+    origin_of,
+    recorded_functions,
+)
+from switchgear.capture.recorder import Recorder
+from switchgear.capture.tracking import metadata_proxy
+from switchgear.errors import StrictError
+from switchgear.grad.derived import derive, further_reads, instantiate, rebind
+from switchgear.ir.choice import Choice
+from switchgear.ir.dead_code import dead_code
+from switchgear.ir.proxy import TensorProxy, changed_proxy
+from switchgear.ir.symbol import (
+    BACKWARD,
+    CUSTOM_FUNCTION,
+    GRAD_OFF_INSIDE,
+    INNER_GRADIENT,
+    RECOMPUTED,
+    SAVED,
+    BoundSymbol,
+    Link,
+    RuleOrigin,
+    Symbol,
+    changed,
+    map_proxies,
+    proxies,
+    renamed,
+    with_parts,
+)
+from switchgear.ir.trace import Names, Trace, names_of
+from switchgear.ir.writes import RULES
+from switchgear.who.claim import claimant
+from switchgear.who.registry import GradRule
+from switchgear.who.rules import Applied, Grads, Pull, apply_rule
+from switchgear.who.selection import Reasons, Selection
+
+_ADD = Symbol("aten.add.Tensor", torch.ops.aten.add.Tensor)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Joint:
+    """Forward and backward in one trace, and the choices made on the way.
+
+    The trace's inputs are the forward's and then the defined grad outputs; its outputs the forward's `count`, then a
+    gradient or None per forward input.
+    `kept` is what other grad outputs, or those of a second derivative, would read besides: eager saves it too.
+    """
+
+    trace: Trace
+    count: int
+    grad_outputs: Grads
+    choices: tuple[Choice, ...]
+    kept: tuple[TensorProxy, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Linear:
+    """One differentiated bound symbol: `pull` gives its part of the backward and a gradient per tensor argument."""
+
+    arguments: tuple[TensorProxy, ...]
+    outputs: tuple[TensorProxy, ...]
+    pull: Pull
+    link: Link
+
+
+def differentiate(
+    trace: Trace, selection: Selection, grad_outputs: Grads, *, higher_order: bool = False
+) -> Joint:
+    """The joint trace for grad outputs that are defined where `grad_outputs` has a proxy, with its metadata.
+
+    Outputs may also be values that a grad rule makes inside its forward. `higher_order`: the backward is differentiated
+    in its turn; some of PyTorch's formulas are others then.
+
+    Raises `NotDifferentiable`, `RuleError`, and under `selection.strict` `StrictError`.
+    """
+    with recorded_functions(), internals.exact_functionalization():
+        return _differentiate(trace, selection, grad_outputs, higher_order)
+
+
+def _differentiate(
+    trace: Trace, selection: Selection, grad_outputs: Grads, higher_order: bool
+) -> Joint:
+    names = Names({*names_of(trace), *(proxy.name for proxy in proxies(grad_outputs))})
+    forward = Forward(
+        names, selection, higher_order, frozenset(proxy.name for proxy in proxies(trace.outputs))
+    )
+    with internals.autocast_off():
+        for bound_symbol in trace.bound_symbols:
+            forward.linearise(bound_symbol, bound_symbol)
+    outputs: Grads = map_proxies(forward.now, trace.outputs)
+    cotangents = tuple(
+        grad if out is not None and out.requires_grad else None
+        for grad, out in zip(grad_outputs, outputs, strict=True)
+    )
+    backward, grads = sweep(forward.linears, outputs, cotangents, forward.recorder)
+    found = tuple(grads.get(proxy.name) if proxy.requires_grad else None for proxy in trace.inputs)
+    joint = Trace(
+        "joint",
+        inputs=(*trace.inputs, *proxies(cotangents)),
+        outputs=(*outputs, *found),
+        bound_symbols=(*forward.body, *backward),
+        constants={**trace.constants, **forward.recorder.constants},
+        provenance=trace.provenance,
+        numbers=trace.numbers,
+    )
+    return Joint(
+        dead_code(joint), len(outputs), cotangents, tuple(forward.choices), tuple(forward.kept)
+    )
+
+
+class Forward:
+    """Linearises bound symbols one by one."""
+
+    def __init__(
+        self,
+        names: Names,
+        selection: Selection,
+        higher_order: bool,
+        ends: frozenset[str] = frozenset(),
+    ) -> None:
+        self.higher_order = higher_order
+        self.ends = ends
+        self.names = names
+        self.selection = selection
+        self.recorder = Recorder(
+            names, selection.handlers, self._adopt_constant, follow_autograd=False
+        )
+        self.body: list[BoundSymbol] = []
+        self.linears: list[Linear] = []
+        self.choices: list[Choice] = []
+        self.kept: list[TensorProxy] = []
+        self._env: dict[str, TensorProxy] = {}
+        #: What the conjugate and negative fallbacks of PyTorch's dispatcher made, and of what.
+        self._lazy: dict[str, TensorProxy] = {}
+
+    def now(self, proxy: TensorProxy) -> TensorProxy:
+        """What a value of the given trace is called by now."""
+        return self._env.get(proxy.name, proxy)
+
+    def linearise(self, bound_symbol: BoundSymbol, origin: BoundSymbol) -> None:
+        """Append a bound symbol, and how it is differentiated; `origin` is the one of the trace that it belongs to."""
+        pending = deque([bound_symbol])
+        while pending:
+            item = self._current(pending.popleft())
+            parts = self._decide(item, origin)
+            tags = item.tags & _INHERITED
+            pending.extendleft(
+                changed(part, tags=part.tags | tags) if tags else part for part in reversed(parts)
+            )
+
+    def _decide(self, item: BoundSymbol, origin: BoundSymbol) -> tuple[BoundSymbol, ...]:
+        """The one place that picks how a bound symbol is differentiated; returns the parts that replace it, if any."""
+        constant = self._constant(item)
+        if constant:
+            self._choose(item, "constant", constant)
+            # under no_grad eager calls a view a leaf that requires grad, and so do its users
+            item = self._cut(item) if item.grad_enabled else item
+            parts = as_identities(item) if item.symbol == HISTORY else (item,)
+            self.body.extend(
+                linked(part, Link(origin, RuleOrigin("constant", constant))) for part in parts
+            )
+            return ()
+        if item.symbol == HISTORY:
+            rule_origin = origin_of(item)
+            self._choose(item, rule_origin.owner, f"{rule_origin.form} rule")
+            if not region_of(item):
+                self.kept.extend(custom_functions.saved(item))
+            self._append(
+                custom_functions.linearise(item, self.recorder, self.higher_order),
+                rule_origin,
+                item,
+                origin,
+            )
+            return ()
+        own = RULES.get(item.symbol)
+        rule, declined = (own, ()) if own is not None else self.selection.grad_rule(item)
+        if rule is not None:
+            self._choose(item, rule.owner, f"{rule.form} rule", declined)
+            self._apply(rule, item, origin)
+        elif item.is_leaf or GRAD_OFF_INSIDE in item.tags:
+            if self.selection.strict:
+                self._keeper(item)
+            self._choose(item, "derived", "PyTorch's autograd formula", declined)
+            self._derive(item, origin)
+        else:
+            return self._decompose(item, origin, declined)
+        return ()
+
+    def _constant(self, item: BoundSymbol) -> str:
+        """Why a bound symbol takes no part in differentiation, or an empty string."""
+        if not _requires_grad(item.inputs):
+            return "no input requires grad"
+        if not item.grad_enabled:
+            return "grad mode is off"
+        if not _requires_grad(item.outputs):
+            return "no output is differentiable"
+        skipped, reason = self.selection.constant(item)
+        return reason if skipped else ""
+
+    def _apply(self, rule: GradRule, item: BoundSymbol, origin: BoundSymbol) -> None:
+        self._append(
+            apply_rule(rule, item, self.recorder), RuleOrigin(rule.owner, rule.form), item, origin
+        )
+
+    def _append(
+        self, applied: Applied, rule_origin: RuleOrigin, item: BoundSymbol, origin: BoundSymbol
+    ) -> None:
+        link = Link(origin, rule_origin)
+        inside = {proxy.name for made in applied.forward for proxy in made.outputs}
+        if self.ends & inside - {proxy.name for proxy in applied.outputs}:
+            # what rules make is saved by its name, which must not depend on what is asked for
+            with self.names.apart():
+                for made in applied.forward:
+                    self.linearise(made, origin)
+        else:
+            self.body.extend(linked(made, link, *item.tags & {SAVED}) for made in applied.forward)
+        for proxy, output in zip(item.outputs, applied.outputs, strict=True):
+            if output != proxy:
+                self._env[proxy.name] = output
+        self.linears.append(Linear(item.inputs, applied.outputs, applied.pull, link))
+
+    def _derive(self, item: BoundSymbol, origin: BoundSymbol) -> None:
+        # fail here, where the operator is, and not in the sweep
+        expected = tuple(
+            [
+                changed_proxy(p, requires_grad=False) if p.requires_grad else None
+                for p in item.outputs
+            ]
+        )
+        # the formula reads the arguments as autograd sees them, before the fallbacks
+        seen = renamed(item, self._lazy, lambda made: made) if self._lazy else item
+        template = derive(seen, expected, self.higher_order)
+        metadata, region = [p and p.metadata for p in expected], internals.autocast_key()
+        if not region_of(item):
+            self.kept.extend(further_reads(template, seen, expected))
+
+        def pull(grads: Grads) -> tuple[tuple[BoundSymbol, ...], Grads]:
+            # linearised outside of autocast, and pulled inside where the backward is run there
+            alike = [
+                p and p.metadata for p in grads
+            ] == metadata and internals.autocast_key() == region
+            found = template if alike else derive(seen, grads, self.higher_order)
+            return instantiate(found, seen, grads, self.names)
+
+        link = Link(origin, RuleOrigin("derived", item.symbol.name.removesuffix(".default")))
+        self.body.append(linked(item, link))
+        self.linears.append(Linear(item.inputs, item.outputs, pull, link))
+
+    def _decompose(
+        self, item: BoundSymbol, origin: BoundSymbol, declined: Reasons
+    ) -> tuple[BoundSymbol, ...]:
+        """Decompose, or keep an executor's forward whole and differentiate its decomposition beside it."""
+        owner = self._keeper(item)
+        if owner is None:
+            self._choose(item, "decomposition", "", declined)
+            self._lazy.update(_resolved(item))
+            return item.subsymbols
+        if item.is_random:
+            reason = f"{owner}'s forward is not used: its decomposition draws random numbers and cannot be run again"
+            self._choose(item, "decomposition", reason, (*declined, (owner, reason)))
+            return item.subsymbols
+        reason = f"{owner} keeps the forward, the backward recomputes what it needs"
+        self._choose(item, "decomposition", reason, declined)
+        link = Link(origin, RuleOrigin("decomposition", item.symbol.name))
+        self.body.append(linked(item, link))
+        env: dict[str, TensorProxy] = {}
+        for copy in [rebind(part, env, self.names) for part in item.subsymbols]:
+            self.linearise(replace(copy, tags=copy.tags | {RECOMPUTED}), origin)
+        # the sweep goes backwards: the gradients of the kept outputs go to their recomputed twins first
+        copied = tuple(self.now(env[proxy.name]) for proxy in item.outputs)
+        self.linears.append(Linear(copied, item.outputs, lambda grads: ((), grads), link))
+        return ()
+
+    def _keeper(self, item: BoundSymbol) -> str | None:
+        """The executor, if any, that runs a bound symbol without a grad rule as a whole; under `strict` an error."""
+        implementation, _ = claimant(item, self.selection)
+        if implementation is None or implementation.fn is item.symbol.fn:
+            return None
+        if self.selection.strict and CUSTOM_FUNCTION not in item.tags:
+            raise StrictError(
+                f"{implementation.owner} claims {item.symbol.name}, called at {item.source}, and nobody brings a grad "
+                "rule for it; register one, or drop strict=True to have its backward derived"
+            )
+        return implementation.owner
+
+    def _current(self, item: BoundSymbol) -> BoundSymbol:
+        """A bound symbol with its values as they are by now, and requires_grad of its outputs to match its inputs."""
+        if not self._env:
+            return item
+        current = renamed(item, self._env)
+        cut = _requires_grad(current.outputs) and not _requires_grad(current.inputs)
+        return self._cut(current) if cut else current
+
+    def _cut(self, item: BoundSymbol) -> BoundSymbol:
+        """The bound symbol with nothing that it makes requiring grad."""
+        made = [
+            proxy for part in with_parts([item]) for proxy in part.outputs if proxy.requires_grad
+        ]
+        self._env.update((proxy.name, replace(proxy, requires_grad=False)) for proxy in made)
+        return renamed(item, self._env)
+
+    def _adopt_constant(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor that a rule closes over."""
+        name = self.names.claim(f"c{len(self.recorder.constants)}")
+        with internals.real_dispatch():
+            self.recorder.constants[name] = tensor.detach()
+        return self.recorder.enter(tensor, metadata_proxy(name, tensor, False))
+
+    def _choose(self, item: BoundSymbol, owner: str, reason: str, declined: Reasons = ()) -> None:
+        self.choices.append(Choice("gradient", item.symbol.name, owner, reason, declined))
+
+
+_INHERITED = frozenset({RECOMPUTED})
+
+
+def _resolved(item: BoundSymbol) -> dict[str, TensorProxy]:
+    """The parts that are copies of lazily conjugated or negated values, made for the parts after them."""
+    own = {proxy.name for proxy in item.outputs}
+    found = {}
+    for part in item.subsymbols:
+        if part.symbol.fn is torch.ops.aten.clone.default and part.outputs[0].name not in own:
+            (given,), (made,) = part.inputs, part.outputs
+            lazy = (given.is_conj, given.is_neg) != (made.is_conj, made.is_neg)
+            if lazy and not part.kwargs:
+                found[made.name] = given
+    return found
+
+
+def _requires_grad(values: tuple[TensorProxy, ...]) -> bool:
+    return any(proxy.requires_grad for proxy in values)
+
+
+def sweep(
+    linears: list[Linear],
+    outputs: Grads,
+    cotangents: Grads,
+    recorder: Recorder,
+    wanted: frozenset[str] = frozenset(),
+) -> tuple[list[BoundSymbol], dict[str, TensorProxy]]:
+    """The backward, and the gradients that arrive at the inputs and at the intermediates `wanted`, by name.
+
+    It is the one that autograd would run in the autocast region that this is called in, if any.
+    """
+    backward: list[BoundSymbol] = []
+    grads: dict[str, TensorProxy] = {}
+    links: defaultdict[str, tuple[Link, ...]] = defaultdict(tuple)
+
+    def accumulate(name: str, grad: TensorProxy, *new: Link) -> None:
+        links[name] += new
+        if name in grads:
+            backward.extend(_sum(grads[name], grad, recorder, links[name]))
+            grad = backward[-1].outputs[0]
+        grads[name] = grad
+
+    for proxy, cotangent in zip(outputs, cotangents, strict=True):
+        if proxy is not None and cotangent is not None:
+            accumulate(proxy.name, cotangent)
+    for linear in reversed(linears):
+        names = [proxy.name for proxy in linear.outputs]
+        incoming = tuple(
+            [grads.get(name) if name in wanted else grads.pop(name, None) for name in names]
+        )
+        if not any(incoming):
+            continue
+        body, found = linear.pull(incoming)
+        backward.extend(linked(item, linear.link, BACKWARD) for item in body)
+        for proxy, grad in zip(linear.arguments, found, strict=True):
+            if grad is not None and proxy.requires_grad:
+                if grad.dtype != proxy.dtype:
+                    backward.extend(
+                        linked(item, linear.link, BACKWARD) for item in _cast(grad, proxy, recorder)
+                    )
+                    grad = backward[-1].outputs[0]
+                accumulate(proxy.name, grad, linear.link)
+    return backward, grads
+
+
+def _cast(grad: TensorProxy, proxy: TensorProxy, recorder: Recorder) -> tuple[BoundSymbol, ...]:
+    """`grad` in the dtype of what it is the gradient of, as the autograd engine hands it on under autocast."""
+    with recorder.recording(), torch._C.DisableTorchFunction(), torch.no_grad():
+        recorder.tracker.proxy_of(recorder.tracker.wrapper_for(grad).to(proxy.dtype))
+    return recorder.take()
+
+
+def linked(item: BoundSymbol, link: Link, *tags: str) -> BoundSymbol:
+    """A bound symbol and its parts, tied to the forward one that they come from."""
+    parts = tuple([linked(part, link, *tags) for part in item.subsymbols])
+    source = item.source or link.forward.source
+    links = item.links if INNER_GRADIENT in item.tags else (link,)
+    return changed(
+        item, links=links or (link,), source=source, subsymbols=parts, tags=item.tags.union(tags)
+    )
+
+
+def _sum(
+    left: TensorProxy, right: TensorProxy, recorder: Recorder, links: tuple[Link, ...]
+) -> list[BoundSymbol]:
+    """`left + right`, as the autograd engine accumulates."""
+    same = (left.shape, left.stride, left.dtype, left.device) == (
+        right.shape,
+        right.stride,
+        right.dtype,
+        right.device,
+    )
+    if not same or not is_dense(left):
+        with recorder.recording(), torch._C.DisableTorchFunction(), torch.no_grad():
+            recorder.tracker.proxy_of(
+                recorder.tracker.wrapper_for(left) + recorder.tracker.wrapper_for(right)
+            )
+        made = recorder.take()
+    else:
+        output = replace(
+            left,
+            name=recorder.names.fresh(),
+            requires_grad=False,
+            storage_offset=0,
+            is_conj=False,
+            is_neg=False,
+        )
+        source = links[-1].forward.source if links else None
+        made = (BoundSymbol(_ADD, (left, right), {}, output, source=source, grad_enabled=False),)
+    return [changed(item, links=links, tags=frozenset({BACKWARD})) for item in made]
+
+
+def is_dense(proxy: TensorProxy) -> bool:
+    """Whether the layout has neither holes nor repeats, so that a sum's layout is its terms'."""
+    step = 1
+    for size, stride in sorted(
+        zip(proxy.shape, proxy.stride, strict=True), key=lambda pair: pair[1]
+    ):
+        if size != 1 and stride != step:
+            return False
+        step *= max(size, 1)
+    return True

@@ -1,0 +1,263 @@
+"""Partition: the joint trace becomes a forward and a backward trace, and what the one saves for the other."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+
+import torch
+
+from switchgear.errors import NotDifferentiable
+from switchgear.grad.differentiate import Joint
+from switchgear.ir.choice import Saved
+from switchgear.ir.dead_code import live
+from switchgear.ir.proxy import NumberProxy, TensorProxy, bytes_of
+from switchgear.ir.symbol import (
+    BACKWARD,
+    INNER_GRADIENT,
+    RECOMPUTED,
+    BoundSymbol,
+    Link,
+    RuleOrigin,
+    Symbol,
+    changed,
+    proxies,
+)
+from switchgear.ir.trace import Names, Trace, names_of
+from switchgear.optimise.recompute import Body, recompute
+from switchgear.optimise.saving import Prices, is_view, overwritten_values, to_save
+from switchgear.who.memory import Memory
+
+_CLONE = Symbol("aten.clone.default", torch.ops.aten.clone.default)
+_CAST = Symbol("aten._to_copy.default", torch.ops.aten._to_copy.default)
+_ORIGIN = RuleOrigin("partition", "recomputed")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Partitioned:
+    """`forward` returns its outputs and then `saved`, some as copies; `backward` takes `saved` and the grad outputs.
+
+    Numbers are no tensors: fixed sizes stand in the backward as they are, symbolic ones are further inputs. `widened`
+    makes the zeros and ones again that are saved as booleans.
+    """
+
+    forward: Trace
+    backward: Trace
+    saved: tuple[TensorProxy, ...]
+    widened: tuple[BoundSymbol, ...]
+    prices: Prices
+
+
+def partition(
+    joint: Joint, overwritten: frozenset[str] = frozenset(), memory: Memory = "eager"
+) -> Partitioned:
+    """Split a joint trace: what the outputs need is forward, the rest is backward, and what crosses is saved.
+
+    What is cheap to make again from something smaller is not saved; `memory` says how cheap. `overwritten` names the
+    inputs that are written to after the forward has run; they, and what shares their storage, are saved as copies.
+    """
+    halves = _Halves(joint)
+    forward, outputs = halves.forward, joint.trace.outputs[: joint.count]
+    returned = frozenset(proxy.name for proxy in proxies(outputs))
+    prices = Prices(memory, returned, overwritten_values(forward, overwritten))
+    again, left = _again(forward, halves.read, to_save(forward, halves.read, prices))
+    uses = (proxy.name for item in (*again, *halves.later) for proxy in item.inputs)
+    left = {name: left[name] for name in dict.fromkeys((*uses, *left)) if name in left}
+    maker = {proxy.name: item for item in forward for proxy in item.outputs}
+    copies: dict[str, BoundSymbol] = {}
+    widened: list[BoundSymbol] = []
+    saved: list[TensorProxy] = []
+    for proxy in left.values():
+        drawn = maker.get(proxy.name)
+        if drawn is not None and prices.narrows(proxy, drawn):
+            flags = replace(
+                proxy, name=halves.names.claim(f"{proxy.name}_as_bool"), dtype=torch.bool
+            )
+            copies[proxy.name] = BoundSymbol(_CAST, (proxy,), {"dtype": torch.bool}, flags)
+            widened.append(
+                BoundSymbol(
+                    _CAST,
+                    (flags,),
+                    {"dtype": proxy.dtype},
+                    proxy,
+                    source=drawn.source,
+                    links=_links(drawn),
+                )
+            )
+            saved.append(flags)
+            continue
+        if proxy.name in prices.overwritten:
+            copies[proxy.name] = BoundSymbol(
+                _CLONE, (proxy,), {}, replace(proxy, name=halves.names.fresh())
+            )
+        saved.append(proxy)
+    kept = (copies[proxy.name].output if proxy.name in copies else proxy for proxy in left.values())
+    trace = replace(
+        joint.trace,
+        name="forward",
+        inputs=joint.trace.inputs[: len(joint.trace.inputs) - len(halves.given)],
+        outputs=(*outputs, *kept),
+        bound_symbols=(*(unlinked(item) for item in forward), *copies.values()),
+    )
+    backward = halves.backward((*widened, *again), tuple(saved))
+    return Partitioned(trace, backward, tuple(saved), tuple(widened), prices)
+
+
+def backward_for(joint: Joint, parts: Partitioned) -> Trace:
+    """The backward of another joint trace of the same forward, from what that forward saves.
+
+    What it needs beyond that is computed again. Raises `NotDifferentiable` if that cannot be.
+    """
+    known = frozenset(
+        proxy.name for proxy in (*parts.saved, *(p for item in parts.widened for p in item.outputs))
+    )
+    halves = _Halves(replace(joint, kept=()), known)
+    again, missing = _again(halves.forward, halves.read, known)
+    missing = {name: proxy for name, proxy in missing.items() if name not in known}
+    if missing:
+        raise NotDifferentiable(
+            f"this backward needs values that the forward did not save ({', '.join(sorted(missing))}), because other "
+            "grad outputs are defined than expected, or because the derivative of a grad rule is taken; give a "
+            "gradient for every output, or use sg.grad"
+        )
+    # a line that is run again for one of its results makes the others too
+    twice = {proxy.name for item in again for proxy in item.outputs if proxy.name in known}
+    saved = [replace(p, name=halves.names.fresh()) if p.name in twice else p for p in parts.saved]
+    widened = [item for item in parts.widened if item.outputs[0].name not in twice]
+    return halves.backward((*widened, *again), tuple(saved))
+
+
+def saved_values(parts: Partitioned) -> tuple[Saved, ...]:
+    """What a forward saves, why, and for which operators of the backward."""
+    maker = {proxy.name: item for item in parts.forward.bound_symbols for proxy in item.outputs}
+    readers: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for item in parts.backward.bound_symbols:
+        for name in {proxy.name for proxy in item.inputs}:
+            readers[name][
+                item.symbol.name + (" (recomputed)" if RECOMPUTED in item.tags else "")
+            ] += 1
+    values = {item.inputs[0].name: item.outputs[0] for item in parts.widened}
+    for item in parts.widened:
+        readers[item.inputs[0].name] = readers[item.outputs[0].name]
+    found = []
+    for proxy in parts.saved:
+        value = values.get(proxy.name, proxy)
+        made = maker.get(value.name)
+        origin = "input" if made is None else f"{made.symbol.name} at {made.source}"
+        reason = _reason(value, made, parts.prices)
+        if value is not proxy:
+            reason += "; its zeros and ones are saved as booleans"
+        alive = made is None and value.name not in parts.prices.overwritten
+        by = tuple(readers[proxy.name].items())
+        found.append(
+            Saved(value.name, proxy.type_string, bytes_of(proxy), alive, origin, reason, by)
+        )
+    return tuple(found)
+
+
+def _reason(proxy: TensorProxy, item: BoundSymbol | None, prices: Prices) -> str:
+    if proxy.name in prices.overwritten:
+        return "saved as a copy, for the call overwrites it"
+    price = "an input lives anyway" if item is None else prices.again(item)
+    reason = price if isinstance(price, str) else "to make it again would cost more"
+    return f"{reason}; it is returned as well" if proxy.name in prices.outputs else reason
+
+
+class _Halves:
+    """A joint trace, split: `read` are the values of `forward`, inputs among them, that `later` and the gradients are.
+
+    `known` are the names of what the forward saves, if that is decided already.
+    """
+
+    def __init__(self, joint: Joint, known: frozenset[str] | None = None) -> None:
+        trace = self.trace = joint.trace
+        self.grads = trace.outputs[joint.count :]
+        self.given = tuple(proxies(joint.grad_outputs))
+        body = tuple(item for item in trace.bound_symbols if BACKWARD not in item.tags)
+        kept = {proxy.name for proxy in joint.kept} if known is None else known
+        also = (proxy for item in body for proxy in item.outputs if proxy.name in kept)
+        body = live(body, (*proxies(trace.outputs[: joint.count]), *also))
+        ran = frozenset(body)
+        rest = live(
+            tuple(item for item in trace.bound_symbols if item not in ran), proxies(self.grads)
+        )
+        self.names = Names(names_of(trace))
+        self.forward, self.later = recompute(
+            body, rest, tuple(proxies(self.grads)), self.names, known
+        )
+        made = {proxy.name for item in self.forward for proxy in item.outputs}.union(
+            p.name for p in trace.inputs
+        )
+        own = {proxy.name for item in self.later for proxy in item.outputs}
+        own.update(trace.constants, (proxy.name for proxy in self.given))
+        used = (*(proxy for item in self.later for proxy in item.inputs), *proxies(self.grads))
+        read = (*used, *(proxy for proxy in joint.kept if proxy.name in made))
+        self.read = tuple({p.name: p for p in read if p.name not in own}.values())
+
+    def backward(self, again: Body, saved: tuple[TensorProxy, ...]) -> Trace:
+        """The backward that takes `saved`, and runs `again` the lines of the forward that it needs."""
+        body = _just_in_time(live((*again, *self.later), proxies(self.grads)))
+        return replace(
+            self.trace,
+            name="backward",
+            inputs=(*saved, *self.given),
+            outputs=self.grads,
+            bound_symbols=body,
+            numbers=tuple(NumberProxy(number.name) for number in self.trace.numbers),
+        )
+
+
+def _again(
+    forward: Body, read: Iterable[TensorProxy], saved: Collection[str]
+) -> tuple[tuple[BoundSymbol, ...], dict[str, TensorProxy]]:
+    """The lines of the forward that make what is read and not saved, and the values that they and the reader take."""
+    needed = {proxy.name: proxy for proxy in read}
+    again: list[BoundSymbol] = []
+    for item in reversed(forward):
+        if not item.is_random and any(
+            p.name in needed and p.name not in saved for p in item.outputs
+        ):
+            needed.update((proxy.name, proxy) for proxy in item.inputs)
+            again.append(
+                replace(
+                    item,
+                    links=_links(item),
+                    tags=item.tags if is_view(item) else item.tags | {RECOMPUTED},
+                )
+            )
+    made = {proxy.name for item in again for proxy in item.outputs}
+    return tuple(reversed(again)), {
+        name: proxy for name, proxy in needed.items() if name not in made
+    }
+
+
+def _links(item: BoundSymbol) -> tuple[Link, ...]:
+    """The links of a line of the forward, in the backward."""
+    return tuple(Link(link.forward, _ORIGIN) for link in item.links) or (Link(item, _ORIGIN),)
+
+
+def _just_in_time(body: Body) -> Body:
+    """A backward with what is not part of the sweep itself as late as may be."""
+    stays = [BACKWARD in item.tags or item.is_random for item in body]
+    late = len(body)
+    place = [late] * len(body)
+    first: dict[str, int] = {}
+    for index in range(late - 1, -1, -1):
+        place[index] = (
+            index
+            if stays[index]
+            else min((first.get(p.name, late) for p in body[index].outputs), default=late)
+        )
+        for proxy in body[index].inputs:
+            first[proxy.name] = min(first.get(proxy.name, late), place[index])
+    order = sorted(range(late), key=lambda index: (place[index], stays[index], index))
+    return tuple(body[index] for index in order)
+
+
+def unlinked(item: BoundSymbol) -> BoundSymbol:
+    """A line of the forward: only those that are gradients themselves keep their links."""
+    links = item.links if INNER_GRADIENT in item.tags else ()
+    return changed(
+        item, links=links, subsymbols=tuple([unlinked(part) for part in item.subsymbols])
+    )

@@ -1,0 +1,95 @@
+"""Which values of a trace share storage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from switchgear.ir.composites import leaves_of
+from switchgear.ir.proxy import TensorProxy
+from switchgear.ir.symbol import BoundSymbol, proxies
+from switchgear.ir.writes import IDENTITY, SET_VALUE
+
+_aten = torch.ops.aten
+#: These return their last argument itself when there is nothing to do, or always.
+_MAY_ALIAS = (_aten._reshape_alias.default, _aten._unsafe_view.default, _aten.lift_fresh.default)
+_PASSED_ON = frozenset({*map(str, _MAY_ALIAS), SET_VALUE.name, IDENTITY.name})
+
+
+def storages(bound_symbols: Iterable[BoundSymbol]) -> dict[str, str]:
+    """The names of the values that share another's storage, each with the name of the first value there."""
+    first: dict[str, str] = {}
+    for leaf in leaves_of(bound_symbols):
+        source = aliased_argument(leaf)
+        if source is not None:
+            first.update(
+                (proxy.name, first.get(source.name, source.name)) for proxy in leaf.outputs
+            )
+    return first
+
+
+def aliased_argument(bound_symbol: BoundSymbol) -> TensorProxy | None:
+    """The argument of a leaf whose storage its outputs may share."""
+    if bound_symbol.symbol.name in _PASSED_ON:
+        return bound_symbol.inputs[-1]
+    return viewed_argument(bound_symbol)
+
+
+def viewed_argument(bound_symbol: BoundSymbol) -> TensorProxy | None:
+    """The argument that a leaf of PyTorch makes views of, as its schema says."""
+    fn: Any = bound_symbol.symbol.fn
+    if not isinstance(fn, torch._ops.OpOverload):
+        return None
+    known = _PLACES.get(bound_symbol.symbol.name)
+    if known is None or known[0] is not fn:
+        known = _PLACES[bound_symbol.symbol.name] = fn, _aliased_place(fn)
+    if known[1] is None:
+        return None
+    position, name = known[1]
+    return next(
+        iter(proxies((bound_symbol.args[position : position + 1], bound_symbol.kwargs.get(name)))),
+        None,
+    )
+
+
+def written_arguments(bound_symbol: BoundSymbol) -> tuple[TensorProxy, ...]:
+    """The arguments that a leaf of PyTorch writes to, as its schema says."""
+    fn: Any = bound_symbol.symbol.fn
+    if not isinstance(fn, torch._ops.OpOverload) or not fn._schema.is_mutable:
+        return ()
+    args, kwargs = bound_symbol.args, bound_symbol.kwargs
+    arguments = enumerate(fn._schema.arguments)
+    written = [
+        (place, item.name)
+        for place, item in arguments
+        if item.alias_info and item.alias_info.is_write
+    ]
+    return tuple(
+        proxies([args[place] if place < len(args) else kwargs.get(name) for place, name in written])
+    )
+
+
+def in_place_twin(fn: Any) -> torch._ops.OpOverload | None:
+    """The overload that leaves in its first argument what `fn` returns, by PyTorch's way of naming."""
+    if not isinstance(fn, torch._ops.OpOverload):
+        return None
+    namespace, _, name = fn._schema.name.partition("::")
+    packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_functional") + "_", None)
+    return getattr(packet, _TWIN_OVERLOADS.get(str(fn), fn._overloadname), None)
+
+
+#: In-place twins whose overload has another name.
+_TWIN_OVERLOADS = {"aten.bernoulli.p": "float"}
+#: By name, whose hash costs less than an overload's.
+_PLACES: dict[str, tuple[Any, tuple[int, str] | None]] = {}
+
+
+def _aliased_place(overload: torch._ops.OpOverload) -> tuple[int, str] | None:
+    if all(returned.alias_info is None for returned in overload._schema.returns):
+        return None
+    arguments = enumerate(overload._schema.arguments)
+    return next(
+        ((position, item.name) for position, item in arguments if item.alias_info is not None), None
+    )

@@ -1,0 +1,85 @@
+"""Composites: when a torch-level call is kept whole, and what its parts are."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from switchgear.ir.proxy import TensorProxy
+from switchgear.ir.symbol import BoundSymbol, changed, proxies
+
+
+def is_closed(
+    given: Any, recorded: list[BoundSymbol], output: Any, constants: Mapping[str, torch.Tensor]
+) -> bool:
+    """Whether a call's parts read only its arguments, and its outputs, all different, are made by its parts."""
+    if output is NotImplemented:
+        return False
+    known = {proxy.name for proxy in proxies(given)} | constants.keys()
+    made: set[str] = set()
+    for part in recorded:
+        if not known.issuperset(proxy.name for proxy in part.inputs):
+            return False
+        outputs = {proxy.name for proxy in part.outputs}
+        known |= outputs
+        made |= outputs
+    names = [proxy.name for proxy in proxies(output)]
+    return bool(names) and len(set(names)) == len(names) and made.issuperset(names)
+
+
+def splice_escaping(
+    recorded: tuple[BoundSymbol, ...], outputs: Iterable[TensorProxy]
+) -> tuple[BoundSymbol, ...]:
+    """Put the parts of a composite in its place where something outside of it reads a value that it does not return."""
+    needed = {proxy.name for proxy in outputs}
+    kept: list[BoundSymbol] = []
+    pending = list(recorded)
+    while pending:
+        bound_symbol = pending.pop()
+        if bound_symbol.subsymbols:
+            inner = {
+                proxy.name for leaf in leaves_of(bound_symbol.subsymbols) for proxy in leaf.outputs
+            }
+            if not needed.isdisjoint(inner - {proxy.name for proxy in bound_symbol.outputs}):
+                pending.extend(bound_symbol.subsymbols)
+                continue
+            parts = splice_escaping(bound_symbol.subsymbols, bound_symbol.outputs)
+            bound_symbol = changed(bound_symbol, subsymbols=parts)
+        needed.update(proxy.name for proxy in bound_symbol.inputs)
+        kept.append(bound_symbol)
+    return tuple(reversed(kept))
+
+
+def leaves_of(bound_symbols: Iterable[BoundSymbol]) -> Iterator[BoundSymbol]:
+    """The leaves of bound symbols, in order."""
+    for item in bound_symbols:
+        if item.is_leaf:
+            yield item
+        else:
+            yield from leaves_of(item.subsymbols)
+
+
+def bind_outputs(output: Any, result: Any, values: dict[str, Any]) -> None:
+    """Enter what a call returned under the names of its outputs."""
+    if isinstance(output, TensorProxy):
+        values[output.name] = result
+    elif isinstance(output, tuple):
+        for part, value in zip(output, result, strict=True):
+            bind_outputs(part, value, values)
+
+
+def turns_grad_off(fn: Callable[..., Any] | None, recorded: Iterable[BoundSymbol]) -> bool:
+    """Whether a function of PyTorch's C++ turned grad mode off for a part that gradients might flow through.
+
+    What it writes in place there shows in no wrapper, so its parts cannot be differentiated one by one.
+    """
+    return isinstance(fn, types.BuiltinFunctionType | types.MethodDescriptorType) and any(
+        part.is_leaf
+        and not part.grad_enabled
+        and any(proxy.requires_grad for proxy in part.inputs)
+        and any(proxy.is_differentiable for proxy in part.outputs)
+        for part in recorded
+    )

@@ -1,0 +1,36 @@
+"""Evaluation: bound symbols run one by one on tensors, by their symbols alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from switchgear import torch_private as internals
+from switchgear.ir.composites import bind_outputs
+from switchgear.ir.symbol import BACKWARD, BoundSymbol, map_proxies
+from switchgear.ir.writes import SET_VALUE, WRITTEN_VIEWS
+
+
+def evaluate(bound_symbols: Iterable[BoundSymbol], values: dict[str, Any]) -> None:
+    """Run bound symbols on the tensors of `values`, by name, each in its grad mode; adds what they make.
+
+    Under a recorder they are recorded anew, so what a backward consists of is differentiable in its turn.
+    """
+    for item in bound_symbols:
+        args, kwargs = map_proxies(lambda proxy: values[proxy.name], (item.args, dict(item.kwargs)))
+        # the casts of autocast are among them
+        with (
+            torch.set_grad_enabled(item.grad_enabled or BACKWARD in item.tags),
+            internals.autocast_off(),
+        ):
+            if item.symbol == SET_VALUE:
+                result = args[0].clone()
+                result.data.copy_(args[1])
+            else:
+                function = item.symbol.fn
+                if any(proxy.dtype.is_complex for proxy in item.outputs):
+                    function = WRITTEN_VIEWS.get(function, function)
+                result = function(*args, **kwargs)
+        bind_outputs(item.output, result, values)

@@ -1,0 +1,98 @@
+"""Canonical names: one operator, many spellings, one symbol."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import resolve_name
+
+from switchgear.errors import RegistrationError
+from switchgear.ir.symbol import Symbol
+from switchgear.torch_private.names import private
+
+_CustomOpDef = private("torch._library.custom_ops.CustomOpDef")
+
+#: Methods whose arguments stand in another order than those of the function of the same name.
+_NOT_AN_ALIAS = frozenset({"where", "set_", "resize_as_"})
+#: Functions that take as one tuple what the method also takes as separate integers.
+_PACKED = frozenset({"torch.permute", "torch.reshape", "torch.flip", "torch.tile"})
+
+
+@functools.cache
+def symbol_of(fn: Callable[..., Any]) -> Symbol | None:
+    """The symbol of a torch-level callable or an operator overload; None for what PyTorch cannot name."""
+    if isinstance(fn, torch._ops.OpOverload):
+        return Symbol(str(fn), fn)
+    name = resolve_name(fn)
+    if name is None and str(getattr(fn, "__module__", None)).startswith("torch"):
+        name = f"{fn.__module__}.{getattr(fn, '__qualname__', '')}"
+    if name is None or "<" in name or name.endswith(("__get__", "__set__", "__delete__")):
+        return None
+    return _canonical(name, fn)
+
+
+def _canonical(name: str, fn: Callable[..., Any]) -> Symbol:
+    name = name.replace("torch.functional.", "torch.")
+    method = name.removeprefix("torch.Tensor.")
+    function = None if method == name or method in _NOT_AN_ALIAS else getattr(torch, method, None)
+    if isinstance(function, types.BuiltinFunctionType):
+        return Symbol(f"torch.{method}", function)
+    return Symbol(name, fn)
+
+
+def pack_dims(symbol: Symbol, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """`x.permute(0, 2, 1)` spelled as `torch.permute(x, (0, 2, 1))`."""
+    if (
+        symbol.name in _PACKED
+        and len(args) > 1
+        and all(isinstance(arg, int | torch.SymInt) for arg in args[1:])
+    ):
+        return (args[0], args[1:])
+    return args
+
+
+def symbols_of(target: Any) -> tuple[Symbol, ...]:
+    """The symbols that a registration speaks of.
+
+    `target` is a torch-level callable, an operator overload, an overload packet (all its overloads), a
+    `torch.library.custom_op`, a subclass of `torch.autograd.Function`, or a qualified name such as
+    `"torch.nn.functional.gelu"` or `"aten.mm.default"`.
+    """
+    if isinstance(target, str):
+        return (_by_name(target),)
+    if isinstance(target, type) and issubclass(target, torch.autograd.Function):
+        return (Symbol(f"{target.__module__}.{target.__qualname__}", target.apply),)
+    if isinstance(target, _CustomOpDef):
+        target = target._opoverload
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        overloads = [getattr(target, name) for name in target.overloads()]
+        return tuple(Symbol(str(overload), overload) for overload in overloads)
+    symbol = symbol_of(target) if callable(target) else None
+    if symbol is None:
+        raise RegistrationError(
+            f"{target!r} names no operator: pass a PyTorch function, an operator overload, or a qualified name "
+            'such as "torch.nn.functional.gelu" or "aten.mm.default"'
+        )
+    return (symbol,)
+
+
+def _by_name(name: str) -> Symbol:
+    root, *path = name.split(".")
+    try:
+        found = functools.reduce(
+            getattr, path, torch if root == "torch" else getattr(torch.ops, root)
+        )
+    except AttributeError:
+        raise RegistrationError(
+            f"no operator is called {name!r}; is the library that defines it imported?"
+        ) from None
+    symbol = symbol_of(found) if callable(found) else None
+    if symbol is None or isinstance(found, torch._ops.OpOverloadPacket):
+        raise RegistrationError(
+            f"{name!r} is no operator; an overload's name ends in its overload, as aten.mm.default"
+        )
+    return symbol

@@ -1,0 +1,270 @@
+"""Traces as Python text, and that text as a function."""
+
+from __future__ import annotations
+
+import ast
+import enum
+import keyword
+import linecache
+import math
+import re
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from switchgear import torch_private as internals
+from switchgear.errors import Unsupported
+from switchgear.ir.proxy import TensorProxy
+from switchgear.ir.symbol import BOX, BOXED, DEL, BoundSymbol
+
+if TYPE_CHECKING:
+    from switchgear.ir.trace import Trace
+
+_REPRESENTED = (int, str, bytes, type(None), torch.dtype, torch.layout, torch.memory_format)
+
+
+class _Scope:
+    """The names that the text needs beside the inputs: modules to import, and constants.
+
+    `bound` gives what is called a name of its own, which costs less than a path, or an overload's wrapper in Python.
+    """
+
+    def __init__(self, constants: Mapping[str, Any], taken: Iterable[str], bound: bool) -> None:
+        self._taken = {*taken, "args", "float", "complex", "slice"}
+        self._bound: dict[str, str] | None = {} if bound else None
+        self.values: dict[str, Any] = dict(constants)
+        self.modules = {"torch"}
+        self.sizes: set[str] = set()
+
+    def constant(self, value: Any, hint: str) -> str:
+        for name, known in self.values.items():
+            if known is value:
+                return name
+        name = hint if hint.isidentifier() and not keyword.iskeyword(hint) else "constant"
+        return self._named(value, name)
+
+    def _named(self, value: Any, name: str) -> str:
+        while name in self.values or name in self.modules or name in self._taken:
+            name += "_"
+        self.values[name] = value
+        return name
+
+    def called(self, path: str, fn: Callable[..., Any]) -> str:
+        """What stands for a function, whose expression is `path`, where it is called."""
+        if self._bound is None or path.isidentifier():
+            return path
+        if path not in self._bound:
+            self._bound[path] = self._named(
+                internals.fastest_entry(fn), re.sub(r"\W+", "_", path).strip("_")
+            )
+        return self._bound[path]
+
+    def callable(self, name: str, fn: Callable[..., Any]) -> str:
+        """The expression that gives `fn`: its path where it has one, else the name of a constant."""
+        if isinstance(fn, torch._ops.OpOverload):
+            packet, _, overload = str(fn).rpartition(".")
+            return (
+                f"getattr(torch.ops.{packet}, {overload!r})"
+                if keyword.iskeyword(overload)
+                else f"torch.ops.{fn}"
+            )
+        for path in (
+            name,
+            f"{getattr(fn, '__module__', None)}.{getattr(fn, '__qualname__', None)}",
+        ):
+            if _evaluates_to(path, fn):
+                return self.at(path)
+        return self.constant(
+            fn, name if name.isidentifier() else getattr(fn, "__name__", "function")
+        )
+
+    def at(self, path: str) -> str:
+        """A path, whose root is to be imported."""
+        self.modules.add(path.partition(".")[0])
+        return path
+
+    def expression(self, value: Any) -> str:
+        """Python for a value among the arguments of a call."""
+        if isinstance(value, TensorProxy):
+            return value.name
+        if value is BOXED:
+            return "args"
+        if isinstance(value, tuple):
+            return f"({self.items(value)},)" if len(value) == 1 else f"({self.items(value)})"
+        if isinstance(value, list):
+            return f"[{self.items(value)}]"
+        if isinstance(value, dict):
+            return (
+                "{"
+                + ", ".join(f"{self.expression(k)}: {self.expression(v)}" for k, v in value.items())
+                + "}"
+            )
+        if isinstance(value, slice):
+            return f"slice({self.items((value.start, value.stop, value.step))})"
+        if isinstance(value, float):
+            return float.__repr__(value) if math.isfinite(value) else f'float("{value}")'
+        if isinstance(value, complex):
+            return f"complex({self.expression(value.real)}, {self.expression(value.imag)})"
+        if isinstance(value, internals.SYMBOLIC):
+            return self.number(internals.python_of_number(value))
+        if value is Ellipsis:
+            return "..."
+        if isinstance(value, torch.device) and self._bound is None:
+            return f'torch.device("{value}")'
+        if isinstance(value, _REPRESENTED) and not isinstance(value, enum.Enum):
+            return repr(value)
+        return self.constant(value, f"{type(value).__name__}_{len(self.values)}")
+
+    def number(self, text: str) -> str:
+        """A symbolic number; `sizes` are those of the trace that it needs."""
+        root = ast.parse(text, mode="eval")
+        names = {node.id for node in ast.walk(root) if isinstance(node, ast.Name)}
+        self.modules.update(names & {"math"})
+        self.sizes |= names - {"math", "torch", "max", "min", "abs"}
+        return text
+
+    def items(self, values: Iterable[Any]) -> str:
+        return ", ".join(map(self.expression, values))
+
+
+def _evaluates_to(path: str, fn: Callable[..., Any]) -> bool:
+    """Whether evaluating `path` after importing its root gives `fn`."""
+    # builtin functions are reached by several names, and made anew for each
+    return "." in path and ((found := _at(path)) is fn or (found is not None and found == fn))
+
+
+def _at(path: str) -> Any:
+    """What stands at a path whose root is imported; None if nothing does."""
+    root, *parts = path.split(".")
+    found: Any = sys.modules.get(root)
+    for part in parts:
+        found = getattr(found, part, None)
+    return found
+
+
+def trace_source(trace: Trace, *, link: bool = False, decompositions: bool = False) -> str:
+    """The trace as Python that runs beside the constants it names; see `Trace.python`."""
+    return _render(trace, link, decompositions)[0]
+
+
+def compile_trace(trace: Trace, *, boxed: bool = False) -> Callable[..., Any]:
+    """The function that the printed trace is; `boxed` makes it take its arguments in one list, which it empties."""
+    source, scope = _render(trace, False, False, boxed, bound=True)
+    namespace: dict[str, Any] = {
+        **{name: sys.modules[name] for name in scope.modules},
+        **scope.values,
+    }
+    file = f"<switchgear {trace.name} {id(namespace):x}>"
+    exec(compile(source, file, "exec"), namespace)
+    linecache.cache[file] = (len(source), None, source.splitlines(True), file)
+    # popped, or function and globals would keep each other alive
+    function: Callable[..., Any] = namespace.pop(trace.name)
+    weakref.finalize(function, linecache.cache.pop, file, None)
+    return function
+
+
+def _render(
+    trace: Trace, link: bool, decompositions: bool, boxed: bool = False, *, bound: bool = False
+) -> tuple[str, _Scope]:
+    names = [
+        *(number.name for number in trace.numbers if not number.tensor),
+        *(proxy.name for proxy in trace.inputs),
+    ]
+    used = {proxy.name for item in trace.bound_symbols for proxy in (*item.inputs, *item.outputs)}
+    scope = _Scope(trace.constants, {trace.name, *used, *names}, bound)
+    parameters = ", ".join(names)
+    body = [f"[{parameters}] = args", "args.clear()"] if boxed else []
+    for bound_symbol in trace.bound_symbols:
+        body.append(_line(bound_symbol, scope, link))
+        if decompositions:
+            body.extend(_decomposition(bound_symbol, scope))
+    body.append(f"return {scope.expression(trace.outputs)}")
+    measured = {number.name: number for number in trace.numbers if number.name in scope.sizes}
+    if unknown := scope.sizes - measured.keys():
+        raise Unsupported(
+            f"trace {trace.name!r} needs the sizes {', '.join(sorted(unknown))}, which it is not given"
+        )
+    sizes = [f"{n.name} = {n.tensor}.size({n.dim})" for n in measured.values() if n.tensor]
+    body[2 * boxed : 2 * boxed] = sizes
+    lines = [f"import {module}" for module in sorted(scope.modules)]
+    lines += [f"# {name}: {_describe(value)}" for name, value in scope.values.items()]
+    lines += [f"# pass {mark.name}: {mark.seconds * 1e3:.1f} ms" for mark in trace.provenance]
+    lines += ["", f"def {trace.name}({'args' if boxed else parameters}):"]
+    lines += [f'    # {proxy.name}: "{proxy.type_string}"' for proxy in trace.inputs]
+    lines += [f"    {line}" for line in body]
+    return "\n".join([*lines, ""]), scope
+
+
+def _describe(value: Any) -> str:
+    try:
+        text = (
+            f"tensor {list(value.shape)} {value.dtype}"
+            if isinstance(value, torch.Tensor)
+            else repr(value)
+        )
+    except Exception:  # an object of the user's
+        text = f"a {type(value).__qualname__}"
+    return f"constant {text}".splitlines()[0]
+
+
+def _line(bound_symbol: BoundSymbol, scope: _Scope, link: bool) -> str:
+    if bound_symbol.symbol is DEL:
+        return f"del {scope.items(bound_symbol.inputs)}"
+    if bound_symbol.symbol is BOX:
+        return f"args = [{scope.items(bound_symbol.args)}]"
+    comment = _comment(bound_symbol, link)
+    return f"{_call(bound_symbol, scope)}  # {comment}" if comment else _call(bound_symbol, scope)
+
+
+def _call(bound_symbol: BoundSymbol, scope: _Scope) -> str:
+    symbol, implementation = bound_symbol.symbol, bound_symbol.implementation
+    fn = implementation.fn if implementation else symbol.fn
+    if implementation is not None and implementation.path:
+        function = scope.called(scope.at(implementation.path), _at(implementation.path))
+    else:
+        function = scope.called(scope.callable(symbol.name, fn), fn)
+    arguments = [scope.expression(value) for value in bound_symbol.args]
+    for name, value in bound_symbol.kwargs.items():
+        expression = scope.expression(value)
+        arguments.append(
+            f"**{{{name!r}: {expression}}}" if keyword.iskeyword(name) else f"{name}={expression}"
+        )
+    given = ", ".join(arguments)
+    if implementation is not None and implementation.boxed and BOXED not in bound_symbol.args:
+        given = f"[{given}]"
+    call = f"{function}({given})"
+    return f"{_target(bound_symbol.output)} = {call}" if bound_symbol.outputs else call
+
+
+def _target(output: Any, *, nested: bool = False) -> str:
+    if isinstance(output, TensorProxy):
+        return output.name
+    if not isinstance(output, tuple):
+        return "_"
+    names = ", ".join(_target(item, nested=True) for item in output) + (
+        "," if len(output) == 1 else ""
+    )
+    return f"({names})" if nested else names
+
+
+def _comment(bound_symbol: BoundSymbol, link: bool) -> str:
+    parts = ", ".join(f'{proxy.name}: "{proxy.type_string}"' for proxy in bound_symbol.outputs)
+    if link and bound_symbol.links:
+        forwards = ", ".join(dict.fromkeys(_forward(item.forward) for item in bound_symbol.links))
+        rules = ", ".join(dict.fromkeys(str(item.rule) for item in bound_symbol.links))
+        return f"{parts}  forward: {forwards}  rule: {rules}"
+    return f"{parts}  {bound_symbol.source}" if bound_symbol.source else parts
+
+
+def _forward(bound_symbol: BoundSymbol) -> str:
+    names = ", ".join(proxy.name for proxy in bound_symbol.outputs)
+    return f"{names} = {bound_symbol.symbol.name}  {bound_symbol.source or ''}".rstrip()
+
+
+def _decomposition(bound_symbol: BoundSymbol, scope: _Scope, depth: int = 1) -> Iterator[str]:
+    for part in bound_symbol.subsymbols:
+        yield f"#{'  ' * depth}{_call(part, scope)}"
+        yield from _decomposition(part, scope, depth + 1)

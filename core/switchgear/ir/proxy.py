@@ -1,0 +1,154 @@
+"""Proxies: the values that flow through a trace."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+import torch
+
+from switchgear import torch_private as internals
+
+_FIXED = frozenset({int})
+_SHORT_KINDS = {"float": "f", "bfloat": "bf", "complex": "c", "int": "i", "uint": "u", "bool": "b8"}
+
+
+@dataclass(frozen=True, slots=True)
+class NumberProxy:
+    """A number of a trace: the size of its input `tensor` in dimension `dim`, or, without one, an input itself."""
+
+    name: str
+    tensor: str = ""
+    dim: int = 0
+
+
+class _Remembers:
+    """Room for what follows from fields and is asked for often."""
+
+    __slots__ = ("_layout",)
+    _layout: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorProxy(_Remembers):
+    """A tensor of a trace: its name and its metadata, never its data.
+
+    `shape` and `stride` count elements, in symbolic numbers where sizes are dynamic; `requires_grad` is autograd's own
+    answer at that point of the program; `is_conj` and `is_neg` are PyTorch's lazy bits.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad: bool = False
+    storage_offset: int = 0
+    is_conj: bool = False
+    is_neg: bool = False
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether they are the same value of the same layout, by what is written: nothing is decided about sizes."""
+        if not isinstance(other, TensorProxy):
+            return NotImplemented
+        alike = self.name == other.name and self.requires_grad == other.requires_grad
+        return self is other or (alike and self.layout == other.layout)
+
+    @property
+    def layout(self) -> tuple[Any, ...]:
+        """All metadata but `requires_grad`, hashable; symbolic numbers as they are written."""
+        try:
+            return self._layout
+        except AttributeError:
+            pass
+        numbers = (*self.shape, *self.stride, self.storage_offset)
+        fixed = _FIXED.issuperset(map(type, numbers))
+        written = numbers if fixed else tuple([key_of(number) for number in numbers])
+        layout = (len(self.shape), written, self.dtype, self.device, self.is_conj, self.is_neg)
+        if fixed:  # what a symbolic number is written as depends on what is decided by then
+            object.__setattr__(self, "_layout", layout)
+        return layout
+
+    @property
+    def type_string(self) -> str:
+        """`cpu f32[2, 3]`, as the printed trace shows it."""
+        dtype = str(self.dtype).removeprefix("torch.")
+        kind = dtype.rstrip("0123456789")
+        return f"{self.device} {_SHORT_KINDS.get(kind, kind)}{dtype.removeprefix(kind)}{list(self.shape)}"
+
+    @property
+    def metadata(self) -> tuple[object, ...]:
+        """Everything but the name, hashable."""
+        return (self.layout, self.requires_grad)
+
+    @property
+    def bytes(self) -> int:
+        """The bytes that it takes by itself; of symbolic sizes in the call at hand, for estimates."""
+        return int(math.prod(map(hint_of, self.shape))) * self.dtype.itemsize
+
+    @property
+    def is_differentiable(self) -> bool:
+        """Whether the dtype can carry a gradient."""
+        return self.dtype.is_floating_point or self.dtype.is_complex
+
+
+Copied = TypeVar("Copied")
+
+
+def copier(kind: type[Copied]) -> Callable[..., Copied]:
+    """`dataclasses.replace` for a frozen class with slots, and not by its `__init__`, which takes passes much time.
+
+    It takes a value and changes.
+    """
+    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    # of the same layout, and not frozen, so that a copy is made in it and then becomes what it is
+    scope: dict[str, Any] = {"Open": type("Open", kind.__bases__, {"__slots__": tuple(names)})}
+    lines = [f"    made.{name} = value.{name}" for name in names]
+    exec("\n".join(["def opened(value):", "    made = Open()", *lines, "    return made"]), scope)
+    opened: Callable[[Copied], Any] = scope["opened"]
+
+    def copied(value: Copied, **changes: Any) -> Copied:
+        made = opened(value)
+        for name, new in changes.items():
+            setattr(made, name, new)
+        made.__class__ = kind
+        return made  # type: ignore[no-any-return]
+
+    return copied
+
+
+#: A proxy with some fields changed.
+changed_proxy = copier(TensorProxy)
+
+
+def bytes_of(*values: TensorProxy) -> int:
+    """The bytes that values take, each by itself; of symbolic sizes in the call at hand."""
+    return sum(value.bytes for value in values)
+
+
+def key_of(number: Any) -> Any:
+    """A number that stands for itself, or a symbolic one as it is written: hashable."""
+    return (
+        (type(number), internals.python_of_number(number))
+        if isinstance(number, internals.SYMBOLIC)
+        else number
+    )
+
+
+def hint_of(number: Any) -> Any:
+    """A number, a symbolic one as it is in the call at hand: for estimates alone."""
+    return internals.hint_of(number) if isinstance(number, internals.SYMBOLIC) else number
+
+
+def is_symbolic(*values: TensorProxy) -> bool:
+    """Whether a size, stride or offset of a value is symbolic."""
+    return any(
+        type(number) is not int
+        for value in values
+        for number in (*value.shape, *value.stride, value.storage_offset)
+    )

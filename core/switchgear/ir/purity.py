@@ -1,0 +1,73 @@
+"""Pure calls: those that give the same value whenever they are made with the same arguments."""
+
+from __future__ import annotations
+
+import functools
+import numbers
+from collections.abc import Hashable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from switchgear.ir.composites import leaves_of
+from switchgear.ir.proxy import TensorProxy, key_of
+from switchgear.ir.symbol import CUSTOM_FUNCTION, BoundSymbol
+
+_IMPURE_TAGS = frozenset(
+    {
+        torch.Tag.nondeterministic_seeded,
+        torch.Tag.data_dependent_output,
+        torch.Tag.dynamic_output_shape,
+    }
+)
+
+
+def is_pure(item: BoundSymbol) -> bool:
+    """Whether a call consists of PyTorch's operators alone, none of which writes, draws or leaves memory as it is.
+
+    Operators from elsewhere count as impure: nothing tells what else they do.
+    """
+    if item.is_random or CUSTOM_FUNCTION in item.tags:
+        return False
+    return all(_is_pure(leaf.symbol.fn) for leaf in leaves_of([item]))
+
+
+@functools.cache
+def _is_pure(fn: Any) -> bool:
+    if not isinstance(fn, torch._ops.OpOverload) or fn.namespace != "aten" or fn._schema.is_mutable:
+        return False
+    uninitialised = fn._opname.startswith(("empty", "new_empty"))
+    return not uninitialised and _IMPURE_TAGS.isdisjoint(fn.tags)
+
+
+def call_key(item: BoundSymbol) -> Any:
+    """Operator and arguments as a dictionary key: proxies by name, numbers by type too; None where one has no hash."""
+    # the parts of a composite may depend on a global mode
+    parts = [
+        (leaf.symbol.name, *[proxy.dtype for proxy in leaf.outputs])
+        for leaf in leaves_of(item.subsymbols)
+    ]
+    key = item.symbol.name, frozen(item.args), frozen(dict(item.kwargs)), tuple(parts)
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def frozen(value: Any, names: Mapping[str, Hashable] = MappingProxyType({})) -> Any:
+    """A nest of arguments as a dictionary key: proxies by name, or by what `names` says for it, numbers by type too."""
+    if isinstance(value, TensorProxy):
+        return (TensorProxy, names.get(value.name, value.name))
+    if isinstance(value, (tuple, list)):
+        return (type(value), *[frozen(item, names) for item in value])
+    if isinstance(value, dict):
+        return tuple([(name, frozen(item, names)) for name, item in value.items()])
+    if isinstance(value, torch.SymInt | torch.SymFloat):
+        return key_of(value)
+    # 0.0 is not -0.0, and nan is nan, NumPy's too
+    return (
+        type(value),
+        value if isinstance(value, int) or not isinstance(value, numbers.Number) else repr(value),
+    )

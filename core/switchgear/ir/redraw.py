@@ -1,0 +1,56 @@
+"""Random numbers drawn again: symbols that save the state of a generator, and put another in its place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from switchgear.capture.recorder import active_recorder
+from switchgear.ir.proxy import TensorProxy
+from switchgear.ir.symbol import RANDOM, Symbol
+
+
+def random_state(device: torch.device) -> torch.Tensor:
+    """The state of a device's default generator."""
+    recorder = active_recorder()
+    if recorder is not None:
+        return recorder.recorded(
+            RANDOM_STATE, (device,), state_proxy(recorder.names.fresh(), device), RANDOM
+        )
+    return _generator(device).get_state()
+
+
+def swap_random_state(state: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Go on drawing from `state`; the state that the device's default generator had."""
+    recorder = active_recorder()
+    if recorder is not None:
+        return recorder.recorded(
+            SWAP_RANDOM_STATE, (state, device), state_proxy(recorder.names.fresh(), device), RANDOM
+        )
+    generator = _generator(device)
+    before = generator.get_state()
+    generator.set_state(state)
+    return before
+
+
+def state_proxy(name: str, device: torch.device) -> TensorProxy:
+    """A state of a device's default generator in a trace."""
+    size = _generator(device).get_state().numel()
+    return TensorProxy(name, (size,), (1,), torch.uint8, torch.device("cpu"))
+
+
+#: A capture puts a stand-in where `torch` has it.
+_DEFAULT_STREAM = torch.default_generator
+
+
+def _generator(device: torch.device) -> torch.Generator:
+    if device.type == "cpu":
+        return _DEFAULT_STREAM
+    generators: Any = torch.get_device_module(device).default_generators
+    found: torch.Generator = generators[device.index or 0]
+    return found
+
+
+RANDOM_STATE = Symbol("switchgear.random_state", random_state)
+SWAP_RANDOM_STATE = Symbol("switchgear.swap_random_state", swap_random_state)

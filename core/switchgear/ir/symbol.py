@@ -1,0 +1,217 @@
+"""Symbols and bound symbols: which operator, and one call of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from switchgear.ir.choice import Choice, Implementation
+from switchgear.ir.proxy import TensorProxy, copier
+
+#: Draws random numbers: never merged, recomputed, reordered or removed.
+RANDOM = "random"
+#: Inside a region marked by `torch.utils.checkpoint`; the region's number follows, which is greater the further inside.
+CHECKPOINT = "checkpoint:"
+#: Inside such a region, and not to be run again: a selective policy says so.
+SAVED = "saved"
+#: PyTorch turns grad mode off in a part of it: it is differentiated whole, by PyTorch's autograd.
+GRAD_OFF_INSIDE = "grad_off_inside"
+#: A call of a `torch.autograd.Function`: user code, run once, when it is captured.
+CUSTOM_FUNCTION = "custom_function"
+#: Recorded by a pullback: it belongs to the backward, whatever it reads.
+BACKWARD = "backward"
+#: Added by the grad pass to run in the backward something that the forward already ran.
+RECOMPUTED = "recomputed"
+#: Computes a gradient that the function asked for: forward to whatever encloses it, and nothing flows back through it.
+INNER_GRADIENT = "inner_gradient"
+#: Raises where the data of a call is not what the trace is for: never removed, and run before anything is drawn.
+CHECK = "check"
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """An operator: a torch-level callable or an operator overload, identified by its qualified name alone."""
+
+    name: str
+    fn: Callable[..., Any] = field(compare=False, repr=False)
+
+
+def _delete(*values: Any) -> None:
+    """What `del` is in a trace: the names end here."""
+
+
+#: Ends the life of the proxies among its arguments; prints as a `del` statement.
+DEL = Symbol("del", _delete)
+
+
+def _box(*values: Any) -> list[Any]:
+    """What a call takes that follows, in one list."""
+    return [*values]
+
+
+#: Puts its arguments in the list that the next call takes, which has `BOXED` for its argument; prints as an assignment.
+BOX = Symbol("box", _box)
+BOXED = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the user called an operator; `module` is the path of the `nn.Module` it was called in, or empty."""
+
+    file: str
+    line: int
+    module: str = ""
+
+    def __str__(self) -> str:
+        place = f"{self.file.rsplit('/', 1)[-1]}:{self.line}"
+        return f"{place} {self.module}" if self.module else place
+
+
+@dataclass(frozen=True, slots=True)
+class RuleOrigin:
+    """The rule that made a backward bound symbol: `owner` is a plugin, `jit` or `derived`."""
+
+    owner: str
+    form: str
+
+    def __str__(self) -> str:
+        return f"{self.owner} ({self.form})"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Link:
+    """A backward bound symbol's tie to a forward one, and the rule that made it."""
+
+    forward: BoundSymbol
+    rule: RuleOrigin
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BoundSymbol:
+    """One call of a symbol.
+
+    `args` and `kwargs` hold proxies and Python values, nested in tuples, lists and dicts; `output` is a proxy, None, or
+    a nested tuple of these. `subsymbols` is the decomposition (empty for a leaf). Once executors have claimed it,
+    `implementation` runs it, and `choices` say why: of the calls that it is a part of, and last its own; of a region
+    those of its parts.
+    """
+
+    symbol: Symbol
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    output: Any
+    subsymbols: tuple[BoundSymbol, ...] = ()
+    source: Source | None = None
+    grad_enabled: bool = True
+    tags: frozenset[str] = frozenset()
+    links: tuple[Link, ...] = ()
+    implementation: Implementation | None = None
+    choices: tuple[Choice, ...] = ()
+    inputs: tuple[TensorProxy, ...] = field(init=False, repr=False)
+    outputs: tuple[TensorProxy, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        named = proxies(self.kwargs) if self.kwargs else ()
+        object.__setattr__(self, "inputs", (*proxies(self.args), *named))
+        object.__setattr__(self, "outputs", tuple(proxies(self.output)))
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether there is no decomposition to fall back on."""
+        return not self.subsymbols
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the call, or any part of it, draws random numbers."""
+        return RANDOM in self.tags
+
+    @property
+    def is_check(self) -> bool:
+        """Whether the call raises where data is not what the trace is for; nothing may be written before."""
+        return CHECK in self.tags
+
+    def reading(self, values: Mapping[str, TensorProxy]) -> BoundSymbol:
+        """The call that reads, in place of the values with these names, others."""
+        return renamed(self, values, lambda own: own)
+
+
+_copied = copier(BoundSymbol)
+_NESTS = frozenset({"args", "kwargs", "output"})
+
+
+def changed(bound_symbol: BoundSymbol, **changes: Any) -> BoundSymbol:
+    """`dataclasses.replace`, without looking for the same proxies again."""
+    made = _copied(bound_symbol, **changes)
+    if not _NESTS.isdisjoint(changes):
+        made.__post_init__()
+    return made
+
+
+def with_parts(bound_symbols: Iterable[BoundSymbol]) -> Iterator[BoundSymbol]:
+    """Bound symbols, each followed by everything in its decomposition."""
+    for bound_symbol in bound_symbols:
+        yield bound_symbol
+        yield from with_parts(bound_symbol.subsymbols)
+
+
+def renamed(
+    bound_symbol: BoundSymbol,
+    env: Mapping[str, TensorProxy],
+    define: Callable[[TensorProxy], TensorProxy] | None = None,
+) -> BoundSymbol:
+    """A copy that reads what `env` says, and makes what `define` says (parts first), or by default `env` too."""
+
+    def read(proxy: TensorProxy) -> TensorProxy:
+        return env.get(proxy.name, proxy)
+
+    args, kwargs = map_proxies(read, (bound_symbol.args, dict(bound_symbol.kwargs)))
+    parts = tuple([renamed(part, env, define) for part in bound_symbol.subsymbols])
+    output = map_proxies(define or read, bound_symbol.output)
+    return changed(bound_symbol, args=args, kwargs=kwargs, output=output, subsymbols=parts)
+
+
+def proxies(value: Any) -> list[TensorProxy]:
+    """The proxies in a nest of tuples, lists and dicts, in order."""
+    found: list[TensorProxy] = []
+    _collect(value, found)
+    return found
+
+
+#: Most of what is not a proxy among the arguments of a call, none of it a nest.
+_PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device})
+
+
+def _collect(value: Any, found: list[TensorProxy]) -> None:
+    kind = type(value)
+    if kind is TensorProxy:
+        found.append(value)
+    elif kind in _PLAIN:
+        return
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            if type(item) is TensorProxy:
+                found.append(item)
+            elif type(item) not in _PLAIN:
+                _collect(item, found)
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            _collect(item, found)
+
+
+def map_proxies(function: Callable[[TensorProxy], Any], value: Any) -> Any:
+    """`value` with every proxy in its nest of tuples, lists and dicts replaced by `function(proxy)`."""
+    kind = type(value)
+    if kind is TensorProxy:
+        return function(value)
+    if kind in _PLAIN:
+        return value
+    if isinstance(value, tuple):
+        return tuple([map_proxies(function, item) for item in value])
+    if isinstance(value, list):
+        return [map_proxies(function, item) for item in value]
+    if isinstance(value, dict):
+        return {key: map_proxies(function, item) for key, item in value.items()}
+    return value

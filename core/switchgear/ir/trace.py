@@ -1,0 +1,133 @@
+"""The trace: a straight-line program of bound symbols, as a value."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from switchgear.ir.printing import compile_trace, trace_source
+from switchgear.ir.proxy import NumberProxy, TensorProxy
+from switchgear.ir.symbol import BoundSymbol, with_parts
+from switchgear.torch_private import SYMBOLIC, python_of_number
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """A pass that had a hand in a trace, and the seconds it took."""
+
+    name: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trace:
+    """`outputs` is flat: proxies, and None where there is no value.
+
+    `constants` maps the names of proxies that are neither inputs nor results to the tensors they stand for.
+    """
+
+    name: str
+    inputs: tuple[TensorProxy, ...]
+    outputs: tuple[TensorProxy | None, ...]
+    bound_symbols: tuple[BoundSymbol, ...]
+    constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    provenance: tuple[Provenance, ...] = ()
+    links_shown: bool = False
+    #: The symbolic sizes; those that belong to no input are themselves inputs, before the others.
+    numbers: tuple[NumberProxy, ...] = ()
+    #: The inputs that it writes to, by name.
+    written: frozenset[str] = frozenset()
+
+    def python(self, *, link: bool | None = None, decompositions: bool = False) -> str:
+        """The trace as Python that runs; `link` shows forward line and rule of every backward line.
+
+        Its default is `links_shown`, which the `link` option of `jit` sets.
+        """
+        return trace_source(
+            self, link=self.links_shown if link is None else link, decompositions=decompositions
+        )
+
+    def __str__(self) -> str:
+        return self.python()
+
+    def canonical(self) -> str:
+        """What it computes of tensors of which layouts; the same for traces that differ in names alone."""
+        places: dict[str, int] = {}
+        sizes = {number.name: f"size{index}" for index, number in enumerate(self.numbers)}
+
+        def plain(value: Any) -> Any:
+            if isinstance(value, TensorProxy):
+                known = value.name in places
+                place = f"%{places.setdefault(value.name, len(places))}"
+                layout = (plain((value.shape, value.stride)), str(value.dtype), str(value.device))
+                return place if known else (place, *layout, value.is_conj, value.is_neg)
+            if isinstance(value, SYMBOLIC):
+                return re.sub(
+                    r"\w+", lambda name: sizes.get(name[0], name[0]), python_of_number(value)
+                )
+            if isinstance(value, (tuple, list)):
+                return [plain(item) for item in value]
+            return (
+                {key: plain(item) for key, item in value.items()}
+                if isinstance(value, Mapping)
+                else value
+            )
+
+        calls = [
+            (i.symbol.name, plain(i.args), plain(i.kwargs), plain(i.output))
+            for i in self.bound_symbols
+        ]
+        return repr((len(sizes), plain(self.inputs), calls, plain(self.outputs)))
+
+    def function(self, *, boxed: bool = False) -> Callable[..., Any]:
+        """The function that the printed trace is; `boxed` makes it take its arguments in one list, which it empties."""
+        return compile_trace(self, boxed=boxed)
+
+    def with_provenance(self, name: str, seconds: float) -> Trace:
+        """The trace, marked as having gone through one more pass."""
+        return replace(self, provenance=(*self.provenance, Provenance(name, seconds)))
+
+
+class Names:
+    """Hands out the names of a trace's intermediates: `t0`, `t1`, … past those already taken."""
+
+    def __init__(self, taken: Iterable[str] = ()) -> None:
+        self._taken = set(taken)
+        self._intermediates = (f"t{number}" for number in itertools.count())
+        self._apart = (f"u{number}" for number in itertools.count())
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Intermediates get other names inside: `u0`, `u1`, …, so that those outside are what they are without it."""
+        outside, self._intermediates = self._intermediates, self._apart
+        try:
+            yield
+        finally:
+            self._intermediates = outside
+
+    def fresh(self) -> str:
+        """The next free intermediate name."""
+        return self._first_free(self._intermediates)
+
+    def claim(self, wanted: str) -> str:
+        """`wanted`, or `wanted_1`, `wanted_2`, … when it is taken."""
+        return self._first_free(
+            itertools.chain([wanted], (f"{wanted}_{number}" for number in itertools.count(1)))
+        )
+
+    def _first_free(self, names: Iterable[str]) -> str:
+        name = next(name for name in names if name not in self._taken)
+        self._taken.add(name)
+        return name
+
+
+def names_of(trace: Trace) -> set[str]:
+    """Every name that the trace uses, those inside decompositions too."""
+    made = {proxy.name for item in with_parts(trace.bound_symbols) for proxy in item.outputs}
+    return made.union(trace.constants, (proxy.name for proxy in trace.inputs))

@@ -1,0 +1,98 @@
+"""Writes as operators: symbols of our own for what PyTorch's operators do not say, and their grad rules."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from switchgear.ir.symbol import Symbol
+from switchgear.who.registry import GradRule
+
+#: What a rule returns: the outputs, and their pullback.
+_Pulled = tuple[torch.Tensor | tuple[torch.Tensor, ...], Callable[..., Any]]
+
+
+def set_value(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    """The value of `new` with the history of `old`: a write that autograd did not see."""
+    return new
+
+
+def _set_value_rule(old: torch.Tensor, new: torch.Tensor) -> _Pulled:
+    return new, lambda grad: (grad, None)
+
+
+def draw_bernoulli(
+    value: torch.Tensor, p: float, *, generator: torch.Generator | None = None
+) -> torch.Tensor:
+    """What `value.bernoulli_(p)` leaves in `value`, drawn in its layout; `torch.bernoulli` has one of its own."""
+    return torch.empty_like(value).bernoulli_(p, generator=generator)
+
+
+def _draw_bernoulli_rule(
+    value: torch.Tensor, p: float, *, generator: torch.Generator | None = None
+) -> _Pulled:
+    return draw_bernoulli(value, p, generator=generator), torch.zeros_like
+
+
+def restride(value: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
+    """`value` with other strides: those of what it was written to."""
+    result = torch.empty_strided(value.shape, tuple(stride), dtype=value.dtype, device=value.device)
+    return result.copy_(value)
+
+
+def _restride_rule(value: torch.Tensor, stride: Sequence[int]) -> _Pulled:
+    return restride(value, stride), lambda grad: grad
+
+
+def identity(value: torch.Tensor) -> torch.Tensor:
+    """The value under another name: what a rule returns that it did not make."""
+    return value
+
+
+def _identity_rule(value: torch.Tensor) -> _Pulled:
+    return value, lambda grad: grad
+
+
+def _written(
+    view: Callable[..., torch.Tensor],
+    base: torch.Tensor,
+    source: torch.Tensor,
+    *args: Any,
+    **kwargs: Any,
+) -> torch.Tensor:
+    base = base.clone()
+    view(base, *args, **kwargs).copy_(source)
+    return base
+
+
+#: Overloads whose formulas refuse complex numbers, each as the write through a view that it stands for.
+WRITTEN_VIEWS: dict[Any, Callable[..., torch.Tensor]] = {
+    torch.ops.aten.slice_scatter.default: functools.partial(_written, torch.ops.aten.slice.Tensor),
+    torch.ops.aten.select_scatter.default: functools.partial(_written, torch.ops.aten.select.int),
+    torch.ops.aten.diagonal_scatter.default: functools.partial(
+        _written, torch.ops.aten.diagonal.default
+    ),
+}
+
+IDENTITY = Symbol("switchgear.identity", identity)
+DRAW_BERNOULLI = Symbol("switchgear.draw_bernoulli", draw_bernoulli)
+#: What an in-place call leaves in an input when it changes sizes or strides of a view of it.
+NEW_VERSION = Symbol(
+    "torch.autograd.graph.increment_version", torch.autograd.graph.increment_version
+)
+RESTRIDE = Symbol("switchgear.restride", restride)
+SET_VALUE = Symbol("switchgear.set_value", set_value)
+
+_RULES: dict[Symbol, Callable[..., Any]] = {
+    SET_VALUE: _set_value_rule,
+    IDENTITY: _identity_rule,
+    RESTRIDE: _restride_rule,
+    DRAW_BERNOULLI: _draw_bernoulli_rule,
+}
+#: The grad rules of these symbols, by symbol.
+RULES = {
+    symbol: GradRule("switchgear", symbol.name, "pullback", rule) for symbol, rule in _RULES.items()
+}

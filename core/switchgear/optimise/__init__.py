@@ -1,0 +1,1 @@
+"""Passes that leave out or make again what need not be computed or kept."""

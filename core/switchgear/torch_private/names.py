@@ -1,0 +1,162 @@
+"""The private names of PyTorch that the core leans on, and what becomes of it where a PyTorch has one no more.
+
+The package can be imported without any of them. Where one is missing, every call runs in eager and says why;
+`python -m switchgear doctor` lists what is missing.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import platform
+import warnings
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import torch
+
+from switchgear.errors import Unsupported, VersionWarning
+
+#: The first and the last PyTorch that the tests have passed on.
+OLDEST, NEWEST = (2, 11), (2, 15)
+
+#: By what it is for.
+_BY_USE = {
+    "dispatch": """
+        torch._C.DisableTorchFunction torch._C._EnableTorchFunction torch._C._ExcludeDispatchKeyGuard
+        torch._C._ForceDispatchKeyGuard torch._C._AutoDispatchBelowAutograd torch._C.DispatchKey.Functionalize
+        torch._C.DispatchKeySet torch._C._dispatch_has_kernel_for_dispatch_key torch._C._dispatch_key_for_device
+        torch._C._dispatch_key_set torch._C._dispatch_tls_is_dispatch_key_included
+        torch._C._dispatch_tls_local_exclude_set torch._C._dispatch_tls_local_include_set
+        torch._C._len_torch_dispatch_stack torch._C._len_torch_function_stack torch._C._get_function_stack_at
+        torch._dispatch.python.enable_python_dispatcher torch._ops.OpOverload torch._ops.OpOverloadPacket
+        torch.utils._device.DeviceContext torch.utils._python_dispatch.TorchDispatchMode
+        torch.utils._python_dispatch._disable_current_modes torch._library.custom_ops.CustomOpDef
+    """,
+    "fake tensors": """
+        torch._subclasses.fake_tensor.DataDependentOutputException torch._subclasses.fake_tensor.FakeTensor
+        torch._subclasses.fake_tensor.DynamicOutputShapeException torch._subclasses.fake_tensor.FakeTensorMode
+        torch._subclasses.fake_tensor.UnsupportedOperatorException torch._conj torch._neg_view
+        torch._subclasses.fake_tensor.in_kernel_invocation_manager torch._C._set_conj torch._C._set_neg
+        torch._C._get_default_device torch._GLOBAL_DEVICE_CONTEXT torch._prims_common.suggest_memory_format
+    """,
+    "functionalization": """
+        torch._disable_functionalization torch._enable_functionalization torch._from_functional_tensor
+        torch._functionalize_commit_update torch._functionalize_has_metadata_mutation torch._functionalize_replace
+        torch._functionalize_was_inductor_storage_resized torch._functionalize_was_storage_changed
+        torch._is_functional_tensor torch._mirror_autograd_meta_to torch._sync torch._to_functional_tensor
+    """,
+    "autograd": """
+        torch.Tensor._base torch.Tensor._version torch._C._autograd.CreationMeta.MULTI_OUTPUT_NODE
+        torch._C._autograd._get_creation_meta torch._C._current_graph_task_id torch._C._set_grad_enabled
+        torch.autograd.forward_ad._current_level
+        torch._C._autograd._top_saved_tensors_default_hooks torch._C._autograd._pop_saved_tensors_default_hooks
+        torch._C._autograd._push_saved_tensors_default_hooks
+    """,
+    "guards": """
+        torch._C._dynamo.guards.GlobalStateGuard torch._C._dynamo.guards.TensorGuards
+        torch._C._any_output_is_alias_to_input_or_output torch._C._get_float32_matmul_precision
+        torch._C._get_sdp_priority_order torch._C._set_sdp_priority_order torch.nn.attention._backend_names
+        torch._C._get_math_sdp_allow_fp16_bf16_reduction torch._C._set_math_sdp_allow_fp16_bf16_reduction
+    """,
+    "autocast": """
+        torch._C._DisableAutocast torch._C._autocast_supported_devices torch._C._is_any_autocast_enabled
+    """,
+    "torch.func": """
+        torch._C._are_functorch_transforms_active torch._C._functorch.is_functorch_wrapped_tensor
+        torch._C._functorch.peek_interpreter_stack torch._functorch.eager_transforms._wrap_for_grad
+        torch._functorch.eager_transforms._wrap_all_tensors_to_functional
+        torch._functorch.eager_transforms.lazy_dynamo_disallow torch._functorch.vmap._add_batch_dim
+        torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack
+    """,
+    "checkpointing": """
+        torch.utils.checkpoint._checkpoint_without_reentrant_generator
+        torch.utils.checkpoint._CachingTorchDispatchMode torch.utils.checkpoint.SAC_IGNORED_OPS
+    """,
+    "structure": """
+        torch.utils._pytree.SUPPORTED_NODES torch.utils._pytree.TreeSpec torch.utils._pytree.tree_flatten
+        torch.utils._pytree.tree_unflatten
+    """,
+    "random numbers": "torch._C.Generator",
+    "running": "torch._foreach_copy_",
+}
+
+#: Each name, by its path, and what it is for.
+PRIVATE_NAMES = {path: use for use, paths in _BY_USE.items() for path in paths.split()}
+
+
+def value_of(path: str) -> Any:
+    """What stands at a path; raises `AttributeError` or `ImportError` where nothing does."""
+    value: Any = torch
+    parts = path.split(".")
+    for i, name in enumerate(parts[1:], 2):
+        try:
+            value = getattr(value, name)
+        except AttributeError:
+            value = importlib.import_module(".".join(parts[:i]))
+    return value
+
+
+def missing_names() -> dict[str, str]:
+    """The private names that this PyTorch has not, and what each is for."""
+    return {path: use for path, use in PRIVATE_NAMES.items() if not _exists(path)}
+
+
+def _exists(path: str) -> bool:
+    try:
+        value_of(path)
+    except (AttributeError, ImportError):
+        return False
+    return True
+
+
+class _Missing(type):
+    """A class in place of what PyTorch has not: it can be a base or an exception, and otherwise not be used."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> NoReturn:
+        raise Unsupported(_lack({cls.__name__: PRIVATE_NAMES.get(cls.__name__, "capture")}))
+
+    def __iter__(cls) -> Iterator[Any]:
+        return iter(())
+
+
+def private(path: str) -> Any:
+    """What stands at a path of `PRIVATE_NAMES`, or something in its place that can be imported and not be used."""
+    return value_of(path) if _exists(path) else _Missing(path, (Exception,), {})
+
+
+@functools.cache
+def check_names() -> None:
+    """Raise `Unsupported` where a private name is missing: without it a call is captured wrong, or not at all."""
+    missing = missing_names()
+    if missing:
+        raise Unsupported(_lack(missing))
+
+
+def _lack(missing: dict[str, str]) -> str:
+    names = ", ".join(f"{path} ({use})" for path, use in missing.items())
+    return f"PyTorch {torch.__version__} has not what capture is made of: {names}; see `python -m switchgear doctor`"
+
+
+@functools.cache
+def warn_if_untested() -> None:
+    """One warning on a PyTorch that is newer than those tested."""
+    if _version() > NEWEST:
+        tested = " to ".join(f"{major}.{minor}" for major, minor in (OLDEST, NEWEST))
+        warnings.warn(
+            f"PyTorch {torch.__version__} is newer than what Switchgear was tested on ({tested}); "
+            "`python -m switchgear doctor` tells what is off, and executors=['torch'] gives eager's own kernels",
+            VersionWarning,
+            stacklevel=3,
+        )
+
+
+def _version() -> tuple[int, int]:
+    major, minor, *_ = torch.__version__.split(".")
+    return int(major), int(minor)
+
+
+def surroundings() -> str:
+    """PyTorch's version, the tested ones, and Python's."""
+    tested = " to ".join(f"{major}.{minor}" for major, minor in (OLDEST, NEWEST))
+    return f"PyTorch {torch.__version__} (tested: {tested}), Python {platform.python_version()}, {platform.system()}"

@@ -1,0 +1,48 @@
+"""Regions as plugins see them: calls that may run as one, and who is to run them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from switchgear.capture.sizes import map_numbers
+from switchgear.ir.proxy import TensorProxy, changed_proxy, hint_of
+from switchgear.ir.trace import Trace
+from switchgear.who.executor import FusionExecutor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Region:
+    """Calls that may run as one.
+
+    `trace` is what they compute, `candidates` are the fusion executors that take all of it, in the order asked.
+    `numbers` are the values of the trace's own numbers where it is called: symbolic ones.
+    """
+
+    trace: Trace
+    candidates: tuple[FusionExecutor, ...]
+    numbers: tuple[Any, ...] = ()
+
+    @property
+    def sizes(self) -> list[int]:
+        """The region's numbers in the call at hand, for estimates."""
+        return [hint_of(number) for number in self.numbers]
+
+    @property
+    def layouts(self) -> list[TensorProxy]:
+        """The region's inputs as they are laid out in the call at hand, for estimates."""
+        layouts = (
+            (proxy, map_numbers(hint_of, (proxy.shape, proxy.stride)))
+            for proxy in self.trace.inputs
+        )
+        return [
+            changed_proxy(proxy, shape=shape, stride=stride) for proxy, (shape, stride) in layouts
+        ]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RegionChoice:
+    """Who runs a region: one of its candidates, or None for those who run its operators one by one; and why."""
+
+    executor: FusionExecutor | None
+    reason: str = ""

@@ -1,0 +1,280 @@
+"""Who can run and who can differentiate which operator: tables declared in files, installed on an explicit registry."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
+
+from switchgear.errors import RegistrationError
+from switchgear.ir.choice import Declined
+from switchgear.ir.naming import symbols_of
+from switchgear.ir.symbol import BoundSymbol
+
+#: Whether a call is accepted: True, or False, a reason, or `Declined`.
+Checker: TypeAlias = Callable[[BoundSymbol], bool | str | Declined]
+Form: TypeAlias = Literal["pullback", "transform", "augmented"]
+Fn: TypeAlias = Callable[..., Any]
+
+#: What a Choice calls those who are no plugin, so that no plugin may be called so.
+RESERVED = frozenset({"jit", "constant", "decomposition", "derived"})
+
+_Declared = TypeVar("_Declared", bound=Fn)
+_Entry = TypeVar("_Entry", "ImplementationEntry", "GradRule")
+
+
+class _Decorator(Protocol):
+    def __call__(self, fn: _Declared, /) -> _Declared: ...
+
+
+class _Checked:
+    """What entry and rule share: a checker that may decline a call."""
+
+    __slots__ = ()
+    checker: Checker | None
+
+    def declined(self, bound_symbol: BoundSymbol) -> Declined | None:
+        """The checker's objection to this call; None when it accepts."""
+        answer = True if self.checker is None else self.checker(bound_symbol)
+        if answer is True:
+            return None
+        if answer is False:
+            return Declined(f"its checker {describe(self.checker)} said no")
+        if isinstance(answer, str):
+            return Declined(answer)
+        if isinstance(answer, Declined):
+            return answer
+        raise TypeError(
+            f"a checker returns True, False, a reason, or Declined(reason), not {answer!r}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ImplementationEntry(_Checked):
+    """`fn` runs the symbol, taking the symbol's own arguments; `owner` is an executor's name.
+
+    `override` says that it may take the place of what its owner registered before.
+    """
+
+    owner: str
+    symbol: str
+    fn: Fn
+    checker: Checker | None = None
+    override: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GradRule(_Checked):
+    """How one symbol is differentiated. `backward` is the second half of an augmented pair, else None.
+
+    `owner` is an executor's name, or the plugin's (or distribution's) for a package of rules alone; `override` says
+    that it may take the place of what its owner registered before.
+    """
+
+    owner: str
+    symbol: str
+    form: Form
+    fn: Fn
+    backward: Fn | None = None
+    checker: Checker | None = None
+    override: bool = False
+
+    def __str__(self) -> str:
+        return f"grad rule {describe(self.fn)} of {self.owner}"
+
+
+class Registry:
+    """Implementations and grad rules, keyed by owner and symbol name."""
+
+    def __init__(self) -> None:
+        self._implementations: dict[tuple[str, str], ImplementationEntry] = {}
+        self._grad_rules: dict[tuple[str, str], GradRule] = {}
+        self._frozen = False
+
+    def add_implementation(self, entry: ImplementationEntry) -> None:
+        """Add `entry`; a second one of the same owner and symbol is an error unless its `override` says so."""
+        self._put(self._implementations, entry)
+
+    def add_grad_rule(self, rule: GradRule) -> None:
+        """Add `rule`; a second one of the same owner and symbol is an error unless its `override` says so."""
+        self._put(self._grad_rules, rule)
+
+    def implementation(self, owner: str, symbol: str) -> ImplementationEntry | None:
+        """The implementation that `owner` brings for the symbol called `symbol`."""
+        return self._implementations.get((owner, symbol))
+
+    def grad_rule(self, owner: str, symbol: str) -> GradRule | None:
+        """The grad rule that `owner` brings for the symbol called `symbol`."""
+        return self._grad_rules.get((owner, symbol))
+
+    def implementations_of(self, owner: str) -> Mapping[str, ImplementationEntry]:
+        """What `owner` implements so far, by symbol name."""
+        return {
+            entry.symbol: entry for entry in self._implementations.values() if entry.owner == owner
+        }
+
+    def grad_rules_of(self, owner: str) -> Mapping[str, GradRule]:
+        """What `owner` differentiates so far, by symbol name."""
+        return {rule.symbol: rule for rule in self._grad_rules.values() if rule.owner == owner}
+
+    @property
+    def implementation_owners(self) -> frozenset[str]:
+        """Everyone who brings an implementation."""
+        return frozenset(owner for owner, _ in self._implementations)
+
+    @property
+    def grad_rule_owners(self) -> frozenset[str]:
+        """Everyone who brings a grad rule."""
+        return frozenset(owner for owner, _ in self._grad_rules)
+
+    def merge(self, other: Registry) -> None:
+        """Add everything that `other` holds."""
+        for entry in other._implementations.values():
+            self.add_implementation(entry)
+        for rule in other._grad_rules.values():
+            self.add_grad_rule(rule)
+
+    def freeze(self) -> None:
+        """Refuse every later change."""
+        self._frozen = True
+
+    def _put(self, store: dict[tuple[str, str], _Entry], entry: _Entry) -> None:
+        if self._frozen:
+            raise RegistrationError(
+                f"{entry.owner} registers {describe(entry.fn)} for {entry.symbol} on a registry that is in use; "
+                "install tables in the plugin's register hooks, or pass jit an Executor that carries its table"
+            )
+        present = store.get((entry.owner, entry.symbol))
+        if present is not None and not entry.override:
+            raise RegistrationError(
+                f"{entry.owner} registers two functions for {entry.symbol}: {describe(present.fn)} and "
+                f"{describe(entry.fn)}; remove one, or pass override=True to replace the first"
+            )
+        store[entry.owner, entry.symbol] = entry
+
+
+class Table:
+    """Implementations and grad rules of one owner, declared in a file; it changes nothing until it is installed.
+
+    `owner` is an executor's name, or the plugin's (or distribution's) name for a package of rules alone. A `target` is
+    what `naming.symbols_of` knows: a PyTorch function, an operator overload or packet, a custom operator, or a name.
+    """
+
+    def __init__(self, owner: str) -> None:
+        self.owner = checked_owner(owner)
+        self._registry = Registry()
+
+    def implementation(
+        self, target: Any, checker: Checker | None = None, *, override: bool = False
+    ) -> _Decorator:
+        """Declare a function that runs `target`, with the same arguments."""
+        return self._declare(target, None, checker, override)
+
+    def grad_rule(
+        self, target: Any, checker: Checker | None = None, *, override: bool = False
+    ) -> _Decorator:
+        """Declare `rule(*args, **kwargs) -> (outputs, pullback)`.
+
+        `pullback(*grad_outputs)` returns one gradient per tensor argument, None where there is none.
+        """
+        return self._declare(target, "pullback", checker, override)
+
+    def grad_transform(
+        self, target: Any, checker: Checker | None = None, *, override: bool = False
+    ) -> _Decorator:
+        """Declare `rule(*args, **kwargs) -> outputs`; it calls `get_grad(output)`, `put_grad(argument, gradient)`."""
+        return self._declare(target, "transform", checker, override)
+
+    def augmented(
+        self,
+        target: Any,
+        *,
+        forward: Fn,
+        backward: Fn,
+        checker: Checker | None = None,
+        override: bool = False,
+    ) -> None:
+        """Declare a pair: `forward(*args, **kwargs) -> (outputs, residuals)`, `backward(*residuals, *grad_outputs)`.
+
+        `backward` returns what a pullback returns.
+        """
+        self._require_callable("function", backward, target)
+        self._declare(target, "augmented", checker, override, backward)(forward)
+
+    @property
+    def implementations(self) -> Mapping[str, ImplementationEntry]:
+        """What is declared so far, by symbol name."""
+        return self._registry.implementations_of(self.owner)
+
+    @property
+    def grad_rules(self) -> Mapping[str, GradRule]:
+        """What is declared so far, by symbol name."""
+        return self._registry.grad_rules_of(self.owner)
+
+    def install_implementations(self, registry: Registry) -> None:
+        """Add the declared implementations to `registry`."""
+        for entry in self.implementations.values():
+            registry.add_implementation(entry)
+
+    def install_grad_rules(self, registry: Registry) -> None:
+        """Add the declared grad rules to `registry`."""
+        for rule in self.grad_rules.values():
+            registry.add_grad_rule(rule)
+
+    def _declare(
+        self,
+        target: Any,
+        form: Form | None,
+        checker: Checker | None,
+        override: bool,
+        backward: Fn | None = None,
+    ) -> _Decorator:
+        """Take the decorated function as an implementation, or as a grad rule of this form."""
+
+        def declare(fn: _Declared, /) -> _Declared:
+            self._require_callable("function", fn, target)
+            if checker is not None:
+                self._require_callable("checker", checker, target)
+            for name in [symbol.name for symbol in symbols_of(target)]:
+                if form is None:
+                    self._registry.add_implementation(
+                        ImplementationEntry(self.owner, name, fn, checker, override)
+                    )
+                else:
+                    self._registry.add_grad_rule(
+                        GradRule(self.owner, name, form, fn, backward, checker, override)
+                    )
+            return fn
+
+        return declare
+
+    def _require_callable(self, what: str, value: object, target: Any) -> None:
+        if not callable(value):
+            raise RegistrationError(
+                f"{self.owner} registers the {what} {value!r} for {target}; it is not callable"
+            )
+
+
+def describe(fn: Any) -> str:
+    """A function's name and where it is written: `gelu (switchgear_example.rules:12)`."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    name = getattr(fn, "__qualname__", None) or repr(fn)
+    code = getattr(fn, "__code__", None)
+    module = getattr(fn, "__module__", None)
+    place = f"{module}:{code.co_firstlineno}" if code is not None else module
+    return f"{name} ({place})" if place else name
+
+
+def checked_owner(name: object) -> str:
+    """`name`, if it can be an executor's or a rule package's."""
+    if not isinstance(name, str) or not name or "," in name or name != name.strip():
+        raise RegistrationError(
+            f"{name!r} is no name for an executor: use a short word, as users will list it"
+        )
+    if name in RESERVED:
+        raise RegistrationError(
+            f"{name!r} already has a meaning in a Choice; name the executor differently"
+        )
+    return name
