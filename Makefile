@@ -65,10 +65,11 @@ nvfuser-env: ## an environment in which nvFuser translates: needs Python 3.12 an
 test-nvfuser: nvfuser-env ## the tests that need nvFuser, and no GPU, in that environment
 	@"$(NVFUSER_VENV)/bin/python" -m pytest $(PYTEST_ARGS) -m "nvfuser and not slow" tests/nvfuser
 
-lint: $(STAMP) ## formatting, lint and types
+lint: $(STAMP) ## formatting, lint, types, and what may import what
 	@$(PY) -m ruff format --check .
 	@$(PY) -m ruff check .
 	@$(PY) -m mypy
+	@$(PY) -c 'import sys; from importlinter.cli import lint_imports_command; sys.exit(lint_imports_command())' --no-cache
 
 format: $(STAMP) ## rewrite the files as `make lint` wants them
 	@$(PY) -m ruff check --fix .
