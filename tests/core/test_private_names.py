@@ -56,7 +56,7 @@ def is_private(path: str) -> bool:
 def test_every_private_name_in_the_core_is_listed() -> None:
     used = set()
     for file in CORE.rglob("*.py"):
-        if file.name != "private_names.py":
+        if file.name != "names.py":
             used |= {path for path in uses(ast.parse(file.read_text())) if is_private(path)}
     # modules on the way to a name, and what is read off a name that is listed
     known = [
@@ -74,7 +74,7 @@ def test_is_there(path: str) -> None:
 WITHOUT = """
 import sys, warnings, torch
 import torch.utils.checkpoint
-from switchgear.private_names import PRIVATE_NAMES, value_of
+from switchgear.torch_private.names import PRIVATE_NAMES, value_of
 
 def train(function):
     x = torch.linspace(0, 1, 4).requires_grad_()
@@ -98,7 +98,7 @@ for path in PRIVATE_NAMES:
         del sys.modules[module]
     try:
         import switchgear as sg
-        from switchgear.private_names import missing_names
+        from switchgear.torch_private.names import missing_names
         if path not in missing_names():
             failures.append(f"{path}: not missed")
         try:

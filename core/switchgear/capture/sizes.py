@@ -290,7 +290,7 @@ def _with_numbers(number: Callable[[Any], Any], value: Any) -> Any:
             return replace(
                 value, **dict(zip(("args", "kwargs", "output", "subsymbols"), parts, strict=True))
             )
-        if is_dataclass(value) and type(value).__module__.startswith(f"{__package__}."):
+        if is_dataclass(value) and type(value).__module__.startswith("switchgear."):
             changes = {
                 field.name: made(getattr(value, field.name))
                 for field in fields(value)

@@ -10,7 +10,11 @@ from pathlib import Path
 import torch
 
 #: A context manager of PyTorch's is entered by way of contextlib.
-_OWN_FILES = (str(Path(torch.__file__).parent), str(Path(__file__).parent), contextlib.__file__)
+_OWN_FILES = (
+    str(Path(torch.__file__).parent),
+    str(Path(__file__).parent.parent),
+    contextlib.__file__,
+)
 
 
 def user_frame() -> tuple[types.FrameType | None, int]:
