@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from switchgear.fusion.choose import RegionContext
+from switchgear.fusion.choose import Contestants
 from switchgear.who import plugins
 from tests import under_test
 from tests.under_test import fraction, part
@@ -89,16 +89,16 @@ def counted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if under_test.EXECUTORS == ["torch"]:
         yield
         return
-    compile_regions = RegionContext.compile
+    compile_regions = Contestants.compile
     count = 0
 
-    def counting(context: RegionContext, entrants: Any) -> Any:
+    def counting(context: Contestants, entrants: Any) -> Any:
         nonlocal count
         compiled = compile_regions(context, entrants)
         count += len(compiled)
         return compiled
 
-    monkeypatch.setattr(RegionContext, "compile", counting)
+    monkeypatch.setattr(Contestants, "compile", counting)
     yield
     request.node.user_properties.append(("fused", count))
 

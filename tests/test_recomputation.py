@@ -24,7 +24,7 @@ from torch.utils.checkpoint import (
 
 import switchgear as sg
 from benchmarks import checkpoint_memory
-from switchgear.ir.redraw import random_state, swap_random_state
+from switchgear.grad.redraw import random_state, swap_random_state
 from switchgear.ir.symbol import DEL, RANDOM, RECOMPUTED
 from tests.core.training import Kernel, backward, executor, forward, leaf, lines, operators, own, rules
 from tests.databases.comparison import differences

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import switchgear as sg
-from switchgear.fusion.fuel import Fuel
+from switchgear.who.fuel import Fuel
 
 Target = Callable[..., Any]
 Names = tuple[str | sg.Executor, ...]

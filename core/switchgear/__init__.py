@@ -2,10 +2,7 @@
 
 from switchgear import errors
 from switchgear.capture.handler import PASS, Call, Feature, Handler
-from switchgear.compile.plugin_passes import PassContext
 from switchgear.functional import grad, value_and_grad, vjp
-from switchgear.fusion.choose import RegionContext
-from switchgear.fusion.fuel import Fuel
 from switchgear.inspect.explain import explain
 from switchgear.ir.aliasing import aliased_argument, storages, written_arguments
 from switchgear.ir.choice import Choice, Declined, Implementation, Saved
@@ -15,7 +12,8 @@ from switchgear.ir.trace import Trace
 from switchgear.jit import jit, last_backward_traces, last_choices, last_saved, last_traces
 from switchgear.torch_private import real_dispatch
 from switchgear.who.executor import Executor, FusionExecutor
-from switchgear.who.hookspecs import PassPlacement, hookimpl
+from switchgear.who.fuel import Fuel
+from switchgear.who.hookspecs import PassContext, PassPlacement, RegionContext, hookimpl
 from switchgear.who.plugins import plugin_report
 from switchgear.who.region import Region, RegionChoice
 from switchgear.who.registry import Registry, Table

@@ -20,7 +20,6 @@ from switchgear.capture.signature import check_devices, flatten_arguments
 from switchgear.capture.sizes import Dynamic, check_dynamic, marked
 from switchgear.errors import DataDependent, InvalidInput, SwitchgearError, Unsupported
 from switchgear.features import BUILT_IN
-from switchgear.fusion.fuel import Fuel
 from switchgear.grad.partition import saved_values
 from switchgear.ir.choice import Choice, Saved
 from switchgear.ir.trace import Trace
@@ -28,6 +27,7 @@ from switchgear.runtime.cache import Cache, call_key
 from switchgear.runtime.entry import Entry
 from switchgear.runtime.fallback import Fallback, Fallbacks
 from switchgear.torch_private.names import check_names, warn_if_untested
+from switchgear.who.fuel import Fuel
 from switchgear.who.memory import MEMORY, Memory
 from switchgear.who.plugins import installed
 from switchgear.who.registry import Table

@@ -11,10 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from switchgear.grad.min_cut import SINK, SOURCE, min_cut
+from switchgear.grad.saving import Prices, to_save
 from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.symbol import RANDOM, BoundSymbol, Symbol
-from switchgear.optimise.min_cut import SINK, SOURCE, min_cut
-from switchgear.optimise.saving import Prices, to_save
 from switchgear.who.memory import MEMORY, Memory
 
 Network = dict[tuple[int, int], int | None]

@@ -15,8 +15,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.activations import NewGELUActivation
 
 import switchgear as sg
-from switchgear.capture.checkpointing import region_of
-from switchgear.ir.symbol import RANDOM, RECOMPUTED
+from switchgear.ir.symbol import RANDOM, RECOMPUTED, region_of
 from switchgear.who.memory import MEMORY, Memory
 from tests.core.training import (
     assert_same,

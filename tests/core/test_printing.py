@@ -14,8 +14,8 @@ import torch
 from torch.nn import functional
 
 import switchgear as sg
-from switchgear.ir.printing import compile_trace
 from switchgear.ir.symbol import DEL, Source
+from switchgear.ir.trace import compile_trace
 from tests.core.against_eager import numbers
 from tests.databases.comparison import differences
 

@@ -694,7 +694,7 @@ class Recorder:
 
     def _known_results(self) -> Any:
         func, layouts = self.known_call
-        made = tuple([internals.make_fake(self.fake_mode, proxy) for proxy in layouts])
+        made = tuple([proxy.fake(self.fake_mode) for proxy in layouts])
         return made if len(func._schema.returns) > 1 else made[0]
 
     def _positions(self, indices: list[Any]) -> list[Any]:

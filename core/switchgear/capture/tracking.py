@@ -78,7 +78,7 @@ class Tracker:
         with self._recorder.paused(), torch._C.DisableTorchFunction():
             fake = self._fakes.get(proxy.name)
             if fake is None:
-                fake = internals.make_fake(self._recorder.fake_mode, proxy)
+                fake = proxy.fake(self._recorder.fake_mode)
                 self.know(fake, proxy)
             wrapper = internals.wrap(fake)
             if autograd and proxy.requires_grad:

@@ -17,7 +17,6 @@ from switchgear.capture.session import compiling
 from switchgear.capture.sizes import concrete
 from switchgear.compile.checks_first import checks_first
 from switchgear.compile.pass_through import pass_through
-from switchgear.compile.plugin_passes import PassContext, run_pass
 from switchgear.fusion.fuse import fuse
 from switchgear.grad.differentiate import Joint, differentiate
 from switchgear.grad.inner_gradients import inner_gradients
@@ -25,16 +24,16 @@ from switchgear.grad.partition import Partitioned, backward_for, partition
 from switchgear.ir.choice import Choice
 from switchgear.ir.dead_code import dead_code
 from switchgear.ir.free_last_used import free_last_used
-from switchgear.ir.printing import compile_trace
 from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.symbol import CHECK, BoundSymbol, proxies, renamed, with_parts
-from switchgear.ir.trace import Trace
+from switchgear.ir.trace import Trace, compile_trace
 from switchgear.ir.verify import verify
 from switchgear.optimise.common_subexpressions import common_subexpressions
 from switchgear.optimise.fold_constants import fold_constants
 from switchgear.optimise.no_ops import no_ops
 from switchgear.who.claim import claim
 from switchgear.who.hookspecs import Stage
+from switchgear.who.plugin_passes import CallContext, run_pass
 from switchgear.who.rules import Grads
 from switchgear.who.selection import Selection
 
@@ -86,7 +85,7 @@ class _Stages:
     def plugin_passes(self, stage: Stage, selection: Selection, **facts: Any) -> Trace:
         """Run the passes of plugins at a stage; `facts` are what their context says of the trace."""
         for placement in selection.passes_at(stage):
-            context = PassContext(selection, **facts)
+            context = CallContext(selection, **facts)
             self.change(placement.name, partial(run_pass, placement, context=context))
             self.choices += context.choices
         return self.traces[-1]

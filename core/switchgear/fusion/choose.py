@@ -7,14 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from switchgear.compile.plugin_passes import PassContext, run_pass
 from switchgear.errors import ExecutorFailed, RuleError, SwitchgearError
 from switchgear.ir.choice import Declined
 from switchgear.ir.free_last_used import free_last_used
-from switchgear.ir.printing import compile_trace
-from switchgear.ir.trace import Trace
+from switchgear.ir.trace import Trace, compile_trace
 from switchgear.who.claim import claim
 from switchgear.who.executor import Executor, FusionExecutor
+from switchgear.who.plugin_passes import CallContext, run_pass
 from switchgear.who.plugins import Chooser
 from switchgear.who.region import Region, RegionChoice
 from switchgear.who.registry import describe
@@ -33,11 +32,8 @@ class Fused:
     reason: str
 
 
-class RegionContext:
-    """What `switchgear_choose` may ask about the call of `jit` that it decides for.
-
-    `executors` are all that take part, in the order asked.
-    """
+class Contestants:
+    """The `RegionContext` of one call."""
 
     def __init__(self, regions: Sequence[Region], program: str, selection: Selection) -> None:
         self.executors: tuple[Executor, ...] = selection.executors
@@ -47,7 +43,7 @@ class RegionContext:
         self._numbers = {region: number for number, region in enumerate(regions)}
 
     def label(self, executor: Executor) -> str:
-        """An executor's name and version."""
+        """See `RegionContext`."""
         return next(
             claimant.label
             for claimant in self._selection.claimants
@@ -55,19 +51,19 @@ class RegionContext:
         )
 
     def operators(self, region: Region) -> Trace:
-        """The region as the executors that fuse nothing run it: who does is its lines' `implementation.owner`."""
+        """See `RegionContext`."""
         return claim(region.trace, self._selection.without_fusion())
 
     def function(self, operators: Trace) -> Callable[..., Any]:
-        """What runs such a trace: a function of the region's sizes and inputs."""
+        """See `RegionContext`."""
         for placement in self._selection.passes_at("after_claim"):
-            operators = run_pass(placement, operators, PassContext(self._selection))
+            operators = run_pass(placement, operators, CallContext(self._selection))
         return compile_trace(free_last_used(operators))
 
     def compile(
         self, entrants: Sequence[tuple[Region, FusionExecutor]]
     ) -> dict[tuple[Region, FusionExecutor], Callable[..., Any] | Declined]:
-        """What candidates make of regions, each compiled once; all at once, for some compile several side by side."""
+        """See `RegionContext`."""
         missing = [entrant for entrant in dict.fromkeys(entrants) if entrant not in self._compiled]
         for executor in dict.fromkeys(executor for _, executor in missing):
             own = [region for region, candidate in missing if candidate is executor]
@@ -94,7 +90,7 @@ class RegionContext:
 
 def choose(regions: Sequence[Region], program: str, selection: Selection) -> list[Fused | Declined]:
     """What runs each of a program's regions, all with candidates; or why the region is left to its operators."""
-    context = RegionContext(regions, program, selection)
+    context = Contestants(regions, program, selection)
     choices = _asked(regions, selection.choosers, context)
     entrants: list[tuple[Region, FusionExecutor] | Declined] = []
     left = selection.fuel.left
@@ -125,7 +121,7 @@ def choose(regions: Sequence[Region], program: str, selection: Selection) -> lis
 
 
 def _asked(
-    regions: Sequence[Region], choosers: Sequence[Chooser], context: RegionContext
+    regions: Sequence[Region], choosers: Sequence[Chooser], context: Contestants
 ) -> list[RegionChoice]:
     answers: dict[Region, RegionChoice] = {}
     for chooser in choosers:
@@ -141,7 +137,7 @@ def _asked(
 
 
 def _guarded(
-    chooser: Chooser, regions: Sequence[Region], context: RegionContext
+    chooser: Chooser, regions: Sequence[Region], context: Contestants
 ) -> Sequence[RegionChoice | None]:
     """A plugin's answers, one for each region."""
     try:

@@ -12,14 +12,6 @@ from dataclasses import dataclass, replace
 import torch
 
 from switchgear import torch_private as internals
-from switchgear.capture import custom_functions
-from switchgear.capture.checkpointing import region_of
-from switchgear.capture.custom_functions import (
-    HISTORY,
-    as_identities,
-    origin_of,
-    recorded_functions,
-)
 from switchgear.capture.recorder import Recorder
 from switchgear.capture.tracking import metadata_proxy
 from switchgear.errors import StrictError
@@ -41,14 +33,14 @@ from switchgear.ir.symbol import (
     changed,
     map_proxies,
     proxies,
+    region_of,
     renamed,
     with_parts,
 )
 from switchgear.ir.trace import Names, Trace, names_of
-from switchgear.ir.writes import RULES
 from switchgear.who.claim import claimant
 from switchgear.who.registry import GradRule
-from switchgear.who.rules import Applied, Grads, Pull, apply_rule
+from switchgear.who.rules import Applied, Grads, OwnGradient, Pull, apply_rule
 from switchgear.who.selection import Reasons, Selection
 
 _ADD = Symbol("aten.add.Tensor", torch.ops.aten.add.Tensor)
@@ -90,7 +82,7 @@ def differentiate(
 
     Raises `NotDifferentiable`, `RuleError`, and under `selection.strict` `StrictError`.
     """
-    with recorded_functions(), internals.exact_functionalization():
+    with selection.handlers.around(), internals.exact_functionalization():
         return _differentiate(trace, selection, grad_outputs, higher_order)
 
 
@@ -167,30 +159,30 @@ class Forward:
 
     def _decide(self, item: BoundSymbol, origin: BoundSymbol) -> tuple[BoundSymbol, ...]:
         """The one place that picks how a bound symbol is differentiated; returns the parts that replace it, if any."""
+        own: OwnGradient | None = item.symbol.gradient
         constant = self._constant(item)
         if constant:
             self._choose(item, "constant", constant)
             # under no_grad eager calls a view a leaf that requires grad, and so do its users
             item = self._cut(item) if item.grad_enabled else item
-            parts = as_identities(item) if item.symbol == HISTORY else (item,)
+            parts = own.constant(item) if own is not None else (item,)
             self.body.extend(
                 linked(part, Link(origin, RuleOrigin("constant", constant))) for part in parts
             )
             return ()
-        if item.symbol == HISTORY:
-            rule_origin = origin_of(item)
+        if own is not None:
+            rule_origin = own.origin(item)
             self._choose(item, rule_origin.owner, f"{rule_origin.form} rule")
             if not region_of(item):
-                self.kept.extend(custom_functions.saved(item))
-            self._append(
-                custom_functions.linearise(item, self.recorder, self.higher_order),
-                rule_origin,
-                item,
-                origin,
-            )
+                self.kept.extend(own.saved(item))
+            applied = own.linearise(item, self.recorder, self.higher_order)
+            self._append(applied, rule_origin, item, origin)
             return ()
-        own = RULES.get(item.symbol)
-        rule, declined = (own, ()) if own is not None else self.selection.grad_rule(item)
+        symbol, declined = item.symbol, ()
+        if symbol.pullback is not None:
+            rule = GradRule("switchgear", symbol.name, "pullback", symbol.pullback)
+        else:
+            rule, declined = self.selection.grad_rule(item)
         if rule is not None:
             self._choose(item, rule.owner, f"{rule.form} rule", declined)
             self._apply(rule, item, origin)

@@ -10,6 +10,8 @@ import torch
 
 from switchgear.errors import NotDifferentiable
 from switchgear.grad.differentiate import Joint
+from switchgear.grad.recompute import Body, recompute
+from switchgear.grad.saving import Prices, is_view, overwritten_values, to_save
 from switchgear.ir.choice import Saved
 from switchgear.ir.dead_code import live
 from switchgear.ir.proxy import NumberProxy, TensorProxy, bytes_of
@@ -25,8 +27,6 @@ from switchgear.ir.symbol import (
     proxies,
 )
 from switchgear.ir.trace import Names, Trace, names_of
-from switchgear.optimise.recompute import Body, recompute
-from switchgear.optimise.saving import Prices, is_view, overwritten_values, to_save
 from switchgear.who.memory import Memory
 
 _CLONE = Symbol("aten.clone.default", torch.ops.aten.clone.default)

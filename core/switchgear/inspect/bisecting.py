@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from switchgear.errors import SwitchgearError
-from switchgear.fusion.fuel import Fuel
 from switchgear.ir.symbol import BoundSymbol
+from switchgear.who.fuel import Fuel
 
 
 def bisect(check: Callable[[Fuel], Any]) -> BoundSymbol:

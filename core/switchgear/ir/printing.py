@@ -1,32 +1,26 @@
-"""Traces as Python text, and that text as a function."""
+"""Values, calls and lines of a trace as Python text."""
 
 from __future__ import annotations
 
 import ast
 import enum
 import keyword
-import linecache
 import math
 import re
 import sys
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from switchgear import torch_private as internals
-from switchgear.errors import Unsupported
 from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.symbol import BOX, BOXED, DEL, BoundSymbol
-
-if TYPE_CHECKING:
-    from switchgear.ir.trace import Trace
 
 _REPRESENTED = (int, str, bytes, type(None), torch.dtype, torch.layout, torch.memory_format)
 
 
-class _Scope:
+class Scope:
     """The names that the text needs beside the inputs: modules to import, and constants.
 
     `bound` gives what is called a name of its own, which costs less than a path, or an overload's wrapper in Python.
@@ -40,6 +34,7 @@ class _Scope:
         self.sizes: set[str] = set()
 
     def constant(self, value: Any, hint: str) -> str:
+        """The name of a value that has no Python text; `hint` if that is free."""
         for name, known in self.values.items():
             if known is value:
                 return name
@@ -127,6 +122,7 @@ class _Scope:
         return text
 
     def items(self, values: Iterable[Any]) -> str:
+        """The values, separated by commas."""
         return ", ".join(map(self.expression, values))
 
 
@@ -145,60 +141,8 @@ def _at(path: str) -> Any:
     return found
 
 
-def trace_source(trace: Trace, *, link: bool = False, decompositions: bool = False) -> str:
-    """The trace as Python that runs beside the constants it names; see `Trace.python`."""
-    return _render(trace, link, decompositions)[0]
-
-
-def compile_trace(trace: Trace, *, boxed: bool = False) -> Callable[..., Any]:
-    """The function that the printed trace is; `boxed` makes it take its arguments in one list, which it empties."""
-    source, scope = _render(trace, False, False, boxed, bound=True)
-    namespace: dict[str, Any] = {
-        **{name: sys.modules[name] for name in scope.modules},
-        **scope.values,
-    }
-    file = f"<switchgear {trace.name} {id(namespace):x}>"
-    exec(compile(source, file, "exec"), namespace)
-    linecache.cache[file] = (len(source), None, source.splitlines(True), file)
-    # popped, or function and globals would keep each other alive
-    function: Callable[..., Any] = namespace.pop(trace.name)
-    weakref.finalize(function, linecache.cache.pop, file, None)
-    return function
-
-
-def _render(
-    trace: Trace, link: bool, decompositions: bool, boxed: bool = False, *, bound: bool = False
-) -> tuple[str, _Scope]:
-    names = [
-        *(number.name for number in trace.numbers if not number.tensor),
-        *(proxy.name for proxy in trace.inputs),
-    ]
-    used = {proxy.name for item in trace.bound_symbols for proxy in (*item.inputs, *item.outputs)}
-    scope = _Scope(trace.constants, {trace.name, *used, *names}, bound)
-    parameters = ", ".join(names)
-    body = [f"[{parameters}] = args", "args.clear()"] if boxed else []
-    for bound_symbol in trace.bound_symbols:
-        body.append(_line(bound_symbol, scope, link))
-        if decompositions:
-            body.extend(_decomposition(bound_symbol, scope))
-    body.append(f"return {scope.expression(trace.outputs)}")
-    measured = {number.name: number for number in trace.numbers if number.name in scope.sizes}
-    if unknown := scope.sizes - measured.keys():
-        raise Unsupported(
-            f"trace {trace.name!r} needs the sizes {', '.join(sorted(unknown))}, which it is not given"
-        )
-    sizes = [f"{n.name} = {n.tensor}.size({n.dim})" for n in measured.values() if n.tensor]
-    body[2 * boxed : 2 * boxed] = sizes
-    lines = [f"import {module}" for module in sorted(scope.modules)]
-    lines += [f"# {name}: {_describe(value)}" for name, value in scope.values.items()]
-    lines += [f"# pass {mark.name}: {mark.seconds * 1e3:.1f} ms" for mark in trace.provenance]
-    lines += ["", f"def {trace.name}({'args' if boxed else parameters}):"]
-    lines += [f'    # {proxy.name}: "{proxy.type_string}"' for proxy in trace.inputs]
-    lines += [f"    {line}" for line in body]
-    return "\n".join([*lines, ""]), scope
-
-
-def _describe(value: Any) -> str:
+def describe(value: Any) -> str:
+    """What a constant is, in one line."""
     try:
         text = (
             f"tensor {list(value.shape)} {value.dtype}"
@@ -210,7 +154,8 @@ def _describe(value: Any) -> str:
     return f"constant {text}".splitlines()[0]
 
 
-def _line(bound_symbol: BoundSymbol, scope: _Scope, link: bool) -> str:
+def line(bound_symbol: BoundSymbol, scope: Scope, link: bool) -> str:
+    """A call with where it comes from as a comment; of a backward with `link`, its forward line and rule."""
     if bound_symbol.symbol is DEL:
         return f"del {scope.items(bound_symbol.inputs)}"
     if bound_symbol.symbol is BOX:
@@ -219,7 +164,7 @@ def _line(bound_symbol: BoundSymbol, scope: _Scope, link: bool) -> str:
     return f"{_call(bound_symbol, scope)}  # {comment}" if comment else _call(bound_symbol, scope)
 
 
-def _call(bound_symbol: BoundSymbol, scope: _Scope) -> str:
+def _call(bound_symbol: BoundSymbol, scope: Scope) -> str:
     symbol, implementation = bound_symbol.symbol, bound_symbol.implementation
     fn = implementation.fn if implementation else symbol.fn
     if implementation is not None and implementation.path:
@@ -264,7 +209,8 @@ def _forward(bound_symbol: BoundSymbol) -> str:
     return f"{names} = {bound_symbol.symbol.name}  {bound_symbol.source or ''}".rstrip()
 
 
-def _decomposition(bound_symbol: BoundSymbol, scope: _Scope, depth: int = 1) -> Iterator[str]:
+def decomposition(bound_symbol: BoundSymbol, scope: Scope, depth: int = 1) -> Iterator[str]:
+    """The parts of a call as comments."""
     for part in bound_symbol.subsymbols:
         yield f"#{'  ' * depth}{_call(part, scope)}"
-        yield from _decomposition(part, scope, depth + 1)
+        yield from decomposition(part, scope, depth + 1)

@@ -74,6 +74,14 @@ class TensorProxy(_Remembers):
             object.__setattr__(self, "_layout", layout)
         return layout
 
+    def fake(self, mode: internals.FakeMode) -> torch.Tensor:
+        """A fake tensor with this metadata."""
+        layout = (
+            *(self.shape, self.stride, self.dtype, self.device),
+            *(self.storage_offset, self.is_conj, self.is_neg),
+        )
+        return internals.make_fake(mode, layout)
+
     @property
     def type_string(self) -> str:
         """`cpu f32[2, 3]`, as the printed trace shows it."""

@@ -33,10 +33,14 @@ CHECK = "check"
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """An operator: a torch-level callable or an operator overload, identified by its qualified name alone."""
+    """An operator: a torch-level callable, an overload, or one of our own; identified by its qualified name alone."""
 
     name: str
     fn: Callable[..., Any] = field(compare=False, repr=False)
+    #: Of a symbol of our own, how it is differentiated: a rule of the form "pullback".
+    pullback: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
+    #: Or, where such a rule would not do, an `OwnGradient`.
+    gradient: Any = field(default=None, compare=False, repr=False)
 
 
 def _delete(*values: Any) -> None:
@@ -148,6 +152,16 @@ def changed(bound_symbol: BoundSymbol, **changes: Any) -> BoundSymbol:
     if not _NESTS.isdisjoint(changes):
         made.__post_init__()
     return made
+
+
+def region_of(item: BoundSymbol) -> str | None:
+    """The tag of the region of `torch.utils.checkpoint`, if any, that a bound symbol of a joint trace belongs to.
+
+    It is that of the call that it differentiates or repeats; of a sum of gradients, the one that its terms share.
+    """
+    tags = [link.forward.tags for link in item.links] or [item.tags]
+    shared = frozenset.intersection(*tags)
+    return next((tag for tag in shared if tag.startswith(CHECKPOINT)), None)
 
 
 def with_parts(bound_symbols: Iterable[BoundSymbol]) -> Iterator[BoundSymbol]:

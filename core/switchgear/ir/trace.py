@@ -1,9 +1,12 @@
-"""The trace: a straight-line program of bound symbols, as a value."""
+"""The trace: a straight-line program of bound symbols, as a value, as Python text, and as the function that this is."""
 
 from __future__ import annotations
 
 import itertools
+import linecache
 import re
+import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -11,7 +14,8 @@ from typing import Any
 
 import torch
 
-from switchgear.ir.printing import compile_trace, trace_source
+from switchgear.errors import Unsupported
+from switchgear.ir.printing import Scope, decomposition, describe, line
 from switchgear.ir.proxy import NumberProxy, TensorProxy
 from switchgear.ir.symbol import BoundSymbol, with_parts
 from switchgear.torch_private import SYMBOLIC, python_of_number
@@ -92,6 +96,59 @@ class Trace:
     def with_provenance(self, name: str, seconds: float) -> Trace:
         """The trace, marked as having gone through one more pass."""
         return replace(self, provenance=(*self.provenance, Provenance(name, seconds)))
+
+
+def trace_source(trace: Trace, *, link: bool = False, decompositions: bool = False) -> str:
+    """The trace as Python that runs beside the constants it names; see `Trace.python`."""
+    return _render(trace, link, decompositions)[0]
+
+
+def compile_trace(trace: Trace, *, boxed: bool = False) -> Callable[..., Any]:
+    """The function that the printed trace is; `boxed` makes it take its arguments in one list, which it empties."""
+    source, scope = _render(trace, False, False, boxed, bound=True)
+    namespace: dict[str, Any] = {
+        **{name: sys.modules[name] for name in scope.modules},
+        **scope.values,
+    }
+    file = f"<switchgear {trace.name} {id(namespace):x}>"
+    exec(compile(source, file, "exec"), namespace)
+    linecache.cache[file] = (len(source), None, source.splitlines(True), file)
+    # popped, or function and globals would keep each other alive
+    function: Callable[..., Any] = namespace.pop(trace.name)
+    weakref.finalize(function, linecache.cache.pop, file, None)
+    return function
+
+
+def _render(
+    trace: Trace, link: bool, decompositions: bool, boxed: bool = False, *, bound: bool = False
+) -> tuple[str, Scope]:
+    names = [
+        *(number.name for number in trace.numbers if not number.tensor),
+        *(proxy.name for proxy in trace.inputs),
+    ]
+    used = {proxy.name for item in trace.bound_symbols for proxy in (*item.inputs, *item.outputs)}
+    scope = Scope(trace.constants, {trace.name, *used, *names}, bound)
+    parameters = ", ".join(names)
+    body = [f"[{parameters}] = args", "args.clear()"] if boxed else []
+    for bound_symbol in trace.bound_symbols:
+        body.append(line(bound_symbol, scope, link))
+        if decompositions:
+            body.extend(decomposition(bound_symbol, scope))
+    body.append(f"return {scope.expression(trace.outputs)}")
+    measured = {number.name: number for number in trace.numbers if number.name in scope.sizes}
+    if unknown := scope.sizes - measured.keys():
+        raise Unsupported(
+            f"trace {trace.name!r} needs the sizes {', '.join(sorted(unknown))}, which it is not given"
+        )
+    sizes = [f"{n.name} = {n.tensor}.size({n.dim})" for n in measured.values() if n.tensor]
+    body[2 * boxed : 2 * boxed] = sizes
+    lines = [f"import {module}" for module in sorted(scope.modules)]
+    lines += [f"# {name}: {describe(value)}" for name, value in scope.values.items()]
+    lines += [f"# pass {mark.name}: {mark.seconds * 1e3:.1f} ms" for mark in trace.provenance]
+    lines += ["", f"def {trace.name}({'args' if boxed else parameters}):"]
+    lines += [f'    # {proxy.name}: "{proxy.type_string}"' for proxy in trace.inputs]
+    lines += [f"    {line}" for line in body]
+    return "\n".join([*lines, ""]), scope
 
 
 class Names:

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Iterator
 
 from switchgear.errors import InvalidTrace
 from switchgear.ir.aliasing import storages, written_arguments
-from switchgear.ir.printing import trace_source
 from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.symbol import DEL
-from switchgear.ir.trace import Trace
+from switchgear.ir.trace import Trace, trace_source
 
 _CONTEXT = 3
 

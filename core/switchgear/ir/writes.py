@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from switchgear.ir.symbol import Symbol
-from switchgear.who.registry import GradRule
 
 #: What a rule returns: the outputs, and their pullback.
 _Pulled = tuple[torch.Tensor | tuple[torch.Tensor, ...], Callable[..., Any]]
@@ -20,7 +19,7 @@ def set_value(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
     return new
 
 
-def _set_value_rule(old: torch.Tensor, new: torch.Tensor) -> _Pulled:
+def _set_value_pullback(old: torch.Tensor, new: torch.Tensor) -> _Pulled:
     return new, lambda grad: (grad, None)
 
 
@@ -31,7 +30,7 @@ def draw_bernoulli(
     return torch.empty_like(value).bernoulli_(p, generator=generator)
 
 
-def _draw_bernoulli_rule(
+def _draw_bernoulli_pullback(
     value: torch.Tensor, p: float, *, generator: torch.Generator | None = None
 ) -> _Pulled:
     return draw_bernoulli(value, p, generator=generator), torch.zeros_like
@@ -43,7 +42,7 @@ def restride(value: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
     return result.copy_(value)
 
 
-def _restride_rule(value: torch.Tensor, stride: Sequence[int]) -> _Pulled:
+def _restride_pullback(value: torch.Tensor, stride: Sequence[int]) -> _Pulled:
     return restride(value, stride), lambda grad: grad
 
 
@@ -52,7 +51,7 @@ def identity(value: torch.Tensor) -> torch.Tensor:
     return value
 
 
-def _identity_rule(value: torch.Tensor) -> _Pulled:
+def _identity_pullback(value: torch.Tensor) -> _Pulled:
     return value, lambda grad: grad
 
 
@@ -77,22 +76,11 @@ WRITTEN_VIEWS: dict[Any, Callable[..., torch.Tensor]] = {
     ),
 }
 
-IDENTITY = Symbol("switchgear.identity", identity)
-DRAW_BERNOULLI = Symbol("switchgear.draw_bernoulli", draw_bernoulli)
+IDENTITY = Symbol("switchgear.identity", identity, _identity_pullback)
+DRAW_BERNOULLI = Symbol("switchgear.draw_bernoulli", draw_bernoulli, _draw_bernoulli_pullback)
 #: What an in-place call leaves in an input when it changes sizes or strides of a view of it.
 NEW_VERSION = Symbol(
     "torch.autograd.graph.increment_version", torch.autograd.graph.increment_version
 )
-RESTRIDE = Symbol("switchgear.restride", restride)
-SET_VALUE = Symbol("switchgear.set_value", set_value)
-
-_RULES: dict[Symbol, Callable[..., Any]] = {
-    SET_VALUE: _set_value_rule,
-    IDENTITY: _identity_rule,
-    RESTRIDE: _restride_rule,
-    DRAW_BERNOULLI: _draw_bernoulli_rule,
-}
-#: The grad rules of these symbols, by symbol.
-RULES = {
-    symbol: GradRule("switchgear", symbol.name, "pullback", rule) for symbol, rule in _RULES.items()
-}
+RESTRIDE = Symbol("switchgear.restride", restride, _restride_pullback)
+SET_VALUE = Symbol("switchgear.set_value", set_value, _set_value_pullback)

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from switchgear.capture.checkpointing import region_of
 from switchgear.ir.aliasing import storages
 from switchgear.ir.dead_code import live
 from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.purity import call_key, is_pure
-from switchgear.ir.symbol import BACKWARD, BoundSymbol, proxies, renamed
+from switchgear.ir.symbol import BACKWARD, BoundSymbol, proxies, region_of, renamed
 from switchgear.ir.trace import Trace
 
 

@@ -19,9 +19,9 @@ from switchgear.errors import ExecutorFailed
 from switchgear.ir.aliasing import aliased_argument
 from switchgear.ir.composites import bind_outputs, leaves_of
 from switchgear.ir.free_last_used import free_last_used
-from switchgear.ir.printing import compile_trace
 from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.symbol import BOX, BOXED, DEL, BoundSymbol, changed, map_proxies
+from switchgear.ir.trace import compile_trace
 
 #: So many operators have to be run for going below autograd to pay.
 _WORTHWHILE = 3

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
     from torch.utils._python_dispatch import _disable_current_modes
 
-    from switchgear.ir.proxy import TensorProxy
-
     FakeMode = FakeTensorMode
 else:
     GlobalStateGuard = private("torch._C._dynamo.guards.GlobalStateGuard")
@@ -220,14 +218,12 @@ def hint_of(number: Any) -> Any:
     )
 
 
-def make_fake(mode: FakeMode, proxy: TensorProxy) -> torch.Tensor:
-    """A fake tensor of a proxy's metadata."""
-    shape, stride, offset = proxy.shape, proxy.stride, proxy.storage_offset
+def make_fake(mode: FakeMode, layout: Layout) -> torch.Tensor:
+    """A fake tensor of that layout."""
+    shape, stride, dtype, device, offset, is_conj, is_neg = layout
     if mode.shape_env is None and not offset:
         with outside_autograd():
-            return _fake(
-                mode, (shape, stride, proxy.dtype, proxy.device, 0, proxy.is_conj, proxy.is_neg)
-            )
+            return _fake(mode, layout)
     reach = (
         sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
         if 0 not in shape
@@ -235,12 +231,12 @@ def make_fake(mode: FakeMode, proxy: TensorProxy) -> torch.Tensor:
     )
     with outside_autograd(), mode:
         if offset:
-            whole = torch.empty(offset + 1 + reach, dtype=proxy.dtype, device=proxy.device)
+            whole = torch.empty(offset + 1 + reach, dtype=dtype, device=device)
             fake = whole.as_strided(shape, stride, offset)
         else:
-            fake = torch.empty_strided(shape, stride, dtype=proxy.dtype, device=proxy.device)
-        fake = torch._conj(fake) if proxy.is_conj else fake
-        return torch._neg_view(fake) if proxy.is_neg else fake
+            fake = torch.empty_strided(shape, stride, dtype=dtype, device=device)
+        fake = torch._conj(fake) if is_conj else fake
+        return torch._neg_view(fake) if is_neg else fake
 
 
 @contextlib.contextmanager
@@ -320,11 +316,6 @@ def is_one_of_several(view: torch.Tensor) -> bool:
 def view_again(view: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
     """Of another base what `view` is of its own, by the same calls."""
     return view._view_func_unsafe(base)  # type: ignore[no-any-return]
-
-
-def metadata_mutated(wrapper: torch.Tensor) -> bool:
-    """Whether an in-place call changed the wrapper's sizes or strides."""
-    return bool(torch._functionalize_has_metadata_mutation(wrapper))
 
 
 def storage_replaced(wrapper: torch.Tensor) -> bool:
@@ -947,10 +938,10 @@ class _FakeMode(FakeMode):
 
 
 #: Metadata of a strided tensor: shape, stride, dtype, device, storage offset, and the lazy bits.
-_Layout: TypeAlias = tuple[Any, Any, torch.dtype, torch.device, int, bool, bool]
+Layout: TypeAlias = tuple[Any, Any, torch.dtype, torch.device, int, bool, bool]
 
 
-def _fake(mode: FakeMode, layout: _Layout, home: Any = None) -> fake_tensor.FakeTensor:
+def _fake(mode: FakeMode, layout: Layout, home: Any = None) -> fake_tensor.FakeTensor:
     """A fake tensor, in the storage of another one if `home` is that."""
     shape, stride, dtype, device, offset, is_conj, is_neg = layout
     with fake_tensor.in_kernel_invocation_manager(mode):
@@ -969,14 +960,14 @@ class _Result:
     """What an operator returns: `kind` is None for one tensor; of each, its layout and the argument it is a view of."""
 
     kind: type | None
-    items: tuple[tuple[_Layout, int | None] | None, ...]
+    items: tuple[tuple[Layout, int | None] | None, ...]
 
     @classmethod
     def of(cls, mode: FakeMode, result: Any, args: tuple[Any, ...], kwargs: Any) -> _Result | None:
         """That of a call; None where the tensors cannot be made again from layouts."""
         kind = type(result) if type(result) in (tuple, list) else None
         homes = [storage_key(other) for other in tensors_in((args, kwargs))]
-        items: list[tuple[_Layout, int | None] | None] = []
+        items: list[tuple[Layout, int | None] | None] = []
         for made in result if kind else (result,):
             if made is None and kind:
                 items.append(None)
@@ -1070,7 +1061,7 @@ def _part(mode: FakeMode, value: Any) -> Any:
     return (type(value), value)
 
 
-def _layout(mode: FakeMode, fake: fake_tensor.FakeTensor) -> _Layout | None:
+def _layout(mode: FakeMode, fake: fake_tensor.FakeTensor) -> Layout | None:
     """The layout of a strided tensor of this mode, of which nothing else is known."""
     if fake.fake_mode is not mode or fake.constant is not None or fake.layout is not torch.strided:
         return None

@@ -8,23 +8,20 @@ implementation may leave out those that it does not need.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 import pluggy
 
 from switchgear.capture.handler import Feature
 from switchgear.errors import RegistrationError
+from switchgear.ir.choice import Choice, Declined
 from switchgear.ir.symbol import BoundSymbol
 from switchgear.ir.trace import Trace
-from switchgear.who.executor import Executor
+from switchgear.who.executor import Executor, FusionExecutor
 from switchgear.who.region import Region, RegionChoice
 from switchgear.who.registry import Registry
-
-if TYPE_CHECKING:
-    from switchgear.compile.plugin_passes import PassContext
-    from switchgear.fusion.choose import RegionContext
 
 PROJECT = "switchgear"
 
@@ -33,6 +30,72 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 _hookspec = pluggy.HookspecMarker(PROJECT)
 
 Stage: TypeAlias = Literal["before_grad", "after_grad", "before_claim", "after_claim"]
+
+
+class PassContext(Protocol):
+    """What a pass may ask about the call of `jit` that it runs for.
+
+    `executors` are those of the call, in the order asked. `choices` are what was said so far, for `explain`: of the
+    kind `pattern`, and owned by who takes a pattern, or by `decomposition` where its parts stay as they are.
+
+    For passes after claiming: `gives_gradients` says that the trace's outputs are gradients, two of which may be one
+    tensor. `destined` pairs the positions of outputs with those of inputs that they are but copied into, once the
+    trace has run, where nothing else can tell. A pass that has the trace write there itself puts None in the place of
+    the output and names the input in `Trace.written`.
+    """
+
+    executors: tuple[Executor, ...]
+    choices: list[Choice]
+    gives_gradients: bool
+    destined: Mapping[int, int]
+
+    @staticmethod
+    def hint(number: Any) -> Any:
+        """A number, a symbolic one as it is in the call at hand: for estimates alone."""
+
+    def takes(self, owner: str, candidate: BoundSymbol) -> bool:
+        """Whether `owner` takes `candidate`, a call made to stand in the place of its subsymbols.
+
+        Not where an executor asked before it takes the candidate or one of the subsymbols, or where someone else says
+        how one of those is differentiated: a rule asked before the owner's, or a skip rule.
+        """
+        ...
+
+    def decline(
+        self,
+        owner: str,
+        bound_symbol: BoundSymbol,
+        reason: str,
+        others: tuple[tuple[str, str], ...] = (),
+    ) -> None:
+        """Have `explain` say why `owner` makes no pattern of a call; `others` are those asked before."""
+
+
+class RegionContext(Protocol):
+    """What `switchgear_choose` may ask about the call of `jit` that it decides for.
+
+    `executors` are all that take part, in the order asked.
+    """
+
+    executors: tuple[Executor, ...]
+
+    def label(self, executor: Executor) -> str:
+        """An executor's name and version."""
+        ...
+
+    def operators(self, region: Region) -> Trace:
+        """The region as the executors that fuse nothing run it: who does is its lines' `implementation.owner`."""
+        ...
+
+    def function(self, operators: Trace) -> Callable[..., Any]:
+        """What runs such a trace: a function of the region's sizes and inputs."""
+        ...
+
+    def compile(
+        self, entrants: Sequence[tuple[Region, FusionExecutor]]
+    ) -> dict[tuple[Region, FusionExecutor], Callable[..., Any] | Declined]:
+        """What candidates make of regions, each compiled once; all at once, for some compile several side by side."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

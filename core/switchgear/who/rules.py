@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 
@@ -16,7 +16,7 @@ from switchgear.capture.recorder import Recorder
 from switchgear.errors import RuleError, SwitchgearError
 from switchgear.ir.composites import splice_escaping
 from switchgear.ir.proxy import TensorProxy
-from switchgear.ir.symbol import BoundSymbol, map_proxies, proxies, renamed
+from switchgear.ir.symbol import BoundSymbol, RuleOrigin, map_proxies, proxies, renamed
 from switchgear.ir.writes import IDENTITY
 from switchgear.nesting import tensors_in
 from switchgear.who.registry import GradRule
@@ -33,6 +33,26 @@ class Applied:
     forward: tuple[BoundSymbol, ...]
     outputs: tuple[TensorProxy, ...]
     pull: Pull
+
+
+class OwnGradient(Protocol):
+    """How a symbol of a feature's is differentiated, where a rule would not do (`Symbol.gradient`)."""
+
+    def origin(self, item: BoundSymbol) -> RuleOrigin:
+        """Whose rule it is."""
+        ...
+
+    def saved(self, item: BoundSymbol) -> tuple[TensorProxy, ...]:
+        """What it saves for the backward, which may read less of it than that backward's own backward."""
+        ...
+
+    def constant(self, item: BoundSymbol) -> tuple[BoundSymbol, ...]:
+        """What a call is where no gradient is asked for."""
+        ...
+
+    def linearise(self, item: BoundSymbol, recorder: Recorder, higher_order: bool) -> Applied:
+        """A call with its pullback."""
+        ...
 
 
 @dataclass(slots=True)

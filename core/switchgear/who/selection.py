@@ -12,10 +12,10 @@ from typing import Any, Literal, TypeAlias
 from switchgear.capture.handler import Feature, Handlers, enabled
 from switchgear.capture.sizes import depends_on_sizes
 from switchgear.errors import ExecutorUnavailable, PluginWarning, RuleError, UnknownExecutor
-from switchgear.fusion.fuel import Fuel
 from switchgear.ir.choice import Declined, Implementation
 from switchgear.ir.symbol import BoundSymbol
 from switchgear.who.executor import Executor, FusionExecutor, reason_unavailable
+from switchgear.who.fuel import Fuel
 from switchgear.who.hookspecs import PassPlacement, Stage
 from switchgear.who.memory import Memory
 from switchgear.who.plugins import DISABLE_VARIABLE, Chooser, Plugin, Plugins, SkipRule

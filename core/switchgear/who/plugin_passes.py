@@ -1,4 +1,4 @@
-"""Passes of plugins: what they may ask about the call of `jit` that they run for, and what they say of it."""
+"""Passes of plugins: what answers their questions about the call of `jit` that they run for."""
 
 from __future__ import annotations
 
@@ -14,21 +14,12 @@ from switchgear.ir.symbol import BoundSymbol, with_parts
 from switchgear.ir.trace import Trace
 from switchgear.who.claim import claimant
 from switchgear.who.executor import Executor
-from switchgear.who.hookspecs import PassPlacement
+from switchgear.who.hookspecs import PassContext, PassPlacement
 from switchgear.who.selection import Selection
 
 
-class PassContext:
-    """The executors of the call, in the order asked, and what they take.
-
-    `choices` are the answers given so far, for `explain`: of the kind `pattern`, and owned by who takes a pattern, or
-    by `decomposition` where its parts stay as they are.
-
-    For passes after claiming: `gives_gradients` says that the trace's outputs are gradients, two of which may be one
-    tensor. `destined` pairs the positions of outputs with those of inputs that they are but copied into, once the
-    trace has run, where nothing else can tell. A pass that has the trace write there itself puts None in the place of
-    the output and names the input in `Trace.written`.
-    """
+class CallContext:
+    """The `PassContext` of one call."""
 
     def __init__(
         self,
@@ -45,15 +36,11 @@ class PassContext:
 
     @staticmethod
     def hint(number: Any) -> Any:
-        """A number, a symbolic one as it is in the call at hand: for estimates alone."""
+        """See `PassContext`."""
         return hint_of(number)
 
     def takes(self, owner: str, candidate: BoundSymbol) -> bool:
-        """Whether `owner` takes `candidate`, a call made to stand in the place of its subsymbols.
-
-        Not where an executor asked before it takes the candidate or one of the subsymbols, or where someone else says
-        how one of those is differentiated: a rule asked before the owner's, or a skip rule.
-        """
+        """See `PassContext`."""
         implementation, declined = claimant(candidate, self._selection)
         if implementation is None:
             reason = ""
@@ -74,7 +61,7 @@ class PassContext:
         reason: str,
         others: tuple[tuple[str, str], ...] = (),
     ) -> None:
-        """Have `explain` say why `owner` makes no pattern of a call; `others` are those asked before."""
+        """See `PassContext`."""
         declined = (*others, (owner, reason)) if reason else others
         self.choices.append(
             Choice("pattern", bound_symbol.symbol.name, "decomposition", "", declined)

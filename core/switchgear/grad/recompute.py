@@ -8,11 +8,10 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from switchgear.capture.checkpointing import region_of
 from switchgear.grad.derived import rebind
+from switchgear.grad.redraw import RANDOM_STATE, SWAP_RANDOM_STATE, state_proxy
 from switchgear.ir.aliasing import aliased_argument
 from switchgear.ir.proxy import TensorProxy
-from switchgear.ir.redraw import RANDOM_STATE, SWAP_RANDOM_STATE, state_proxy
 from switchgear.ir.symbol import (
     BACKWARD,
     CHECK,
@@ -23,6 +22,7 @@ from switchgear.ir.symbol import (
     BoundSymbol,
     Link,
     RuleOrigin,
+    region_of,
     renamed,
     with_parts,
 )

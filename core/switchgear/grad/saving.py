@@ -8,14 +8,13 @@ from dataclasses import dataclass
 
 import torch
 
-from switchgear.capture.checkpointing import region_of
 from switchgear.grad.differentiate import is_dense
+from switchgear.grad.min_cut import SINK, SOURCE, min_cut
 from switchgear.ir.aliasing import aliased_argument, storages
 from switchgear.ir.composites import leaves_of
 from switchgear.ir.proxy import TensorProxy, bytes_of
-from switchgear.ir.symbol import BoundSymbol
+from switchgear.ir.symbol import BoundSymbol, region_of
 from switchgear.ir.writes import DRAW_BERNOULLI, RESTRIDE
-from switchgear.optimise.min_cut import SINK, SOURCE, min_cut
 from switchgear.who.memory import Memory
 
 #: The bytes that recomputation may move for each byte that need not be saved for it.
