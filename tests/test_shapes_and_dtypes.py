@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -238,6 +239,11 @@ def test_promotion(one: torch.dtype, other: torch.dtype) -> None:
     for tensor in (x, y):
         # eager's `where` has no gradient across real and complex numbers, and no half complex sum
         tensor.requires_grad_(x.dtype.is_floating_point and y.dtype.is_floating_point)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            promoted(x, y)
+    except NotImplementedError as error:  # from 2.14 on bfloat16 has a complex type, with few kernels
+        pytest.skip(f"eager cannot: {error}")
     check(promoted, x, y)
 
 
