@@ -118,6 +118,40 @@ def switchgear_features():
 """
 
 
+RANGES = """
+import os
+import torch
+from torch.profiler import record_function
+
+OPEN = []
+
+def enter(name):
+    OPEN.append(record_function(name))
+    OPEN[-1].__enter__()
+
+def leave():
+    OPEN.pop().__exit__(None, None, None)
+
+ENTER = sg.Symbol("ranges.enter", enter, effect=True)
+LEAVE = sg.Symbol("ranges.leave", leave, effect=True)
+
+class Ranges(sg.Handler):
+    functions = frozenset(
+        {torch.ops.profiler._record_function_enter_new, torch.ops.profiler._record_function_exit._RecordFunction}
+    )
+
+    def take(self, recorder, call):
+        entering = call.fn is torch.ops.profiler._record_function_enter_new
+        if os.environ.get("RANGES") != "drop":
+            recorder.record(*((ENTER, call.args[:1], None) if entering else (LEAVE, (), None)))
+        return call.args[0]
+
+@sg.hookimpl
+def switchgear_features():
+    return [sg.Feature("ranges", (Ranges(),))]
+"""
+
+
 @pytest.fixture
 def plugin(site: Site, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     shipped: Any = vars(plugins)["entry_points"]
@@ -130,6 +164,39 @@ def plugin(site: Site, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[...
     yield install
     monkeypatch.undo()
     plugins.installed.cache_clear()
+
+
+def ranged(x: torch.Tensor) -> torch.Tensor:
+    with torch.profiler.record_function("outer"):
+        x = x.sin()
+        with torch.profiler.record_function("inner"):
+            x = x.mul(2)
+    return x.cos()
+
+
+def ranges_of(function: Callable[..., torch.Tensor], x: torch.Tensor) -> list[str]:
+    """The names of the ranges that a profiler sees a call enter, in order; its gradients are eager's."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        result = function(x)
+    (found,), (expected,) = (torch.autograd.grad(y.sum(), x) for y in (result, ranged(x)))
+    assert torch.equal(found, expected)
+    events = sorted((event for event in profile.events() if event.name in ("outer", "inner")), key=lambda e: e.id)
+    return [event.name for event in events]
+
+
+@pytest.mark.parametrize("option", ["keep", "drop"])
+def test_a_plugin_records_ranges_as_lines(
+    plugin: Callable[..., None], option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugin(ranges=RANGES)
+    monkeypatch.setenv("RANGES", option)
+    x = torch.linspace(-1, 1, 4).requires_grad_()
+    jitted = sg.jit(ranged, executors=["torch"], strict=True)
+    jitted(x)
+    kept = ["outer", "inner"] if option == "keep" else []
+    assert ranges_of(jitted, x) == kept
+    assert str(sg.last_traces(jitted)[-1]).count("ranges.enter") == len(kept)
+    assert "enter" not in str(sg.last_backward_traces(jitted)[-1])
 
 
 def test_a_feature_of_a_plugin_answers_calls(plugin: Callable[..., None]) -> None:

@@ -82,8 +82,8 @@ LAYOUTS: dict[str, Callable[[], T]] = {
 
 
 def fake_of(mode: Any, tensor: T) -> T:
-    layout = tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device
-    return internals.make_fake(mode, (*layout, tensor.storage_offset(), tensor.is_conj(), tensor.is_neg()))
+    numbers = int(tensor.storage_offset()), tensor.is_conj(), tensor.is_neg()
+    return internals.make_fake(mode, (tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, *numbers))
 
 
 @pytest.mark.parametrize("make", LAYOUTS.values(), ids=LAYOUTS)

@@ -178,11 +178,12 @@ class Forward:
             applied = own.linearise(item, self.recorder, self.higher_order)
             self._append(applied, rule_origin, item, origin)
             return ()
-        symbol, declined = item.symbol, ()
-        if symbol.pullback is not None:
-            rule = GradRule("switchgear", symbol.name, "pullback", symbol.pullback)
-        else:
-            rule, declined = self.selection.grad_rule(item)
+        symbol = item.symbol
+        rule, declined = (
+            self.selection.grad_rule(item)
+            if symbol.pullback is None
+            else (GradRule("switchgear", symbol.name, "pullback", symbol.pullback), ())
+        )
         if rule is not None:
             self._choose(item, rule.owner, f"{rule.form} rule", declined)
             self._apply(rule, item, origin)

@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from switchgear.ir.proxy import TensorProxy
-from switchgear.ir.symbol import CHECK, BoundSymbol, proxies
+from switchgear.ir.symbol import BoundSymbol, proxies
 from switchgear.ir.trace import Trace
 
 
 def dead_code(trace: Trace) -> Trace:
     """Remove what no output needs; what draws random numbers stays, for the stream must advance as in eager.
 
-    So do checks, and what they need.
+    So do checks and effects, and what they need.
     """
     return replace(trace, bound_symbols=live(trace.bound_symbols, proxies(trace.outputs)))
 
@@ -21,12 +21,12 @@ def dead_code(trace: Trace) -> Trace:
 def live(
     bound_symbols: tuple[BoundSymbol, ...], outputs: Iterable[TensorProxy]
 ) -> tuple[BoundSymbol, ...]:
-    """The bound symbols that the outputs need, and those that draw random numbers or check data."""
+    """The bound symbols that the outputs need, and those that stay without."""
     needed = {proxy.name for proxy in outputs}
     kept: list[BoundSymbol] = []
     for bound_symbol in reversed(bound_symbols):
         made = [proxy.name for proxy in bound_symbol.outputs]
-        if bound_symbol.is_random or CHECK in bound_symbol.tags or not needed.isdisjoint(made):
+        if bound_symbol.stays or not needed.isdisjoint(made):
             needed.update(proxy.name for proxy in bound_symbol.inputs)
             kept.append(bound_symbol)
     return tuple(reversed(kept))

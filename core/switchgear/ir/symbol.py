@@ -41,6 +41,8 @@ class Symbol:
     pullback: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
     #: Or, where such a rule would not do, an `OwnGradient`.
     gradient: Any = field(default=None, compare=False, repr=False)
+    #: Does something beside what it returns, so its calls stay where nobody reads that.
+    effect: bool = field(default=False, compare=False, repr=False)
 
 
 def _delete(*values: Any) -> None:
@@ -131,6 +133,11 @@ class BoundSymbol:
     def is_random(self) -> bool:
         """Whether the call, or any part of it, draws random numbers."""
         return RANDOM in self.tags
+
+    @property
+    def stays(self) -> bool:
+        """Whether the call is made even if nobody reads what it returns."""
+        return self.symbol.effect or not self.tags.isdisjoint((RANDOM, CHECK))
 
     @property
     def is_check(self) -> bool:
