@@ -60,7 +60,7 @@ def compare(wheel: Path) -> list[str]:
         path.relative_to(ROOT / root).as_posix()
         for root in SOURCE_ROOTS
         for path in (ROOT / root).rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts and path not in (ROOT / root).glob("*.md")
+        if path.is_file() and "__pycache__" not in path.parts and (path.suffix == ".py" or path.parent != ROOT / root)
     }
     missing = [f"{name} is missing" for name in sorted(wanted - found)]
     return missing + [f"{name} does not belong in it" for name in sorted(found - wanted)]
