@@ -227,6 +227,46 @@ def test_a_feature_of_a_plugin_is_left_out_by_name(
     assert "i0e" in str(sg.last_traces(jitted)[0])
 
 
+RAISING = """
+class Raising(sg.Handler):
+    functions = frozenset({torch.special.i0e})
+
+    def METHOD(self, recorder, call):
+        return 1 / 0
+
+@sg.hookimpl
+def switchgear_features():
+    return [sg.Feature("raising", (Raising(),))]
+"""
+
+
+@pytest.mark.parametrize("method", ["take", "answer"])
+def test_a_feature_that_raises_is_named(plugin: Callable[..., None], method: str) -> None:
+    plugin(raising=RAISING.replace("METHOD", method))
+    jitted = sg.jit(scaled, executors=["torch"])
+    for _ in range(2):  # nothing is left behind
+        with pytest.raises(ZeroDivisionError) as raised:
+            jitted(torch.ones(2))
+        (note,) = raised.value.__notes__
+        line = f"{__file__}:{scaled.__code__.co_firstlineno + 1}"
+        assert note == f"raised by the feature raising for {line}; {DISABLE_VARIABLE}=raising leaves it out"
+
+
+def scaled(x: torch.Tensor) -> torch.Tensor:
+    return torch.special.i0e(x)
+
+
+def test_an_error_of_the_program_is_not_a_features(plugin: Callable[..., None]) -> None:
+    plugin(raising=RAISING)
+
+    def wrong(x: torch.Tensor) -> torch.Tensor:
+        return x @ torch.ones(7)
+
+    with pytest.raises(RuntimeError) as raised:
+        sg.jit(wrong, executors=["torch"])(torch.ones(2))
+    assert not hasattr(raised.value, "__notes__")
+
+
 def test_two_features_that_answer_one_function_are_an_error_that_names_both(plugin: Callable[..., None]) -> None:
     plugin(logged=LOGGED, other=LOGGED.replace('"logged"', '"other"'))
     with pytest.raises(RegistrationError, match=rf"logged and other both answer .*i0e.*{DISABLE_VARIABLE}"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -176,8 +177,32 @@ def test_a_pass_that_raises(install: Callable[[str], None]) -> None:
 def switchgear_passes():
     return [sg.PassPlacement("broken", "before_claim", lambda trace, context: 1 / 0)]
 """)
-    with pytest.raises(RuleError, match="pass 'broken' of a plugin raised ZeroDivisionError"):
+    with pytest.raises(RuleError, match="pass 'broken' of the plugin mine raised ZeroDivisionError.*DISABLE=mine"):
         sg.jit(torch.sin, executors=["mine", "torch"])(torch.randn(2))
+
+
+def test_a_pass_that_breaks_the_trace(install: Callable[[str], None]) -> None:
+    install("""
+import dataclasses
+
+def drop_the_first(trace, context):
+    return dataclasses.replace(trace, bound_symbols=trace.bound_symbols[1:])
+
+@hookimpl
+def switchgear_passes():
+    return [sg.PassPlacement("broken", "before_claim", drop_the_first)]
+""")
+
+    def two(x: Tensor) -> Tensor:
+        return x.sin().cos()
+
+    jitted = sg.jit(two, executors=["mine", "torch"])
+    with pytest.raises(RuleError) as raised:
+        jitted(torch.randn(2))
+    message = str(raised.value)
+    assert "pass 'broken' of the plugin mine broke the trace; SWITCHGEAR_DISABLE=mine runs without it" in message
+    assert "is used before it is defined" in message
+    assert f"{Path(__file__).name}:{two.__code__.co_firstlineno + 1}" in message
 
 
 # After claiming.

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from switchgear.errors import RegistrationError
+from switchgear.capture.user_code import user_frame
+from switchgear.errors import RegistrationError, SwitchgearError
 from switchgear.ir.symbol import BoundSymbol, Symbol
 
 if TYPE_CHECKING:
@@ -129,17 +130,19 @@ class Handlers:
                         f"the features {other} and {feature.name} both answer calls of {function!r}; leave one out "
                         f"with {DISABLE_VARIABLE}={feature.name}"
                     )
-        self._all = [handler for feature in features for handler in feature.handlers]
+        self._owner = {
+            handler: feature.name for feature in features for handler in feature.handlers
+        }
         self._taking = self._overriding("take")
         self._answering = self._overriding("answer")
-        self.opening = self._overriding("opened")
-        self.closing = self._overriding("closing")
+        self._opening = self._overriding("opened")
+        self._closing = self._overriding("closing")
         self._operating = self._overriding("operator")
 
     def _overriding(self, method: str) -> list[Handler]:
         return [
             handler
-            for handler in self._all
+            for handler in self._owner
             if getattr(type(handler), method) is not getattr(Handler, method)
         ]
 
@@ -157,31 +160,63 @@ class Handlers:
 
     def take(self, recorder: Recorder, call: Call) -> Any:
         """The first answer to a call before its tensors are inputs, or `PASS`."""
-        for handler in self._taking:
-            if not handler.functions or call.fn in handler.functions:
-                answer = handler.take(recorder, call)
-                if answer is not PASS:
-                    return answer
-        return PASS
+        return self._first(_of(call, self._taking), lambda handler: handler.take(recorder, call))
 
     def answer(self, recorder: Recorder, call: Call) -> Any:
         """The first answer to a call of values of the trace, or `PASS`."""
-        for handler in self._answering:
-            if not handler.functions or call.fn in handler.functions:
-                answer = handler.answer(recorder, call)
-                if answer is not PASS:
-                    return answer
-        return PASS
+        return self._first(
+            _of(call, self._answering), lambda handler: handler.answer(recorder, call)
+        )
+
+    def opened(self, recorder: Recorder, call: Call) -> None:
+        """Tell all that the parts of a call are about to be recorded."""
+        self._first(self._opening, lambda handler: handler.opened(recorder, call) or PASS)
+
+    def closing(self, recorder: Recorder, call: Call) -> None:
+        """Tell all that the parts of a call are recorded."""
+        self._first(self._closing, lambda handler: handler.closing(recorder, call) or PASS)
 
     def operator(
         self, recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """The first answer to the call of an operator overload, or `PASS`."""
-        for handler in self._operating:
-            answer = handler.operator(recorder, func, args, kwargs)
+        return self._first(
+            self._operating, lambda handler: handler.operator(recorder, func, args, kwargs)
+        )
+
+    def _first(self, handlers: Iterable[Handler], ask: Callable[[Handler], Any]) -> Any:
+        for handler in handlers:
+            try:
+                answer = ask(handler)
+            except Exception as error:
+                self._attribute(error, handler)
+                raise
             if answer is not PASS:
                 return answer
         return PASS
+
+    def _attribute(self, error: Exception, handler: Handler) -> None:
+        """Note whose error it is, where a handler's own code raised it."""
+        trace = error.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        module = trace and trace.tb_frame.f_globals.get("__name__")
+        if module != type(handler).__module__ or isinstance(error, SwitchgearError):
+            return
+        name = self._owner[handler]
+        frame, _ = user_frame()
+        where = f" for {frame.f_code.co_filename}:{frame.f_lineno}" if frame else ""
+        error.add_note(
+            f"raised by the feature {name}{where}; {DISABLE_VARIABLE}={name} leaves it out"
+        )
+
+
+def _of(call: Call, handlers: list[Handler]) -> Iterator[Handler]:
+    return (
+        handler
+        for handler in handlers
+        if not handler.functions or call.fn in handler.functions
+    )
 
 
 def enabled(features: Sequence[Feature]) -> tuple[Feature, ...]:

@@ -337,12 +337,10 @@ class Recorder:
             return self.track_outputs(func(*call.args, **call.kwargs))
         call.given = map_tensors(self._proxy_now, (call.args, call.kwargs))
         self._note_target(call)
-        for handler in self.handlers.opening:
-            handler.opened(self, call)
+        self.handlers.opened(self, call)
         result = self._run(call)
         call.whole = not call.wrote
-        for handler in self.handlers.closing:
-            handler.closing(self, call)
+        self.handlers.closing(self, call)
         self._frames[-1].lines.extend((*call.before, *self._close(call)))
         return result
 

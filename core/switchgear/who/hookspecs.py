@@ -110,6 +110,8 @@ class PassPlacement:
     name: str
     stage: Stage
     run: Callable[[Trace, PassContext], Trace]
+    #: The plugin that brings it; known once it is loaded.
+    owner: str = ""
 
     def __post_init__(self) -> None:
         stages = get_args(Stage)

@@ -7,14 +7,16 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from switchgear.errors import RuleError, SwitchgearError
+from switchgear.errors import InvalidTrace, RuleError, SwitchgearError
 from switchgear.ir.choice import Choice
 from switchgear.ir.proxy import hint_of
 from switchgear.ir.symbol import BoundSymbol, with_parts
 from switchgear.ir.trace import Trace
+from switchgear.ir.verify import verify
 from switchgear.who.claim import claimant
 from switchgear.who.executor import Executor
 from switchgear.who.hookspecs import PassContext, PassPlacement
+from switchgear.who.plugins import DISABLE_VARIABLE
 from switchgear.who.selection import Selection
 
 
@@ -84,17 +86,20 @@ class CallContext:
 
 
 def run_pass(placement: PassPlacement, trace: Trace, context: PassContext) -> Trace:
-    """What a plugin's pass makes of a trace."""
+    """What a plugin's pass makes of a trace, verified."""
+    blame = f"pass {placement.name!r} of the plugin {placement.owner}"
+    remedy = f"{DISABLE_VARIABLE}={placement.owner} runs without it"
     try:
         result: Any = placement.run(trace, context)
     except SwitchgearError:
         raise
     except Exception as error:
-        raise RuleError(
-            f"pass {placement.name!r} of a plugin raised {type(error).__name__}: {error}"
-        ) from error
+        raise RuleError(f"{blame} raised {type(error).__name__}: {error}; {remedy}") from error
     if not isinstance(result, Trace):
-        raise RuleError(
-            f"pass {placement.name!r} of a plugin returned a {type(result).__name__}, not a Trace"
-        )
-    return result
+        raise RuleError(f"{blame} returned a {type(result).__name__}, not a Trace; {remedy}")
+    if result is trace:
+        return trace
+    try:
+        return verify(result.with_provenance(placement.name, 0.0))
+    except InvalidTrace as error:
+        raise RuleError(f"{blame} broke the trace; {remedy}: {error}") from error

@@ -8,7 +8,7 @@ import inspect
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -203,7 +203,8 @@ def _load_one(entry: EntryPoint) -> Plugin:
                 f"priority {number!r} is no number; higher ones are asked first, 0 is usual"
             )
     registry = _registered(manager, executors)
-    passes = _collected(manager, "switchgear_passes", PassPlacement)
+    placements = _collected(manager, "switchgear_passes", PassPlacement)
+    passes = tuple(replace(placement, owner=entry.name) for placement in placements)
     features = _collected(manager, "switchgear_features", Feature)
     skip_rule, chooser = _skip_rule(manager), _chooser(manager, entry.name)
     who = entry.name, *_distribution(entry), priority
