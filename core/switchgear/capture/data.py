@@ -1,7 +1,10 @@
 """Data: Python values and shapes that depend on what is in the tensors of a call, and the checks that guard them.
 
-A capture knows metadata alone. What a read needs beyond that is computed from the tensors of the call itself; the
-trace gets a check in its place, and is from then on for those calls alone that pass it.
+A capture knows metadata alone. What a read needs beyond that is computed from the tensors of the call itself, by the
+lines that it depends on, which must draw nothing; the trace gets a check in its place, and is from then on for those
+calls alone that pass it. Indexing by a mask becomes `nonzero` and indexing by integers, so that derivatives read no
+data. Checks stay out of composites and are no dead code; one that fails raises `OtherData` before anything is drawn
+or written. Without `specialize_on_data=True` such a read is `DataDependent`.
 """
 
 from __future__ import annotations

@@ -213,9 +213,7 @@ class Handlers:
 
 def _of(call: Call, handlers: list[Handler]) -> Iterator[Handler]:
     return (
-        handler
-        for handler in handlers
-        if not handler.functions or call.fn in handler.functions
+        handler for handler in handlers if not handler.functions or call.fn in handler.functions
     )
 
 

@@ -1,4 +1,10 @@
-"""What comes out of a captured function: what it returns, and what it leaves in its inputs."""
+"""What comes out of a captured function: what it returns, and what it leaves in its inputs.
+
+A result is an input itself; a view of an input, of another result or of a value that the function made; or a value.
+Views are made again after the call, by the calls that made them (`lineage`), so that they are views as eager's are,
+written to and differentiated as such. An input that stands for another value at the end was written to: the new value
+is an output, which the epilogue copies back, under autograd if autograd saw the write.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,13 @@
 """Records the operators that a Python function dispatches while it runs on fake tensors.
 
 Two modes work together. A function mode sees torch-level calls, the *composites*, as the user wrote them; a dispatch
-mode below autograd and functionalization sees the operator overloads, the *leaves*, that each of them dispatches.
+mode below autograd and functionalization sees the operator overloads, the *leaves*, that each of them dispatches. A
+composite holds its leaves as its decomposition, and is kept whole only if it wrote to nothing, reads only its
+arguments, and nothing outside reads its insides; otherwise its parts stand in its place. Neither door names a feature:
+that is what `handler` is for. Every tensor that the function reaches for becomes an input: arguments by position,
+parameters and buffers by module and name, anything else by reference. In-place calls arrive as functional ones. The
+function takes eager's own path (`torch.compiler.is_compiling()` is False); what is computed from constants alone is
+simply computed.
 """
 
 from __future__ import annotations

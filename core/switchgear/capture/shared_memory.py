@@ -1,4 +1,7 @@
-"""Inputs that share memory with one that is written to: views of one base, as they are to eager."""
+"""Inputs that share memory with one that is written to: views of one base, as they are to eager.
+
+The function is captured again so, and the entry holds for inputs that overlap in that way alone.
+"""
 
 from __future__ import annotations
 

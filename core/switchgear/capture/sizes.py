@@ -1,7 +1,11 @@
 """Symbolic sizes: numbers of a trace that are not known until it is called, and what a trace takes for granted of them.
 
-They are PyTorch's: whatever Python or PyTorch decides by them while a function is captured and compiled becomes a
-constraint, and a call that does not meet the constraints is compiled by itself.
+They are PyTorch's `SymInt`s, each a symbol of its own. Whatever Python, PyTorch or a pass decides by them becomes a
+constraint with the user's line, and a call that does not meet the constraints is compiled by itself. Estimates use the
+sizes of the call at hand; nothing that is computed may depend on them. A trace names the symbols in `numbers`, and no
+pass knows of them. Fixed, that is constrained to their value, are sizes that Python takes as integers (`len`,
+`range`), those in floats, in numbers that are returned, and those of a gradient's formula that knows numbers alone. If
+anything else fails, the entry is made without symbols, which `explain` and the `RecompileWarning` say.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""Tracking: which proxy each tensor of a program under capture stands for, and the writes that autograd did not see."""
+"""Tracking: which proxy each tensor of a program under capture stands for, and the writes that autograd did not see.
+
+Such a write to an input (`no_grad`, `detach()`, `.data`) is the symbol `set_value(old, new)`: the value of `new`, the
+history of `old`. It is found by comparing value and `grad_fn` of every tensor in every call. What autograd says of
+`requires_grad` is compared with the trace's own; a disagreement is an error.
+"""
 
 from __future__ import annotations
 

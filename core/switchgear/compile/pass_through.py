@@ -1,4 +1,8 @@
-"""Pass through: calls that return arguments of theirs, which only gradients tell apart, are not run."""
+"""Pass through: calls that return arguments of theirs, which only gradients tell apart, are not run.
+
+It comes after claiming, for who claims a composite is told whether what it reads requires grad, and before regions are
+found, which such a call would part.
+"""
 
 from __future__ import annotations
 

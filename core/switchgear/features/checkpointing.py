@@ -1,4 +1,9 @@
-"""Regions marked by `torch.utils.checkpoint`: recorded with a tag of their own, for the backward to run them again."""
+"""Regions marked by `torch.utils.checkpoint`: recorded with a tag of their own, for the backward to run them again.
+
+Values that a selective policy saves have another tag. A region with reentrance runs under autograd as any other, its
+inputs under names of their own, for PyTorch sums up their gradients in the region first. A region inside of another
+is refused.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,11 @@
 """`torch.autograd.Function`: its forward is traced, its own backward is its gradient.
 
-A call becomes a composite named after the class. Its parts are what the forward dispatched, without gradients, and
-then one symbol, `HISTORY`, that gives the results the class's backward and holds all that it reads.
+It passes every mode by, so its `apply` is redirected: PyTorch's own runs the forward on the wrappers, with a `ctx` of
+ours, and PyTorch decides what requires grad and what is an error. A call becomes a composite named after the class,
+for which executors and rules are registered. Its parts are what the forward dispatched, without gradients, and then
+one symbol, `HISTORY`, that gives the results the class's backward and holds all that it reads. User code runs when it
+is traced and never again. Refused: what marks tensors dirty, returns an argument or a view, or keeps a tensor as an
+attribute of `ctx`.
 """
 
 from __future__ import annotations

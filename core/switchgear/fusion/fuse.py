@@ -1,4 +1,8 @@
-"""Fuse: what fusion executors claimed becomes regions, each of them one bound symbol."""
+"""Fuse: what fusion executors claimed becomes regions, each of them one bound symbol.
+
+Its subsymbols are what it replaces, with their links. What its executor declines, or what there is no fuel for, is
+claimed again by the others.
+"""
 
 from __future__ import annotations
 

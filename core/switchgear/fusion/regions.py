@@ -1,4 +1,10 @@
-"""Regions: which neighbouring bound symbols can run as one, found in time linear in their number."""
+"""Regions: which neighbouring bound symbols can run as one, found in time linear in their number.
+
+Every step of the data from one owner to another is a level down, so what one owner has on one level is convex, and is
+one region where its parts read each other or the same tensor. A view counts as what it is a view of: a region that
+reads one makes it itself, and none returns one. A region of more operators than its executor's `maximum` is cut where
+the fewest bytes are handed on: layers that repeat are cut in the same places, and alike parts are compiled once.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Derived rules: the pullback of an operator overload, recorded from PyTorch's own autograd formula."""
+"""Derived rules: the pullback of an operator overload, recorded from PyTorch's own autograd formula.
+
+It is recorded once for an overload and metadata, as a template. What a formula fills in place keeps its strides. Where
+PyTorch's formula reads more for other grad outputs, or for a second derivative, than this backward does, that is
+saved too, as in eager (`further_reads`).
+"""
 
 from __future__ import annotations
 

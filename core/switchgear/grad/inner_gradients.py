@@ -1,7 +1,8 @@
 """Inner gradients: `torch.autograd.grad` in a trace becomes the lines that compute the gradients.
 
 They come from the same order of rules as any backward. For what encloses them they are forward: nothing flows back
-through them, as in eager without `create_graph`.
+through them, as in eager without `create_graph`. Where an enclosing gradient may differentiate the same call again,
+the call stays and a rule's forward runs beside it; a call that draws random numbers is decomposed there instead.
 """
 
 from __future__ import annotations

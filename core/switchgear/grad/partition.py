@@ -1,4 +1,8 @@
-"""Partition: the joint trace becomes a forward and a backward trace, and what the one saves for the other."""
+"""Partition: the joint trace becomes a forward and a backward trace, and what the one saves for the other.
+
+What the outputs need, and everything that draws random numbers, is forward; the rest is backward. An input that the
+epilogue overwrites is saved as a copy, and so is one in the same storage, for they share a version.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,12 @@
-"""Saving: which values the forward keeps for the backward, and which the backward makes again, by a minimum cut."""
+"""Saving: which values the forward keeps for the backward, and which the backward makes again, by a minimum cut.
+
+Both are priced in bytes moved. Inputs cost nothing, for they live anyway; views are always made again, so of each
+storage one tensor is saved. Pointwise operators, casts, copies, factories, reductions and normalisations may run
+again; random numbers, everything else and operators from outside of PyTorch never do. An operator costs the bytes
+that it moves, times a weight as measured on a CPU: 1 where memory is the limit, 2 for normalisations, 8 for what
+computes longer (softmax, `pow`, GELU (tanh)). The option `memory` says how many bytes may be moved for one that is not
+saved. What runs again reads the same values; an input that it reads must not be overwritten before the backward.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Common subexpressions: a call that was made before is not made again."""
+"""Common subexpressions: a call that was made before is not made again.
+
+Merged are equal calls of PyTorch's operators: in the backward, and in the forward those through which no gradient
+flows, for `f'(g1) + f'(g2)` is not `f'(g1 + g2)` to the bit; never one of the forward with one of the backward, whose
+value would have to be saved. A backward for other grad outputs reads what was saved in the place of what was merged.
+"""
 
 from __future__ import annotations
 

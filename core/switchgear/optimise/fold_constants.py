@@ -1,4 +1,8 @@
-"""Constant folding: what depends on nothing but shapes and constants is computed once."""
+"""Constant folding: what depends on nothing but shapes and constants is computed once.
+
+Up to 16 MiB a value and 64 MiB a trace; never what comes out, or shares memory with it: that is the caller's to write
+to.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""The bridge into PyTorch's autograd: a compiled forward and backward as one node."""
+"""The bridge into PyTorch's autograd: a compiled forward and backward as one node.
+
+The backward run last is tried first, by one check of the grad outputs in C++; one for others than expected (undefined,
+other strides) is made on first use. A saved value that was overwritten since is an error only of a backward that reads
+it. Of the saved values through which a second derivative flows, the first is an output of the node too, and the others
+are tied to it where a backward is differentiated; under `create_graph=True` the backward runs as a jitted function of
+what is saved and the grad outputs, so any order works.
+"""
 
 from __future__ import annotations
 

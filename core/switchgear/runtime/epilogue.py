@@ -1,4 +1,8 @@
-"""The epilogue: inputs are left as the function leaves them, and the return value is put together."""
+"""The epilogue: inputs are left as the function leaves them, and the return value is put together.
+
+Values are written back (in one call where autograd saw none of the writes and all are on the CPU), calls that change an
+input's sizes or strides are repeated on it, and returned views are made again.
+"""
 
 from __future__ import annotations
 

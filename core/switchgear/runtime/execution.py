@@ -1,4 +1,8 @@
-"""Running a compiled program, and naming the plugin when one of its kernels fails."""
+"""Running a compiled program, and naming the plugin when one of its kernels fails.
+
+It runs below autograd's dispatch if all of it is PyTorch's own operators, but not in forward mode, which lives there:
+then what plugins implement runs by PyTorch's operators, so tangents are eager's.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""The prologue: does an entry fit a call, and which tensors does it take from it?"""
+"""The prologue: does an entry fit a call, and which tensors does it take from it?
+
+One list of `Guard`s, joined to one generated function. It takes the arguments apart exactly as their structures
+compare (types, lengths, keys and the types of keys, for 1 == True), compares the Python values, fetches module state by
+a prepared list, and checks the metadata of all tensors in one call of C++.
+"""
 
 from __future__ import annotations
 

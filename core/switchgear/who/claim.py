@@ -1,4 +1,8 @@
-"""Claim: every bound symbol gets the executor that runs it."""
+"""Claim: every bound symbol gets the executor that runs it.
+
+A composite goes to the first executor that accepts it, unless one before that takes a part of it. Each decision stands
+on the line that it is about (`BoundSymbol.choices`), those of the composites that a line comes out of before its own.
+"""
 
 from __future__ import annotations
 

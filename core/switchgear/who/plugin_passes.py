@@ -1,4 +1,10 @@
-"""Passes of plugins: what answers their questions about the call of `jit` that they run for."""
+"""Passes of plugins: what answers their questions about the call of `jit` that they run for.
+
+Where a pass puts one call in the place of several (a *pattern*), it asks whether its executor takes that call, whose
+subsymbols are the several: not where an executor asked before it takes one of them, nor where another's rule, asked
+before, or a skip rule says how one is differentiated. So a pattern never changes what the order of executors says, and
+the answer, or the reason that the pass gives, is a `Choice` of the kind `pattern`.
+"""
 
 from __future__ import annotations
 
