@@ -177,7 +177,7 @@ def test_a_pass_that_raises(install: Callable[[str], None]) -> None:
 def switchgear_passes():
     return [sg.PassPlacement("broken", "before_claim", lambda trace, context: 1 / 0)]
 """)
-    with pytest.raises(RuleError, match="pass 'broken' of the plugin mine raised ZeroDivisionError.*DISABLE=mine"):
+    with pytest.raises(RuleError, match=r"pass 'broken' of the plugin mine raised ZeroDivisionError.*DISABLE=mine"):
         sg.jit(torch.sin, executors=["mine", "torch"])(torch.randn(2))
 
 
