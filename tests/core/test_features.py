@@ -253,7 +253,8 @@ def test_a_feature_that_raises_is_named(plugin: Callable[..., None], method: str
 
 
 def scaled(x: torch.Tensor) -> torch.Tensor:
-    return torch.special.i0e(x)
+    y: torch.Tensor = torch.special.i0e(x)
+    return y
 
 
 def test_an_error_of_the_program_is_not_a_features(plugin: Callable[..., None]) -> None:

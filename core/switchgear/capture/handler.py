@@ -160,40 +160,41 @@ class Handlers:
 
     def take(self, recorder: Recorder, call: Call) -> Any:
         """The first answer to a call before its tensors are inputs, or `PASS`."""
-        return self._first(_of(call, self._taking), lambda handler: handler.take(recorder, call))
+        return self._first("take", _of(call, self._taking), recorder, call)
 
     def answer(self, recorder: Recorder, call: Call) -> Any:
         """The first answer to a call of values of the trace, or `PASS`."""
-        return self._first(
-            _of(call, self._answering), lambda handler: handler.answer(recorder, call)
-        )
+        return self._first("answer", _of(call, self._answering), recorder, call)
 
     def opened(self, recorder: Recorder, call: Call) -> None:
         """Tell all that the parts of a call are about to be recorded."""
-        self._first(self._opening, lambda handler: handler.opened(recorder, call) or PASS)
+        for handler in self._opening:
+            self._ask(handler, "opened", recorder, call)
 
     def closing(self, recorder: Recorder, call: Call) -> None:
         """Tell all that the parts of a call are recorded."""
-        self._first(self._closing, lambda handler: handler.closing(recorder, call) or PASS)
+        for handler in self._closing:
+            self._ask(handler, "closing", recorder, call)
 
     def operator(
         self, recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """The first answer to the call of an operator overload, or `PASS`."""
-        return self._first(
-            self._operating, lambda handler: handler.operator(recorder, func, args, kwargs)
-        )
+        return self._first("operator", self._operating, recorder, func, args, kwargs)
 
-    def _first(self, handlers: Iterable[Handler], ask: Callable[[Handler], Any]) -> Any:
+    def _first(self, method: str, handlers: Iterable[Handler], *args: Any) -> Any:
         for handler in handlers:
-            try:
-                answer = ask(handler)
-            except Exception as error:
-                self._attribute(error, handler)
-                raise
+            answer = self._ask(handler, method, *args)
             if answer is not PASS:
                 return answer
         return PASS
+
+    def _ask(self, handler: Handler, method: str, *args: Any) -> Any:
+        try:
+            return getattr(handler, method)(*args)
+        except Exception as error:
+            self._attribute(error, handler)
+            raise
 
     def _attribute(self, error: Exception, handler: Handler) -> None:
         """Note whose error it is, where a handler's own code raised it."""
