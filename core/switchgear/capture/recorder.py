@@ -41,7 +41,7 @@ from switchgear.capture.write_back import (
 )
 from switchgear.errors import DataDependent, Unsupported
 from switchgear.ir.aliasing import storages
-from switchgear.ir.composites import is_closed, leaves_of, turns_grad_off
+from switchgear.ir.composites import is_closed, leaves_of, read_first_views, turns_grad_off
 from switchgear.ir.naming import pack_dims, symbol_of
 from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.symbol import (
@@ -53,6 +53,7 @@ from switchgear.ir.symbol import (
     BoundSymbol,
     Source,
     Symbol,
+    map_proxies,
     proxies,
 )
 from switchgear.ir.trace import Names
@@ -165,6 +166,8 @@ class Recorder:
         self.unseen: set[str] = set()
         #: The names of values that were overwritten without a new version of the tensor: through `.data`.
         self.hidden: set[str] = set()
+        #: Views of what was written to, by name: the calls that make them.
+        self._views: dict[str, str] = {}
         self._input_of: dict[int, RecordedInput] = {}
         self._paused = 0
         self.enclosing = ACTIVE.recorder
@@ -495,6 +498,8 @@ class Recorder:
         """The call as one composite, or its parts where it cannot be kept whole."""
         lines, symbol = call.lines, call.symbol
         assert symbol is not None
+        if self.tracker.has_writes:
+            lines = read_first_views(lines, proxies(call.given), self._views)
         if not lines or (
             len(lines) == 1 and (lines[0].symbol == symbol or self._is_constant(lines[0]))
         ):
@@ -796,6 +801,12 @@ class Recorder:
         ):
             self._refuse_odd_gradient(result, args[0])
         frame.lines.append(BoundSymbol(symbol, *given, output, (), source, grad_enabled, tags))
+        if self.tracker.has_writes and makes_views(func):
+            seen = map_proxies(lambda proxy: self._views.get(proxy.name, proxy.name), given)
+            self._views.update(
+                (proxy.name, f"{func} {index} {seen}")
+                for index, proxy in enumerate(proxies(output))
+            )
 
     def _leaf_symbol(self, func: Any) -> Symbol:
         if func is _aten.bernoulli.p and not self._calls("bernoulli"):  # `bernoulli_`

@@ -66,6 +66,11 @@ class Tracker:
         """The fake that a wrapper stood for when it was last seen."""
         return self._tracked[id(wrapper)].fake
 
+    @property
+    def has_writes(self) -> bool:
+        """Whether anything was written to."""
+        return bool(self._written)
+
     def is_written(self, fake: torch.Tensor) -> bool:
         """Whether a fake is in memory that was written to."""
         return internals.storage_key(fake) in self._written

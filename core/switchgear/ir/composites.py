@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from switchgear.ir.proxy import TensorProxy
-from switchgear.ir.symbol import BoundSymbol, changed, proxies
+from switchgear.ir.symbol import BoundSymbol, changed, proxies, renamed
 
 
 def is_closed(
@@ -28,6 +29,40 @@ def is_closed(
         made |= outputs
     names = [proxy.name for proxy in proxies(output)]
     return bool(names) and len(set(names)) == len(names) and made.issuperset(names)
+
+
+def read_first_views(
+    lines: list[BoundSymbol], given: Iterable[TensorProxy], views: Mapping[str, str]
+) -> list[BoundSymbol]:
+    """The parts of a call, reading a view that is made once more where it was made first; `views` says how each is made.
+
+    Functionalization makes views of what was written to anew before they are read: later than in eager, where gradients
+    are summed by the order of the calls.
+    """
+    unread: dict[str, list[TensorProxy]] = {}
+    first: dict[str, TensorProxy] = {}
+
+    def read(proxy: TensorProxy) -> TensorProxy:
+        if proxy.name in views and proxy.name not in first:
+            alike = unread[views[proxy.name]]
+            found = next((one for one in alike if replace(one, name=proxy.name) == proxy), proxy)
+            first[proxy.name] = found
+            if found in alike:
+                alike.remove(found)
+        return first.get(proxy.name, proxy)
+
+    kept: list[BoundSymbol] = []
+    for proxy in given:
+        if proxy.name in views:
+            unread.setdefault(views[proxy.name], []).append(proxy)
+    for line in lines:
+        made = [proxy for proxy in line.outputs if proxy.name in views]
+        for proxy in made:
+            unread.setdefault(views[proxy.name], []).append(proxy)
+        env = {} if made else {proxy.name: read(proxy) for proxy in line.inputs}
+        moved = any(proxy.name != name for name, proxy in env.items())
+        kept.append(renamed(line, env) if moved else line)
+    return kept
 
 
 def splice_escaping(
