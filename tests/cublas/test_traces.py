@@ -34,7 +34,8 @@ def trained(jitted: Any, *args: Tensor) -> Any:
 
 def test_trace_of_an_mlp() -> None:
     jitted = trained(cublas(MLP("gelu_tanh")), torch.randn(2, 3, 8, requires_grad=True))
-    assert body(forward(jitted)) == (
+    # PyTorch 2.15 takes linear apart with another view
+    assert body(forward(jitted)).replace("torch.ops.aten._unsafe_view.default", "torch.Tensor.view") == (
         "t0, t1 = switchgear_cublas.operators.linear_gelu_aux(t_0, t_up_weight, t_up_bias, False)\n"
         "t2 = torch.Tensor.view(t0, [6, 16])\n"
         "t3 = torch.t(t_down_weight)\n"

@@ -44,7 +44,7 @@ def read_first_views(
 
     def read(proxy: TensorProxy) -> TensorProxy:
         if proxy.name in views and proxy.name not in first:
-            alike = unread[views[proxy.name]]
+            alike = unread.get(views[proxy.name], [])
             found = next((one for one in alike if replace(one, name=proxy.name) == proxy), proxy)
             first[proxy.name] = found
             if found in alike:
