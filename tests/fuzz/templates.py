@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from tests.fuzz.writer import NotHere, Writer, broadcasts_to, floating, like, of_rank, writable
+from tests.fuzz.writer import NotHere, Writer, apart, broadcasts_to, floating, like, of_rank, writable
 
 Template = Callable[[Writer], None]
 
@@ -86,8 +86,8 @@ def conversion(w: Writer) -> None:
 
 @template(2)
 def detached(w: Writer) -> None:
-    x = w.tensor()
-    w.value(w.choose(f"{x}.detach()", f"{x}.data", f"{x}.detach().clone()"))
+    x = w.held()
+    w.value(w.choose(f"{x}.detach()", f"{x}.data", f"{w.tensor()}.detach().clone()"))
 
 
 # What layers do.
@@ -282,7 +282,7 @@ def gathered(w: Writer) -> None:
     )
 
 
-@template(0.8)
+@template(0.3)
 def by_data(w: Writer) -> None:
     x = w.tensor(of_rank(1))
     w.value(
@@ -302,8 +302,8 @@ def by_data(w: Writer) -> None:
 
 @template(6)
 def in_place(w: Writer) -> None:
-    x = w.tensor(writable)
-    y = w.tensor(broadcasts_to(w[x]))
+    x = w.target(writable)
+    y = w.tensor(apart(w[x]))
     k = w.scale()
     w.run(
         w.choose(
@@ -324,7 +324,7 @@ def in_place(w: Writer) -> None:
 
 @template(4)
 def item_assignment(w: Writer) -> None:
-    x = w.tensor(lambda x: writable(x) and x.dim() > 0 and x.numel() > 0)
+    x = w.target(lambda x: writable(x) and x.dim() > 0 and x.numel() > 0)
     k = w.scale()
     w.run(
         w.choose(
@@ -345,7 +345,7 @@ def item_assignment(w: Writer) -> None:
 @template(6)
 def unseen_write(w: Writer) -> None:
     """A write that autograd does not record."""
-    x = w.tensor()
+    x = w.held()
     y = w.tensor(broadcasts_to(w[x]))
     k = w.scale()
     w.run(
@@ -362,7 +362,7 @@ def unseen_write(w: Writer) -> None:
     )
 
 
-@template(2)
+@template(0.5)
 def reshaped_in_place(w: Writer) -> None:
     x = w.tensor(lambda x: writable(x) and 0 < x.dim() < 4)
     w.run(w.choose(f"{x}.unsqueeze_(0)", f"{x}.squeeze_()", f"{x}.t_()" if w[x].dim() < 3 else f"{x}.transpose_(0, 1)"))
@@ -387,8 +387,8 @@ def filled(w: Writer) -> None:
 
 @template(3)
 def optimiser_step(w: Writer) -> None:
-    p = w.tensor(lambda x: floating(x) and x.requires_grad)
-    g, m = w.new("g"), w.tensor(lambda x: like(w[p])(x) and not x.requires_grad)
+    p = w.held(lambda x: floating(x) and x.requires_grad)
+    g, m = w.new("g"), w.held(lambda x: like(w[p])(x) and not x.requires_grad)
     w.run(f"{g} = {p}.detach() * 0.1 + 0.01", g)
     w.run(
         w.choose(
@@ -404,7 +404,7 @@ def optimiser_step(w: Writer) -> None:
 @template(2)
 def moving_average(w: Writer) -> None:
     x = w.tensor()
-    m = w.tensor(lambda m: like(w[x])(m) and not m.requires_grad and m is not w[x])
+    m = w.held(lambda m: like(w[x])(m) and not m.requires_grad and m is not w[x])
     w.run(
         w.choose(
             f"{m}.mul_(0.9).add_({x}.detach(), alpha=0.1)",
@@ -445,14 +445,17 @@ def dictionary(w: Writer) -> None:
 def callables(w: Writer) -> None:
     x, k = w.tensor(), w.scale()
     act = w.new("act")
+    unseen = w.chance(0.1)
+    x = w.held() if unseen else x
     w.run(
-        w.choose(
+        f"{act} = lambda v: v.data.mul_({k})"
+        if unseen
+        else w.choose(
             f"{act} = lambda v, s={k}: v * s",
             f"{act} = functools.partial(torch.mul, other={k})",
             f'{act} = {{"sin": torch.sin, "gelu": F.gelu}}[{w.choose(repr("sin"), repr("gelu"))}]',
             f"{act} = lambda v: v.mul_({k})",
             f"{act} = torch.nn.GELU()",
-            f"{act} = lambda v: v.data.mul_({k})",
         )
     )
     w.value(f"{act}({x})")
@@ -466,7 +469,7 @@ def sizes(w: Writer) -> None:
     w.numbers.append(n)
 
 
-@template(0.4)
+@template(0.1)
 def hooked(w: Writer) -> None:
     x = w.tensor(lambda x: floating(x) and x.requires_grad and not x.is_leaf)
     w.run(f"{x}.register_hook(lambda grad: grad * 2)")
@@ -484,8 +487,9 @@ def custom_function(w: Writer) -> None:
             f"{one}, _ = ReluAndMask.apply({x})",
             f"{one} = Weighted.apply({x}, {y}, {w.scale()})",
             f"{one} = Rounded.apply({x})",
-            f"{one} = Reversed.apply({x}, 0.5)",
-            f"{one} = ScaledInPlace.apply({x}.clone(), 0.5)",
+            f"{one} = {w.choose('Reversed.apply', 'ScaledInPlace.apply')}({x}.clone(), 0.5)"
+            if w.chance(0.2)
+            else f"{one} = Cubed.apply({y})",
         ),
         one,
     )
@@ -598,6 +602,7 @@ def helper(w: Writer) -> None:
     w.scope[parameter] = w[x]
     with w.block(f"def {name}({parameter}, scale={w.scale()}):", local=True) as body:
         w.tensors.append(parameter)
+        w.made.update((parameter,) if x in w.made else ())
         w.scope["scale"] = 0.5
         w.numbers.append("scale")
         fill(w, 3)

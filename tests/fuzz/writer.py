@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 T = TypeVar("T")
@@ -49,6 +50,12 @@ def broadcasts_to(other: Tensor) -> Fits:
     )
 
 
+def apart(other: Tensor) -> Fits:
+    """What broadcasts to another tensor and lies in other memory."""
+    memory = other.untyped_storage()._cdata
+    return lambda x: broadcasts_to(other)(x) and x.untyped_storage()._cdata != memory
+
+
 def writable(x: Tensor) -> bool:
     """What may be written to in place: no leaf that requires grad."""
     return x.is_floating_point() and not (x.is_leaf and x.requires_grad)
@@ -60,7 +67,7 @@ class Writer:
 
     scope: every name of the program with its value in eager. tensors: expressions that are tensors, oldest first.
     numbers: expressions that are Python numbers. optional: names that are a tensor or None. flags: names of booleans.
-    leave_out: templates that are not drawn.
+    made: names of what the program made itself. leave_out: templates that are not drawn.
     """
 
     random: Random
@@ -70,6 +77,7 @@ class Writer:
     optional: list[str] = field(default_factory=list)
     flags: list[str] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
+    made: set[str] = field(default_factory=set)
     leave_out: frozenset[str] = frozenset()
     names: int = 0
     depth: int = 0
@@ -97,6 +105,18 @@ class Writer:
             raise NotHere
         return fitting[-1 - min(int(self.random.expovariate(0.4)), len(fitting) - 1)]
 
+    def held(self, fits: Fits = floating) -> str:
+        """A tensor that fits and that the caller holds, or now and then any: what code writes to unseen by autograd."""
+        names = self.tensors if self.chance(0.05) else [name for name in self.tensors if name not in self.made]
+        fitting = [name for name in names if self._fits(name, fits)]
+        if not fitting:
+            raise NotHere
+        return self.random.choice(fitting)
+
+    def target(self, fits: Fits) -> str:
+        """A tensor to write to in place."""
+        return self.tensor(fits) if torch.is_grad_enabled() else self.held(fits)
+
     def _fits(self, name: str, fits: Fits) -> bool:
         try:
             return fits(self[name])
@@ -117,6 +137,7 @@ class Writer:
         if any(self[name].numel() > LARGEST for name in results if isinstance(self[name], Tensor)):
             raise NotHere
         self.lines.append(text)
+        self.made.update(results)
         self.tensors += [name for name in results if isinstance(self[name], Tensor) and name not in self.tensors]
 
     def value(self, expression: str) -> str:

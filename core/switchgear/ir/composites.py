@@ -34,7 +34,7 @@ def is_closed(
 def read_first_views(
     lines: list[BoundSymbol], given: Iterable[TensorProxy], views: Mapping[str, str]
 ) -> list[BoundSymbol]:
-    """The parts of a call, reading a view that is made once more where it was made first; `views` says how each is made.
+    """The parts of a call, each view read where it was made first; `views` says by which calls the views are made.
 
     Functionalization makes views of what was written to anew before they are read: later than in eager, where gradients
     are summed by the order of the calls.
