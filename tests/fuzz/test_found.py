@@ -911,7 +911,34 @@ def view_of_no_grad_of_an_input_given_other_sizes(x: Tensor) -> Any:
     return view.unsqueeze(-1)
 
 
-#: Wrong today, by the name that issue 15 gives them.
+def attention(x: Tensor) -> Tensor:
+    return (x @ x.mT).softmax(-1) @ x
+
+
+def of_what_was_written_to(x: Tensor) -> Any:
+    x.mul_(1.5)
+    return attention(x)
+
+
+def of_the_result_of_a_function(x: Tensor) -> Any:
+    sin, _ = SinAndCos.apply(x.expand(2, *x.shape))
+    return attention(sin)
+
+
+@pytest.mark.parametrize("function", [of_what_was_written_to, of_the_result_of_a_function])
+def test_gradients_of_views_are_summed_in_the_order_of_the_calls(function: Callable[..., Any]) -> None:
+    """Functionalization makes views anew where it has seen a write: the sums were eager's but for rounding."""
+
+    def gradients(f: Callable[..., Any]) -> tuple[Tensor, ...]:
+        torch.manual_seed(0)
+        leaves = [torch.randn(2, 3, 4, dtype=dtype, requires_grad=True) for dtype in (torch.bfloat16, torch.float32)]
+        return torch.autograd.grad([f(leaf * 1).sum() for leaf in leaves], leaves)
+
+    jitted = sg.jit(function, executors=["torch"], strict=True)
+    assert all(map(torch.equal, gradients(jitted), gradients(function)))
+
+
+#: Wrong once.
 WRONG: dict[str, Script] = {
     "a": Script(non_leaf, written_unseen_and_then_in_part),
     "b": Script(non_leaf, interpolated_after_an_unseen_write, options={"specialize_on_data": True}),

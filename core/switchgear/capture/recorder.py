@@ -166,7 +166,7 @@ class Recorder:
         self.unseen: set[str] = set()
         #: The names of values that were overwritten without a new version of the tensor: through `.data`.
         self.hidden: set[str] = set()
-        #: Views of what was written to, by name: the calls that make them.
+        #: Views, by name: the calls that make them.
         self._views: dict[str, str] = {}
         self._input_of: dict[int, RecordedInput] = {}
         self._paused = 0
@@ -498,7 +498,7 @@ class Recorder:
         """The call as one composite, or its parts where it cannot be kept whole."""
         lines, symbol = call.lines, call.symbol
         assert symbol is not None
-        if self.tracker.has_writes:
+        if self.tracker.remakes_views:
             lines = read_first_views(lines, proxies(call.given), self._views)
         if not lines or (
             len(lines) == 1 and (lines[0].symbol == symbol or self._is_constant(lines[0]))
@@ -801,7 +801,7 @@ class Recorder:
         ):
             self._refuse_odd_gradient(result, args[0])
         frame.lines.append(BoundSymbol(symbol, *given, output, (), source, grad_enabled, tags))
-        if self.tracker.has_writes and makes_views(func):
+        if self.tracker.remakes_views and makes_views(func):
             seen = map_proxies(lambda proxy: self._views.get(proxy.name, proxy.name), given)
             self._views.update(
                 (proxy.name, f"{func} {index} {seen}")

@@ -52,6 +52,8 @@ class Tracker:
         self._holders: dict[str, torch.Tensor] = {}
         #: The memory of values that were written to a tensor.
         self._written: set[int] = set()
+        #: Whether functionalization may make views anew before they are read.
+        self.remakes_views = False
         #: Views, by id, of what was reshaped in place since, or written to where autograd did not see it.
         self._outdated: dict[int, torch.Tensor] = {}
 
@@ -66,10 +68,10 @@ class Tracker:
         """The fake that a wrapper stood for when it was last seen."""
         return self._tracked[id(wrapper)].fake
 
-    @property
-    def has_writes(self) -> bool:
-        """Whether anything was written to."""
-        return bool(self._written)
+    def rebind(self, wrapper: torch.Tensor, fake: torch.Tensor, *, aliases: bool) -> None:
+        """Let a wrapper, and its aliases, stand for another value."""
+        internals.rebind(wrapper, fake, aliases=aliases)
+        self.remakes_views |= aliases
 
     def is_written(self, fake: torch.Tensor) -> bool:
         """Whether a fake is in memory that was written to."""
@@ -209,7 +211,7 @@ class Tracker:
             fake = make(internals.unwrap(wrapper))
         output = self.new_proxy(fake, requires_grad)
         self._recorder.record(symbol, args, output)
-        internals.rebind(wrapper, fake, aliases=commit)
+        self.rebind(wrapper, fake, aliases=commit)
         if not commit:
             return fake
         # one that was reshaped in place is at once made again
@@ -242,6 +244,7 @@ class Tracker:
             new = self.proxy_of_fake(fake)
         if written:
             self._written.add(internals.storage_key(fake))
+            self.remakes_views = True
         aliases = self._bases.get(internals.storage_key(wrapper), ())
         if written and len(aliases) > 1 and version_of(wrapper) == tracked.version:
             self._recorder.hidden.add(old.name)

@@ -344,7 +344,7 @@ def _record(
         with recorder.paused(), internals.outside_autograd():
             fake = internals.unwrap(result).detach()
         outputs.append(recorder.tracker.new_proxy(fake, result.requires_grad))
-        internals.rebind(result, fake, aliases=aliases)
+        recorder.tracker.rebind(result, fake, aliases=aliases)
     recorder.record(HISTORY, (call, tuple(inputs), values, held), tuple(outputs))
     for result in results:
         recorder.tracker.reconcile(result)

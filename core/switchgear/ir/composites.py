@@ -36,8 +36,8 @@ def read_first_views(
 ) -> list[BoundSymbol]:
     """The parts of a call, each view read where it was made first; `views` says by which calls the views are made.
 
-    Functionalization makes views of what was written to anew before they are read: later than in eager, where gradients
-    are summed by the order of the calls.
+    Functionalization makes views of what was written to, or stands for another value, anew before they are read: later
+    than in eager, where gradients are summed by the order of the calls.
     """
     unread: dict[str, list[TensorProxy]] = {}
     first: dict[str, TensorProxy] = {}
