@@ -921,7 +921,7 @@ def of_what_was_written_to(x: Tensor) -> Any:
 
 
 def of_the_result_of_a_function(x: Tensor) -> Any:
-    sin, _ = SinAndCos.apply(x.expand(2, *x.shape))
+    sin, _ = SinAndCos.apply(x.expand(2, *x.shape))  # type: ignore[no-untyped-call]
     return attention(sin)
 
 
