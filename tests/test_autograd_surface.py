@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.utils.checkpoint
-from torch.autograd.function import once_differentiable
+from torch.autograd.function import FunctionCtx, once_differentiable
 
 import switchgear as sg
 from switchgear import errors
@@ -1277,3 +1277,62 @@ def test_what_is_written_to_beside_a_saved_input_leaves_it_as_it_is() -> None:
         jitted(x, y).sum().backward()
         assert x.grad is not None
         assert torch.equal(x.grad, 2 * x)
+
+
+# What newer versions of PyTorch give ctx.
+
+
+class Fused(Function):
+    """Adds its gradient to what has arrived before, where that may be."""
+
+    @staticmethod
+    def forward(ctx: Any, x: T) -> T:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: T) -> Any:
+        (buffer,) = ctx.input_grad_buffers
+        if buffer is None:
+            return grad * 2
+        buffer.add_(grad * 2)
+        return None
+
+
+class Wider(Function):
+    """Has its gradients arrive in float64."""
+
+    @staticmethod
+    def forward(ctx: Any, x: T) -> T:
+        ctx.set_output_grad_dtype(torch.float64)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: T) -> Any:
+        return (grad * 2).float()
+
+
+@pytest.mark.skipif(not hasattr(FunctionCtx, "input_grad_buffers"), reason="of PyTorch 2.15")
+def test_gradients_that_arrived_before() -> None:
+    def f(x: T) -> T:
+        return Fused.apply(x) + x.sin()  # type: ignore[no-any-return]
+
+    found, expected = (torch.ones(3, requires_grad=True) for _ in range(2))
+    sg.jit(f, executors=["torch"], strict=True)(found).sum().backward()
+    f(expected).sum().backward()
+    assert found.grad is not None
+    assert expected.grad is not None
+    assert torch.equal(found.grad, expected.grad)
+
+
+@pytest.mark.skipif(not hasattr(FunctionCtx, "set_output_grad_dtype"), reason="of PyTorch 2.14")
+def test_gradients_of_another_dtype_fall_back() -> None:
+    def f(x: T) -> T:
+        return Wider.apply(x).cos()  # type: ignore[no-any-return]
+
+    found, expected = (torch.ones(3, requires_grad=True) for _ in range(2))
+    with falls_back("set_output_grad_dtype"):
+        sg.jit(f, executors=["torch"])(found).sum().backward()
+    f(expected).sum().backward()
+    assert found.grad is not None
+    assert expected.grad is not None
+    assert torch.equal(found.grad, expected.grad)

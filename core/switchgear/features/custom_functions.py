@@ -53,6 +53,15 @@ class Context(FunctionCtx):
         """What the user's code put here."""
         return {name: value for name, value in vars(self).items() if name not in _OWN_ATTRIBUTES}
 
+    @property
+    def input_grad_buffers(self) -> tuple[None, ...]:
+        """Of PyTorch 2.15: gradients that a backward may add to. There are none; it returns its own."""
+        return (None,) * len(self.needs_input_grad)
+
+    def set_output_grad_dtype(self, *dtypes: torch.dtype | None) -> NoReturn:
+        """Of PyTorch 2.14: grad outputs of another dtype than the results."""
+        raise Unsupported("ctx.set_output_grad_dtype() inside a jitted function; cast in backward")
+
     def maybe_clear_saved_tensors(self) -> None:
         """What is saved is freed after its last use anyway."""
 
