@@ -1314,7 +1314,7 @@ class Wider(Function):
 @pytest.mark.skipif(not hasattr(FunctionCtx, "input_grad_buffers"), reason="of PyTorch 2.15")
 def test_gradients_that_arrived_before() -> None:
     def f(x: T) -> T:
-        return Fused.apply(x) + x.sin()  # type: ignore[no-any-return]
+        return Fused.apply(x) + x.sin()
 
     found, expected = (torch.ones(3, requires_grad=True) for _ in range(2))
     sg.jit(f, executors=["torch"], strict=True)(found).sum().backward()
@@ -1327,7 +1327,7 @@ def test_gradients_that_arrived_before() -> None:
 @pytest.mark.skipif(not hasattr(FunctionCtx, "set_output_grad_dtype"), reason="of PyTorch 2.14")
 def test_gradients_of_another_dtype_fall_back() -> None:
     def f(x: T) -> T:
-        return Wider.apply(x).cos()  # type: ignore[no-any-return]
+        return Wider.apply(x).cos()
 
     found, expected = (torch.ones(3, requires_grad=True) for _ in range(2))
     with falls_back("set_output_grad_dtype"):

@@ -209,7 +209,10 @@ def test_copy_is_derived() -> None:
         lambda x: x.clone().clamp_(min=0).add_(x, alpha=2).mul_(x).div_(3),
         lambda x: torch.sort(x, 0).values,
         lambda x: torch.linalg.norm(x) + torch.linalg.det(x),
-        lambda x: torch.cumprod(x, 1),
+        pytest.param(
+            lambda x: torch.cumprod(x, 1),
+            marks=pytest.mark.xfail(torch.__version__ < "2.12", reason="2.11 looks for zeros to choose a formula"),
+        ),
         lambda x: torch.einsum("ij,kj->ik", x, x),
         lambda x: F.conv1d(x[None], x[:, :, None]),
         lambda x: torch.max(x, 1).values + torch.amax(x, 1) + torch.median(x, 1).values,

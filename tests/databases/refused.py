@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from switchgear.errors import DataDependent, SwitchgearError, Unsupported
 from tests.databases.comparison import Exactness, Tolerance, Undefined
 
@@ -29,6 +31,7 @@ _SHAPE = "the shape of the result depends on the data"
 _READS = "the operator returns Python values read from the data"
 _CHECKS = "the operator looks at the data to check it, or to choose its way"
 _LENGTHS = "the shapes of what is kept for the backward depend on the lengths"
+_COUNTED = "with momentum=None the count of batches is read, to average over them"
 _SPARSE = "a trace holds strided tensors only"
 
 REFUSED_OPERATORS: dict[str, Refusal] = {
@@ -58,9 +61,7 @@ REFUSED_OPERATORS: dict[str, Refusal] = {
 }
 
 REFUSED_MODULES: dict[str, Refusal] = {
-    "nn.BatchNorm1d": Refusal(
-        DataDependent, "with momentum=None the count of batches is read, to average over them", "train", partly=True
-    ),
+    "nn.BatchNorm1d": Refusal(DataDependent, _COUNTED, "train", partly=True),
     "nn.CTCLoss": Refusal(DataDependent, _LENGTHS),
     "nn.GaussianNLLLoss": Refusal(DataDependent, _CHECKS),
     "nn.Transformer": Refusal(DataDependent, "it reads its target mask, to see whether it is causal", partly=True),
@@ -111,3 +112,7 @@ UNSUPPORTED_BY_EAGER = frozenset(
         "jiterator_unary",
     }
 )
+
+if torch.__version__ < "2.12":
+    REFUSED_OPERATORS["quantile"] = Refusal(DataDependent, _CHECKS, partly=True)
+    REFUSED_MODULES["nn.BatchNorm3d"] = Refusal(DataDependent, _COUNTED, "train", partly=True)
