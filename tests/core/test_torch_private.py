@@ -180,7 +180,7 @@ def test_operator_without_a_fake(mode: Any) -> None:
             operator(fake_of(mode, numbers(3)))
 
 
-@pytest.mark.parametrize("overload", sorted(map(str, internals._SUBTRACTIONS)))
+@pytest.mark.parametrize("overload", sorted(map(str, internals.fake_mode._SUBTRACTIONS)))
 def test_fakes_refuse_to_subtract_booleans_as_kernels_do(mode: Any, overload: str) -> None:
     packet, name = overload.split(".")[1:]
     call = getattr(getattr(torch.ops.aten, packet), name)
@@ -709,7 +709,7 @@ def test_exact_kernels_stay_until_the_last_one_leaves(mode: Any) -> None:
                 internals.wrap(fake_of(mode, numbers(4, 3))), None, None, None, None, True, 0.1, 1e-5
             )
     assert "aten.native_batch_norm.default" not in seen.names
-    assert not internals._EXACT
+    assert not internals.functionalize._EXACT
 
 
 @pytest.mark.parametrize("value", [0.5, torch.tensor(0.5)], ids=["number", "tensor"])

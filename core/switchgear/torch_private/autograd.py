@@ -1,0 +1,159 @@
+"""Autograd's nodes, views, saved tensors and the regions of `torch.utils.checkpoint`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, cast
+
+import torch
+import torch.utils.checkpoint
+from torch.autograd import forward_ad
+
+from switchgear.patches import redirected
+from switchgear.torch_private.fakes import OpOverload
+
+
+def is_one_of_several(view: torch.Tensor) -> bool:
+    """Whether an operator made a view together with others, so that autograd refuses it once its base is written to."""
+    several = torch._C._autograd.CreationMeta.MULTI_OUTPUT_NODE
+    return view._is_view() and torch._C._autograd._get_creation_meta(view) == several
+
+
+def view_again(view: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
+    """Of another base what `view` is of its own, by the same calls."""
+    return view._view_func_unsafe(base)  # type: ignore[no-any-return]
+
+
+def make_non_leaf(wrapper: torch.Tensor) -> None:
+    """Give a wrapper requires_grad and a history, as the result of an operator has."""
+    with torch.enable_grad():
+        example = torch.zeros(1, requires_grad=True).clone()
+    torch._mirror_autograd_meta_to(example, wrapper)  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def saved_tensors_hooks_off() -> Iterator[None]:
+    """Set aside the hooks for saved tensors that are active: what is traced saves nothing real."""
+    autograd: Any = torch._C._autograd
+    stack: list[Any] = []
+    while (top := autograd._top_saved_tensors_default_hooks(True)) is not None:
+        stack.append(top)
+        autograd._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for hooks in reversed(stack):
+            autograd._push_saved_tensors_default_hooks(*hooks)
+
+
+#: The `context_fn` of `torch.utils.checkpoint.checkpoint` that stands for none.
+NO_CONTEXT = torch.utils.checkpoint.noop_context_fn
+
+
+@contextlib.contextmanager
+def checkpoint_regions(
+    region: Callable[[Callable[[], Any]], AbstractContextManager[None]],
+    run_reentrant: Callable[[Callable[..., Any], tuple[Any, ...]], Any],
+) -> Iterator[None]:
+    """Run what `torch.utils.checkpoint` marks inside `region(context_fn)`, or with reentrance as `run_reentrant`."""
+
+    def before_2_14(
+        original: Any, fn: Any, preserve: Any, context_fn: Any, *rest: Any, **kwargs: Any
+    ) -> Iterator[None]:
+        with region(context_fn):
+            yield
+
+    def from_2_14(
+        original: Any, fn: Any, args: Any, kwargs: Any, *, context_fn: Any, **rest: Any
+    ) -> Iterator[None]:
+        with region(context_fn):
+            yield
+
+    def apply(
+        original: Any, cls: Any, function: Callable[..., Any], preserve: bool, *args: Any
+    ) -> Any:
+        return run_reentrant(function, args)
+
+    module = torch.utils.checkpoint
+    # 2.14 keeps the old name for others, and calls a new one: regions went unseen, and were no regions
+    name, generator = "_checkpoint_without_reentrant_generator", cast(Any, before_2_14)
+    if hasattr(module, f"{name}_impl"):
+        name, generator = f"{name}_impl", from_2_14
+    with (
+        redirected(module, name, generator),
+        redirected(module.CheckpointFunction, "apply", apply),
+    ):
+        yield
+
+
+def selective_policy(context_fn: Callable[[], Any]) -> Callable[..., bool] | None:
+    """Whether a selective policy saves what an overload made: from the overload, its arguments and its result.
+
+    None where `context_fn` has no policy, and NotImplemented where it is no way to have one.
+    """
+    if context_fn is NO_CONTEXT:
+        return None
+    module: Any = torch.utils.checkpoint
+    forward, _ = context_fn()
+    if not isinstance(forward, module._CachingTorchDispatchMode):
+        return NotImplemented  # type: ignore[no-any-return]
+    policy, saving = (
+        forward.policy_fn,
+        (True, module.CheckpointPolicy.MUST_SAVE, module.CheckpointPolicy.PREFER_SAVE),
+    )
+
+    def saves(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
+        if overload in module.SAC_IGNORED_OPS:
+            return False
+        context = module.SelectiveCheckpointContext(is_recompute=False)
+        context.op_output = result
+        return policy(context, overload, *args, **kwargs) in saving
+
+    return saves
+
+
+def fastest_entry(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """What a function comes to by one call less: of an operator overload, what its wrapper in Python calls."""
+    return fn._op if type(fn) is OpOverload else fn
+
+
+def forward_mode_active() -> bool:
+    """Whether a level of forward-mode differentiation is entered, so that tensors may carry tangents."""
+    return forward_ad._current_level >= 0
+
+
+def node_apply(node: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """`node.apply` for arguments none of which a `torch.func` transform has wrapped, and outside of any."""
+    return super(torch.autograd.Function, node).apply  # type: ignore[misc, no-any-return]
+
+
+def make_lean(node: type[torch.autograd.Function], *slots: str) -> None:
+    """Give nodes slots, so that no dict is made for them, and let the engine call `node.backward` itself.
+
+    Else it calls a method that finds out each time what is to be called.
+    """
+    kind: Any = node._backward_cls
+    node._backward_cls = type(kind.__name__, (kind,), {"__slots__": slots, "apply": node.backward})
+
+
+def global_module_hooks() -> tuple[Any, ...]:
+    """The hooks that PyTorch calls for every module."""
+    module: Any = torch.nn.modules.module
+    names = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
+    return tuple([getattr(module, f"_global_{name}") for name in names])
+
+
+def clear_saved_tensors(ctx: Any) -> None:
+    """Let a node drop its saved tensors now, unless the graph is retained."""
+    clear = getattr(ctx, "maybe_clear_saved_tensors", None)
+    if clear is not None:
+        clear()
+
+
+def unwatch_saved_tensors(ctx: Any, indices: Iterable[int]) -> None:
+    """Let a node give saved tensors even if they were written to since it saved them."""
+    saved = ctx._raw_saved_tensors
+    for index in indices:
+        saved[index].register_hooks(lambda tensor: tensor, lambda tensor: tensor)

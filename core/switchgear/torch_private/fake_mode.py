@@ -1,0 +1,232 @@
+"""The mode of fake tensors: what operators return is remembered by the layouts that they are called on."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses import fake_tensor
+
+from switchgear.nesting import tensors_in
+from switchgear.patches import replaced
+from switchgear.torch_private.fakes import (
+    FakeMode,
+    Layout,
+    OpOverload,
+    enable_python_dispatcher,
+    fake_of_layout,
+    is_fake,
+    layout_of,
+)
+from switchgear.torch_private.functionalize import storage_key
+from switchgear.torch_private.layouts import (
+    KEEP_PLACE,
+    LAID_OUT_AS,
+    TAKE_NUMBERS,
+    VIEWS,
+    iterated,
+    laid_out,
+)
+from switchgear.torch_private.sizes import SYMBOLIC
+
+
+def new_fake_mode(shape_env: Any = None) -> FakeMode:
+    """A mode in which operators compute metadata only; sizes are static but for those of a shape environment."""
+    return _FakeMode(allow_non_fake_inputs=False, shape_env=shape_env)
+
+
+def asks_device(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a call asks for the device of a fake tensor, as is done more often than anything else."""
+    return func is torch.ops.prim.device.default and is_fake(args[0])
+
+
+def _viewed(mode: FakeMode, fake: fake_tensor.FakeTensor, viewed: torch.Tensor) -> torch.Tensor:
+    """A view of other sizes, with strides as the kernel has them, or its refusal; fakes differ beside sizes of one."""
+    made = torch.empty_strided(viewed.shape, viewed.stride(), device="meta").view(fake.shape)
+    layout = layout_of(mode, fake) if made.stride() != fake.stride() else None
+    return (
+        fake
+        if layout is None
+        else fake_of_layout(mode, (layout[0], made.stride(), *layout[2:]), viewed)
+    )
+
+
+class _FakeMode(FakeMode):
+    """Fake tensors, with fakes of our own where PyTorch's are stricter than their kernels, or laxer."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if asks_device(func, args):
+            return args[0].fake_device
+        if func is torch.ops.aten._grouped_mm.default and args[0].device.type == "cpu":
+            return _grouped_mm_fake(self, *args, **(kwargs or {}))
+        if func in _SUBTRACTIONS and any(map(_is_boolean, args[:2])):
+            raise RuntimeError(
+                "Subtraction, the `-` operator, with a bool tensor is not supported: use `^`, `~` or logical_not()"
+            )
+        if self.shape_env is None:
+            key = _call_key(self, func, args, kwargs)
+            known = _RESULTS.get(key) if key is not None else None
+            if known is not None:
+                return _result(self, known, args)
+            with replaced(_FAKE_LOGGER, "disabled", True):
+                result: Any = super().__torch_dispatch__(func, types, args, kwargs)
+            if func in VIEWS and 1 in args[0].shape:
+                result = _viewed(self, result, args[0])
+            if func in KEEP_PLACE and result.storage_offset() != args[0].storage_offset():
+                room = args[0].untyped_storage().nbytes() // args[0].itemsize
+                result = (
+                    args[0]
+                    .new_empty(room)
+                    .as_strided(result.shape, result.stride(), args[0].storage_offset())
+                )
+            if func in LAID_OUT_AS:
+                result = laid_out(self, LAID_OUT_AS[func], result, args, kwargs or {})
+            elif func in TAKE_NUMBERS and not is_fake(args[1]) and 1 in result.shape:
+                result = laid_out(self, (slice(2), iterated), result, args, kwargs or {})
+            if key is not None and key not in _RESULTS:
+                if len(_RESULTS) >= _RESULTS_LIMIT:
+                    _RESULTS.clear()
+                _RESULTS[key] = _Result.of(self, result, args, kwargs or {})
+            return result
+        # kernels in C++ know numbers alone; what was dispatched, and is recorded, stays
+        with enable_python_dispatcher(), replaced(_FAKE_LOGGER, "disabled", True):
+            return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """What an operator returns: `kind` is None for one tensor; of each, its layout and the argument it is a view of."""
+
+    kind: type | None
+    items: tuple[tuple[Layout, int | None] | None, ...]
+
+    @classmethod
+    def of(cls, mode: FakeMode, result: Any, args: tuple[Any, ...], kwargs: Any) -> _Result | None:
+        """That of a call; None where the tensors cannot be made again from layouts."""
+        kind = type(result) if type(result) in (tuple, list) else None
+        homes = [storage_key(other) for other in tensors_in((args, kwargs))]
+        items: list[tuple[Layout, int | None] | None] = []
+        for made in result if kind else (result,):
+            if made is None and kind:
+                items.append(None)
+                continue
+            layout = (
+                layout_of(mode, made)
+                if is_fake(made) and not any(made is other for other in args)
+                else None
+            )
+            if layout is None:
+                return None
+            key = storage_key(made)
+            home = next(
+                (i for i, other in enumerate(args) if is_fake(other) and storage_key(other) == key),
+                None,
+            )
+            # in the memory of one of several arguments, of one inside a list, or of another result
+            if homes.count(key) != (home is not None):
+                return None
+            again = fake_of_layout(mode, layout, None if home is None else args[home])
+            alike = torch._C._dispatch_key_set(again) == torch._C._dispatch_key_set(made)
+            if not alike or again.untyped_storage().nbytes() != made.untyped_storage().nbytes():
+                return None
+            if home is None:
+                homes.append(key)
+            items.append((layout, home))
+        return cls(kind, tuple(items))
+
+
+def _result(mode: FakeMode, known: _Result, args: tuple[Any, ...]) -> Any:
+    """Fresh fake tensors as an operator makes them of these arguments."""
+    made = [
+        item and fake_of_layout(mode, item[0], None if item[1] is None else args[item[1]])
+        for item in known.items
+    ]
+    return made[0] if known.kind is None else known.kind(made)
+
+
+#: What operators return by their arguments, None where nothing is to be remembered: PyTorch's own memory of that takes
+#: several times as long to ask.
+_RESULTS: dict[Any, _Result | None] = {}
+_RESULTS_LIMIT = 10_000
+_DATA_TAGS = frozenset(
+    {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view}
+)
+
+
+def clear_fake_results() -> None:
+    """Forget what operators return."""
+    _RESULTS.clear()
+
+
+class _NotPlain(Exception):
+    """An argument that a key cannot be made of."""
+
+
+def _call_key(mode: FakeMode, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+    """What the layouts of an operator's results depend on, or None where they depend on more."""
+    if not _is_regular(func) or torch.is_inference_mode_enabled():
+        return None
+    try:
+        defaults = torch.get_default_dtype(), torch._C._get_default_device()
+        key = (func, defaults, _part(mode, args), _part(mode, kwargs or {}))
+        hash(key)
+    except (_NotPlain, TypeError):
+        return None
+    return key
+
+
+@functools.cache
+def _is_regular(func: Any) -> bool:
+    """Whether an operator is PyTorch's, writes to nothing, and asks for no data and no bounds of memory."""
+    if not isinstance(func, OpOverload) or func.namespace != "aten" or func._schema.is_mutable:
+        return False
+    named = any(part in func._opname for part in ("as_strided", "lift", "resize", "zerotensor"))
+    return not named and _DATA_TAGS.isdisjoint(func.tags)
+
+
+def _part(mode: FakeMode, value: Any) -> Any:
+    if isinstance(value, fake_tensor.FakeTensor):
+        layout = layout_of(mode, value)
+        if layout is None:
+            raise _NotPlain
+        return layout
+    if isinstance(value, (tuple, list)):
+        return (type(value), *[_part(mode, item) for item in value])
+    if isinstance(value, dict):
+        return tuple([(name, _part(mode, item)) for name, item in value.items()])
+    if isinstance(value, (torch.Tensor, torch.Generator, *SYMBOLIC)):
+        raise _NotPlain
+    return (type(value), value)
+
+
+#: Says which kernels know numbers alone, and which calls fail, where both are seen to in other ways.
+_FAKE_LOGGER = logging.getLogger("torch._subclasses.fake_tensor")
+_SUBTRACTIONS = frozenset(
+    getattr(packet, name)
+    for packet in (torch.ops.aten.sub, torch.ops.aten.rsub)
+    for name in ("Tensor", "Scalar")
+)
+
+
+def _is_boolean(operand: Any) -> bool:
+    return (
+        operand.dtype is torch.bool
+        if isinstance(operand, torch.Tensor)
+        else isinstance(operand, bool)
+    )
+
+
+def _grouped_mm_fake(
+    mode: FakeMode, a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None
+) -> Any:
+    """Groups are the first dimension of a 3-d operand, and cut by `offs` from a 2-d one; rows are 16-byte aligned."""
+    groups = (offs if a.dim() == 2 else a).shape[:1] if a.dim() == b.dim() else ()
+    shape = (*groups, a.shape[-2], b.shape[-1])
+    alignment = 16 // a.element_size()
+    row = -(-shape[-1] // alignment) * alignment
+    stride = (shape[-2] * row, row, 1)[-len(shape) :]
+    with mode:
+        return torch.empty_strided(shape, stride, dtype=out_dtype or a.dtype, device=a.device)

@@ -1,0 +1,90 @@
+"""Fake tensors, made of layouts alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch._subclasses import fake_tensor
+
+from switchgear.torch_private.modes import outside_autograd
+from switchgear.torch_private.names import private
+
+if TYPE_CHECKING:
+    from torch._dispatch.python import enable_python_dispatcher as enable_python_dispatcher
+    from torch._ops import OpOverload as OpOverload
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    FakeMode = FakeTensorMode
+else:
+    FakeMode = private("torch._subclasses.fake_tensor.FakeTensorMode")
+    OpOverload = private("torch._ops.OpOverload")
+    enable_python_dispatcher = private("torch._dispatch.python.enable_python_dispatcher")
+
+DATA_DEPENDENT: tuple[type[Exception], ...] = (
+    private("torch._subclasses.fake_tensor.DataDependentOutputException"),
+    private("torch._subclasses.fake_tensor.DynamicOutputShapeException"),
+)
+NO_FAKE: type[Exception] = private("torch._subclasses.fake_tensor.UnsupportedOperatorException")
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Whether the tensor is one of a fake mode's."""
+    return isinstance(tensor, fake_tensor.FakeTensor)
+
+
+def make_fake(mode: FakeMode, layout: Layout) -> torch.Tensor:
+    """A fake tensor of that layout."""
+    shape, stride, dtype, device, offset, is_conj, is_neg = layout
+    if mode.shape_env is None and not offset:
+        with outside_autograd():
+            return fake_of_layout(mode, layout)
+    reach = (
+        sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+        if 0 not in shape
+        else 0
+    )
+    with outside_autograd(), mode:
+        if offset:
+            whole = torch.empty(offset + 1 + reach, dtype=dtype, device=device)
+            fake = whole.as_strided(shape, stride, offset)
+        else:
+            fake = torch.empty_strided(shape, stride, dtype=dtype, device=device)
+        fake = torch._conj(fake) if is_conj else fake
+        return torch._neg_view(fake) if is_neg else fake
+
+
+#: Metadata of a strided tensor: shape, stride, dtype, device, storage offset, and the lazy bits.
+Layout: TypeAlias = tuple[Any, Any, torch.dtype, torch.device, int, bool, bool]
+
+
+def fake_of_layout(mode: FakeMode, layout: Layout, home: Any = None) -> fake_tensor.FakeTensor:
+    """A fake tensor, in the storage of another one if `home` is that."""
+    shape, stride, dtype, device, offset, is_conj, is_neg = layout
+    with fake_tensor.in_kernel_invocation_manager(mode):
+        meta: Any = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+        if home is not None:
+            meta.set_(home.untyped_storage(), offset, shape, stride)
+    if is_conj:
+        torch._C._set_conj(meta, True)
+    if is_neg:
+        torch._C._set_neg(meta, True)
+    return fake_tensor.FakeTensor(mode, meta, device)
+
+
+def layout_of(mode: FakeMode, fake: fake_tensor.FakeTensor) -> Layout | None:
+    """The layout of a strided tensor of this mode, of which nothing else is known."""
+    if fake.fake_mode is not mode or fake.constant is not None or fake.layout is not torch.strided:
+        return None
+    if fake.requires_grad:
+        return None
+    place: Any = fake.storage_offset()
+    return (
+        fake.shape,
+        fake.stride(),
+        fake.dtype,
+        fake.fake_device,
+        place,
+        fake.is_conj(),
+        fake.is_neg(),
+    )

@@ -1,0 +1,155 @@
+"""Functionalization: writes become values, and wrappers stand for them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from switchgear.torch_private.names import private
+
+is_wrapper: Callable[[torch.Tensor], bool] = private("torch._is_functional_tensor")
+
+
+@functools.cache
+def functionalize_keys() -> Any:
+    """The dispatch key of functionalization, as a set."""
+    return torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
+
+
+@contextlib.contextmanager
+def functionalization() -> Iterator[None]:
+    """In-place calls on wrappers dispatch as functional ones while this is active; nests."""
+    if torch._C._dispatch_tls_is_dispatch_key_included("Functionalize"):
+        yield
+        return
+    torch._enable_functionalization(reapply_views=True)
+    try:
+        yield
+    finally:
+        torch._disable_functionalization()
+
+
+def wrap(fake: torch.Tensor) -> torch.Tensor:
+    """A functionalization wrapper around a fake tensor."""
+    with torch.no_grad():
+        return torch._to_functional_tensor(fake)
+
+
+def unwrap(wrapper: torch.Tensor, *, synchronise: bool = True) -> torch.Tensor:
+    """The fake tensor that a wrapper stands for now, pending writes through its aliases applied if so wanted."""
+    if synchronise:
+        torch._sync(wrapper)  # type: ignore[attr-defined,no-untyped-call]
+    return torch._from_functional_tensor(wrapper)
+
+
+def rebind(wrapper: torch.Tensor, fake: torch.Tensor, *, aliases: bool) -> None:
+    """Let the wrapper stand for another fake tensor; with `aliases`, its aliases follow."""
+    torch._functionalize_replace(wrapper, fake)
+    if aliases:
+        torch._functionalize_commit_update(wrapper)
+
+
+def is_functionalization_error(error: RuntimeError) -> bool:
+    """Whether PyTorch says that it cannot turn a write into a functional call."""
+    return any(
+        text in str(error) for text in ("functionaliz", "frozen storage", "invalid python storage")
+    )
+
+
+def storage_replaced(wrapper: torch.Tensor) -> bool:
+    """Whether the wrapper's storage was another before: `set_`."""
+    return bool(torch._functionalize_was_storage_changed(wrapper))
+
+
+def storage_resized(wrapper: torch.Tensor) -> bool:
+    """Whether the wrapper's storage was resized."""
+    return bool(torch._functionalize_was_inductor_storage_resized(wrapper))
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """Equal for tensors that share storage, for as long as they live."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def storage_keys(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """The `storage_key` of each."""
+    return [storage._cdata for storage in map(torch.Tensor.untyped_storage, tensors)]
+
+
+def none_share_storage(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether the `storage_keys` all differ, asked in one call."""
+    return not torch._C._any_output_is_alias_to_input_or_output((), {}, tuple(tensors))
+
+
+@contextlib.contextmanager
+def exact_functionalization() -> Iterator[None]:
+    """Put kernels of our own in place of those of functionalization that are not exact.
+
+    `native_batch_norm` writes its running statistics without declaring it; the overload that declares it is used.
+    `masked_fill_` keeps strides, which its functional overload does not; formulas of PyTorch's gradients call it.
+    """
+    with _EXACT_LOCK:
+        _EXACT.append(_EXACT[0] if _EXACT else _exact_kernels())
+    try:
+        yield
+    finally:
+        with _EXACT_LOCK:
+            library = _EXACT.pop()
+            if not _EXACT:
+                library._destroy()
+
+
+#: The library of those kernels, once for everyone who is inside: PyTorch 2.11 refuses to register them twice.
+_EXACT: list[torch.library.Library] = []
+_EXACT_LOCK = threading.Lock()
+
+
+def _exact_kernels() -> torch.library.Library:
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore", UserWarning
+        )  # PyTorch says once that there is a kernel already
+        library.impl("native_batch_norm", _declared_batch_norm, "Functionalize")
+        for overload in ("Scalar", "Tensor"):
+            library.impl(f"masked_fill_.{overload}", _masked_fill_, "Functionalize")
+    return library
+
+
+def _declared_batch_norm(
+    input: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *rest: float
+) -> Any:
+    aten = torch.ops.aten
+    if not training:
+        return aten._native_batch_norm_legit_no_training.default(
+            input, weight, bias, mean, var, *rest
+        )
+    if mean is None:
+        return aten._native_batch_norm_legit.no_stats(input, weight, bias, training, *rest)
+    return aten._native_batch_norm_legit.default(input, weight, bias, mean, var, training, *rest)
+
+
+def _masked_fill_(self: torch.Tensor, mask: torch.Tensor, value: Any) -> torch.Tensor:
+    aten = torch.ops.aten
+    if not is_wrapper(self):
+        with torch._C._ExcludeDispatchKeyGuard(functionalize_keys()):
+            aten.masked_fill_(self, mask, value)
+        return self
+    filled: torch.Tensor = aten.masked_fill(self, mask, value)
+    if filled.shape != self.shape:
+        raise RuntimeError(
+            f"masked_fill_: a mask of shape {[*mask.shape]} for a tensor of shape {[*self.shape]}"
+        )
+    if filled.stride() != self.stride():
+        kind = {"dtype": self.dtype, "device": self.device}
+        filled = aten.copy(aten.empty_strided(self.shape, self.stride(), **kind), filled)
+    torch._functionalize_replace(self, unwrap(filled))
+    torch._functionalize_commit_update(self)
+    torch._sync(self)  # type: ignore[attr-defined,no-untyped-call]
+    return self

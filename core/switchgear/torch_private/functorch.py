@@ -1,0 +1,65 @@
+"""Transforms of `torch.func`: what is inside and outside of them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import torch._functorch.vmap as functorch_vmap
+from torch._functorch import eager_transforms, pyfunctorch
+
+from switchgear.patches import redirected
+
+
+def outside_functorch() -> AbstractContextManager[Any]:
+    """Leave every `torch.func` transform for a while."""
+    return pyfunctorch.temporarily_clear_interpreter_stack()
+
+
+@contextlib.contextmanager
+def functorch_operands(operand: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    """The `torch.func` transforms of this thread wrap `operand(tensor)` in place of each tensor that they wrap."""
+
+    def wrap(original: Callable[..., Any], tensor: torch.Tensor, *rest: Any) -> Any:
+        return original(operand(tensor), *rest)
+
+    with contextlib.ExitStack() as stack:
+        for place, name in (
+            (eager_transforms, "_wrap_for_grad"),
+            (functorch_vmap, "_add_batch_dim"),
+        ):
+            stack.enter_context(redirected(place, name, wrap))
+        yield
+
+
+@contextlib.contextmanager
+def tracers_refused(refuse: Callable[[str], None]) -> Iterator[None]:
+    """`refuse(name)` is called when this thread calls a `torch.func` transform that is a tracer itself."""
+
+    def refused(name: str, original: Any, *args: Any) -> Any:
+        refuse(name)
+        return original(*args)
+
+    with contextlib.ExitStack() as stack:
+        for name, part in (
+            ("functionalize", "_wrap_all_tensors_to_functional"),
+            ("linearize", "lazy_dynamo_disallow"),
+        ):
+            stack.enter_context(
+                redirected(eager_transforms, part, functools.partial(refused, name))
+            )
+        yield
+
+
+def inside_functorch() -> bool:
+    """Whether a `torch.func` transform is active."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def is_functorch_tensor(tensor: torch.Tensor) -> bool:
+    """Whether a `torch.func` transform wraps the tensor."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))

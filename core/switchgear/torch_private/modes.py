@@ -1,0 +1,229 @@
+"""Modes of dispatch, of autocast and of PyTorch's global state."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from switchgear.patches import redirected, replaced
+from switchgear.torch_private.functionalize import functionalize_keys
+from switchgear.torch_private.names import private
+
+if TYPE_CHECKING:
+    from torch._C._dynamo.guards import GlobalStateGuard as GlobalStateGuard
+    from torch._C._dynamo.guards import TensorGuards as _TensorGuards
+    from torch.utils._device import DeviceContext as DeviceContext
+    from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+    from torch.utils._python_dispatch import _disable_current_modes
+else:
+    DeviceContext = private("torch.utils._device.DeviceContext")
+    GlobalStateGuard = private("torch._C._dynamo.guards.GlobalStateGuard")
+    TorchDispatchMode = private("torch.utils._python_dispatch.TorchDispatchMode")
+    _TensorGuards = private("torch._C._dynamo.guards.TensorGuards")
+    _disable_current_modes = private("torch.utils._python_dispatch._disable_current_modes")
+
+
+@contextlib.contextmanager
+def outside_autograd() -> Iterator[None]:
+    """Neither autograd, functionalization nor a function mode sees what runs here."""
+    with (
+        torch._C.DisableTorchFunction(),
+        torch._C._ExcludeDispatchKeyGuard(functionalize_keys()),
+        torch.no_grad(),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def outside_inference_mode() -> Iterator[None]:
+    """Leave inference mode, if it is on, for a plain `no_grad`."""
+    if not torch.is_inference_mode_enabled():
+        yield
+        return
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+@contextlib.contextmanager
+def real_dispatch() -> Iterator[None]:
+    """Run on real tensors, outside of autograd and functionalization, whatever modes are active."""
+    with outside_autograd(), _disable_current_modes():
+        yield
+
+
+def dispatch_state() -> tuple[Any, Any]:
+    """The thread's included and excluded dispatch keys, functionalization left out."""
+    include = torch._C._dispatch_tls_local_include_set() - functionalize_keys()
+    return include, torch._C._dispatch_tls_local_exclude_set()
+
+
+@contextlib.contextmanager
+def dispatch_from_top(state: tuple[Any, Any]) -> Iterator[None]:
+    """Inside a dispatch mode's handler: dispatch with autograd on, as `dispatch_state` was."""
+    with (
+        torch._C._ForceDispatchKeyGuard(*state),
+        torch.enable_grad(),
+        torch._C.DisableTorchFunction(),
+    ):
+        yield
+
+
+def function_modes_on() -> AbstractContextManager[None]:
+    """Function modes see what runs here again, inside `torch._C.DisableTorchFunction()`."""
+    return torch._C._EnableTorchFunction()
+
+
+def compiling_flag(value: bool) -> AbstractContextManager[None]:
+    """What `torch.compiler.is_compiling()` answers; libraries avoid data-dependent branches when it says True."""
+    return replaced(torch.compiler, "_is_compiling_flag", value)
+
+
+autocast_off: Callable[[], AbstractContextManager[None]] = private("torch._C._DisableAutocast")
+autocast_active: Callable[[], bool] = private("torch._C._is_any_autocast_enabled")
+
+
+@contextlib.contextmanager
+def autocast_cache_cleared() -> Iterator[None]:
+    """Leave no cast in autocast's cache, which is the process's and else lives as long as the outermost region."""
+    nested = autocast_nested()
+    try:
+        yield
+    finally:
+        if nested:
+            torch.clear_autocast_cache()
+
+
+_increment_autocast_nesting = torch.autocast_increment_nesting
+
+
+def autocast_nested() -> bool:
+    """Whether a region of autocast is around, maybe a disabled one: casts are remembered until the outermost ends."""
+    _increment_autocast_nesting()
+    return bool(torch.autocast_decrement_nesting())
+
+
+def autocast_key() -> tuple[Any, ...]:
+    """What autocast does here, hashable; empty where it does nothing."""
+    if not autocast_active():
+        return ()
+    devices = torch._C._autocast_supported_devices()
+    dtypes = [
+        (name, torch.get_autocast_dtype(name))
+        for name in devices
+        if torch.is_autocast_enabled(name)
+    ]
+    return (torch.is_autocast_cache_enabled(), *dtypes)
+
+
+def tensor_guards(
+    tensors: list[torch.Tensor],
+    sizes: Any = None,
+    strides: Any = None,
+) -> Callable[..., bool]:
+    """One C++ check that other tensors have the type, dispatch keys, dtype, device, sizes, strides of these.
+
+    Where `sizes` and `strides` are given, a list for each tensor, these; None in them stands for any.
+    """
+    return _TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+
+
+#: Operators dispatch below autograd while this is active, and so cost less.
+below_autograd: Callable[[], AbstractContextManager[None]] = private(
+    "torch._C._AutoDispatchBelowAutograd"
+)
+
+
+set_grad_enabled: Callable[[bool], None] = private("torch._C._set_grad_enabled")
+#: Copies tensors of the second list into those of the first; on the CPU in their order.
+foreach_copy: Callable[[list[torch.Tensor], list[torch.Tensor]], None] = private(
+    "torch._foreach_copy_"
+)
+functorch_active: Callable[[], bool] = private("torch._C._are_functorch_transforms_active")
+
+
+#: Which backward of autograd's this is part of, for ever; -1 outside of any.
+graph_task: Callable[[], int] = private("torch._C._current_graph_task_id")
+
+
+def function_modes() -> list[Any]:
+    """The active `__torch_function__` modes, outermost first; a default device is one of them."""
+    return [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
+
+
+def default_devices() -> list[torch.device]:
+    """The active default devices, outermost first."""
+    return [mode.device for mode in function_modes() if isinstance(mode, DeviceContext)]
+
+
+def global_default_device() -> torch.device | None:
+    """What `torch.set_default_device` was called with."""
+    context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    return None if context is None else context.device
+
+
+#: How many `__torch_function__` modes are active.
+function_mode_count: Callable[[], int] = private("torch._C._len_torch_function_stack")
+#: What `torch.get_float32_matmul_precision` gives, without a call in Python.
+float32_precision: Callable[[], str] = private("torch._C._get_float32_matmul_precision")
+
+_BACKENDS: Iterable[str] = private("torch.nn.attention._backend_names")
+_GET_ATTENTION = [private(f"torch._C._get_{name}_sdp_enabled") for name in _BACKENDS]
+_GET_ATTENTION += [private("torch._C._get_math_sdp_allow_fp16_bf16_reduction")]
+_SET_ATTENTION = [private(f"torch._C._set_sdp_use_{name}") for name in _BACKENDS]
+_SET_ATTENTION += [private("torch._C._set_math_sdp_allow_fp16_bf16_reduction")]
+_get_attention_order: Callable[[], Sequence[Any]] = private("torch._C._get_sdp_priority_order")
+_RARE_WORDS = ("_sdp_", "_attention", "precision", "_tf32")
+#: What the modes that few functions depend on are asked with, and set with.
+_RARE = [
+    (torch._C, name)
+    for name in dir(torch._C)
+    if name.startswith(("_get_", "_set_", "_can_use_"))
+    and any(word in name for word in _RARE_WORDS)
+]
+_RARE += [(torch, "autocast_increment_nesting")]
+
+
+def rare_modes() -> tuple[Any, ...]:
+    """The modes that few functions depend on: regions of autocast, precision, attention's backends; hashable."""
+    return autocast_nested(), float32_precision(), *attention_backends()
+
+
+@contextlib.contextmanager
+def rare_modes_noticed(note: Callable[[], object]) -> Iterator[None]:
+    """`note` is called when this thread asks for one of `rare_modes` or sets it, other than by this module."""
+
+    def noticed(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        note()
+        return original(*args, **kwargs)
+
+    with contextlib.ExitStack() as stack:
+        for holder, name in _RARE:
+            stack.enter_context(redirected(holder, name, noticed))
+        yield
+
+
+def attention_backends() -> tuple[Any, ...]:
+    """What decides of which operators `scaled_dot_product_attention` consists, as `sdpa_kernel` sets it; hashable."""
+    return (*_get_attention_order(), *[get() for get in _GET_ATTENTION])
+
+
+def set_attention_backends(state: tuple[Any, ...]) -> None:
+    """Put back what `attention_backends` gave."""
+    count = len(state) - len(_SET_ATTENTION)
+    torch._C._set_sdp_priority_order(list(state[:count]))
+    for put, value in zip(_SET_ATTENTION, state[count:], strict=True):
+        put(value)
+
+
+def dispatch_mode_count() -> int:
+    """How many `__torch_dispatch__` modes are active."""
+    return torch._C._len_torch_dispatch_stack()
+
+
+def stream_key(generator: Any) -> int:
+    """Equal for objects that stand for one generator, for as long as it lives."""
+    return int(generator._cdata)

@@ -1,0 +1,158 @@
+"""Symbolic sizes: PyTorch's `ShapeEnv`, and its expressions as Python."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from switchgear.errors import Unsupported
+from switchgear.torch_private.fakes import enable_python_dispatcher
+
+
+@functools.cache
+def _symbolic() -> Any:
+    """PyTorch's symbolic sizes, with names that count from `s0`; imported on first use, for sympy takes a while."""
+    names = (
+        "torch._guards",
+        "torch.fx.experimental.symbolic_shapes",
+        "torch.utils._sympy.printers",
+    )
+    guards, symbolic_shapes, printers = map(importlib.import_module, names)
+
+    class Place(guards.Source):  # type: ignore[name-defined, misc]
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        @property
+        def name(self) -> str:
+            return self._name
+
+    class ShapeEnv(symbolic_shapes.ShapeEnv):  # type: ignore[name-defined, misc]
+        where: Callable[[], str]
+
+        def _generate_unique_id(self, source_name: str) -> int:
+            self.unique_ids.add(number := len(self.unique_ids))
+            return number
+
+        def _get_stack_summary(self, is_debug: bool = False, framework_loc: Any = None) -> Any:
+            return symbolic_shapes.SLoc(self.where(), None), ""
+
+        def _check_frozen(self, expr: Any, concrete_val: Any) -> None:
+            if self.frozen:
+                raise Unsupported(f"{expr} is asked for, and what it must be is not known any more")
+
+    return ShapeEnv, Place, symbolic_shapes.DimDynamic.DYNAMIC, printers.PythonPrinter()
+
+
+def new_shape_env(where: Callable[[], str]) -> Any:
+    """An environment for symbolic sizes; what is decided about them while `where()` is kept among its guards."""
+    env = _symbolic()[0](
+        allow_scalar_outputs=False,
+        allow_dynamic_output_shape_ops=False,
+        specialize_zero_one=True,
+        duck_shape=False,
+    )
+    env.where = where
+    return env
+
+
+def new_size(shape_env: Any, place: str, value: int) -> torch.SymInt:
+    """A symbolic size, at least 2, whose value is `value` in the call at hand."""
+    _, kind, dynamic, _ = _symbolic()
+    symbol = shape_env.create_symbol(value, kind(place), dynamic)
+    return shape_env.create_symintnode(symbol, hint=value)  # type: ignore[no-any-return]
+
+
+def decided(shape_env: Any, start: int = 0) -> list[tuple[str, str]]:
+    """What the sizes must be for all that was decided, from the `start`th on, to hold: as Python, and where it was.
+
+    Raises `Unsupported` where that cannot be said to the bit: floats.
+    """
+    for guard in shape_env.guards[start:]:
+        if not _compares_integers(guard.expr):
+            raise Unsupported(
+                f"{guard.expr} was asked for, which computes with floats, {guard.sloc.framework_loc}"
+            )
+    return [
+        (python_of_expression(guard.expr), str(guard.sloc.framework_loc))
+        for guard in shape_env.guards[start:]
+    ]
+
+
+def decide_all(number: Any) -> Any:
+    """Let every size in a symbolic number be what it is in the call at hand; the number as Python has computed it.
+
+    Its expression is another order of the same sums and products, which may round otherwise.
+    """
+    env, value = number.node.shape_env, number.node.hint
+    for symbol in sorted(number.node.expr.free_symbols, key=str):
+        int(env.create_symintnode(symbol, hint=int(env.backed_var_to_val[symbol])))
+    return value
+
+
+def composites_of_sizes(fn: Callable[..., Any]) -> AbstractContextManager[Any]:
+    """Run a product of matrices by operators that keep sizes symbolic: before 2.13 what is in C++ knows numbers alone.
+
+    Of what these functions are made, nothing else is written in Python as well.
+    """
+    known = _TORCH >= (2, 13) or getattr(fn, "__name__", "") not in (
+        "matmul",
+        "__matmul__",
+        "__rmatmul__",
+        "linear",
+    )
+    return contextlib.nullcontext() if known else enable_python_dispatcher()
+
+
+_TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
+
+
+def guard_count(shape_env: Any) -> int:
+    """How often something was decided about the sizes of an environment."""
+    return len(shape_env.guards)
+
+
+def set_closed(shape_env: Any, closed: bool) -> None:
+    """Let an environment decide no more, an `Unsupported` where it would have to, or let it again."""
+    shape_env.frozen = closed
+
+
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def python_of_number(number: Any, *, simplified: bool = True) -> str:
+    """A symbolic number as Python, in terms of the names of sizes; `simplified` by all that was decided."""
+    return python_of_expression(number.node.expr if simplified else number.node._expr)
+
+
+def names_in(number: Any) -> set[str]:
+    """The names of the sizes that a symbolic number is made of, by all that was decided."""
+    return {str(symbol) for symbol in number.node.expr.free_symbols}
+
+
+@functools.lru_cache(4096)
+def python_of_expression(expression: Any) -> str:
+    """An expression of sympy's as Python."""
+    return str(_symbolic()[3].doprint(expression))
+
+
+def _compares_integers(expression: Any) -> bool:
+    if expression.is_Boolean or expression.is_Relational:
+        return all(map(_compares_integers, expression.args))
+    return bool(expression.is_integer)
+
+
+def hint_of(number: Any) -> Any:
+    """What a symbolic number is in the call that it was captured for."""
+    node = number.node
+    return eval(
+        python_of_number(number),
+        {"torch": torch},
+        {str(k): int(v) for k, v in node.shape_env.backed_var_to_val.items()},
+    )
