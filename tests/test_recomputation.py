@@ -24,6 +24,7 @@ from torch.utils.checkpoint import (
 
 import switchgear as sg
 from benchmarks import checkpoint_memory
+from switchgear.errors import FallbackWarning
 from switchgear.grad.redraw import random_state, swap_random_state
 from switchgear.ir.symbol import DEL, RANDOM, RECOMPUTED
 from tests.core.training import Kernel, backward, executor, forward, leaf, lines, operators, own, rules
@@ -271,26 +272,26 @@ def test_module_with_parameters_and_frozen_ones() -> None:
     compare(whole, lambda called: called(own(x)).sum())
 
 
-def test_running_statistics_are_written_once() -> None:
-    """Eager's second run of the region writes them a second time; a compiled backward has no such effect."""
+def test_running_statistics_are_written_twice_as_in_eager() -> None:
+    """Eager's backward runs the region, and with it the write, once more: such a call falls back."""
     model = nn.Sequential(nn.BatchNorm1d(4), nn.Tanh())
 
-    def state(*, jit: bool, checkpointed: bool) -> Any:
+    def state(*, jit: bool) -> Any:
         twin = copy.deepcopy(model)
 
         def function(x: Tensor) -> Any:
-            return checkpoint(twin, x, use_reentrant=False) if checkpointed else twin(x)
+            return checkpoint(twin, x, use_reentrant=False)
 
         called = sg.jit(function, executors=["torch"]) if jit else function
         x = torch.arange(12.0).reshape(3, 4).clone().requires_grad_()
         called(x).sin().sum().backward()
         return twin.state_dict(), [x.grad, *(parameter.grad for parameter in twin.parameters())]
 
-    once, gradients = state(jit=False, checkpointed=False)
-    assert not list(differences((once, gradients), state(jit=True, checkpointed=True), "jitted"))
-    twice, same_gradients = state(jit=False, checkpointed=True)
-    assert not list(differences(gradients, same_gradients, "eager"))
-    assert twice["0.num_batches_tracked"] == 2
+    expected = state(jit=False)
+    with pytest.warns(FallbackWarning, match=r"inside a region of torch\.utils\.checkpoint"):
+        found = state(jit=True)
+    assert not list(differences(expected, found, "jitted"))
+    assert expected[0]["0.num_batches_tracked"] == 2
 
 
 @BOTH

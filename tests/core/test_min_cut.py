@@ -96,7 +96,7 @@ def traces(draw: st.DrawFn) -> tuple[list[BoundSymbol], list[TensorProxy], Price
     outputs = draw(st.sets(st.sampled_from(values), max_size=2))
     memory: Memory = draw(st.sampled_from(MEMORY))
     overwritten = draw(st.sampled_from([frozenset[str](), frozenset({"in0"})]))
-    return body, read, Prices(memory, frozenset(proxy.name for proxy in outputs), overwritten)
+    return body, read, Prices(memory, frozenset(proxy.name for proxy in outputs), overwritten, {})
 
 
 def cost(body: Sequence[BoundSymbol], read: list[TensorProxy], prices: Prices, saved: set[str]) -> float:
@@ -133,4 +133,4 @@ def test_of_equal_costs_the_one_that_runs_least_again() -> None:
     x, y, z = (TensorProxy(name, (4,), (1,), torch.float32, torch.device("cpu")) for name in "xyz")
     drawn = BoundSymbol(Symbol("aten.rand_like", aten.rand_like.default), (x,), {}, y, tags=frozenset({RANDOM}))
     viewed = BoundSymbol(Symbol("aten.neg", aten.neg.default), (y,), {}, z)
-    assert to_save([drawn, viewed], [z], Prices("lean", frozenset(), frozenset())) == {"z"}
+    assert to_save([drawn, viewed], [z], Prices("lean", frozenset(), frozenset(), {})) == {"z"}

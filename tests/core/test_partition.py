@@ -15,6 +15,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.activations import NewGELUActivation
 
 import switchgear as sg
+from switchgear.errors import NotDifferentiable
 from switchgear.ir.symbol import RANDOM, RECOMPUTED, region_of
 from switchgear.who.memory import MEMORY, Memory
 from tests.core.training import (
@@ -580,3 +581,61 @@ def test_without_gradients_nothing_is_said_to_be_saved() -> None:
     jitted(torch.ones(3))
     assert sg.last_saved(jitted) == ()
     assert "saved" not in sg.explain(jitted)
+
+
+# What a rule of the user's saves.
+
+
+def _masks() -> sg.Executor:
+    table = sg.Table("masks")
+    table.augmented(
+        torch.relu,
+        forward=lambda x: (torch.relu(x), (x > 0,)),
+        backward=lambda mask, grad: grad * mask,
+    )
+    return sg.Executor("masks", table=table)
+
+
+def _through_relu(x: Tensor) -> Tensor:
+    return torch.relu(x * 2).sum()
+
+
+def test_what_an_augmented_rule_keeps_is_saved() -> None:
+    jitted = sg.jit(_through_relu, executors=[_masks(), "torch"], memory="eager")
+    jitted(leaf(1000)).backward()
+    (mask,) = sg.last_saved(jitted)
+    assert (mask.bytes, mask.reason) == (1000, "the rule of masks (augmented) keeps it")
+
+
+def test_what_a_pullback_closes_over_is_saved() -> None:
+    table = sg.Table("masks")
+
+    @table.grad_rule(torch.relu)
+    def rule(x: Tensor) -> Any:
+        mask = x > 0
+        return torch.relu(x), lambda grad: grad * mask
+
+    jitted = sg.jit(_through_relu, executors=[sg.Executor("masks", table=table), "torch"], memory="eager")
+    jitted(leaf(1000)).backward()
+    (mask,) = sg.last_saved(jitted)
+    assert (mask.bytes, mask.reason) == (1000, "the rule of masks (pullback) keeps it")
+
+
+def test_what_a_rule_keeps_is_a_candidate_of_the_cut() -> None:
+    """The mask is cheaper made again from the input, which lives anyway."""
+    jitted = sg.jit(_through_relu, executors=[_masks(), "torch"], memory="balanced")
+    jitted(leaf(1000)).backward()
+    (value,) = sg.last_saved(jitted)
+    assert value.alive
+    assert "torch.gt" not in operators(forward(jitted))
+
+
+def test_second_derivative_of_a_rule_that_did_not_save_what_it_reads_is_refused() -> None:
+    table = sg.Table("lean")
+    table.augmented(torch.sin, forward=lambda x: (torch.sin(x), (torch.cos(x),)), backward=lambda cos, grad: grad * cos)
+    x = leaf(3)
+    jitted = sg.jit(lambda x: torch.sin(x * 2), executors=[sg.Executor("lean", table=table), "torch"])
+    (first,) = torch.autograd.grad(jitted(x).sum(), x, create_graph=True)
+    assert_same(first, 2 * torch.cos(x * 2))
+    with pytest.raises(NotDifferentiable, match="let the rule save it"):
+        torch.autograd.grad(first.sum(), x)

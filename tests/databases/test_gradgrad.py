@@ -36,7 +36,7 @@ FAILED_BY_EAGER: dict[str, tuple[tuple[str, ...], str]] = {
     "normal.number_mean": (MODES[:1], _DRAWN),
     "sparse.sampled_addmm": (MODES, _SPARSE),
 }
-if "2.12" <= torch.__version__ < "2.14":
+if "2.13" <= torch.__version__ < "2.14":
     _STATISTICS = "the means and deviations that it returns have a gradient of zero"
     FAILED_BY_EAGER["native_group_norm"] = (MODES[:1], _STATISTICS)
 

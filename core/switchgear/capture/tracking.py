@@ -23,7 +23,7 @@ from switchgear.ir.symbol import Symbol
 from switchgear.ir.writes import RESTRIDE, SET_VALUE, restride
 
 if TYPE_CHECKING:
-    from switchgear.capture.recorder import Recorder
+    from switchgear.capture.recorder import RecordedInput, Recorder
 
 DETACH = Symbol("aten.detach.default", torch.ops.aten.detach.default)
 
@@ -243,6 +243,7 @@ class Tracker:
             )
             new = self.proxy_of_fake(fake)
         if written:
+            self._refuse_repeated(found)
             self._written.add(internals.storage_key(fake))
             self.remakes_views = True
         aliases = self._bases.get(internals.storage_key(wrapper), ())
@@ -295,6 +296,14 @@ class Tracker:
         self._holders.setdefault(new.name, wrapper)
         if (new.shape, new.stride, new.dtype) != (old.shape, old.stride, old.dtype) or begun:
             self._outdate_views(wrapper)
+
+    def _refuse_repeated(self, written: RecordedInput | None) -> None:
+        if written is not None and self._recorder.inside_region:
+            raise Unsupported(
+                f"in {self._recorder.here()} {written.proxy.name}, an input or a buffer, is written to inside a region "
+                "of torch.utils.checkpoint; eager's backward runs the region, and so the write, once more (running "
+                "statistics count a batch twice): move the write, such as a BatchNorm in training, out of the region"
+            )
 
     def _outdate_views(self, base: torch.Tensor) -> None:
         views = [

@@ -29,6 +29,7 @@ from switchgear.ir.symbol import (
     Symbol,
     changed,
     proxies,
+    region_of,
 )
 from switchgear.ir.trace import Names, Trace, names_of
 from switchgear.who.memory import Memory
@@ -36,6 +37,8 @@ from switchgear.who.memory import Memory
 _CLONE = Symbol("aten.clone.default", torch.ops.aten.clone.default)
 _CAST = Symbol("aten._to_copy.default", torch.ops.aten._to_copy.default)
 _ORIGIN = RuleOrigin("partition", "recomputed")
+#: Rules that choose what they save; of a transform nobody says what is forward.
+_CHOOSING = frozenset({"augmented", "pullback"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,10 +64,11 @@ def partition(
     What is cheap to make again from something smaller is not saved; `memory` says how cheap. `overwritten` names the
     inputs that are written to after the forward has run; they, and what shares their storage, are saved as copies.
     """
-    halves = _Halves(joint)
+    residuals = _residuals(joint)
+    halves = _Halves(joint, frozenset({*residuals, *(proxy.name for proxy in joint.kept)}))
     forward, outputs = halves.forward, joint.trace.outputs[: joint.count]
     returned = frozenset(proxy.name for proxy in proxies(outputs))
-    prices = Prices(memory, returned, overwritten_values(forward, overwritten))
+    prices = Prices(memory, returned, overwritten_values(forward, overwritten), residuals)
     again, left = _again(forward, halves.read, to_save(forward, halves.read, prices))
     uses = (proxy.name for item in (*again, *halves.later) for proxy in item.inputs)
     left = {name: left[name] for name in dict.fromkeys((*uses, *left)) if name in left}
@@ -116,14 +120,14 @@ def backward_for(joint: Joint, parts: Partitioned) -> Trace:
     known = frozenset(
         proxy.name for proxy in (*parts.saved, *(p for item in parts.widened for p in item.outputs))
     )
-    halves = _Halves(replace(joint, kept=()), known)
+    halves = _Halves(replace(joint, kept=()), known, known)
     again, missing = _again(halves.forward, halves.read, known)
     missing = {name: proxy for name, proxy in missing.items() if name not in known}
     if missing:
         raise NotDifferentiable(
             f"this backward needs values that the forward did not save ({', '.join(sorted(missing))}), because other "
-            "grad outputs are defined than expected, or because the derivative of a grad rule is taken; give a "
-            "gradient for every output, or use sg.grad"
+            "grad outputs are defined than expected, or because the derivative of a grad rule is taken that did not "
+            "save what it reads; give a gradient for every output, let the rule save it, or use sg.grad"
         )
     # a line that is run again for one of its results makes the others too
     twice = {proxy.name for item in again for proxy in item.outputs if proxy.name in known}
@@ -160,9 +164,27 @@ def saved_values(parts: Partitioned) -> tuple[Saved, ...]:
     return tuple(found)
 
 
+def _residuals(joint: Joint) -> dict[str, RuleOrigin]:
+    """What grad rules saved: the values made before the sweep that their backwards read, with who brought the rule."""
+    lines = joint.trace.bound_symbols
+    before = (item for item in lines if BACKWARD not in item.tags and not region_of(item))
+    made = {proxy.name for item in before for proxy in item.outputs}
+    later = (item for item in lines if BACKWARD in item.tags)
+    return {
+        proxy.name: link.rule
+        for item in later
+        for link in item.links
+        if link.rule.form in _CHOOSING
+        for proxy in item.inputs
+        if proxy.name in made
+    }
+
+
 def _reason(proxy: TensorProxy, item: BoundSymbol | None, prices: Prices) -> str:
     if proxy.name in prices.overwritten:
         return "saved as a copy, for the call overwrites it"
+    if proxy.name in prices.residuals and prices.memory == "eager":
+        return f"the rule of {prices.residuals[proxy.name]} keeps it"
     price = "an input lives anyway" if item is None else prices.again(item)
     reason = price if isinstance(price, str) else "to make it again would cost more"
     return f"{reason}; it is returned as well" if proxy.name in prices.outputs else reason
@@ -171,15 +193,16 @@ def _reason(proxy: TensorProxy, item: BoundSymbol | None, prices: Prices) -> str
 class _Halves:
     """A joint trace, split: `read` are the values of `forward`, inputs among them, that `later` and the gradients are.
 
-    `known` are the names of what the forward saves, if that is decided already.
+    The forward makes what is named in `kept` besides its outputs. If what it saves is `known` already, that is it.
     """
 
-    def __init__(self, joint: Joint, known: frozenset[str] | None = None) -> None:
+    def __init__(
+        self, joint: Joint, kept: frozenset[str], known: frozenset[str] | None = None
+    ) -> None:
         trace = self.trace = joint.trace
         self.grads = trace.outputs[joint.count :]
         self.given = tuple(proxies(joint.grad_outputs))
         body = tuple(item for item in trace.bound_symbols if BACKWARD not in item.tags)
-        kept = {proxy.name for proxy in joint.kept} if known is None else known
         also = (proxy for item in body for proxy in item.outputs if proxy.name in kept)
         body = live(body, (*proxies(trace.outputs[: joint.count]), *also))
         ran = frozenset(body)

@@ -2,8 +2,7 @@
 
 Its lines are copied into the backward, each region as a whole before its first reader, from values that are saved.
 Saved are what another region or code outside reads, what a selective policy names, and draws from a generator of the
-user's; other draws are repeated from the state of the generator before the region's first (`redraw`). A write made in
-a region (running statistics) is made once; eager makes it again in the backward.
+user's; other draws are repeated from the state of the generator before the region's first (`redraw`).
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from switchgear.grad.min_cut import SINK, SOURCE, min_cut
 from switchgear.ir.aliasing import aliased_argument, storages
 from switchgear.ir.composites import leaves_of
 from switchgear.ir.proxy import TensorProxy, bytes_of
-from switchgear.ir.symbol import BoundSymbol, region_of
+from switchgear.ir.symbol import BoundSymbol, RuleOrigin, region_of
 from switchgear.ir.writes import DRAW_BERNOULLI, RESTRIDE
 from switchgear.who.memory import Memory
 
@@ -55,12 +55,13 @@ class Prices:
     """What it costs to save a value, and to run a bound symbol again.
 
     Both are counted in bytes moved. `outputs` names what the forward returns, which its caller may hold anyway;
-    `overwritten` the values that are saved as copies.
+    `overwritten` the values that are saved as copies; `residuals` those that grad rules chose to save, with the rules.
     """
 
     memory: Memory
     outputs: frozenset[str]
     overwritten: frozenset[str]
+    residuals: Mapping[str, RuleOrigin]
 
     def saving(self, proxy: TensorProxy, maker: BoundSymbol | None) -> int | None:
         """The price of saving a value; None if another that shares its storage is saved in its place."""
