@@ -48,11 +48,18 @@ class Race:
         self._operators = context.operators(region)
         calls = region.trace.bound_symbols
         self._devices = {proxy.device for call in calls for proxy in (*call.inputs, *call.outputs)}
-        owners = [line.implementation.owner for line in self._operators.bound_symbols if line.implementation]
+        lines = self._operators.bound_symbols
+        owners = [line.implementation.owner for line in lines if line.implementation]
         self._names = [*(executor.name for executor in region.candidates), " + ".join(dict.fromkeys(owners))]
         #: All that the times depend on.
         self.key = repr(
-            (region.trace.canonical(), region.sizes, *_described(region, context), _surroundings(self._devices))
+            (
+                region.trace.canonical(),
+                [(line.symbol.name, owner) for line, owner in zip(lines, owners, strict=True)],
+                region.sizes,
+                *_described(region, context),
+                _surroundings(self._devices),
+            )
         )
 
     def remembered(self) -> list[float] | None:

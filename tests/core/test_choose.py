@@ -102,6 +102,34 @@ def test_left_to_the_operators(install: Install) -> None:
     assert not module.compiled
 
 
+def test_composites_take_part(install: Install) -> None:
+    """Among the operators that a region is left to are composites that an executor takes whole."""
+    source = """
+table = sg.Table("times")
+
+@table.implementation(torch.mul)
+def times(x, other):
+    return torch.mul(x, other)
+
+@sg.hookimpl
+def switchgear_executors():
+    return [sg.Executor("times")]
+
+@sg.hookimpl
+def switchgear_register_implementations(registry):
+    table.install_implementations(registry)
+
+@sg.hookimpl
+def switchgear_choose(regions, context):
+    owners = [[line.implementation.owner for line in context.operators(one).bound_symbols] for one in regions]
+    return [sg.RegionChoice(None, f"left to {names}") for names in owners]
+"""
+    install(times=source)
+    jitted = run()
+    assert owners(jitted) == ["times", "times", "torch", "times", "times"]
+    assert "4 x torch.mul: execution by times; first: left to ['times', 'times']" in sg.explain(jitted)
+
+
 @pytest.mark.parametrize("silent", ["def switchgear_choose(regions, context):\n    pass", None])
 def test_who_has_no_opinion_leaves_it_to_the_next(install: Install, silent: str | None) -> None:
     source = f"@sg.hookimpl\n{silent}" if silent else chooser("None")

@@ -292,7 +292,9 @@ def _with_numbers(number: Callable[[Any], Any], value: Any) -> Any:
         if isinstance(value, BoundSymbol):
             parts = made((value.args, dict(value.kwargs), value.output, value.subsymbols))
             return replace(
-                value, **dict(zip(("args", "kwargs", "output", "subsymbols"), parts, strict=True))
+                value,
+                **dict(zip(("args", "kwargs", "output", "subsymbols"), parts, strict=True)),
+                wholes=(),
             )
         if is_dataclass(value) and type(value).__module__.startswith("switchgear."):
             changes = {

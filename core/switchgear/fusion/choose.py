@@ -52,7 +52,7 @@ class Contestants:
 
     def operators(self, region: Region) -> Trace:
         """See `RegionContext`."""
-        return claim(region.trace, self._selection.without_fusion())
+        return claim(region.whole, self._selection.without_fusion())
 
     def function(self, operators: Trace) -> Callable[..., Any]:
         """See `RegionContext`."""

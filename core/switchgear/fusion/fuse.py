@@ -1,7 +1,7 @@
 """Fuse: what fusion executors claimed becomes regions, each of them one bound symbol.
 
 Its subsymbols are what it replaces, with their links. What its executor declines, or what there is no fuel for, is
-claimed again by the others.
+claimed again by the others: composites that one of them takes whole come back as such (`wholes`).
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from operator import itemgetter
+from typing import TypeAlias
 
 from switchgear.capture.sizes import sizes_of
 from switchgear.fusion.choose import Fused, choose
 from switchgear.fusion.regions import Dataflow, cut, find_regions
+from switchgear.fusion.wholes import Whole, find_wholes, put_together, within
 from switchgear.ir.choice import Implementation
 from switchgear.ir.dead_code import live
 from switchgear.ir.proxy import TensorProxy
@@ -38,6 +41,9 @@ class _Block:
         return self.region.trace.bound_symbols
 
 
+_Place: TypeAlias = _Block | Whole | int
+
+
 def fuse(trace: Trace, selection: Selection) -> Trace:
     """Replace what fusion executors claimed by regions.
 
@@ -47,7 +53,8 @@ def fuse(trace: Trace, selection: Selection) -> Trace:
     operators, is claimed by the others.
     """
     flow = Dataflow(live(trace.bound_symbols, proxies(trace.outputs)), selection.fusion)
-    blocks = _blocks(flow, trace, selection)
+    wholes = find_wholes(flow, trace)
+    blocks = _blocks(flow, trace, selection, wholes)
     contested = [block for block in blocks if block.region.candidates]
     outcomes = choose([block.region for block in contested], trace.name, selection)
     lines: dict[_Block, BoundSymbol] = {}
@@ -61,20 +68,29 @@ def fuse(trace: Trace, selection: Selection) -> Trace:
     refused = {index: reason for block, reason in reasons.items() for index in block.members}
     others = selection.without_fusion()
     body: list[BoundSymbol] = []
-    for place in _ordered(flow, trace, list(lines)):
+    fused = {index for block in lines for index in block.members}
+    whole = within(wholes, {index for index in range(len(flow.body)) if index not in fused})
+    for place in _ordered(flow, trace, list(lines), whole):
         if isinstance(place, _Block):
             body.append(lines[place])
-        elif owner := flow.owners[place]:
-            item = flow.body[place]
-            again = replace(trace, bound_symbols=(changed(item, choices=item.choices[:-1]),))
-            refusal = owner, refused.get(place, "a view that is read outside of its regions")
+            continue
+        if isinstance(place, Whole):
+            index = next(index for index in place.members if flow.owners[index])
+            item = place.call
+        else:
+            index, item = place, changed(flow.body[place], choices=flow.body[place].choices[:-1])
+        if owner := flow.owners[index]:
+            again = replace(trace, bound_symbols=(item,))
+            refusal = owner, refused.get(index, "a view that is read outside of its regions")
             body.extend(claim(again, others, (refusal,)).bound_symbols)
         else:
-            body.append(flow.body[place])
+            body.append(flow.body[index])
     return replace(trace, bound_symbols=tuple(body))
 
 
-def _blocks(flow: Dataflow, trace: Trace, selection: Selection) -> list[_Block]:
+def _blocks(
+    flow: Dataflow, trace: Trace, selection: Selection, wholes: Sequence[Whole]
+) -> list[_Block]:
     """The regions, in the order of their last members."""
     whole = [
         (members, selection.fusion[flow.owners[members[0]]].maximum)
@@ -96,6 +112,7 @@ def _blocks(flow: Dataflow, trace: Trace, selection: Selection) -> list[_Block]:
         outputs = tuple([proxy for proxy in made if proxy.name in needed])
         sizes = sizes_of(items)
         region = Trace("region", given, outputs, items, numbers=tuple(sizes))
+        whole = put_together(flow, region, flow.with_views(members), within(wholes, members))
         finder = selection.fusion[flow.owners[members[0]]]
         # who listed executors wants regions of that one, who leaves it to plugins to choose those of everyone
         takers = selection.takers(items) if selection.choosers else (finder,)
@@ -105,7 +122,9 @@ def _blocks(flow: Dataflow, trace: Trace, selection: Selection) -> list[_Block]:
             answer.reason for answer in answers.values() if answer is not None and not candidates
         )
         blocks.append(
-            _Block(tuple(members), Region(region, candidates, tuple(sizes.values())), objection)
+            _Block(
+                tuple(members), Region(region, whole, candidates, tuple(sizes.values())), objection
+            )
         )
     return blocks
 
@@ -147,12 +166,22 @@ def _line(block: _Block, fused: Fused) -> BoundSymbol:
     )
 
 
-def _ordered(flow: Dataflow, trace: Trace, blocks: Sequence[_Block]) -> list[_Block | int]:
-    """Regions and the bound symbols outside of them, each where the last of it stood or its first reader needs it."""
-    places: dict[int, _Block | int] = {index: block for block in blocks for index in block.members}
-    places.update((index, index) for index in flow.outside(places.keys(), proxies(trace.outputs)))
-    ordered: list[_Block | int] = []
-    done: set[_Block | int] = set()
+def _ordered(
+    flow: Dataflow, trace: Trace, blocks: Sequence[_Block], wholes: Sequence[Whole]
+) -> list[_Place]:
+    """What runs as one and the bound symbols outside of it, each where its last stood or its first reader needs it."""
+    units: tuple[_Block | Whole, ...] = (*blocks, *wholes)
+    places: dict[int, _Place] = {index: unit for unit in units for index in unit.members}
+    read = proxies((trace.outputs, *(whole.call.inputs for whole in wholes)))
+    places.update((index, index) for index in flow.outside(places.keys(), read))
+    needs = {place: _needs(flow, places, place) for place in places.values()} if wholes else {}
+    try:
+        TopologicalSorter(needs).prepare()
+    except CycleError:
+        # a region is between two parts of a composite, and reads the one and is read by the other
+        return _ordered(flow, trace, blocks, ())
+    ordered: list[_Place] = []
+    done: set[_Place] = set()
     for index in sorted(places):
         place = places[index]
         pending = [place] if isinstance(place, int) or place.members[-1] == index else []
@@ -172,19 +201,12 @@ def _ordered(flow: Dataflow, trace: Trace, blocks: Sequence[_Block]) -> list[_Bl
     return ordered
 
 
-def _needs(
-    flow: Dataflow, places: Mapping[int, _Block | int], place: _Block | int
-) -> list[_Block | int]:
+def _needs(flow: Dataflow, places: Mapping[int, _Place], place: _Place) -> list[_Place]:
     """What has to run before a place does."""
-    if isinstance(place, _Block):
-        return [
-            places[one]
-            for index in place.members
-            for one in flow.needs[index]
-            if places[one] is not place
-        ]
-    # a view is read as such here, and made first
-    makers = [
-        flow.maker[proxy.name] for proxy in flow.body[place].inputs if proxy.name in flow.maker
-    ]
-    return [places[one] for one in (*flow.needs[place], *makers)]
+    members = (place,) if isinstance(place, int) else place.members
+    needed = [one for index in members for one in flow.needs[index]]
+    if not isinstance(place, _Block):
+        # a view is read as such here, and made first
+        call = flow.body[place] if isinstance(place, int) else place.call
+        needed += [flow.maker[proxy.name] for proxy in call.inputs if proxy.name in flow.maker]
+    return [places[one] for one in needed if places[one] is not place]

@@ -42,7 +42,7 @@ from switchgear.ir.symbol import (
     with_parts,
 )
 from switchgear.ir.trace import Names, Trace, names_of
-from switchgear.who.claim import claimant
+from switchgear.who.claim import Claim, claimant
 from switchgear.who.registry import GradRule
 from switchgear.who.rules import Applied, Grads, OwnGradient, Pull, apply_rule
 from switchgear.who.selection import Reasons, Selection
@@ -193,7 +193,7 @@ class Forward:
             self._apply(rule, item, origin)
         elif item.is_leaf or GRAD_OFF_INSIDE in item.tags:
             if self.selection.strict:
-                self._keeper(item)
+                self._keeper(item, claimant(item, self.selection))
             self._choose(item, "derived", "PyTorch's autograd formula", declined)
             self._derive(item, origin)
         else:
@@ -264,11 +264,14 @@ class Forward:
         self, item: BoundSymbol, origin: BoundSymbol, declined: Reasons
     ) -> tuple[BoundSymbol, ...]:
         """Decompose, or keep an executor's forward whole and differentiate its decomposition beside it."""
-        owner = self._keeper(item)
+        claim = claimant(item, self.selection)
+        owner = self._keeper(item, claim)
         if owner is None:
-            self._choose(item, "decomposition", "", declined)
+            waiting = claim.declined[-1:] if claim.waits else ()
+            self._choose(item, "decomposition", "", (*declined, *waiting))
             self._lazy.update(_resolved(item))
-            return item.subsymbols
+            wholes = (*item.wholes, item) if claim.waits else item.wholes
+            return tuple([changed(part, wholes=wholes) for part in item.subsymbols])
         if item.is_random:
             reason = f"{owner}'s forward is not used: its decomposition draws random numbers and cannot be run again"
             self._choose(item, "decomposition", reason, (*declined, (owner, reason)))
@@ -285,9 +288,9 @@ class Forward:
         self.linears.append(Linear(copied, item.outputs, lambda grads: ((), grads), link))
         return ()
 
-    def _keeper(self, item: BoundSymbol) -> str | None:
+    def _keeper(self, item: BoundSymbol, claim: Claim) -> str | None:
         """The executor, if any, that runs a bound symbol without a grad rule as a whole; under `strict` an error."""
-        implementation, _ = claimant(item, self.selection)
+        implementation = claim.implementation
         if implementation is None or implementation.fn is item.symbol.fn:
             return None
         if self.selection.strict and CUSTOM_FUNCTION not in item.tags:

@@ -102,7 +102,8 @@ class BoundSymbol:
     `args` and `kwargs` hold proxies and Python values, nested in tuples, lists and dicts; `output` is a proxy, None, or
     a nested tuple of these. `subsymbols` is the decomposition (empty for a leaf). Once executors have claimed it,
     `implementation` runs it, and `choices` say why: of the calls that it is a part of, and last its own; of a region
-    those of its parts.
+    those of its parts. `wholes` are those of the calls that it is a part of, the outermost first, which another
+    executor takes whole, should the one that fuses give it back.
     """
 
     symbol: Symbol
@@ -116,6 +117,7 @@ class BoundSymbol:
     links: tuple[Link, ...] = ()
     implementation: Implementation | None = None
     choices: tuple[Choice, ...] = ()
+    wholes: tuple[BoundSymbol, ...] = ()
     inputs: tuple[TensorProxy, ...] = field(init=False, repr=False)
     outputs: tuple[TensorProxy, ...] = field(init=False, repr=False)
 

@@ -1,13 +1,15 @@
 """Claim: every bound symbol gets the executor that runs it.
 
-A composite goes to the first executor that accepts it, unless one before that takes a part of it. Each decision stands
-on the line that it is about (`BoundSymbol.choices`), those of the composites that a line comes out of before its own.
+A composite goes to the first executor that accepts it, unless one before that takes a part of it; if that one fuses,
+the parts remember the composite (`BoundSymbol.wholes`), for it may give them back. Each decision stands on the line
+that it is about (`BoundSymbol.choices`), those of the composites that a line comes out of before its own.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
+from typing import NamedTuple
 
 from switchgear.errors import ExecutorUnavailable
 from switchgear.ir.choice import Choice, Implementation
@@ -27,7 +29,7 @@ def claim(trace: Trace, selection: Selection, refusals: Reasons = ()) -> Trace:
     pending = deque(trace.bound_symbols)
     while pending:
         item = pending.popleft()
-        implementation, declined = claimant(item, selection)
+        implementation, declined, waits = claimant(item, selection)
         owner = "decomposition" if implementation is None else implementation.owner
         choices = (
             *item.choices,
@@ -45,23 +47,37 @@ def claim(trace: Trace, selection: Selection, refusals: Reasons = ()) -> Trace:
                 "add 'torch' to the executors"
             )
         else:
+            wholes = (*item.wholes, item) if waits else item.wholes
             pending.extendleft(
-                changed(part, links=part.links or item.links, choices=choices)
+                changed(part, links=part.links or item.links, choices=choices, wholes=wholes)
                 for part in reversed(item.subsymbols)
             )
     return replace(trace, bound_symbols=tuple(body))
 
 
-def claimant(item: BoundSymbol, selection: Selection) -> tuple[Implementation | None, Reasons]:
+class Claim(NamedTuple):
+    """Who runs a bound symbol whole, if anybody, and who declined.
+
+    `waits`: somebody has code of its own for the whole, and would run it if one that fuses gave back a part of it.
+    """
+
+    implementation: Implementation | None
+    declined: Reasons
+    waits: bool = False
+
+
+def claimant(item: BoundSymbol, selection: Selection) -> Claim:
     """Who runs a bound symbol whole: the first executor that accepts it, unless one before it takes a part of it."""
     implementation, declined = selection.implementation(item)
     if implementation is None or item.is_leaf:
-        return implementation, declined
+        return Claim(implementation, declined)
     order = [executor.name for executor in selection.executors]
     rank = order.index(implementation.owner)
     for part in with_parts(item.subsymbols) if rank else ():
         inner, _ = selection.implementation(part)
         if inner is not None and order.index(inner.owner) < rank:
             reason = f"{inner.owner}, which comes before it, takes {part.symbol.name} inside"
-            return None, (*declined, (implementation.owner, reason))
-    return implementation, declined
+            has_own = implementation.fn is not item.symbol.fn
+            waits = has_own and inner.owner in selection.fusion
+            return Claim(None, (*declined, (implementation.owner, reason)), waits)
+    return Claim(implementation, declined)

@@ -49,7 +49,7 @@ class CallContext:
 
     def takes(self, owner: str, candidate: BoundSymbol) -> bool:
         """See `PassContext`."""
-        implementation, declined = claimant(candidate, self._selection)
+        implementation, declined, _ = claimant(candidate, self._selection)
         if implementation is None:
             reason = ""
         elif implementation.owner != owner:

@@ -15,11 +15,13 @@ from switchgear.who.executor import FusionExecutor
 class Region:
     """Calls that may run as one.
 
-    `trace` is what they compute, `candidates` are the fusion executors that take all of it, in the order asked.
-    `numbers` are the values of the trace's own numbers where it is called: symbolic ones.
+    `trace` is what they compute, `whole` the same with the composites that executors take whole in the place of their
+    parts. `candidates` are the fusion executors that take all of it, in the order asked. `numbers` are the values of
+    the trace's own numbers where it is called: symbolic ones.
     """
 
     trace: Trace
+    whole: Trace
     candidates: tuple[FusionExecutor, ...]
     numbers: tuple[Any, ...] = ()
 

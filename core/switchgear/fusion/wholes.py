@@ -1,0 +1,75 @@
+"""Wholes: composites that executors take whole, put together again where one that fuses gives all their parts back."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from switchgear.fusion.regions import Dataflow
+from switchgear.ir.dead_code import live
+from switchgear.ir.symbol import BoundSymbol, proxies
+from switchgear.ir.trace import Trace
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Whole:
+    """A composite whose parts are these, by their indices; `members` are those that are no views."""
+
+    call: BoundSymbol
+    parts: tuple[int, ...]
+    members: tuple[int, ...]
+
+
+def find_wholes(flow: Dataflow, trace: Trace) -> list[Whole]:
+    """The composites that could stand in the place of their parts, the outermost first.
+
+    Nothing else reads what is inside of them, they read nothing but what their parts read, and return no views.
+    """
+    parts: dict[BoundSymbol, list[int]] = defaultdict(list)
+    readers: dict[str, set[int]] = defaultdict(set)
+    for index, item in enumerate(flow.body):
+        for call in item.wholes:
+            parts[call].append(index)
+        for proxy in item.inputs if parts else ():
+            readers[proxy.name].add(index)
+    given = {*trace.constants, *(proxy.name for proxy in trace.inputs)}
+    returned = {proxy.name for proxy in proxies(trace.outputs)}
+    found = []
+    for call, indices in parts.items():
+        items, own = [flow.body[index] for index in indices], {p.name for p in call.outputs}
+        read = given.union(proxy.name for item in items for proxy in item.inputs)
+        hidden = {proxy.name for item in items for proxy in item.outputs} - own
+        members = tuple([index for index in indices if not flow.is_view[index]])
+        made = {proxy.name for index in members for proxy in flow.body[index].outputs}
+        is_open = hidden & returned or any(readers[name].difference(indices) for name in hidden)
+        if own <= made and not is_open and read.issuperset(p.name for p in call.inputs):
+            found.append(Whole(call, tuple(indices), members))
+    return found
+
+
+def within(wholes: Iterable[Whole], members: Collection[int]) -> list[Whole]:
+    """Those all of whose members are among these, none inside of another."""
+    taken: set[int] = set()
+    found = []
+    for whole in wholes:
+        if taken.isdisjoint(whole.parts) and set(whole.members).issubset(members):
+            taken.update(whole.parts)
+            found.append(whole)
+    return found
+
+
+def put_together(
+    flow: Dataflow, region: Trace, indices: Sequence[int], wholes: Iterable[Whole]
+) -> Trace:
+    """A region, of the bound symbols with these indices, with the composites in the place of their parts."""
+    first = {whole.parts[0]: whole.call for whole in wholes}
+    if not first:
+        return region
+    inside = {index for whole in wholes for index in whole.parts}
+    items = [
+        first.get(index, flow.body[index])
+        for index in indices
+        if index in first or index not in inside
+    ]
+    return replace(region, bound_symbols=live(tuple(items), proxies(region.outputs)))
