@@ -59,7 +59,7 @@ SOFTPLUS = "torch.nn.functional.softplus"
 )
 @pytest.mark.parametrize("grad", [False, True])
 def test_a_composite_whose_parts_are_given_back(function: Any, grad: bool) -> None:
-    executors = [Fuses(without=["aten.mm.default", "aten.sort.default"]), takes(F.softplus), "torch"]
+    executors: list[Any] = [Fuses(without=["aten.mm.default", "aten.sort.default"]), takes(F.softplus), "torch"]
     if grad:
         jitted = assert_trains_as_eager(function, leaf(3, 3), executors=executors)
     else:
@@ -89,7 +89,7 @@ def test_what_is_inside_a_composite_and_read_elsewhere() -> None:
     def function(x: Tensor) -> Tensor:
         return F.cross_entropy(x, torch.tensor([0, 2, 1]))
 
-    executors = [Fuses(regions_without=["aten._log_softmax.default"]), takes(F.cross_entropy), "torch"]
+    executors: list[Any] = [Fuses(regions_without=["aten._log_softmax.default"]), takes(F.cross_entropy), "torch"]
     jitted = assert_trains_as_eager(function, leaf(3, 3), executors=executors)
     assert operators(forward(jitted)).count("aten._log_softmax.default") == 1
     inference = sg.jit(function, executors=executors)
@@ -102,7 +102,7 @@ def test_a_composite_of_which_a_part_is_in_a_region() -> None:
     def function(x: Tensor) -> Tensor:
         return F.cross_entropy((x * 2).sin(), torch.tensor([0, 2, 1]))
 
-    executors = [Fuses(without=["aten.nll_loss_forward.default"]), takes(F.cross_entropy), "torch"]
+    executors: list[Any] = [Fuses(without=["aten.nll_loss_forward.default"]), takes(F.cross_entropy), "torch"]
     jitted = sg.jit(function, executors=executors)
     given = torch.rand(3, 3)
     assert_same(jitted(given), function(given))

@@ -92,12 +92,12 @@ def _blocks(
     flow: Dataflow, trace: Trace, selection: Selection, wholes: Sequence[Whole]
 ) -> list[_Block]:
     """The regions, in the order of their last members."""
-    whole = [
+    uncut = [
         (members, selection.fusion[flow.owners[members[0]]].maximum)
         for members in find_regions(flow)
     ]
     found = sorted(
-        [part for members, most in whole for part in cut(flow, members, most)], key=itemgetter(-1)
+        [part for members, most in uncut for part in cut(flow, members, most)], key=itemgetter(-1)
     )
     parts = [tuple([flow.body[index] for index in flow.with_views(members)]) for members in found]
     inputs = [_read(items) for items in parts]

@@ -156,7 +156,7 @@ class Forward:
         while pending:
             item = self._current(pending.popleft())
             parts = self._decide(item, origin)
-            tags = item.tags & _INHERITED
+            tags = item.tags & {RECOMPUTED}
             pending.extendleft(
                 changed(part, tags=part.tags | tags) if tags else part for part in reversed(parts)
             )
@@ -193,7 +193,7 @@ class Forward:
             self._apply(rule, item, origin)
         elif item.is_leaf or GRAD_OFF_INSIDE in item.tags:
             if self.selection.strict:
-                self._keeper(item, claimant(item, self.selection))
+                self._keeper(item)
             self._choose(item, "derived", "PyTorch's autograd formula", declined)
             self._derive(item, origin)
         else:
@@ -264,8 +264,7 @@ class Forward:
         self, item: BoundSymbol, origin: BoundSymbol, declined: Reasons
     ) -> tuple[BoundSymbol, ...]:
         """Decompose, or keep an executor's forward whole and differentiate its decomposition beside it."""
-        claim = claimant(item, self.selection)
-        owner = self._keeper(item, claim)
+        owner, claim = self._keeper(item)
         if owner is None:
             waiting = claim.declined[-1:] if claim.waits else ()
             self._choose(item, "decomposition", "", (*declined, *waiting))
@@ -288,17 +287,18 @@ class Forward:
         self.linears.append(Linear(copied, item.outputs, lambda grads: ((), grads), link))
         return ()
 
-    def _keeper(self, item: BoundSymbol, claim: Claim) -> str | None:
+    def _keeper(self, item: BoundSymbol) -> tuple[str | None, Claim]:
         """The executor, if any, that runs a bound symbol without a grad rule as a whole; under `strict` an error."""
+        claim = claimant(item, self.selection)
         implementation = claim.implementation
         if implementation is None or implementation.fn is item.symbol.fn:
-            return None
+            return None, claim
         if self.selection.strict and CUSTOM_FUNCTION not in item.tags:
             raise StrictError(
                 f"{implementation.owner} claims {item.symbol.name}, called at {item.source}, and nobody brings a grad "
                 "rule for it; register one, or drop strict=True to have its backward derived"
             )
-        return implementation.owner
+        return implementation.owner, claim
 
     def _current(self, item: BoundSymbol) -> BoundSymbol:
         """A bound symbol with its values as they are by now, and requires_grad of its outputs to match its inputs."""
@@ -325,9 +325,6 @@ class Forward:
 
     def _choose(self, item: BoundSymbol, owner: str, reason: str, declined: Reasons = ()) -> None:
         self.choices.append(Choice("gradient", item.symbol.name, owner, reason, declined))
-
-
-_INHERITED = frozenset({RECOMPUTED})
 
 
 def _resolved(item: BoundSymbol) -> dict[str, TensorProxy]:
