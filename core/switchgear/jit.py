@@ -29,9 +29,11 @@ from switchgear.runtime.fallback import Fallback, Fallbacks
 from switchgear.torch_private.names import check_names, warn_if_untested
 from switchgear.who.fuel import Fuel
 from switchgear.who.memory import MEMORY, Memory
+from switchgear.who.order import Executors
 from switchgear.who.plugins import installed
+from switchgear.who.preferences import PerOperator
 from switchgear.who.registry import Table
-from switchgear.who.selection import Executors, Selection, select
+from switchgear.who.selection import Selection, select
 
 
 class Compiler:
@@ -235,7 +237,9 @@ def jit(
     function: Callable[..., Any] | nn.Module | None = None,
     *,
     executors: Executors = "auto",
-    grad_rules: Table | Sequence[Table] | None = None,
+    grad_rules: Table | str | Sequence[Table | str] | None = None,
+    prefer: PerOperator | None = None,
+    avoid: PerOperator | None = None,
     strict: bool = False,
     memory: Memory = "eager",
     recompile_limit: int = 8,
@@ -251,10 +255,16 @@ def jit(
     A trace is specialised on the structure of the arguments, the metadata of their tensors, the Python values among
     them, module state and global modes; other Python state is read once, when a call is captured.
 
-    executors: names or executor objects, the first asked first; None means the installed ones by (declared priority,
-        name). "auto" is these, but each region is compiled by every one that fuses and takes it, measured, and left to
-        the others where none is faster; times are remembered on disk. With ["torch"] results are eager's to the bit.
-    grad_rules: tables of grad rules for this function alone, asked before any executor.
+    executors: the whole list of executors and of packages of rules, by name or as objects, the first asked first:
+        with ["torch"] results are eager's to the bit, whatever is installed. `...` stands for the default ones that
+        are not named, "-name" leaves one of these out. "auto" is [...]: all that are installed, those that fuse first,
+        each region compiled by every one that takes it, measured, and left to the others where none is faster; times
+        are remembered on disk. None is all that are installed, by (declared priority, name), and nothing is measured.
+    grad_rules: tables of grad rules for this function alone, or names of plugins whose rules these are to be, asked
+        before any executor.
+    prefer, avoid: who is asked about single operators before everybody else, or not at all, forward and backward:
+        `prefer={F.softplus: "mine"}`, `avoid={"aten.mm.default": ["other"]}`. An operator is a function or a name that
+        traces show; what one that fuses takes are the leaves.
     strict: raise where otherwise a fallback happens with a reason: a call that cannot be captured, which runs the
         original function, in eager, with one `FallbackWarning` for each reason; an executor listed but unavailable; a
         forward that an executor claims and nobody differentiates.
@@ -280,6 +290,8 @@ def jit(
     options: dict[str, Any] = {
         "executors": executors,
         "grad_rules": grad_rules,
+        "prefer": prefer,
+        "avoid": avoid,
         "strict": strict,
         "memory": memory,
         "recompile_limit": recompile_limit,
@@ -302,8 +314,9 @@ def jit(
     if not callable(function):
         raise TypeError(f"sg.jit takes a function or a module, not a {type(function).__name__}")
     warn_if_untested()
-    tables = (grad_rules,) if isinstance(grad_rules, Table) else tuple(grad_rules or ())
-    selection = select(installed(), executors, tables, strict, memory, fuel, BUILT_IN)
+    tables = (grad_rules,) if isinstance(grad_rules, (Table, str)) else tuple(grad_rules or ())
+    single = prefer or {}, avoid or {}
+    selection = select(installed(), executors, tables, strict, memory, fuel, BUILT_IN, *single)
     if isinstance(function, nn.Module):
         return _jit_module(function, selection, options)
     if isinstance(function, JitFunction):

@@ -107,7 +107,7 @@ def test_constants_come_before_rules(function: Any, target: Any, reason: str) ->
 def test_rule_comes_before_decomposition() -> None:
     grad, jitted = gradient(grad_rules=rules(torch.sin, scaled(2)))
     assert grad == 2
-    assert owners(jitted, "gradient") == {COMPOSITE: "jit"}
+    assert owners(jitted, "gradient") == {COMPOSITE: "mine"}
     assert choice(jitted, "gradient", COMPOSITE).reason == "pullback rule"
 
 
@@ -120,7 +120,7 @@ def test_rule_for_a_composite_comes_before_one_for_its_leaf() -> None:
 def test_decomposition_is_offered_to_rules_for_leaves() -> None:
     grad, jitted = gradient(grad_rules=rules(torch.ops.aten.sin.default, scaled(2)))
     assert grad == 2
-    assert owners(jitted, "gradient") == {COMPOSITE: "decomposition", LEAF: "jit"}
+    assert owners(jitted, "gradient") == {COMPOSITE: "decomposition", LEAF: "mine"}
 
 
 def test_declined_rule_leaves_the_decomposition() -> None:
@@ -129,7 +129,7 @@ def test_declined_rule_leaves_the_decomposition() -> None:
     grad, jitted = gradient(grad_rules=table)
     assert grad == torch.cos(torch.tensor(0.5)).item()
     assert owners(jitted, "gradient") == {COMPOSITE: "decomposition", LEAF: "derived"}
-    assert choice(jitted, "gradient", COMPOSITE).declined[0] == ("jit", "only on Sundays")
+    assert choice(jitted, "gradient", COMPOSITE).declined[0] == ("mine", "only on Sundays")
 
 
 def test_derived_rule_is_the_last_resort() -> None:
@@ -173,16 +173,20 @@ def test_rules_of_the_call_in_their_order_then_executors_in_theirs_then_packages
     assert gradient(executors=[three, four, "torch"])[0] == 3
     assert gradient(executors=[four, "torch", three])[0] == 4
     assert gradient(executors=["torch", four])[0] == 4
-    assert gradient(executors=["torch"])[0] == 60
+    assert gradient(executors=["torch", "package", "early"])[0] == 50
+    assert gradient(executors=["torch", "early", "package"])[0] == 60
+    assert gradient(executors=["package", three, "torch"])[0] == 50
+    assert gradient(executors=None)[0] == 60
+    assert gradient(executors=["torch"])[0] == torch.cos(torch.tensor(0.5)).item()
 
 
 def test_packages_of_rules_by_priority_then_name(install: Any) -> None:
     sources = {name: rules_plugin(name).replace("torch.cos(x)", f) for name, f in (("a", "10"), ("b", "20"))}
     install(**sources, c=rules_plugin("c", priority=1).replace("torch.cos(x)", "30"))
-    grad, jitted = gradient()
+    grad, jitted = gradient(executors=None)
     assert (grad, owners(jitted, "gradient")[COMPOSITE]) == (30, "c")
     install(b=sources["b"], a=sources["a"])
-    assert gradient()[0] == 10
+    assert gradient(executors=None)[0] == 10
 
 
 def test_executor_without_a_rule_does_not_hide_the_rule_of_the_next() -> None:

@@ -136,13 +136,13 @@ def test_without_a_list_the_declared_priority_decides() -> None:
 
 @pytest.mark.usefixtures("installed")
 def test_rule_asked_before_keeps_the_parts_if_there_is_a_gradient() -> None:
-    doubled = rules(torch.sin, lambda x: (x.sin(), lambda grad: 2 * grad * x.cos()))
+    doubled = rules(torch.sin, lambda x: (x.sin(), lambda grad: 2 * grad * x.cos()), "twice")
     jitted = sg.jit(function, executors=["mine", "torch"], grad_rules=doubled)
     x = torch.randn(3, requires_grad=True)
     (found,) = torch.autograd.grad(jitted(x).sum(), x)
     torch.testing.assert_close(found, 2 * torch.autograd.grad(function(x).sum(), x)[0])
     assert patterns(jitted) == [
-        "pattern by decomposition; mine: jit, which comes before it, has a grad rule for torch.sin inside"
+        "pattern by decomposition; mine: twice, which comes before it, has a grad rule for torch.sin inside"
     ]
     jitted(x.detach())
     assert patterns(jitted) == ["pattern by mine"]

@@ -271,11 +271,14 @@ def test_order_of_grad_rules(site: Site) -> None:
         ]
     )
     passed = [rules("one", lambda bound_symbol: "not now"), rules("two")]
-    assert differentiator(chosen(["mine"], plugins, passed)) == ("jit", (("jit", "not now"),))
-    assert differentiator(chosen(["mine"], plugins, passed[:1])) == ("mine", (("jit", "not now"),))
+    assert differentiator(chosen(["mine"], plugins, passed)) == ("two", (("one", "not now"),))
+    assert differentiator(chosen(["mine"], plugins, passed[:1])) == ("mine", (("one", "not now"),))
     assert differentiator(chosen([executor("other", lambda _: "x"), "mine"], plugins)) == ("mine", (("other", "x"),))
-    assert differentiator(chosen([], plugins)) == ("b", ())
-    assert [name for name, _ in differentiator(chosen(["mine"], plugins), torch.cos)[1]] == ["mine", "b", "a"]
+    assert differentiator(chosen([], plugins)) == (None, ())
+    assert differentiator(chosen(["a", "b"], plugins)) == ("a", ())
+    assert differentiator(chosen(["b", "mine"], plugins)) == ("b", ())
+    assert differentiator(chosen(["mine"], plugins, ["a"])) == ("a", ())
+    assert [name for name, _ in differentiator(chosen(None, plugins), torch.cos)[1]] == ["mine", "b", "a"]
 
 
 def test_executor_without_a_rule_does_not_hide_that_of_the_next() -> None:
@@ -323,7 +326,7 @@ def test_packages_are_asked_after_executors_by_priority_and_name(site: Site) -> 
             site.add("b", rules_plugin("b", no)),
         ]
     )
-    constant, reason = chosen(["mine"], plugins).constant(call(torch.sin))
+    constant, reason = chosen(["mine", "a", "b"], plugins).constant(call(torch.sin))
     assert constant
     assert reason.startswith("skip rule of a: switchgear_is_constant_for_vjp (made_up")
     assert chosen(["outside"], plugins).constant(call(torch.sin))[0] is False
@@ -364,8 +367,10 @@ def switchgear_passes():
             site.add("rules", rules_plugin("rules", add.format("rules"))),
         ]
     )
-    assert [placement.name for placement in chosen(["b"], plugins).passes] == ["of b", "of rules"]
-    assert [placement.name for placement in chosen(["b", "a"], plugins).passes] == ["of b", "of a", "of rules"]
+    assert [placement.name for placement in chosen(["b"], plugins).passes] == ["of b"]
+    assert [placement.name for placement in chosen(["b", "a"], plugins).passes] == ["of b", "of a"]
+    assert [placement.name for placement in chosen(["rules", "b"], plugins).passes] == ["of rules", "of b"]
+    assert [placement.name for placement in chosen(None, plugins).passes] == ["of a", "of b", "of rules"]
 
 
 @pytest.mark.parametrize("answer", [ValueError("boom"), 1, "yes"])
@@ -380,8 +385,12 @@ def test_skip_rule_that_fails(answer: Any) -> None:
 def test_raising_rules_package_is_named_with_its_version_and_the_way_out(site: Site) -> None:
     body = "@sg.hookimpl\ndef switchgear_is_constant_for_vjp(bound_symbol):\n    raise ValueError('boom')\n"
     plugins = load([site.add("mine", rules_plugin("mine", body), version="0.7")])
-    with pytest.raises(RuleError, match=r"mine 0\.7: skip rule .*ValueError: boom(?s:.*)SWITCHGEAR_DISABLE=mine"):
-        chosen([], plugins).constant(call(torch.sin))
+    with pytest.raises(
+        RuleError, match=r"mine 0\.7: skip rule .*ValueError: boom(?s:.*)pass executors=\[..., '-mine'\]"
+    ):
+        chosen(None, plugins).constant(call(torch.sin))
+    with pytest.raises(RuleError, match="leave mine out of executors"):
+        chosen(["mine"], plugins).constant(call(torch.sin))
 
 
 # Nothing but names and priorities decides.

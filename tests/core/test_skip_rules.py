@@ -218,7 +218,8 @@ def test_hook_of_a_package_of_rules_is_asked_after_executors(install: Any) -> No
     package = rules_plugin("package", HOOK.format(answer=True))
     install(package=package)
     x = leaf(3)
-    assert_same(step(sg.jit(function, executors=["torch"]), x), step(detached, x))
+    assert_same(step(sg.jit(function, executors=["torch", "package"]), x), step(detached, x))
+    assert_same(step(sg.jit(function, executors=["torch"]), x), step(function, x))
     keeps = Skipping("keeps", torch__sin=False)
     torch.testing.assert_close(step(skipped(keeps)(function), x), step(function, x))
 
@@ -275,5 +276,5 @@ def test_skip_rule_that_raises_or_makes_no_sense(answer: Any) -> None:
 def test_raising_hook_names_its_plugin_and_version(install: Any) -> None:
     install(package=rules_plugin("package", HOOK.format(answer="1 / 0")))
     with pytest.raises(RuleError, match=r"package 1\.0: skip rule switchgear_is_constant_for_vjp .*ZeroDivisionError"):
-        sg.jit(function, executors=["torch"])(leaf(3))
-    assert_same(sg.jit(function, executors=["torch"])(torch.ones(3)), function(torch.ones(3)))
+        sg.jit(function, executors=["torch", "package"])(leaf(3))
+    assert_same(sg.jit(function, executors=["torch", "package"])(torch.ones(3)), function(torch.ones(3)))

@@ -1,11 +1,11 @@
 """The grad pass: a trace becomes the joint trace of its forward and its backward.
 
 Each bound symbol is linearised by the first that applies: it is a constant (no input requires grad, grad mode is off,
-a skip rule says so); a grad rule accepts, those of the call asked first, then the executors' in the call's order, then
-those of packages of rules alone; its decomposition; for a leaf, the derived rule. If an executor claims a call and
-brings no rule, its forward stays, and its decomposition is differentiated beside it and made again in the backward.
-The backward sweep then goes through the linearisations in reverse, accumulates in autograd's order, and knows no
-operator. Every line of the backward has a `Link` to its forward line and rule.
+a skip rule says so); a grad rule accepts, those of the call asked first, then those of executors and packages of
+rules in the call's order; its decomposition; for a leaf, the derived rule. If an executor claims a call and brings no
+rule, its forward stays, and its decomposition is differentiated beside it and made again in the backward. The
+backward sweep then goes through the linearisations in reverse, accumulates in autograd's order, and knows no operator.
+Every line of the backward has a `Link` to its forward line and rule.
 """
 
 from __future__ import annotations

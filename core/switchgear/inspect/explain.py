@@ -8,7 +8,7 @@ from typing import Any
 
 from switchgear.ir.choice import Choice
 from switchgear.jit import compiler_of, last_choices, last_entry, last_saved
-from switchgear.who.selection import Reasons
+from switchgear.who.selection import Claimant, Reasons
 
 
 def explain(jitted: Any) -> str:
@@ -27,7 +27,16 @@ def explain(jitted: Any) -> str:
         if choosers
         else f"executors: {names}"
     ]
+    sources = selection.rule_sources
+    packages = ", ".join(
+        one.name
+        for one in sources
+        if not isinstance(one, Claimant) and (one.grad_rules or one.skip_rules)
+    )
+    lines += [f"rules also by: {packages}"] * bool(packages)
     lines += [f"skipped: {name}: {reason}" for name, reason in selection.skipped]
+    passed_over = ", ".join(selection.passed_over)
+    lines += [f"installed and not asked: {passed_over}"] * bool(passed_over)
     compiler = compiler_of(jitted)
     fallbacks = [fallback for fallback in compiler.fallbacks.reasons.values() if fallback.calls]
     if fallbacks:

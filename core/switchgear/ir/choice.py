@@ -33,8 +33,8 @@ class Choice:
     """The outcome of one decision about one bound symbol.
 
     `kind` is `execution`, `gradient`, or, where a plugin's pass asks who takes several calls as one, `pattern`. `owner`
-    is who was taken: an executor, a package of rules, `jit` (rules passed to the call), `constant`, `decomposition`,
-    `derived`. `declined` pairs each of the others with its reason, in the order asked.
+    is who was taken: an executor, a package of rules, the owner of a table passed to the call, `constant`,
+    `decomposition`, `derived`. `declined` pairs each of the others with its reason, in the order asked.
     """
 
     kind: str

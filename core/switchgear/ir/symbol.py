@@ -78,7 +78,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class RuleOrigin:
-    """The rule that made a backward bound symbol: `owner` is a plugin, `jit` or `derived`."""
+    """The rule that made a backward bound symbol: `owner` is that of its table, or `derived`."""
 
     owner: str
     form: str

@@ -67,9 +67,14 @@ class Claim(NamedTuple):
 
 
 def claimant(item: BoundSymbol, selection: Selection) -> Claim:
-    """Who runs a bound symbol whole: the first executor that accepts it, unless one before it takes a part of it."""
+    """Who runs a bound symbol whole: the first executor that accepts it, unless one before it takes a part of it.
+
+    One that is preferred for it is before everybody.
+    """
     implementation, declined = selection.implementation(item)
     if implementation is None or item.is_leaf:
+        return Claim(implementation, declined)
+    if selection.preferences.prefers(implementation.owner, item.symbol.name):
         return Claim(implementation, declined)
     order = [executor.name for executor in selection.executors]
     rank = order.index(implementation.owner)

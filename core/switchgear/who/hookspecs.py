@@ -136,19 +136,19 @@ def switchgear_register_grad_rules(registry: Registry) -> None:
     """Install grad rules: `table.install_grad_rules(registry)`.
 
     Their owner is one of this plugin's executors; for a plugin without executors, the plugin or its distribution. Such
-    a plugin's rules are asked after those of the call's executors, in the order of (the module's `switchgear_priority`,
-    0 unless set, higher first; the plugin's name).
+    a plugin takes part where `executors` names it, and by default after the executors, in the order of (the module's
+    `switchgear_priority`, 0 unless set, higher first; the plugin's name).
     """
 
 
 @_hookspec
 def switchgear_passes() -> Sequence[PassPlacement]:  # type: ignore[empty-body]
-    """The passes that this plugin adds to the pipeline; a plugin with executors adds them when one of these is used."""
+    """The passes that this plugin adds to the pipeline of calls in which it takes part, by an executor or itself."""
 
 
 @_hookspec
 def switchgear_features() -> Sequence[Feature]:  # type: ignore[empty-body]
-    """The features of capture that this plugin adds; a plugin with executors adds them when one of these is used.
+    """The features of capture that this plugin adds where it takes part, by an executor or itself.
 
     They are asked after those of the package itself, each of which `SWITCHGEAR_DISABLE_FEATURES` leaves out by name.
     """
@@ -158,8 +158,7 @@ def switchgear_features() -> Sequence[Feature]:  # type: ignore[empty-body]
 def switchgear_is_constant_for_vjp(bound_symbol: BoundSymbol) -> bool | None:
     """Skip rule: True keeps the forward and takes it out of differentiation; False ends the asking; None is no opinion.
 
-    False cannot make a constant differentiable. Asked of the plugins whose executors the call uses, in their order,
-    then of plugins without executors.
+    False cannot make a constant differentiable. Asked of the plugins that take part, in their order.
     """
 
 
@@ -167,12 +166,11 @@ def switchgear_is_constant_for_vjp(bound_symbol: BoundSymbol) -> bool | None:
 def switchgear_choose(
     regions: Sequence[Region], context: RegionContext
 ) -> Sequence[RegionChoice | None] | None:
-    """Under `executors="auto"`, who runs each region of a program: one answer for each, None where it has no opinion.
+    """Unless `executors` is None, who runs each region of a program: one answer for each, None where it has no opinion.
 
     Every region has a candidate or more; all come at once, so that they can be compiled side by side. A region that
-    no plugin has an opinion on goes to its first candidate. Asked of the plugins whose executors the call uses, in
-    their order, then of plugins without executors. Modes of the user's may be active, and the calls of a region are
-    not to be run on the user's tensors.
+    no plugin has an opinion on goes to its first candidate. Asked of the plugins that take part, in their order. Modes
+    of the user's may be active, and the calls of a region are not to be run on the user's tensors.
     """
 
 

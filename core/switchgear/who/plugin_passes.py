@@ -23,7 +23,7 @@ from switchgear.who.claim import claimant
 from switchgear.who.executor import Executor
 from switchgear.who.hookspecs import PassContext, PassPlacement
 from switchgear.who.plugins import DISABLE_VARIABLE
-from switchgear.who.selection import Selection
+from switchgear.who.selection import Claimant, Selection
 
 
 class CallContext:
@@ -80,7 +80,8 @@ class CallContext:
         if not any(proxy.requires_grad for proxy in candidate.inputs):
             return
         sources = self._selection.rule_sources
-        position = [source.name for source in sources].index(owner)
+        own = (isinstance(one, Claimant) and one.name == owner for one in sources)
+        position = [*own].index(True)
         before = replace(self._selection, rule_sources=sources[:position])
         for part in with_parts(candidate.subsymbols):
             rule, _ = before.grad_rule(part)

@@ -18,7 +18,7 @@ Form: TypeAlias = Literal["pullback", "transform", "augmented"]
 Fn: TypeAlias = Callable[..., Any]
 
 #: What a Choice calls those who are no plugin, so that no plugin may be called so.
-RESERVED = frozenset({"jit", "constant", "decomposition", "derived"})
+RESERVED = frozenset({"constant", "decomposition", "derived"})
 
 _Declared = TypeVar("_Declared", bound=Fn)
 _Entry = TypeVar("_Entry", "ImplementationEntry", "GradRule")
@@ -269,7 +269,13 @@ def describe(fn: Any) -> str:
 
 def checked_owner(name: object) -> str:
     """`name`, if it can be an executor's or a rule package's."""
-    if not isinstance(name, str) or not name or "," in name or name != name.strip():
+    if (
+        not isinstance(name, str)
+        or not name
+        or "," in name
+        or name != name.strip()
+        or name[0] == "-"
+    ):
         raise RegistrationError(
             f"{name!r} is no name for an executor: use a short word, as users will list it"
         )

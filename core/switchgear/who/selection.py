@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias
+from types import MappingProxyType
+from typing import Any, TypeAlias
 
 from switchgear.capture.handler import Feature, Handlers, enabled
 from switchgear.capture.sizes import depends_on_sizes
-from switchgear.errors import ExecutorUnavailable, PluginWarning, RuleError, UnknownExecutor
+from switchgear.errors import ExecutorUnavailable, PluginWarning, RuleError
 from switchgear.ir.choice import Declined, Implementation
 from switchgear.ir.symbol import BoundSymbol
 from switchgear.who.executor import Executor, FusionExecutor, reason_unavailable
 from switchgear.who.fuel import Fuel
 from switchgear.who.hookspecs import PassPlacement, Stage
 from switchgear.who.memory import Memory
-from switchgear.who.plugins import DISABLE_VARIABLE, Chooser, Plugin, Plugins, SkipRule
+from switchgear.who.order import Executors, installed, order, passed_over
+from switchgear.who.plugins import Chooser, Plugin, Plugins, SkipRule
+from switchgear.who.preferences import PerOperator, Preferences, preferences
 from switchgear.who.registry import GradRule, ImplementationEntry, Table, describe
 
 #: Who was asked and did not take a bound symbol, and why, in the order asked; executors that were skipped come first.
 Reasons: TypeAlias = tuple[tuple[str, str], ...]
-#: Who is asked, in order; None is all that are installed, "auto" too, those that fuse first and as plugins choose.
-Executors: TypeAlias = Sequence[str | Executor] | Literal["auto"] | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RuleSource:
-    """One who is asked about gradients: an executor, a package of rules, or a table passed to the call (`jit`).
+    """One who is asked about gradients: an executor, a package of rules, or a table passed to the call.
 
     `label` is its name and version, `remedy` how a user goes on without it, for messages.
     """
@@ -55,7 +55,7 @@ class Selection:
 
     `executors` are those that can run here, in the order asked; `skipped` pairs the others with the reason;
     `passes` are those of the plugins that take part. `memory` is the option of `jit`; `fuel` says how many regions may
-    be fused; `choosers` are asked, in this order, who runs a region.
+    be fused; `choosers` are asked, in this order, who runs a region. `passed_over` are installed and take no part.
     """
 
     executors: tuple[Executor, ...]
@@ -68,6 +68,8 @@ class Selection:
     fuel: Fuel
     choosers: tuple[Chooser, ...] = ()
     handlers: Handlers = field(default_factory=Handlers)
+    passed_over: tuple[str, ...] = ()
+    preferences: Preferences = field(default_factory=Preferences)
 
     @property
     def fusion(self) -> Mapping[str, FusionExecutor]:
@@ -107,7 +109,7 @@ class Selection:
         """The first grad rule that accepts the bound symbol, and who declined before it."""
         name = bound_symbol.symbol.name
         declined = list(self.skipped)
-        for source in self.rule_sources:
+        for source in self.preferences.asked(self.rule_sources, name, declined):
             rule = source.grad_rules.get(name)
             if rule is None:
                 declined.append((source.name, f"no grad rule for {name}"))
@@ -124,7 +126,8 @@ class Selection:
     def implementation(self, bound_symbol: BoundSymbol) -> tuple[Implementation | None, Reasons]:
         """The first executor's implementation of the bound symbol as a whole, and who declined before it."""
         declined = list(self.skipped)
-        for claimant in self.claimants:
+        name = bound_symbol.symbol.name
+        for claimant in self.preferences.asked(self.claimants, name, declined):
             answer = _answer(claimant, bound_symbol)
             if isinstance(answer, Implementation):
                 return answer, tuple(declined)
@@ -145,118 +148,75 @@ class Selection:
 def select(
     plugins: Plugins,
     executors: Executors,
-    grad_rules: Sequence[Table],
+    grad_rules: Sequence[Table | str],
     strict: bool,
     memory: Memory = "eager",
     fuel: int | Fuel | None = None,
     features: Sequence[Feature] = (),
+    prefer: PerOperator = MappingProxyType({}),
+    avoid: PerOperator = MappingProxyType({}),
 ) -> Selection:
     """Who takes part in a call of `jit` with these options.
 
-    Order: the user's list, else (declared priority, name), under "auto" those that fuse first. An executor that is
-    listed and cannot run here is skipped with one `PluginWarning`; under `strict` that is an error.
+    The order is that of `order`. An executor that is listed and cannot run here is skipped with one `PluginWarning`;
+    under `strict` that is an error.
     """
-    auto = executors == "auto"
-    listed = None if executors is None or auto else executors
-    asked: Sequence[Executor] = plugins.executors if listed is None else _listed(plugins, listed)
-    if auto:
-        asked = sorted(asked, key=lambda executor: not isinstance(executor, FusionExecutor))
-    reasons = [(executor, reason_unavailable(executor)) for executor in asked]
-    available = tuple(executor for executor, reason in reasons if reason is None)
-    unavailable = [(executor.name, reason) for executor, reason in reasons if reason is not None]
-    for name, reason in unavailable if listed is not None else ():
-        if strict:
-            raise ExecutorUnavailable(
-                f"executor {name} cannot run here: {reason}; remove it from executors"
+    asked = order(plugins, executors)
+    reasons = {executor: reason_unavailable(executor) for executor in asked.executors}
+    for executor, reason in reasons.items():
+        if reason is None:
+            continue
+        if executor.name in asked.named:
+            if strict:
+                raise ExecutorUnavailable(
+                    f"executor {executor.name} cannot run here: {reason}; remove it from executors"
+                )
+            message = (
+                f"executor {executor.name} is listed but skipped, it cannot run here: {reason}"
             )
-        message = f"executor {name} is listed but skipped, it cannot run here: {reason}"
-        warnings.warn(message, PluginWarning, stacklevel=3)
-    for executor, fault in reasons if auto else ():
-        if executor.runs_everywhere and fault is not None:
+            warnings.warn(message, PluginWarning, stacklevel=3)
+        elif executor.runs_everywhere and asked.is_measured:
             _say_once(
-                f"executor {executor.name} cannot run here, regions are left to others: {fault}"
+                f"executor {executor.name} cannot run here, regions are left to others: {reason}"
             )
-    skipped = tuple((name, f"unavailable: {reason}") for name, reason in unavailable)
-    homes = [_home(plugins, executor) for executor in available]
-    claimants = [
-        _claimant(executor, homes[i], first=homes[i] not in homes[:i])
-        for i, executor in enumerate(available)
-    ]
-    taking_part = [*dict.fromkeys(home for home in homes if home), *plugins.rule_packages]
-    passes = tuple(placement for plugin in taking_part for placement in plugin.passes)
-    choosers = (
-        tuple([plugin.chooser for plugin in taking_part if plugin.chooser is not None])
-        if auto
-        else ()
-    )
+    sources: list[RuleSource] = []
+    homes: dict[str, Plugin] = {}
+    for one in asked.asked:
+        home = one if isinstance(one, Plugin) else _home(plugins, one)
+        if isinstance(one, Plugin):
+            sources.append(_package_source(one, asked.remedy(one.name)))
+        elif reasons[one] is None:
+            is_first = home is not None and home.name not in homes
+            sources.append(_claimant(one, home, asked.remedy(one.name), first=is_first))
+        else:
+            continue
+        if home is not None:
+            homes[home.name] = home
+    claimants = tuple(source for source in sources if isinstance(source, Claimant))
+    sources = [*(_table_source(plugins, table) for table in grad_rules), *sources]
+    preferred = preferences(prefer, avoid, [source.name for source in sources])
+    taking_part = homes.values()
+    choosers = [plugin.chooser for plugin in taking_part if plugin.chooser is not None]
     brought = [feature for plugin in taking_part for feature in plugin.features]
-    handlers = Handlers(enabled((*features, *brought)))
-    rule_sources = (
-        *map(_table_source, grad_rules),
-        *claimants,
-        *map(_package_source, plugins.rule_packages),
-    )
-    burnt = fuel if isinstance(fuel, Fuel) else Fuel(fuel)
     return Selection(
-        available,
-        skipped,
+        tuple(claimant.executor for claimant in claimants),
+        tuple((one.name, f"unavailable: {why}") for one, why in reasons.items() if why is not None),
         strict,
-        passes,
-        tuple(claimants),
-        rule_sources,
+        tuple(placement for plugin in taking_part for placement in plugin.passes),
+        claimants,
+        tuple(sources),
         memory,
-        burnt,
-        choosers,
-        handlers,
+        fuel if isinstance(fuel, Fuel) else Fuel(fuel),
+        tuple(choosers) if asked.is_measured else (),
+        Handlers(enabled((*features, *brought))),
+        passed_over(plugins, asked),
+        preferred,
     )
 
 
 @functools.cache
 def _say_once(message: str) -> None:
     warnings.warn(message, PluginWarning, stacklevel=4)
-
-
-def _listed(plugins: Plugins, executors: Sequence[str | Executor]) -> list[Executor]:
-    if isinstance(executors, (str, Executor)):
-        raise TypeError(
-            f"executors is a list of names or Executor objects, not {executors!r}; write [{executors!r}]"
-        )
-    found: dict[str, Executor] = {}
-    for item in executors:
-        if not isinstance(item, (str, Executor)):
-            raise _no_executor(item)
-        executor = _installed(plugins, item) if isinstance(item, str) else item
-        if executor.name in found:
-            raise ValueError(
-                f"executor {executor.name!r} is listed twice; list each once, the first is asked first"
-            )
-        found[executor.name] = executor
-    return list(found.values())
-
-
-def _no_executor(item: object) -> TypeError:
-    hint = f"; write sg.Executor({item.owner!r}, table=table)" if isinstance(item, Table) else ""
-    return TypeError(
-        f"a {type(item).__name__} in executors is neither a name nor an Executor object{hint}"
-    )
-
-
-def _installed(plugins: Plugins, name: str) -> Executor:
-    known = {executor.name: executor for executor in plugins.executors}
-    if name in known:
-        return known[name]
-    for status in plugins.report:
-        if status.error and name in (status.name, *status.executors):
-            error = f"plugin {status.name} is {status.status}: {status.error}"
-            raise UnknownExecutor(f"executor {name!r} is not loaded: {error}")
-        if name == status.name and not status.executors:
-            lacking = "its module has no hook switchgear_executors (see sg.hookimpl)"
-            raise UnknownExecutor(f"plugin {name!r} is loaded and brings no executor: {lacking}")
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    raise UnknownExecutor(
-        f"no executor is called {name!r}{hint} (installed: {', '.join(known) or 'none'})"
-    )
 
 
 def _home(plugins: Plugins, executor: Executor) -> Plugin | None:
@@ -266,7 +226,7 @@ def _home(plugins: Plugins, executor: Executor) -> Plugin | None:
     return plugins.plugin_of[executor.name] if executor is installed or same_kind else None
 
 
-def _claimant(executor: Executor, home: Plugin | None, first: bool) -> Claimant:
+def _claimant(executor: Executor, home: Plugin | None, remedy: str, *, first: bool) -> Claimant:
     """What the executor registered through its plugin, else in its own table as it is now.
 
     The skip rule of a plugin is asked once, with the `first` of its executors.
@@ -278,7 +238,7 @@ def _claimant(executor: Executor, home: Plugin | None, first: bool) -> Claimant:
     implementations = home.registry.implementations_of(name) if home else table.implementations
     own = SkipRule(executor.is_constant_for_vjp, executor.is_constant_for_vjp)
     skip_rules = (own, *(_skip_rules(home) if home and first else ()))
-    label, remedy = f"{name} {version}".strip(), f"leave {name} out of executors"
+    label = f"{name} {version}".strip()
     return Claimant(name, label, remedy, grad_rules, skip_rules, executor, implementations)
 
 
@@ -286,22 +246,27 @@ def _skip_rules(plugin: Plugin) -> tuple[SkipRule, ...]:
     return () if plugin.skip_rule is None else (plugin.skip_rule,)
 
 
-def _table_source(table: Table) -> RuleSource:
+def _table_source(plugins: Plugins, table: Table | str) -> RuleSource:
+    """A table of the call, or the rules of an installed plugin by its name."""
+    remedy = "leave it out of grad_rules"
+    if isinstance(table, str):
+        one = installed(plugins, table)
+        if isinstance(one, Plugin):
+            return replace(_package_source(one, remedy), skip_rules=())
+        rules = plugins.registry.grad_rules_of(one.name)
+        return RuleSource(one.name, f"grad rules of {one.name}", remedy, rules, ())
     if not isinstance(table, Table):
-        raise TypeError(f"grad_rules is a Table or a sequence of them, not {table!r}")
-    rules = {name: replace(rule, owner="jit") for name, rule in table.grad_rules.items()}
-    return RuleSource(
-        "jit", f"grad_rules of the call ({table.owner})", "leave it out of grad_rules", rules, ()
-    )
+        raise TypeError(f"grad_rules is a Table, a name, or a sequence of these, not {table!r}")
+    label = f"grad_rules of the call ({table.owner})"
+    return RuleSource(table.owner, label, remedy, table.grad_rules, ())
 
 
-def _package_source(package: Plugin) -> RuleSource:
+def _package_source(package: Plugin, remedy: str) -> RuleSource:
     rules = {
         name: rule
         for owner in package.owners
         for name, rule in package.registry.grad_rules_of(owner).items()
     }
-    remedy = f"disable it with {DISABLE_VARIABLE}={package.name}"
     return RuleSource(package.name, package.label, remedy, rules, _skip_rules(package))
 
 

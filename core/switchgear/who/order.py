@@ -1,0 +1,124 @@
+"""Order: who is asked in a call of `jit`, as its option `executors` says.
+
+A list is the whole list: executors, and packages of rules alone, by name or as objects, the first asked first; who is
+not named takes no part. `...` in it stands for the default ones that it does not name, "-name" leaves one of these out.
+The default ones are the installed executors, those that fuse first, then by (priority, name), and after them the
+packages, by (priority, name). "auto" is `[...]`. None asks executors by (priority, name) alone, and nobody chooses who
+runs a region.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import EllipsisType
+from typing import Literal, TypeAlias
+
+from switchgear.errors import UnknownExecutor
+from switchgear.who.executor import Executor, FusionExecutor
+from switchgear.who.plugins import Plugin, Plugins
+from switchgear.who.registry import Table
+
+#: The option `executors` of `jit`.
+Executors: TypeAlias = Sequence["str | Executor | EllipsisType"] | Literal["auto"] | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Order:
+    """Executors and packages of rules, in the order asked; `named` are those that the user wrote.
+
+    `is_measured`: plugins may choose who runs a region.
+    """
+
+    asked: tuple[Executor | Plugin, ...]
+    named: frozenset[str]
+    is_measured: bool
+
+    @property
+    def executors(self) -> tuple[Executor, ...]:
+        """The executors among them."""
+        return tuple([one for one in self.asked if isinstance(one, Executor)])
+
+    def remedy(self, name: str) -> str:
+        """How a user goes on without one of them."""
+        return (
+            f"leave {name} out of executors"
+            if name in self.named
+            else f"pass executors=[..., '-{name}']"
+        )
+
+
+def order(plugins: Plugins, executors: Executors) -> Order:
+    """Who is asked. Raises `UnknownExecutor`, `ValueError` and `TypeError` for a list that says something else."""
+    if executors is None:
+        return Order(_everyone(plugins), frozenset(), False)
+    if executors != "auto" and isinstance(executors, (str, Executor)):
+        raise TypeError(
+            f"executors is a list of names or Executor objects, not {executors!r}; write [{executors!r}]"
+        )
+    found: dict[str, Executor | Plugin | EllipsisType] = {}
+    left_out: set[str] = set()
+    for item in (...,) if executors == "auto" else executors:
+        if isinstance(item, str) and item.startswith("-"):
+            left_out.add(installed(plugins, item[1:]).name)
+            continue
+        one = installed(plugins, item) if isinstance(item, str) else item
+        if not isinstance(one, (Executor, Plugin, EllipsisType)):
+            raise _no_executor(one)
+        name = "..." if isinstance(one, EllipsisType) else one.name
+        if name in found:
+            raise ValueError(
+                f"executor {name!r} is listed twice; list each once, the first is asked first"
+            )
+        found[name] = one
+    if left_out and "..." not in found:
+        name = min(left_out)
+        raise ValueError(
+            f"'-{name}' leaves out one of the default ones: write executors=[..., '-{name}']"
+        )
+    fusing_first = sorted(plugins.executors, key=lambda one: not isinstance(one, FusionExecutor))
+    default: tuple[Executor | Plugin, ...] = (*fusing_first, *plugins.rule_packages)
+    rest = [one for one in default if one.name not in found and one.name not in left_out]
+    asked: list[Executor | Plugin] = []
+    for one in found.values():
+        asked += rest if isinstance(one, EllipsisType) else [one]
+    return Order(tuple(asked), frozenset(found) - {"..."}, True)
+
+
+def installed(plugins: Plugins, name: str) -> Executor | Plugin:
+    """The installed executor or package of rules of that name. Raises `UnknownExecutor`."""
+    known = {one.name: one for one in _everyone(plugins)}
+    if name in known:
+        return known[name]
+    for status in plugins.report:
+        if status.error and name in (status.name, *status.executors):
+            raise UnknownExecutor(
+                f"{name!r} is not loaded: plugin {status.name} is {status.status}: {status.error}"
+            )
+        if name == status.name and status.executors:
+            raise UnknownExecutor(
+                f"plugin {name!r} brings the executors {', '.join(status.executors)}; name these"
+            )
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    raise UnknownExecutor(
+        f"no executor is called {name!r}{hint} (installed: {', '.join(known) or 'none'})"
+    )
+
+
+def passed_over(plugins: Plugins, order: Order) -> tuple[str, ...]:
+    """The installed executors and packages of rules that take no part."""
+    asked = {one.name for one in order.asked}
+    return tuple([one.name for one in _everyone(plugins) if one.name not in asked])
+
+
+def _everyone(plugins: Plugins) -> tuple[Executor | Plugin, ...]:
+    return (*plugins.executors, *plugins.rule_packages)
+
+
+def _no_executor(item: object) -> TypeError:
+    hint = f"; write sg.Executor({item.owner!r}, table=table)" if isinstance(item, Table) else ""
+    return TypeError(
+        f"a {type(item).__name__} in executors is neither a name nor an Executor object{hint}"
+    )
