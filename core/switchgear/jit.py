@@ -241,6 +241,7 @@ def jit(
     prefer: PerOperator | None = None,
     avoid: PerOperator | None = None,
     strict: bool = False,
+    check: bool = False,
     memory: Memory = "eager",
     recompile_limit: int = 8,
     cache_size: int = 64,
@@ -268,6 +269,8 @@ def jit(
     strict: raise where otherwise a fallback happens with a reason: a call that cannot be captured, which runs the
         original function, in eager, with one `FallbackWarning` for each reason; an executor listed but unavailable; a
         forward that an executor claims and nobody differentiates.
+    check: compare what plugins' implementations and regions make, in every call, with PyTorch's operators; slow, to
+        find one that is wrong. `SWITCHGEAR_CHECK=1` does it everywhere.
     memory: what the backward makes again instead of having it saved. "eager": views alone, so that what eager saves is
         saved; "balanced": what takes next to no time beside matrix products; "lean": all that is cheap, which is for
         executors that fuse.
@@ -293,6 +296,7 @@ def jit(
         "prefer": prefer,
         "avoid": avoid,
         "strict": strict,
+        "check": check,
         "memory": memory,
         "recompile_limit": recompile_limit,
         "cache_size": cache_size,
@@ -316,7 +320,9 @@ def jit(
     warn_if_untested()
     tables = (grad_rules,) if isinstance(grad_rules, (Table, str)) else tuple(grad_rules or ())
     single = prefer or {}, avoid or {}
-    selection = select(installed(), executors, tables, strict, memory, fuel, BUILT_IN, *single)
+    selection = select(
+        installed(), executors, tables, strict, memory, fuel, BUILT_IN, *single, check=check
+    )
     if isinstance(function, nn.Module):
         return _jit_module(function, selection, options)
     if isinstance(function, JitFunction):

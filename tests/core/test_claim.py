@@ -266,11 +266,11 @@ def test_failing_kernel_is_named() -> None:
         with pytest.raises(ExecutorFailed) as caught:
             jitted(x)
         for part in (
-            "'fast'",
+            "executor fast failed",
             "torch.nn.functional.gelu",
             line_of(failing, "user's line"),
             "KeyError: 'boom'",
-            "executors=[...]",
+            "leave fast out of executors",
         ):
             assert part in str(caught.value)
         assert isinstance(caught.value.__cause__, KeyError)
@@ -279,7 +279,7 @@ def test_failing_kernel_is_named() -> None:
 def test_failing_kernel_of_the_backward_is_named() -> None:
     fast = executor("fast", {torch.ops.aten.gelu_backward.default: boom})
     y = sg.jit(failing, executors=[fast, "torch"])(leaf(3))
-    with pytest.raises(ExecutorFailed, match=r"'fast' failed in aten\.gelu_backward\.default, called at test_claim"):
+    with pytest.raises(ExecutorFailed, match=r"fast failed in aten\.gelu_backward\.default, called at test_claim"):
         y.backward()
 
 
@@ -348,5 +348,5 @@ def test_what_an_implementation_returns_is_checked_when_it_first_runs(
     table.implementation(torch.sin)(result)
     jitted = sg.jit(lambda x: torch.sin(x) * 2, executors=[sg.Executor("bad", table=table), "torch"])
     for _ in range(2):
-        with pytest.raises(ExecutorFailed, match=rf"'bad' failed in torch\.sin, called at test_claim.*{fault}"):
+        with pytest.raises(ExecutorFailed, match=rf"bad failed in torch\.sin, called at test_claim.*{fault}"):
             jitted(torch.randn(3, 4, requires_grad=grad))

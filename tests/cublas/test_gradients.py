@@ -86,7 +86,7 @@ def test_rule_of_the_call_for_a_part_comes_first(target: object) -> None:
     grads = torch.autograd.grad(jitted(*made).sum(), made)
     torch.testing.assert_close(grads[2], torch.full((5,), 8.0, dtype=torch.float64))
     assert own(forward(jitted)) == []
-    assert "jit, which comes before it, has a grad rule for" in sg.explain(jitted)
+    assert "mine, which comes before it, has a grad rule for" in sg.explain(jitted)
 
 
 def test_rule_of_an_executor_that_comes_later_does_not() -> None:

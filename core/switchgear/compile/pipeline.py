@@ -40,12 +40,18 @@ from switchgear.who.selection import Selection
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Program:
-    """A trace made executable: every stage it went through, the last one's function, and the choices."""
+    """A trace made executable: every stage it went through, the last one's function, and the choices.
+
+    `blame` has for each executor its name and version, and how to go on without it; `check` says that values are to be
+    compared in every run.
+    """
 
     stages: tuple[Trace, ...]
     function: Callable[..., Any]
     choices: tuple[Choice, ...]
-    boxed: bool = False
+    boxed: bool
+    blame: Mapping[str, tuple[str, str]]
+    check: bool
 
     def line(self, number: int) -> BoundSymbol | None:
         """The bound symbol that line `number` of the function's file is, if it is one."""
@@ -373,7 +379,9 @@ def _finished(
     trace = stages.run("free_last_used", free_last_used)
     executed = dict.fromkeys(choice for item in trace.bound_symbols for choice in item.choices)
     function = compile_trace(trace, boxed=boxed)
-    return Program(tuple(stages.traces), function, (*choices, *stages.choices, *executed), boxed)
+    choices = (*choices, *stages.choices, *executed)
+    blame = {one.name: (one.label, one.remedy) for one in selection.claimants}
+    return Program(tuple(stages.traces), function, choices, boxed, blame, selection.check)
 
 
 def expected_grad(proxy: TensorProxy) -> TensorProxy | None:

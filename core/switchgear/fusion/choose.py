@@ -68,20 +68,28 @@ class Contestants:
         for executor in dict.fromkeys(executor for _, executor in missing):
             own = [region for region, candidate in missing if candidate is executor]
             traces = [replace(region.trace, name=self.name(region, executor)) for region in own]
-            try:
-                functions = executor.compile_all(traces)
-            except Exception as error:
-                operators = ", ".join(
-                    dict.fromkeys(item.symbol.name for one in traces for item in one.bound_symbols)
-                )
-                raise ExecutorFailed(
-                    f"executor {executor.name!r} failed to compile regions of {operators}: {type(error).__name__}: "
-                    f"{error}. Leave it out with executors=[...]"
-                ) from error
+            functions = self._functions(executor, traces)
             self._compiled.update(
                 zip([(region, executor) for region in own], functions, strict=True)
             )
         return {entrant: self._compiled[entrant] for entrant in entrants}
+
+    def _functions(
+        self, executor: FusionExecutor, traces: Sequence[Trace]
+    ) -> Sequence[Callable[..., Any] | Declined]:
+        try:
+            functions = executor.compile_all(traces)
+            for made in functions:
+                if not callable(made) and not isinstance(made, Declined):
+                    raise TypeError(f"compile returned {made!r}, neither a function nor Declined")
+            return functions
+        except Exception as error:
+            own = next(one for one in self._selection.claimants if one.executor is executor)
+            calls = (item.symbol.name for one in traces for item in one.bound_symbols)
+            raise ExecutorFailed(
+                f"executor {own.label} failed to compile regions of {', '.join(dict.fromkeys(calls))}: "
+                f"{type(error).__name__}: {error}. To go on without it, {own.remedy}"
+            ) from error
 
     def name(self, region: Region, executor: FusionExecutor) -> str:
         """What a region is called that an executor compiles."""

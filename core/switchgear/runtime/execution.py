@@ -17,15 +17,13 @@ import torch
 
 from switchgear import torch_private as internals
 from switchgear.capture.session import compiling
-from switchgear.capture.sizes import concrete, has_numbers
 from switchgear.compile.pipeline import Program
-from switchgear.errors import ExecutorFailed
 from switchgear.ir.aliasing import aliased_argument
-from switchgear.ir.composites import bind_outputs, leaves_of
+from switchgear.ir.composites import leaves_of
 from switchgear.ir.free_last_used import free_last_used
-from switchgear.ir.proxy import TensorProxy
-from switchgear.ir.symbol import BOX, BOXED, DEL, BoundSymbol, changed, map_proxies
+from switchgear.ir.symbol import BOX, DEL, BoundSymbol, changed
 from switchgear.ir.trace import compile_trace
+from switchgear.runtime.checking import fault, is_pytorchs, run_checked
 
 #: So many operators have to be run for going below autograd to pay.
 _WORTHWHILE = 3
@@ -38,7 +36,7 @@ def runner(program: Program, *, autocast: bool) -> Callable[..., Any]:
     own operators passes as it is. One of a plugin's implementation is theirs if they raise one in its place, else
     `ExecutorFailed`.
     """
-    own = all(map(_never_blamed, _lines(program)))
+    own = all(map(is_pytorchs, _lines(program)))
     run = program.function if own else _blaming(program)
     if _goes_below(program):
         run = _below_autograd(run)
@@ -80,7 +78,7 @@ def _by_operators_in_forward_mode(
             -2
         ]  # before memory is freed, which the last does as the implementations have it
         body = [
-            item if _never_blamed(item) else changed(item, implementation=None)
+            item if is_pytorchs(item) else changed(item, implementation=None)
             for item in trace.bound_symbols
         ]
         with compiling(), torch.no_grad(), internals.autocast_off():
@@ -122,7 +120,7 @@ def maybe_views(program: Program) -> tuple[int, ...]:
             wanted = {
                 p.name
                 for item in makers
-                if _is_pytorch(item) and _never_blamed(item)
+                if _is_pytorch(item) and is_pytorchs(item)
                 for p in item.outputs
             }
         for leaf in leaves_of(makers):
@@ -148,124 +146,26 @@ def _is_pytorch(item: BoundSymbol) -> bool:
     return isinstance(fn, (types.BuiltinFunctionType, types.MethodDescriptorType))
 
 
-def _never_blamed(item: BoundSymbol) -> bool:
-    return item.implementation is None or item.implementation.fn is item.symbol.fn
-
-
 def _blaming(program: Program) -> Callable[..., Any]:
     """Runs a program in which plugins have a part; what theirs make is looked at when it first runs."""
-    function = program.function
+    function, values = program.function, program.check
     checked = False
 
     def run(*arguments: Any) -> Any:
         nonlocal checked
         if not checked:
-            results = _run_checked(program, arguments)
-            checked = True
+            results = run_checked(program, arguments, values=values)
+            checked = not values
             return results
         try:
             return function(*arguments)
         except Exception as error:
             failed = _failed(program, error)
-            if failed is None or _never_blamed(failed[0]):
+            if failed is None or is_pytorchs(failed[0]):
                 raise
-            raise _fault(*failed, error) from error
+            raise fault(program, *failed, error) from error
 
     return run
-
-
-def _run_checked(program: Program, arguments: tuple[Any, ...]) -> Any:
-    """What the program's function does, line by line, each result of a plugin compared with what was expected."""
-    trace = program.stages[-1]
-    given = arguments
-    if program.boxed:
-        (boxed,) = arguments
-        given = tuple(boxed)
-        boxed.clear()
-    values: dict[str, Any] = dict(trace.constants)
-    own = [number.name for number in trace.numbers if not number.tensor]
-    values.update(zip((*own, *(proxy.name for proxy in trace.inputs)), given, strict=True))
-    del given
-    box: list[Any] = []
-    sizes = {
-        n.name: values[n.tensor].size(n.dim) if n.tensor else values[n.name] for n in trace.numbers
-    }
-    for item in concrete(trace.bound_symbols, sizes) if sizes else trace.bound_symbols:
-        if item.symbol is DEL:
-            for proxy in item.inputs:
-                del values[proxy.name]
-            continue
-        args, kwargs = map_proxies(lambda proxy: values[proxy.name], (item.args, dict(item.kwargs)))
-        if item.symbol is BOX:
-            box = [*args]
-            del args
-            continue
-        if item.implementation is not None and item.implementation.boxed:
-            args = (box if BOXED in item.args else [*args],)
-        function = item.implementation.fn if item.implementation else item.symbol.fn
-        if _never_blamed(item):
-            bind_outputs(item.output, function(*args, **kwargs), values)
-            continue
-        try:
-            result = function(*args, **kwargs)
-        except Exception as error:
-            raise _fault(item, values, error) from error
-        finally:
-            del args, kwargs
-        if unexpected := _unexpected(item.output, result):
-            raise _failure(item, unexpected)
-        bind_outputs(item.output, result, values)
-    return tuple(None if proxy is None else values[proxy.name] for proxy in trace.outputs)
-
-
-def _unexpected(output: Any, result: Any, place: str = "its result") -> str:
-    """How a result is not what the trace says that it is; empty if it is."""
-    if isinstance(output, tuple):
-        if not isinstance(result, (tuple, list)) or len(result) != len(output):
-            return (
-                f"{place} is {type(result).__name__}, not the {len(output)} results of the operator"
-            )
-        parts = (
-            _unexpected(*pair, f"result {i}")
-            for i, pair in enumerate(zip(output, result, strict=True))
-        )
-        return next(filter(None, parts), "")
-    if not isinstance(output, TensorProxy) or output.shape == (
-        0,
-    ):  # as fakes have it of a kernel's workspace
-        return ""
-    if not isinstance(result, torch.Tensor):
-        return f"{place} is {type(result).__name__}, not a tensor"
-    pairs = (
-        (what, getattr(output, what), getattr(result, what))
-        for what in ("shape", "dtype", "device")
-    )
-    wrong = [
-        f"{what} {tuple(is_) if what == 'shape' else is_}, expected {wanted}"
-        for what, wanted, is_ in pairs
-        if is_ != wanted
-    ]
-    return f"{place} has {'; '.join(wrong)}" if wrong else ""
-
-
-def _fault(item: BoundSymbol, values: Mapping[str, Any], error: Exception) -> Exception:
-    """What to raise where the implementation of a line did: PyTorch's error if its operators raise one, too."""
-    gone = any(value is BOXED for value in item.args)
-    if not gone and not has_numbers((item.args, dict(item.kwargs))):
-        args, kwargs = map_proxies(lambda proxy: values[proxy.name], (item.args, dict(item.kwargs)))
-        try:
-            item.symbol.fn(*args, **kwargs)
-        except Exception as own:
-            return own
-    return _failure(item, f"{type(error).__name__}: {error}")
-
-
-def _failure(item: BoundSymbol, what: str) -> ExecutorFailed:
-    assert item.implementation is not None
-    return ExecutorFailed(
-        f"executor {item.implementation.owner!r} failed in {item.symbol.name}, called at {item.source}: {what}. Leave "
-        "it out with executors=[...], or give its implementation a checker"
-    )
 
 
 def _failed(program: Program, error: Exception) -> tuple[BoundSymbol, Mapping[str, Any]] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -70,6 +71,7 @@ class Selection:
     handlers: Handlers = field(default_factory=Handlers)
     passed_over: tuple[str, ...] = ()
     preferences: Preferences = field(default_factory=Preferences)
+    check: bool = False
 
     @property
     def fusion(self) -> Mapping[str, FusionExecutor]:
@@ -155,6 +157,7 @@ def select(
     features: Sequence[Feature] = (),
     prefer: PerOperator = MappingProxyType({}),
     avoid: PerOperator = MappingProxyType({}),
+    check: bool = False,
 ) -> Selection:
     """Who takes part in a call of `jit` with these options.
 
@@ -211,6 +214,7 @@ def select(
         Handlers(enabled((*features, *brought))),
         passed_over(plugins, asked),
         preferred,
+        check or bool(os.environ.get("SWITCHGEAR_CHECK")),
     )
 
 

@@ -1,0 +1,247 @@
+"""Checking: a program is run line by line, and what plugins make is looked at.
+
+So it is when it first runs: number and metadata of results, writes to arguments, memory that results share. Under the
+option `check`, or `SWITCHGEAR_CHECK=1`, it is every time, and values are compared with those of PyTorch's operators (to
+the square root of the dtype's precision, of the largest element), with those of a second run, and the arguments with
+what they were before. An implementation's own draws of random numbers are not compared.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from switchgear.capture.sizes import concrete, has_numbers
+from switchgear.capture.tracking import version_of
+from switchgear.compile.pipeline import Program
+from switchgear.errors import ExecutorFailed
+from switchgear.ir.aliasing import aliased_argument, written_arguments
+from switchgear.ir.composites import bind_outputs, leaves_of
+from switchgear.ir.proxy import TensorProxy
+from switchgear.ir.symbol import BOX, BOXED, DEL, BoundSymbol, map_proxies
+from switchgear.nesting import map_tensors, tensors_in
+
+
+def is_pytorchs(item: BoundSymbol) -> bool:
+    """Whether a line runs what it stands for, so that no plugin is to blame for what it does."""
+    return item.implementation is None or item.implementation.fn is item.symbol.fn
+
+
+def run_checked(program: Program, arguments: tuple[Any, ...], *, values: bool = False) -> Any:
+    """What the program's function does. Raises `ExecutorFailed`; `values`: they are compared too."""
+    trace = program.stages[-1]
+    given = arguments
+    if program.boxed:
+        (boxed,) = arguments
+        given = tuple(boxed)
+        boxed.clear()
+    held: dict[str, Any] = dict(trace.constants)
+    own = [number.name for number in trace.numbers if not number.tensor]
+    held.update(zip((*own, *(proxy.name for proxy in trace.inputs)), given, strict=True))
+    del given
+    box: list[Any] = []
+    sizes = {
+        n.name: held[n.tensor].size(n.dim) if n.tensor else held[n.name] for n in trace.numbers
+    }
+    for item in concrete(trace.bound_symbols, sizes) if sizes else trace.bound_symbols:
+        if item.symbol is DEL:
+            for proxy in item.inputs:
+                del held[proxy.name]
+            continue
+        args, kwargs = map_proxies(lambda proxy: held[proxy.name], (item.args, dict(item.kwargs)))
+        if item.symbol is BOX:
+            box = [*args]
+            del args
+            continue
+        if item.implementation is not None and item.implementation.boxed:
+            args = (box if BOXED in item.args else [*args],)
+        if is_pytorchs(item):
+            function = item.implementation.fn if item.implementation else item.symbol.fn
+            bind_outputs(item.output, function(*args, **kwargs), held)
+            continue
+        bind_outputs(item.output, _run(program, item, args, kwargs, held, values=values), held)
+        del args, kwargs
+    return tuple(None if proxy is None else held[proxy.name] for proxy in trace.outputs)
+
+
+def fault(
+    program: Program, item: BoundSymbol, values: Mapping[str, Any], error: Exception
+) -> Exception:
+    """What to raise where the implementation of a line did: PyTorch's error if its operators raise one, too."""
+    gone = any(value is BOXED for value in item.args)
+    if not gone and not has_numbers((item.args, dict(item.kwargs))):
+        args, kwargs = map_proxies(lambda proxy: values[proxy.name], (item.args, dict(item.kwargs)))
+        try:
+            item.symbol.fn(*args, **kwargs)
+        except Exception as own:
+            return own
+    return _failure(program, item, f"{type(error).__name__}: {error}")
+
+
+def _run(
+    program: Program,
+    item: BoundSymbol,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    held: Mapping[str, Any],
+    *,
+    values: bool,
+) -> Any:
+    """One line of a plugin's."""
+    assert item.implementation is not None
+    written = written_arguments(item)
+    before = _Arguments((args, kwargs), by_value=values and not written)
+    try:
+        result = item.implementation.fn(*args, **kwargs)
+    except Exception as error:
+        raise fault(program, item, held, error) from error
+    finally:
+        del args, kwargs
+    unexpected = _unexpected(item.output, result)
+    if not unexpected and not written:
+        unexpected = before.changed() or _shared(program, item, before, result)
+    if not unexpected and before.copies is not None and not item.is_random:
+        unexpected = _different(item, before.copies, result)
+    if unexpected:
+        raise _failure(program, item, unexpected)
+    return result
+
+
+class _Arguments:
+    """What a line is given, not kept alive; its versions, and `by_value` copies."""
+
+    def __init__(self, nest: tuple[tuple[Any, ...], dict[str, Any]], *, by_value: bool) -> None:
+        self.copies = map_tensors(torch.clone, nest) if by_value else None
+        given = [*tensors_in(nest)]
+        copies = [*tensors_in(self.copies)] if by_value else [None] * len(given)
+        self._given = [
+            (weakref.ref(one), version_of(one), copy)
+            for one, copy in zip(given, copies, strict=True)
+        ]
+
+    @property
+    def alive(self) -> list[torch.Tensor]:
+        """Those that somebody holds."""
+        return [one for reference, *_ in self._given if (one := reference()) is not None]
+
+    def changed(self) -> str:
+        """Which of them was written to, if one was."""
+        for place, (reference, version, copy) in enumerate(self._given):
+            one = reference()
+            if one is None:
+                continue
+            if version_of(one) != version or not (copy is None or _equal(one, copy)):
+                return f"it wrote to its tensor argument {place}, which holds something else by now"
+        return ""
+
+
+def _shared(program: Program, item: BoundSymbol, before: _Arguments, result: Any) -> str:
+    """Which memory a result shares that it may not."""
+    seen = {place: "with an argument" for place in map(_memory, before.alive) if place}
+    for index, one in enumerate(tensors_in(result)):
+        place = _memory(one)
+        if place in seen and not _may_share(program, item):
+            return f"result {index} shares memory {seen[place]}; where the operator makes a new tensor, so must it"
+        if place:
+            seen[place] = "with another result"
+    return ""
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    """Where a tensor's memory is; 0 if it has none."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
+
+
+def _may_share(program: Program, item: BoundSymbol) -> bool:
+    """Whether PyTorch's operators would return views, or what they are given."""
+    if item.subsymbols:  # a region
+        return False
+    names = {proxy.name for proxy in item.outputs}
+    if not names.isdisjoint(proxy.name for proxy in item.inputs):
+        return True
+    # what was claimed whole has lost its parts, an earlier stage has them
+    makers = (
+        maker
+        for stage in program.stages
+        for maker in stage.bound_symbols
+        if not names.isdisjoint(proxy.name for proxy in maker.outputs)
+    )
+    return any(aliased_argument(leaf) is not None for leaf in leaves_of(makers))
+
+
+def _different(
+    item: BoundSymbol, copies: tuple[tuple[Any, ...], dict[str, Any]], result: Any
+) -> str:
+    """How values are not those of PyTorch's operators, or of another run."""
+    assert item.implementation is not None
+    args, kwargs = map_tensors(torch.clone, copies)
+    again = item.implementation.fn(*args, **kwargs)
+    for index, (one, two) in enumerate(zip(tensors_in(result), tensors_in(again), strict=True)):
+        if not _equal(one, two):
+            return f"result {index} differs between two runs on the same arguments"
+    args, kwargs = copies
+    expected = item.symbol.fn(*(args[0] if item.implementation.boxed else args), **kwargs)
+    for index, (one, two) in enumerate(zip(tensors_in(result), tensors_in(expected), strict=True)):
+        if two.shape == (0,) or two.layout is not torch.strided:
+            continue
+        exact = not (two.is_floating_point() or two.is_complex())
+        near = 0.0 if exact else torch.finfo(two.dtype).eps ** 0.5
+        finite = two[torch.isfinite(two)].abs()
+        most = near * finite.max().item() if finite.numel() and not exact else 0.0
+        try:
+            torch.testing.assert_close(one, two, rtol=near, atol=most, equal_nan=True)
+        except AssertionError as error:
+            message = str(error).replace("\n\n", "\n").replace("\n", "; ").rstrip("; ")
+            return f"result {index} is not what PyTorch's operators give: {message}"
+    return ""
+
+
+def _equal(one: torch.Tensor, two: torch.Tensor) -> bool:
+    return bool(torch.allclose(one, two, rtol=0, atol=0, equal_nan=True))
+
+
+def _unexpected(output: Any, result: Any, place: str = "its result") -> str:
+    """How a result is not what the trace says that it is; empty if it is."""
+    if isinstance(output, tuple):
+        if not isinstance(result, (tuple, list)):
+            return (
+                f"{place} is {type(result).__name__}, not the {len(output)} results of the operator"
+            )
+        if len(result) != len(output):
+            return f"{place} has {len(result)} parts, not the {len(output)} of the operator"
+        parts = (
+            _unexpected(*pair, f"result {i}")
+            for i, pair in enumerate(zip(output, result, strict=True))
+        )
+        return next(filter(None, parts), "")
+    # a size of 0 is what fakes have of a kernel's workspace
+    if not isinstance(output, TensorProxy) or output.shape == (0,):
+        return ""
+    if not isinstance(result, torch.Tensor):
+        return f"{place} is {type(result).__name__}, not a tensor"
+    pairs = (
+        (what, getattr(output, what), getattr(result, what))
+        for what in ("shape", "dtype", "device")
+    )
+    wrong = [
+        f"{what} {tuple(is_) if what == 'shape' else is_}, expected {wanted}"
+        for what, wanted, is_ in pairs
+        if is_ != wanted
+    ]
+    return f"{place} has {'; '.join(wrong)}" if wrong else ""
+
+
+def _failure(program: Program, item: BoundSymbol, what: str) -> ExecutorFailed:
+    assert item.implementation is not None
+    owner = item.implementation.owner
+    label, remedy = program.blame.get(owner, (owner, "leave it out of executors"))
+    decline = (
+        "have its `supports` decline" if item.subsymbols else "give its implementation a checker"
+    )
+    return ExecutorFailed(
+        f"executor {label} failed in {item.symbol.name}, called at {item.source}: {what}. To go on without it, "
+        f"{remedy}; its author can {decline}"
+    )
