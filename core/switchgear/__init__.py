@@ -1,5 +1,7 @@
 """Switchgear: an executor framework for PyTorch."""
 
+from importlib.metadata import version
+
 from switchgear import errors
 from switchgear.capture.handler import PASS, Call, Feature, Handler
 from switchgear.functional import grad, value_and_grad, vjp
@@ -18,6 +20,8 @@ from switchgear.who.plugins import plugin_report
 from switchgear.who.region import Region, RegionChoice
 from switchgear.who.registry import Registry, Table
 from switchgear.who.rules import get_grad, put_grad
+
+__version__ = version("switchgear")
 
 __all__ = [
     "PASS",

@@ -1,25 +1,40 @@
-"""The command line: `python -m switchgear`."""
+"""The command line: `switchgear`, or `python -m switchgear`."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from importlib.metadata import version
 
 from switchgear.errors import SwitchgearError
 from switchgear.inspect.bisecting import bisect, described, load_check
 from switchgear.inspect.doctor import BEHAVIOURS, diagnosis
+from switchgear.inspect.operators import operator_rows
 from switchgear.torch_private.names import PRIVATE_NAMES, surroundings
-from switchgear.who.plugins import plugin_report
+from switchgear.who.plugins import PluginStatus, installed, plugin_report
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit status is 1 if something is wrong, or there is nothing to bisect."""
+    """Run the command line; the exit status is 1 if something is wrong, or nothing is found."""
     parser = argparse.ArgumentParser(
         prog="switchgear", description="Switchgear: an executor framework for PyTorch."
     )
+    parser.add_argument("--version", action="version", version=version("switchgear"))
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("plugins", help="what is installed, whether it loaded, and if not, why")
+    plugins = commands.add_parser(
+        "plugins", help="what is installed, whether it loaded, and if not, why"
+    )
+    plugins.add_argument("-v", "--verbose", action="store_true", help="with notes and tracebacks")
+    plugins.add_argument("--json", action="store_true", help="everything, for programs")
+    operators = commands.add_parser(
+        "operators", help="who implements and who differentiates which operator"
+    )
+    operators.add_argument("name", nargs="?", default="", help="operators with this in their name")
+    operators.add_argument("--executor", metavar="NAME", help="of this executor or package alone")
+    operators.add_argument("--json", action="store_true", help="the same, for programs")
     commands.add_parser("doctor", help="what is off between Switchgear and this PyTorch")
     bisecting = commands.add_parser(
         "bisect", help="find the one fused region that makes a check fail"
@@ -30,24 +45,67 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     if chosen.command == "doctor":
         return _doctor()
-    return _plugins() if chosen.command == "plugins" else _bisect(chosen.check)
+    if chosen.command == "operators":
+        return _operators(chosen.name, chosen.executor, as_json=chosen.json)
+    if chosen.command == "bisect":
+        return _bisect(chosen.check)
+    return _plugins(verbose=chosen.verbose, as_json=chosen.json)
 
 
-def _plugins() -> int:
+def _plugins(*, verbose: bool, as_json: bool) -> int:
     report = plugin_report()
-    for status in report:
-        executors = f" (executors: {', '.join(status.executors)})" if status.executors else ""
-        reason = (
-            ": " + "; ".join(filter(None, (status.error, status.limits)))
-            if status.error or status.limits
-            else ""
-        )
-        print(
-            f"{status.name} {status.distribution} {status.version} {status.status}{executors}{reason}"
-        )
-    if not report:
+    if as_json:
+        print(json.dumps([asdict(status) for status in report], indent=2))
+    elif not report:
         print("no plugin is installed")
+    else:
+        _columns([_columns_of(status) for status in report])
+        for status in report if verbose else ():
+            for text in (*status.notes, status.traceback):
+                if text:
+                    print(f"\n{status.name}: {text.rstrip()}")
     return int(any(status.status in ("failed", "conflict") for status in report))
+
+
+def _columns_of(status: PluginStatus) -> tuple[str, ...]:
+    count = len(status.notes)
+    notes = f"{count} notes on its import (-v)" if count else ""
+    reason = "; ".join(filter(None, (status.error, status.limits, notes)))
+    executors = f"executors: {', '.join(status.executors)}" if status.executors else ""
+    return status.name, status.distribution, status.version, status.status, executors, reason
+
+
+def _operators(name: str, owner: str | None, *, as_json: bool) -> int:
+    rows = [
+        row
+        for row in operator_rows(installed())
+        if name in row.operator
+        and (owner is None or owner in (*row.implemented_by, *row.differentiated_by))
+    ]
+    if as_json:
+        print(json.dumps([asdict(row) for row in rows], indent=2))
+    elif rows:
+        _columns(
+            [
+                ("operator", "implemented by", "differentiated by"),
+                *(
+                    (row.operator, ", ".join(row.implemented_by), ", ".join(row.differentiated_by))
+                    for row in rows
+                ),
+            ]
+        )
+    else:
+        print("no plugin registers such an operator", file=sys.stderr)
+    return int(not rows)
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells: Iterable[str] = (
+            cell.ljust(width) for cell, width in zip(row, widths, strict=True) if width
+        )
+        print("  ".join(cells).rstrip())
 
 
 def _doctor() -> int:

@@ -14,6 +14,16 @@ import switchgear as sg
 from switchgear.ir.naming import symbols_of
 from switchgear.ir.symbol import Source
 
+#: What a plugin's `table` may have: an implementation and a rule of `torch.sin`.
+SIN = """
+@table.implementation(torch.sin)
+def fast_sin(x):
+    return torch.sin(x)
+
+@table.grad_rule(torch.sin)
+def sin_rule(x):
+    return torch.sin(x), lambda grad: grad * torch.cos(x)
+"""
 _PREAMBLE = "import torch\nimport switchgear as sg\n"
 
 

@@ -15,17 +15,7 @@ from switchgear.cli import main
 from switchgear.errors import PluginWarning, RegistrationError
 from switchgear.who import plugins
 from switchgear.who.plugins import Plugins, PluginStatus, load
-from tests.core.made_up import Site, call, executor_plugin, rules_plugin
-
-SIN = """
-@table.implementation(torch.sin)
-def fast_sin(x):
-    return torch.sin(x)
-
-@table.grad_rule(torch.sin)
-def sin_rule(x):
-    return torch.sin(x), lambda grad: grad * torch.cos(x)
-"""
+from tests.core.made_up import SIN, Site, call, executor_plugin, rules_plugin
 
 
 def load_with_one_warning(entries: Iterable[EntryPoint], match: str) -> Plugins:
@@ -297,8 +287,8 @@ def switchgear_executors():
     monkeypatch.setattr("switchgear.cli.plugin_report", lambda: loaded.report)
     assert main(["plugins"]) == 0
     printed = capsys.readouterr().out.strip()
-    reason = f": {loaded.report[0].limits}" if limits else ""
-    assert printed == f"mine switchgear-mine 1.0 loaded (executors: mine){reason}"
+    reason = f"  {loaded.report[0].limits}" if limits else ""
+    assert printed == f"mine  switchgear-mine  1.0  loaded  executors: mine{reason}"
 
 
 def test_total_order_is_priority_then_name(site: Site) -> None:

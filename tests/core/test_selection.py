@@ -15,18 +15,9 @@ import switchgear as sg
 from switchgear.errors import ExecutorUnavailable, PluginWarning, RuleError, UnknownExecutor
 from switchgear.who.plugins import Plugins, load
 from switchgear.who.selection import Selection, select
-from tests.core.made_up import Site, call, executor_plugin, rules_plugin
+from tests.core.made_up import SIN, Site, call, executor_plugin, rules_plugin
 
 NOTHING = load([])
-SIN = """
-@table.implementation(torch.sin)
-def fast_sin(x):
-    return torch.sin(x)
-
-@table.grad_rule(torch.sin)
-def sin_rule(x):
-    return torch.sin(x), lambda grad: grad * torch.cos(x)
-"""
 
 
 def sin_rule(x: torch.Tensor) -> Any:

@@ -59,11 +59,11 @@ def symbols_of(target: Any) -> tuple[Symbol, ...]:
     """The symbols that a registration speaks of.
 
     `target` is a torch-level callable, an operator overload, an overload packet (all its overloads), a
-    `torch.library.custom_op`, a subclass of `torch.autograd.Function`, or a qualified name such as
-    `"torch.nn.functional.gelu"` or `"aten.mm.default"`.
+    `torch.library.custom_op`, a subclass of `torch.autograd.Function`, or a name such as `"torch.nn.functional.gelu"`,
+    `"aten.mm.default"` or, for all overloads, `"mylib::rope"`.
     """
     if isinstance(target, str):
-        return (_by_name(target),)
+        return symbols_of(_overloads(target)) if "::" in target else (_by_name(target),)
     if isinstance(target, type) and issubclass(target, torch.autograd.Function):
         return (Symbol(f"{target.__module__}.{target.__qualname__}", target.apply),)
     if isinstance(target, _CustomOpDef):
@@ -71,13 +71,31 @@ def symbols_of(target: Any) -> tuple[Symbol, ...]:
     if isinstance(target, torch._ops.OpOverloadPacket):
         overloads = [getattr(target, name) for name in target.overloads()]
         return tuple(Symbol(str(overload), overload) for overload in overloads)
-    symbol = symbol_of(target) if callable(target) else None
+    is_function = callable(target) and not isinstance(target, type)
+    symbol = symbol_of(target) if is_function else None
     if symbol is None:
         raise RegistrationError(
             f"{target!r} names no operator: pass a PyTorch function, an operator overload, or a qualified name "
             'such as "torch.nn.functional.gelu" or "aten.mm.default"'
         )
     return (symbol,)
+
+
+def _overloads(name: str) -> Any:
+    """The operator that PyTorch calls `mylib::rope`, or one overload of it, `mylib::rope.out`."""
+    namespace, _, rest = name.partition("::")
+    packet, _, overload = rest.partition(".")
+    try:
+        found = getattr(getattr(torch.ops, namespace), packet)
+        return getattr(found, overload) if overload else found
+    except AttributeError:
+        raise _unknown(name) from None
+
+
+def _unknown(name: str) -> RegistrationError:
+    return RegistrationError(
+        f"no operator is called {name!r}; is the library that defines it imported?"
+    )
 
 
 def _by_name(name: str) -> Symbol:
@@ -87,10 +105,8 @@ def _by_name(name: str) -> Symbol:
             getattr, path, torch if root == "torch" else getattr(torch.ops, root)
         )
     except AttributeError:
-        raise RegistrationError(
-            f"no operator is called {name!r}; is the library that defines it imported?"
-        ) from None
-    symbol = symbol_of(found) if callable(found) else None
+        raise _unknown(name) from None
+    symbol = symbol_of(found) if callable(found) and not isinstance(found, type) else None
     if symbol is None or isinstance(found, torch._ops.OpOverloadPacket):
         raise RegistrationError(
             f"{name!r} is no operator; an overload's name ends in its overload, as aten.mm.default"

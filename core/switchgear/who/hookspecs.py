@@ -24,6 +24,8 @@ from switchgear.who.region import Region, RegionChoice
 from switchgear.who.registry import Registry
 
 PROJECT = "switchgear"
+#: The version of this contract; a plugin's module may say which it is written for: `switchgear_contract = 1`.
+CONTRACT = 1
 
 #: Marks a function of a plugin as the implementation of the hook of its name.
 hookimpl = pluggy.HookimplMarker(PROJECT)

@@ -6,6 +6,7 @@ import difflib
 import functools
 import inspect
 import os
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +20,8 @@ from switchgear.errors import PluginWarning, RegistrationError
 from switchgear.ir.symbol import BoundSymbol
 from switchgear.who import hookspecs
 from switchgear.who.executor import Executor, reason_limited, reason_unavailable
-from switchgear.who.hookspecs import HOOKS, PROJECT, PassPlacement
+from switchgear.who.hookspecs import CONTRACT, HOOKS, PROJECT, PassPlacement
+from switchgear.who.isolation import Import, isolated
 from switchgear.who.registry import Registry
 
 #: Names of plugins, separated by commas, that are refused before they are imported.
@@ -33,7 +35,10 @@ _Item = TypeVar("_Item")
 
 @dataclass(frozen=True, slots=True)
 class PluginStatus:
-    """One line of the report: how loading a plugin went, and why not better; `limits` is what does not work here."""
+    """One line of the report: how loading a plugin went, and why not better.
+
+    `limits` is what does not work here, `notes` what its import did besides, `traceback` that of what it raised.
+    """
 
     name: str
     distribution: str
@@ -42,6 +47,8 @@ class PluginStatus:
     error: str = ""
     executors: tuple[str, ...] = ()
     limits: str = ""
+    notes: tuple[str, ...] = ()
+    traceback: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,11 +142,15 @@ def load(candidates: Iterable[EntryPoint] | None = None) -> Plugins:
     entries = sorted(chosen, key=lambda entry: (entry.name, *_distribution(entry), entry.value))
     faults = _refused(entries)
     loaded: dict[str, Plugin] = {}
+    imports: dict[str, Import] = {}
+    tracebacks: dict[str, str] = {}
     for entry in entries:
         if entry.name not in faults:
             try:
-                loaded[entry.name] = _load_one(entry)
+                with isolated() as imports[entry.name]:
+                    loaded[entry.name] = _load_one(entry)
             except (Exception, SystemExit) as error:
+                tracebacks[entry.name] = "".join(traceback.format_exception(error))
                 notes = getattr(error, "__notes__", ())
                 faults[entry.name] = (
                     "failed",
@@ -148,13 +159,27 @@ def load(candidates: Iterable[EntryPoint] | None = None) -> Plugins:
     faults |= _foreign_owners(list(loaded.values()))
     faults |= _rival_owners([plugin for plugin in loaded.values() if plugin.name not in faults])
     report = tuple(
-        _status(entry, loaded.get(entry.name), faults.get(entry.name)) for entry in entries
+        replace(
+            _status(entry, loaded.get(entry.name), faults.get(entry.name)),
+            notes=_notes(imports.get(entry.name, Import())),
+            traceback=tracebacks.get(entry.name, ""),
+        )
+        for entry in entries
     )
     for status in report:
+        changed = imports[status.name].changed if status.name in imports else ()
+        if changed:
+            message = f"plugin {status.name} changed {', '.join(changed)} when it was imported; that was put back"
+            warnings.warn(message, PluginWarning, stacklevel=3)
         if status.status in ("failed", "conflict"):
             message = f"plugin {status.name} is not used ({status.status}): {status.error}"
             warnings.warn(message, PluginWarning, stacklevel=3)
     return _assembled([plugin for plugin in loaded.values() if plugin.name not in faults], report)
+
+
+def _notes(seen: Import) -> tuple[str, ...]:
+    changed = (f"its import changed {name}, which was put back" for name in seen.changed)
+    return (*changed, *seen.notes)
 
 
 def _refused(entries: Sequence[EntryPoint]) -> dict[str, Fault]:
@@ -191,6 +216,11 @@ def _status(entry: EntryPoint, plugin: Plugin | None, fault: Fault | None) -> Pl
 
 def _load_one(entry: EntryPoint) -> Plugin:
     module = entry.load()
+    contract = getattr(module, "switchgear_contract", CONTRACT)
+    if contract != CONTRACT:
+        raise RegistrationError(
+            f"it is written for contract {contract!r}, and this Switchgear has {CONTRACT}; install versions that fit"
+        )
     manager = pluggy.PluginManager(PROJECT)
     _check_hook_names(manager, module)
     manager.add_hookspecs(hookspecs)
@@ -207,6 +237,11 @@ def _load_one(entry: EntryPoint) -> Plugin:
     passes = tuple(replace(placement, owner=entry.name) for placement in placements)
     features = _collected(manager, "switchgear_features", Feature)
     skip_rule, chooser = _skip_rule(manager), _chooser(manager, entry.name)
+    brought = executors, registry.grad_rule_owners, skip_rule, passes, chooser, features
+    if not any(brought):
+        raise RegistrationError(
+            f"it brings nothing; its module has functions by these names, marked by sg.hookimpl: {', '.join(HOOKS)}"
+        )
     who = entry.name, *_distribution(entry), priority
     return Plugin(*who, executors, registry, skip_rule, passes, chooser, features)
 

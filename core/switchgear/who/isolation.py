@@ -1,0 +1,99 @@
+"""Isolation: what importing a plugin changes in the process is put back, and said."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import random
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+#: An import that takes longer, in seconds, is reported.
+_SLOW = 1.0
+
+
+@dataclass(slots=True)
+class Import:
+    """What an import did besides: `changed` is what was put back, `notes` what is worth knowing."""
+
+    changed: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """A state of the process, as it is read and set."""
+
+    name: str
+    get: Callable[[], Any]
+    set: Callable[[Any], Any]
+    #: Libraries may change it in passing: it is put back, and no more than noted.
+    is_minor: bool = False
+
+
+def _set_environment(before: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def _set_filters(before: list[Any]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")  # has the caches of what was shown made anew
+    warnings.filters[:] = before  # type: ignore[index]
+
+
+def _states() -> Iterator[_State]:
+    yield _State("the default dtype", torch.get_default_dtype, torch.set_default_dtype)
+    yield _State("the grad mode", torch.is_grad_enabled, torch.set_grad_enabled)
+    yield _State("PyTorch's random stream", lambda: torch.get_rng_state().tolist(), _set_stream)
+    yield _State("Python's random stream", random.getstate, random.setstate)
+    yield _State("the number of threads", torch.get_num_threads, torch.set_num_threads)
+    yield _State(
+        "the mode of deterministic algorithms",
+        torch.are_deterministic_algorithms_enabled,
+        torch.use_deterministic_algorithms,
+    )
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None:
+        yield _State("NumPy's random stream", _numpy_stream, numpy.random.set_state)
+    yield _State("the filters of warnings", lambda: [*warnings.filters], _set_filters, True)
+    yield _State("the environment", lambda: dict(os.environ), _set_environment, True)
+
+
+def _numpy_stream() -> Any:
+    kind, keys, *rest = sys.modules["numpy"].random.get_state()
+    return (kind, tuple(keys), *rest)
+
+
+def _set_stream(state: list[int]) -> None:
+    torch.set_rng_state(torch.tensor(state, dtype=torch.uint8))
+
+
+@contextlib.contextmanager
+def isolated() -> Iterator[Import]:
+    """Put back what is changed inside; output is captured. What raises inside is raised."""
+    seen = Import()
+    states = [*_states()]
+    before = [state.get() for state in states]
+    printed, begun = io.StringIO(), time.perf_counter()
+    try:
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+            yield seen
+    finally:
+        took = time.perf_counter() - begun
+        for state, value in zip(states, before, strict=True):
+            if state.get() != value:
+                state.set(value)
+                (seen.notes if state.is_minor else seen.changed).append(state.name)
+        seen.notes[:] = [f"its import changed {name}, which was put back" for name in seen.notes]
+        if took > _SLOW:
+            seen.notes.append(f"its import took {took:.1f} s")
+        if text := printed.getvalue().strip():
+            seen.notes.append(f"its import printed: {text}")
