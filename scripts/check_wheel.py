@@ -56,7 +56,13 @@ def compare(wheel: Path) -> list[str]:
     """What the wheel lacks of the source roots, and what it has beside them."""
     with zipfile.ZipFile(wheel) as archive:
         found = {name for name in archive.namelist() if ".dist-info/" not in name}
+    example = ROOT / "plugins" / "switchgear-example"
     wanted = {
+        f"switchgear/testing/example/{path.relative_to(example).as_posix()}"
+        for path in example.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    wanted |= {
         path.relative_to(ROOT / root).as_posix()
         for root in SOURCE_ROOTS
         for path in (ROOT / root).rglob("*")

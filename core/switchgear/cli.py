@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
 
 from switchgear.errors import SwitchgearError
 from switchgear.inspect.bisecting import bisect, described, load_check
 from switchgear.inspect.doctor import BEHAVIOURS, diagnosis
 from switchgear.inspect.operators import operator_rows
+from switchgear.testing.checks import plugin_checks
+from switchgear.testing.template import new_plugin
 from switchgear.torch_private.names import PRIVATE_NAMES, surroundings
 from switchgear.who.plugins import PluginStatus, installed, plugin_report
 
@@ -35,6 +40,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     operators.add_argument("name", nargs="?", default="", help="operators with this in their name")
     operators.add_argument("--executor", metavar="NAME", help="of this executor or package alone")
     operators.add_argument("--json", action="store_true", help="the same, for programs")
+    new = commands.add_parser(
+        "new", help="write the package of a new plugin, which runs, into this folder"
+    )
+    new.add_argument("name", help="what users are to list; the package is switchgear-NAME")
+    testing = commands.add_parser(
+        "test", help="check what an installed plugin registers beside PyTorch"
+    )
+    testing.add_argument("name", help="as `switchgear plugins` shows it")
+    testing.add_argument("pytest", nargs="*", metavar="-- OPTIONS", help="options of pytest")
     commands.add_parser("doctor", help="what is off between Switchgear and this PyTorch")
     bisecting = commands.add_parser(
         "bisect", help="find the one fused region that makes a check fail"
@@ -49,6 +63,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _operators(chosen.name, chosen.executor, as_json=chosen.json)
     if chosen.command == "bisect":
         return _bisect(chosen.check)
+    if chosen.command == "new":
+        return _new(chosen.name)
+    if chosen.command == "test":
+        return _test(chosen.name, chosen.pytest)
     return _plugins(verbose=chosen.verbose, as_json=chosen.json)
 
 
@@ -97,6 +115,38 @@ def _operators(name: str, owner: str | None, *, as_json: bool) -> int:
     else:
         print("no plugin registers such an operator", file=sys.stderr)
     return int(not rows)
+
+
+def _new(name: str) -> int:
+    try:
+        folder = new_plugin(name, Path.cwd())
+    except SwitchgearError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(f"{folder.name} is an executor that runs. Next:")
+    print(
+        f"  pip install --editable {folder.name}\n  switchgear test {name}\n  {folder.name}/README.md"
+    )
+    return 0
+
+
+def _test(name: str, options: Sequence[str]) -> int:
+    if find_spec("pytest") is None:
+        print("switchgear test needs pytest: pip install 'switchgear[testing]'", file=sys.stderr)
+        return 1
+    try:
+        checks = [*plugin_checks(name)]
+    except SwitchgearError as error:
+        print(error, file=sys.stderr)
+        return 1
+    if not checks:
+        print(
+            f"{name} registers no implementation and no grad rule: nothing to test", file=sys.stderr
+        )
+        return 1
+    asked = f"-p switchgear.testing.pytest_plugin -p no:cacheprovider --switchgear-plugin {name}"
+    command = ["-m", "pytest", *asked.split(), "--pyargs", "switchgear.testing.suite", *options]
+    return subprocess.run([sys.executable, *command], check=False).returncode
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> None:

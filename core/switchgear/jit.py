@@ -28,6 +28,7 @@ from switchgear.runtime.entry import Entry
 from switchgear.runtime.fallback import Fallback, Fallbacks
 from switchgear.torch_private.names import check_names, warn_if_untested
 from switchgear.who.fuel import Fuel
+from switchgear.who.hookspecs import PassPlacement
 from switchgear.who.memory import MEMORY, Memory
 from switchgear.who.order import Executors
 from switchgear.who.plugins import installed
@@ -240,6 +241,7 @@ def jit(
     grad_rules: Table | str | Sequence[Table | str] | None = None,
     prefer: PerOperator | None = None,
     avoid: PerOperator | None = None,
+    passes: Sequence[PassPlacement | str] = (),
     strict: bool = False,
     check: bool = False,
     memory: Memory = "eager",
@@ -266,6 +268,7 @@ def jit(
     prefer, avoid: who is asked about single operators before everybody else, or not at all, forward and backward:
         `prefer={F.softplus: "mine"}`, `avoid={"aten.mm.default": ["other"]}`. An operator is a function or a name that
         traces show; what one that fuses takes are the leaves.
+    passes: passes for this function alone, after those of plugins; "-name" leaves out one of theirs.
     strict: raise where otherwise a fallback happens with a reason: a call that cannot be captured, which runs the
         original function, in eager, with one `FallbackWarning` for each reason; an executor listed but unavailable; a
         forward that an executor claims and nobody differentiates.
@@ -295,6 +298,7 @@ def jit(
         "grad_rules": grad_rules,
         "prefer": prefer,
         "avoid": avoid,
+        "passes": passes,
         "strict": strict,
         "check": check,
         "memory": memory,
@@ -321,7 +325,7 @@ def jit(
     tables = (grad_rules,) if isinstance(grad_rules, (Table, str)) else tuple(grad_rules or ())
     single = prefer or {}, avoid or {}
     selection = select(
-        installed(), executors, tables, strict, memory, fuel, BUILT_IN, *single, check=check
+        installed(), executors, tables, strict, memory, fuel, BUILT_IN, *single, check, passes
     )
     if isinstance(function, nn.Module):
         return _jit_module(function, selection, options)

@@ -41,3 +41,19 @@ def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
     if isinstance(value, types.GeneratorType):
         raise Unsupported("a generator was passed to a PyTorch function; pass a list")
     return value
+
+
+def twin(one: torch.Tensor) -> torch.Tensor:
+    """A copy without history, of the same strides, in memory of its own."""
+    if one.layout is not torch.strided:
+        return one.detach().clone()
+    repeated = [
+        stride == 0 and size > 1 for stride, size in zip(one.stride(), one.shape, strict=True)
+    ]
+    if any(repeated):
+        narrow = one.detach()
+        for dim in (dim for dim, is_repeated in enumerate(repeated) if is_repeated):
+            narrow = narrow.narrow(dim, 0, 1)
+        return twin(narrow).expand(one.shape)
+    copied = torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device=one.device)
+    return copied.copy_(one.detach())

@@ -33,7 +33,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder,) = place.glob("lib/python*/site-packages")
     outer = [path for path in sys.path if path.endswith("-packages")]
     (folder / "outer.pth").write_text("\n".join(outer))
-    offline = ("--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check")
+    offline = ("--no-deps", "--no-build-isolation", "--no-index", "--no-cache-dir", "--disable-pip-version-check")
     run(python, "-m", "pip", "install", *offline, ROOT, PLUGIN)
     return python
 

@@ -22,7 +22,7 @@ from switchgear.ir.aliasing import aliased_argument, written_arguments
 from switchgear.ir.composites import bind_outputs, leaves_of
 from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.symbol import BOX, BOXED, DEL, BoundSymbol, map_proxies
-from switchgear.nesting import map_tensors, tensors_in
+from switchgear.nesting import map_tensors, tensors_in, twin
 
 
 def is_pytorchs(item: BoundSymbol) -> bool:
@@ -114,7 +114,7 @@ class _Arguments:
     """What a line is given, not kept alive; its versions, and `by_value` copies."""
 
     def __init__(self, nest: tuple[tuple[Any, ...], dict[str, Any]], *, by_value: bool) -> None:
-        self.copies = map_tensors(torch.clone, nest) if by_value else None
+        self.copies = map_tensors(twin, nest) if by_value else None
         given = [*tensors_in(nest)]
         copies = [*tensors_in(self.copies)] if by_value else [None] * len(given)
         self._given = [
@@ -177,7 +177,7 @@ def _different(
 ) -> str:
     """How values are not those of PyTorch's operators, or of another run."""
     assert item.implementation is not None
-    args, kwargs = map_tensors(torch.clone, copies)
+    args, kwargs = map_tensors(twin, copies)
     again = item.implementation.fn(*args, **kwargs)
     for index, (one, two) in enumerate(zip(tensors_in(result), tensors_in(again), strict=True)):
         if not _equal(one, two):

@@ -1,4 +1,4 @@
-"""The contract between Switchgear and its plugins: seven hooks, each optional.
+"""The contract between Switchgear and its plugins: eight hooks, each optional.
 
 A plugin is a module named by an entry point of the group `switchgear`; the entry point's name is what users type. Mark
 each hook with `switchgear.hookimpl`. Importing the module must be cheap and change nothing: tables are declared at
@@ -100,6 +100,10 @@ class RegionContext(Protocol):
         ...
 
 
+#: The owner of a pass that is given to one call.
+OF_THE_CALL = "the call"
+
+
 @dataclass(frozen=True, slots=True)
 class PassPlacement:
     """A pass of a plugin and where it runs: before or after differentiation, before executors claim, or after it.
@@ -173,6 +177,14 @@ def switchgear_choose(
     Every region has a candidate or more; all come at once, so that they can be compiled side by side. A region that
     no plugin has an opinion on goes to its first candidate. Asked of the plugins that take part, in their order. Modes
     of the user's may be active, and the calls of a region are not to be run on the user's tensors.
+    """
+
+
+@_hookspec
+def switchgear_samples() -> Mapping[Any, Sequence[Any]]:  # type: ignore[empty-body]
+    """Calls to test what this plugin registers with: `testing.Sample`s by operator, where PyTorch has none of its own.
+
+    Asked by `switchgear test` alone.
     """
 
 

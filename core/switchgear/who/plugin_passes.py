@@ -21,8 +21,7 @@ from switchgear.ir.trace import Trace
 from switchgear.ir.verify import verify
 from switchgear.who.claim import claimant
 from switchgear.who.executor import Executor
-from switchgear.who.hookspecs import PassContext, PassPlacement
-from switchgear.who.plugins import DISABLE_VARIABLE
+from switchgear.who.hookspecs import OF_THE_CALL, PassContext, PassPlacement
 from switchgear.who.selection import Claimant, Selection
 
 
@@ -94,8 +93,9 @@ class CallContext:
 
 def run_pass(placement: PassPlacement, trace: Trace, context: PassContext) -> Trace:
     """What a plugin's pass makes of a trace, verified."""
-    blame = f"pass {placement.name!r} of the plugin {placement.owner}"
-    remedy = f"{DISABLE_VARIABLE}={placement.owner} runs without it"
+    blame = f"pass {placement.name!r} of {placement.owner}"
+    own = placement.owner == OF_THE_CALL
+    remedy = "take it out of passes" if own else f"passes=['-{placement.name}'] runs without it"
     try:
         result: Any = placement.run(trace, context)
     except SwitchgearError:

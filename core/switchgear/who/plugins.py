@@ -71,7 +71,7 @@ class Chooser:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plugin:
-    """A loaded plugin; `priority` ranks a package of rules."""
+    """A loaded plugin; `priority` ranks a package of rules, `samples` gives those of `switchgear.testing`."""
 
     name: str
     distribution: str
@@ -82,7 +82,8 @@ class Plugin:
     skip_rule: SkipRule | None
     passes: tuple[PassPlacement, ...]
     chooser: Chooser | None
-    features: tuple[Feature, ...] = ()
+    features: tuple[Feature, ...]
+    samples: Callable[[], list[Mapping[Any, Sequence[Any]]]]
 
     @property
     def label(self) -> str:
@@ -243,7 +244,8 @@ def _load_one(entry: EntryPoint) -> Plugin:
             f"it brings nothing; its module has functions by these names, marked by sg.hookimpl: {', '.join(HOOKS)}"
         )
     who = entry.name, *_distribution(entry), priority
-    return Plugin(*who, executors, registry, skip_rule, passes, chooser, features)
+    samples = functools.partial(_call, manager, "switchgear_samples")
+    return Plugin(*who, executors, registry, skip_rule, passes, chooser, features, samples)
 
 
 def _registered(manager: pluggy.PluginManager, executors: Sequence[Executor]) -> Registry:

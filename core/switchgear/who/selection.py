@@ -17,7 +17,7 @@ from switchgear.ir.choice import Declined, Implementation
 from switchgear.ir.symbol import BoundSymbol
 from switchgear.who.executor import Executor, FusionExecutor, reason_unavailable
 from switchgear.who.fuel import Fuel
-from switchgear.who.hookspecs import PassPlacement, Stage
+from switchgear.who.hookspecs import OF_THE_CALL, PassPlacement, Stage
 from switchgear.who.memory import Memory
 from switchgear.who.order import Executors, installed, order, passed_over
 from switchgear.who.plugins import Chooser, Plugin, Plugins, SkipRule
@@ -158,6 +158,7 @@ def select(
     prefer: PerOperator = MappingProxyType({}),
     avoid: PerOperator = MappingProxyType({}),
     check: bool = False,
+    passes: Sequence[PassPlacement | str] = (),
 ) -> Selection:
     """Who takes part in a call of `jit` with these options.
 
@@ -205,7 +206,7 @@ def select(
         tuple(claimant.executor for claimant in claimants),
         tuple((one.name, f"unavailable: {why}") for one, why in reasons.items() if why is not None),
         strict,
-        tuple(placement for plugin in taking_part for placement in plugin.passes),
+        _passes(passes, [placement for plugin in taking_part for placement in plugin.passes]),
         claimants,
         tuple(sources),
         memory,
@@ -216,6 +217,21 @@ def select(
         preferred,
         check or bool(os.environ.get("SWITCHGEAR_CHECK")),
     )
+
+
+def _passes(
+    own: Sequence[PassPlacement | str], brought: Sequence[PassPlacement]
+) -> tuple[PassPlacement, ...]:
+    """The passes of the plugins that take part, without those that are left out, and then the call's own."""
+    names = {placement.name for placement in brought}
+    left_out = {item.removeprefix("-") for item in own if isinstance(item, str)}
+    for item in own:
+        if isinstance(item, str) and (not item.startswith("-") or item[1:] not in names):
+            raise ValueError(
+                f"passes has {item!r}; a name stands with a minus, to leave out one of {', '.join(names)}"
+            )
+    added = [replace(item, owner=OF_THE_CALL) for item in own if isinstance(item, PassPlacement)]
+    return (*(placement for placement in brought if placement.name not in left_out), *added)
 
 
 @functools.cache

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 import switchgear as sg
+from switchgear.testing import Sample
 
 from .operators import fast_gelu, rounded
 from .rules import table
@@ -34,3 +37,10 @@ def switchgear_register_grad_rules(registry: sg.Registry) -> None:
 def switchgear_is_constant_for_vjp(bound_symbol: sg.BoundSymbol) -> bool | None:
     """A skip rule: rounding is a constant for differentiation; of anything else, this plugin has no opinion."""
     return True if bound_symbol.symbol.name == "switchgear_example.rounded.default" else None
+
+
+@sg.hookimpl
+def switchgear_samples() -> dict[object, list[Sample]]:
+    """Calls for `switchgear test example`: PyTorch has none of this package's own operators."""
+    x = torch.linspace(-3, 3, 12).reshape(3, 4)
+    return {fast_gelu: [Sample(fast_gelu, (x,))]}

@@ -42,13 +42,14 @@ def fast_gelu_transform(x: Tensor) -> Tensor:
     return y
 
 
-def silu_forward(x: Tensor, inplace: bool = False) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """The third form, first half: outputs and what the second half needs."""
-    return F.silu(x), (x, torch.sigmoid(x))
+def silu_forward(x: Tensor, inplace: bool = False) -> tuple[Tensor, tuple[Tensor]]:
+    """The third form, first half: outputs, and what is to be saved for the second half."""
+    return F.silu(x), (x,)
 
 
-def silu_backward(x: Tensor, sigmoid: Tensor, grad: Tensor) -> Tensor:
-    """The third form, second half."""
+def silu_backward(x: Tensor, grad: Tensor) -> Tensor:
+    """The third form, second half; what it computes anew need not be saved."""
+    sigmoid = torch.sigmoid(x)
     return grad * sigmoid * (1 + x * (1 - sigmoid))
 
 

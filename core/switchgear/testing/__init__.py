@@ -1,0 +1,34 @@
+"""Testing plugins: their implementations, grad rules, regions and passes beside PyTorch.
+
+    from switchgear import testing
+
+    testing.check_implementation(executor, F.softplus)
+    testing.check_rule(table, F.softplus)
+    testing.check_region(executor, lambda x: (x * 2).sin(), torch.rand(3))
+    testing.check_pass(placement, lambda x: x.sin(), torch.rand(3))
+    testing.check_plugin("name")
+
+Each raises `Failures`, an `AssertionError` that says for every failure which operator, sample and line it is about,
+what was expected and what came. Samples are PyTorch's, or `samples=[testing.Sample(function, args, kwargs)]`, and
+variants of each: dtypes, layouts, empty, without dimensions. `switchgear test NAME` runs `check_plugin` by pytest.
+"""
+
+from switchgear.testing.checks import (
+    Failures,
+    check_implementation,
+    check_pass,
+    check_plugin,
+    check_region,
+    check_rule,
+)
+from switchgear.testing.samples import Sample
+
+__all__ = [
+    "Failures",
+    "Sample",
+    "check_implementation",
+    "check_pass",
+    "check_plugin",
+    "check_region",
+    "check_rule",
+]

@@ -1,0 +1,332 @@
+"""Checks: what plugins bring, called beside PyTorch on samples and their variants."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+import switchgear as sg
+from switchgear.errors import NotDifferentiable, RegistrationError, SwitchgearError
+from switchgear.ir.naming import symbols_of
+from switchgear.jit import compiler_of
+from switchgear.nesting import tensors_in, twin
+from switchgear.testing.comparison import (
+    Derivatives,
+    derivatives,
+    differences,
+    is_random,
+    stride_differences,
+    surroundings,
+)
+from switchgear.testing.samples import DTYPES, Sample, samples_of, variants
+from switchgear.who.executor import Executor
+from switchgear.who.hookspecs import PassPlacement
+from switchgear.who.plugins import Plugin, installed
+from switchgear.who.registry import Table
+
+#: The most failures that are told of one operator.
+_TOLD = 5
+
+
+class Failures(AssertionError):
+    """What a check found, a failure a paragraph."""
+
+
+def check_implementation(
+    executor: Executor | str, target: Any, samples: Sequence[Sample] = ()
+) -> None:
+    """Call an executor's implementation of an operator beside PyTorch.
+
+    What is compared: values, metadata and strides, the arguments afterwards, memory that is shared, two runs, two
+    threads, the state of the process. Declined calls are fine where at least one is taken. Raises `Failures`.
+    """
+    name = executor if isinstance(executor, str) else executor.name
+    options = {"executors": [executor, "torch"]}
+    for symbol in _symbols(target):
+        _check(
+            symbol,
+            name,
+            samples,
+            partial(_implementation, symbol=symbol, name=name, options=options),
+        )
+
+
+def check_rule(
+    owner: Table | Executor | str, target: Any, samples: Sequence[Sample] = (), *, orders: int = 2
+) -> None:
+    """Differentiate an operator by a grad rule beside PyTorch, in float64.
+
+    What is compared: the forward, gradients with respect to all and to each argument alone, and up to `orders` of
+    derivatives where PyTorch has them. `owner` is a table, an executor, or the name of a plugin or executor. Raises
+    `Failures`.
+    """
+    if isinstance(owner, Table):
+        name, options = owner.owner, {"executors": ["torch"], "grad_rules": owner}
+    else:
+        name = owner if isinstance(owner, str) else owner.name
+        options = {"executors": [owner, "torch"]}
+    for symbol in _symbols(target):
+        _check(
+            symbol,
+            name,
+            samples,
+            partial(_rule, symbol=symbol, name=name, options=options, orders=orders),
+            dtypes=(),
+        )
+
+
+def check_region(executor: Executor | str, function: Callable[..., Any], *args: Any) -> None:
+    """Run a function by a fusing executor beside PyTorch, with gradients where arguments require some.
+
+    Raises `Failures`, also if the executor makes no region of it.
+    """
+    name = executor if isinstance(executor, str) else executor.name
+    sample = Sample(function, args, name=getattr(function, "__qualname__", "function"))
+    options = {"executors": [executor, "torch"], "check": True}
+    try:
+        found = [*filter(None, _compared(sample, options, name, "execution"))]
+    except _Declined as error:
+        found = [f"no region was taken: {error}"]
+    _raise(f"regions of {name}", [f"{sample}: {text}" for text in found])
+
+
+def check_pass(placement: PassPlacement, function: Callable[..., Any], *args: Any) -> None:
+    """Run a function with a pass and without; values and gradients are to be the same. Raises `Failures`."""
+
+    sample = Sample(function, args, name=getattr(function, "__qualname__", "function"))
+    options = {"executors": ["torch"], "passes": [placement]}
+    found = [f"{sample}: {text}" for text in _compared(sample, options) if text]
+    _raise(f"pass {placement.name}", found)
+
+
+def check_plugin(name: str, samples: Mapping[Any, Sequence[Sample]] | None = None) -> None:
+    """Check every implementation and grad rule that an installed plugin registers.
+
+    `samples` are by operator; by default those of its hook `switchgear_samples`. Raises `Failures`.
+    """
+    failures = []
+    for label, check in plugin_checks(name, samples):
+        try:
+            check()
+        except (Failures, SwitchgearError) as error:
+            failures.append(f"{label}: {error}")
+    _raise(f"plugin {name}", failures)
+
+
+def plugin_checks(
+    name: str, samples: Mapping[Any, Sequence[Sample]] | None = None
+) -> Iterator[tuple[str, Callable[[], None]]]:
+    """The checks of `check_plugin`, each with what it is about."""
+    plugin = _plugin(name)
+    own = {
+        symbol.name: found
+        for given in (plugin.samples() if samples is None else [samples])
+        for target, found in given.items()
+        for symbol in symbols_of(target)
+    }
+    for executor in plugin.executors:
+        for symbol in plugin.registry.implementations_of(executor.name):
+            yield (
+                f"implementation of {symbol}",
+                partial(check_implementation, executor.name, symbol, own.get(symbol, ())),
+            )
+    for owner in sorted(plugin.registry.grad_rule_owners):
+        asked = owner if plugin.executors else plugin.name
+        for symbol in plugin.registry.grad_rules_of(owner):
+            yield (
+                f"grad rule of {symbol}",
+                partial(check_rule, asked, symbol, own.get(symbol, ())),
+            )
+
+
+def _plugin(name: str) -> Plugin:
+    found = [plugin for plugin in installed().plugins if plugin.name == name]
+    if not found:
+        known = ", ".join(plugin.name for plugin in installed().plugins)
+        raise RegistrationError(
+            f"no plugin called {name!r} is loaded (loaded: {known}); see `switchgear plugins`"
+        )
+    return found[0]
+
+
+def _symbols(target: Any) -> list[str]:
+    # what a plugin registered may be of a name that this process cannot resolve by itself
+    return (
+        [target]
+        if isinstance(target, str) and "::" not in target
+        else [one.name for one in symbols_of(target)]
+    )
+
+
+def _check(
+    symbol: str,
+    name: str,
+    samples: Sequence[Sample],
+    examine: Callable[[Sample], Iterator[str]],
+    dtypes: Sequence[torch.dtype] = DTYPES,
+) -> None:
+    """Examine the variants of an operator's samples; `examine` yields failures, and an empty text for a call taken."""
+    failures: list[str] = []
+    taken, declined = 0, dict[str, None]()
+    for sample in samples_of(symbol, samples):
+        for variant in variants(sample, dtypes):
+            try:
+                for text in examine(variant):
+                    failures += [f"{variant}: {text}"] * bool(text)
+                    taken += 1
+            except _Declined as error:
+                declined[str(error)] = None
+    if not taken:
+        failures.append(f"no call was taken; {name} says: {'; '.join(declined) or 'nothing'}")
+    _raise(f"{symbol} by {name}", failures)
+
+
+def _raise(what: str, failures: Sequence[str]) -> None:
+    if failures:
+        more = len(failures) - _TOLD
+        told = "".join(f"\n\n  {text}" for text in failures[:_TOLD])
+        raise Failures(f"{what}:{told}" + (f"\n\n  and {more} more" if more > 0 else ""))
+
+
+class _Declined(Exception):
+    """A call that was not taken, with the reasons given."""
+
+
+def _implementation(
+    sample: Sample, symbol: str, name: str, options: dict[str, Any]
+) -> Iterator[str]:
+    plain = sample.mapped(torch.Tensor.detach)
+    if is_random(plain):  # what an implementation draws is its own
+        jitted = sg.jit(plain.function, **options)
+        jitted(*plain.args, **plain.kwargs)
+        _require(jitted, name, "execution", symbol)
+        yield ""
+        return
+    failures = [*_compared(plain, options | {"check": True}, name, "execution", symbol)]
+    yield from failures
+    if not any(failures):
+        yield from _in_threads(plain, options)
+
+
+def _compared(
+    sample: Sample, options: dict[str, Any], name: str = "", kind: str = "", symbol: str = ""
+) -> Iterator[str]:
+    """How two jitted calls differ from eager's; an empty text if they do not."""
+    jitted = sg.jit(sample.function, **options)
+    wanted = [place for place, one in enumerate(sample.tensors()) if one.requires_grad]
+    expected = derivatives(sample, sample.function, wanted, 1)
+    torch.manual_seed(0)
+    before = surroundings()
+    failures: list[str] = []
+    for _ in range(2):
+        try:
+            found = derivatives(sample, jitted, wanted, 1)
+        except SwitchgearError as error:
+            yield f"{type(error).__name__}: {error}"
+            return
+        if name:
+            _require(jitted, name, kind, symbol)
+        failures += [*differences(found, expected, wanted)]
+        failures += [] if failures else [*stride_differences(found, expected)]
+    if not failures:
+        failures = [
+            f"it changed {what}" for what, value in surroundings().items() if value != before[what]
+        ]
+    yield from failures or [""]
+
+
+def _rule(
+    sample: Sample, symbol: str, name: str, options: dict[str, Any], orders: int
+) -> Iterator[str]:
+    double = sample.mapped(
+        lambda one: one.detach().double() if one.is_floating_point() else one.detach()
+    )
+    places = [place for place, one in enumerate(double.tensors()) if one.is_floating_point()]
+    for wanted in (places, *([place] for place in places if len(places) > 1)):
+        expected = _pytorchs(double, wanted, orders)
+        jitted = sg.jit(double.function, **options)
+        if not expected:
+            yield from _by_differences(
+                double, jitted, wanted, partial(_require, jitted, name, "gradient", symbol)
+            )
+            continue
+        if len(expected) < 2:
+            continue
+        try:
+            found = derivatives(double, jitted, wanted, len(expected) - 1)
+        except Exception as error:
+            if compiler_of(jitted).last is not None:
+                _require(jitted, name, "gradient", symbol)
+            hint = "; if that is meant, check_rule(..., orders=1)" * isinstance(
+                error, NotDifferentiable
+            )
+            yield f"{type(error).__name__}: {error}{hint}"
+            continue
+        _require(jitted, name, "gradient", symbol)
+        yield from [*differences(found, expected, wanted)] or [""]
+
+
+def _by_differences(
+    sample: Sample, jitted: Any, wanted: Sequence[int], require: Callable[[], None]
+) -> Iterator[str]:
+    """How the first derivative is not that of finite differences, where PyTorch has none."""
+    leaves = [sample.tensors()[place].clone().requires_grad_() for place in wanted]
+
+    def function(*leaves: torch.Tensor) -> Any:
+        places, given = itertools.count(), iter(leaves)
+        copied = sample.mapped(lambda one: next(given) if next(places) in wanted else one)
+        return jitted(*copied.args, **copied.kwargs)
+
+    try:
+        torch.autograd.gradcheck(function, leaves)
+    except Exception as error:
+        yield f"{type(error).__name__}: {error}"
+        return
+    require()
+    yield ""
+
+
+def _pytorchs(sample: Sample, wanted: Sequence[int], orders: int) -> Derivatives:
+    """What PyTorch gives, up to the order that it can."""
+    for order in range(orders, 0, -1):
+        with contextlib.suppress(RuntimeError, NotImplementedError):
+            return derivatives(sample, sample.function, wanted, order)
+    return []
+
+
+def _in_threads(sample: Sample, options: dict[str, Any]) -> Iterator[str]:
+    """How results in two threads at once differ from eager's."""
+    jitted = sg.jit(sample.function, **options)
+    expected = derivatives(sample, sample.function, (), 0)
+    wrong: list[str] = []
+
+    def run() -> None:
+        try:
+            for _ in range(3):
+                copied = sample.mapped(twin)
+                found = [[*tensors_in(jitted(*copied.args, **copied.kwargs))]]
+                wrong.extend(differences([*found], expected, ()))
+        except Exception as error:
+            wrong.append(f"{type(error).__name__}: {error}")
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    yield from (f"in two threads at once: {text}" for text in dict.fromkeys(wrong))
+
+
+def _require(jitted: Any, name: str, kind: str, symbol: str) -> None:
+    """Raise `_Declined` if the call was not taken."""
+    choices = [one for one in sg.last_choices(jitted) if one.kind == kind]
+    if any(one.owner == name and symbol in ("", one.symbol) for one in choices):
+        return
+    reasons = [reason for one in choices for owner, reason in one.declined if owner == name]
+    raise _Declined("; ".join(dict.fromkeys(reasons)) or f"{symbol or 'nothing'} is called")

@@ -1,0 +1,119 @@
+"""Comparison: what calls give beside what PyTorch gives, each difference in words."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import torch
+
+from switchgear.errors import FallbackWarning
+from switchgear.nesting import tensors_in, twin
+from switchgear.testing.samples import Sample
+
+#: Results, gradients by the wanted arguments, and second derivatives by them, as far as there are some.
+Derivatives: TypeAlias = list[Sequence[torch.Tensor | None]]
+_ORDERS = ("result", "gradient of argument", "second derivative by argument")
+
+
+def derivatives(
+    sample: Sample, function: Callable[..., Any], wanted: Sequence[int], orders: int
+) -> Derivatives:
+    """What a function gives for copies of a sample's arguments; those `wanted` require grad."""
+    places = itertools.count()
+    copied = sample.mapped(
+        lambda one: twin(one).requires_grad_() if next(places) in wanted else twin(one)
+    )
+    leaves = [copied.tensors()[place] for place in wanted]
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
+        results = [*tensors_in(function(*copied.args, **copied.kwargs))]
+    found: Derivatives = [[one.detach() for one in results]]
+    ends: Sequence[torch.Tensor | None] = results
+    for order in range(1, orders + 1):
+        through = [one for one in ends if one is not None and one.requires_grad]
+        if not through or not leaves:
+            break
+        gradients: Any = torch.autograd.grad(
+            _weighted(through), leaves, create_graph=order < orders, allow_unused=True
+        )
+        found.append([one if one is None else one.detach() for one in gradients])
+        ends = gradients
+    return found
+
+
+def differences(found: Derivatives, expected: Derivatives, wanted: Sequence[int]) -> Iterator[str]:
+    """How the one is not the other."""
+    if len(found[0]) != len(expected[0]):
+        yield f"{len(found[0])} results, expected {len(expected[0])}"
+        return
+    for order, (mine, theirs) in enumerate(itertools.zip_longest(found, expected, fillvalue=())):
+        for index, (one, two) in enumerate(itertools.zip_longest(mine, theirs)):
+            yield from unlike(f"{_ORDERS[order]} {wanted[index] if order else index}", one, two)
+
+
+def stride_differences(found: Derivatives, expected: Derivatives) -> Iterator[str]:
+    """Which results are laid out otherwise."""
+    for index, (one, two) in enumerate(zip(found[0], expected[0], strict=True)):
+        if one is None or two is None or one.layout is not torch.strided or not one.numel():
+            continue
+        if one.stride() != two.stride():
+            yield f"result {index} has strides {one.stride()}, expected {two.stride()}"
+
+
+def unlike(what: str, one: torch.Tensor | None, two: torch.Tensor | None) -> Iterator[str]:
+    """How two tensors differ, by more than the square root of their dtype's precision; None is zero."""
+    if one is None or two is None:
+        other = two if one is None else one
+        if other is not None and other.count_nonzero():
+            yield f"the {what} is {'missing' if one is None else 'there'}, and {_shown(other)}"
+        return
+    if (one.shape, one.dtype, one.device) != (two.shape, two.dtype, two.device):
+        got, wanted = (f"{it.dtype} of shape {tuple(it.shape)} on {it.device}" for it in (one, two))
+        yield f"the {what} is {got}, expected {wanted}"
+        return
+    if one.layout is not torch.strided:
+        one, two = one.to_dense(), two.to_dense()
+    exact = not (two.is_floating_point() or two.is_complex())
+    near = 0.0 if exact else torch.finfo(two.dtype).eps ** 0.5
+    finite = two[torch.isfinite(two)].abs()
+    most = near * finite.max().item() if finite.numel() and not exact else 0.0
+    if not torch.allclose(one, two, rtol=near, atol=most, equal_nan=True):
+        yield f"the {what} is wrong\n    expected {_shown(two)}\n    got      {_shown(one)}"
+
+
+def is_random(sample: Sample) -> bool:
+    """Whether PyTorch gives other results in the next run."""
+    pairs = zip(*(tensors_in(sample.mapped(twin)()) for _ in range(2)), strict=True)
+    return any(next(unlike("", one, two), "") for one, two in pairs)
+
+
+def surroundings() -> dict[str, Any]:
+    """The state of the process that a call is to leave as it was."""
+    return {
+        "the default dtype": torch.get_default_dtype(),
+        "the grad mode": torch.is_grad_enabled(),
+        "the number of threads": torch.get_num_threads(),
+        "the mode of deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "the random stream": torch.get_rng_state().tolist(),
+    }
+
+
+def _weighted(ends: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A sum in which every element has a weight of its own."""
+    total = torch.zeros((), dtype=torch.float64)
+    for one in ends:
+        ramp = (
+            torch.arange(1, one.numel() + 1, dtype=torch.float64) * 0.6180339887498949 % 1.0 + 0.5
+        )
+        weighted = (one * ramp.reshape(one.shape).to(one.dtype)).sum()
+        total = total + (weighted.real if weighted.is_complex() else weighted).double()
+    return total
+
+
+def _shown(one: torch.Tensor) -> str:
+    shown = ", ".join(f"{value:.6g}" for value in one.detach().flatten()[:6].tolist())
+    return f"[{shown}{', ...' if one.numel() > 6 else ''}]"

@@ -1,0 +1,146 @@
+"""Samples: calls of an operator, from PyTorch's operator database or its author, and variants of each."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from switchgear.errors import RegistrationError
+from switchgear.ir.naming import symbol_of
+from switchgear.nesting import map_tensors, tensors_in
+from switchgear.torch_private.operator_database import operator_database
+
+#: The most that are taken of what PyTorch's database has for an operator.
+MOST = 6
+DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """A call: `function(*args, **kwargs)`, in which the operator is called, and how it came about."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    name: str = "sample"
+
+    def __str__(self) -> str:
+        shown = [_shown(value) for value in self.args]
+        shown += [f"{name}={_shown(value)}" for name, value in self.kwargs.items()]
+        return f"{self.name} ({', '.join(shown)})"
+
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors among the arguments."""
+        return [*tensors_in((self.args, self.kwargs))]
+
+    def mapped(self, function: Callable[[torch.Tensor], torch.Tensor], name: str = "") -> Sample:
+        """The same with other tensors."""
+        args, kwargs = map_tensors(function, (self.args, self.kwargs))
+        return replace(
+            self, args=args, kwargs=kwargs, name=f"{self.name}, {name}" if name else self.name
+        )
+
+    def __call__(self) -> Any:
+        """Call the function."""
+        return self.function(*self.args, **self.kwargs)
+
+
+def samples_of(symbol: str, own: Sequence[Sample] = ()) -> list[Sample]:
+    """The author's samples of an operator, or PyTorch's. Raises `RegistrationError` where there are none."""
+    found = [*own] or [*_in_database(symbol)]
+    if not found:
+        raise RegistrationError(
+            f"PyTorch's database has no samples of {symbol}; give some: samples=[testing.Sample({symbol}, (x, ...))]"
+        )
+    places = [place * (len(found) - 1) // max(MOST - 1, 1) for place in range(MOST)]
+    return [*own] or [found[place] for place in dict.fromkeys(places)]
+
+
+def _in_database(symbol: str) -> Iterator[Sample]:
+    for entry in _by_symbol().get(
+        symbol.rpartition(".")[0] if symbol.startswith("aten.") else symbol, ()
+    ):
+        dtypes = entry.supported_dtypes("cpu")
+        dtype = next(
+            (one for one in (torch.float32, torch.int64, torch.bool) if one in dtypes), None
+        )
+        if dtype is None:
+            continue
+        torch.manual_seed(0)
+        for index, sample in enumerate(entry.sample_inputs("cpu", dtype, set_seed=False)):
+            args = (sample.input, *sample.args)
+            yield Sample(entry.op, args, sample.kwargs, f"sample {index} of {entry.full_name}")
+
+
+@functools.cache
+def _by_symbol() -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {}
+    for entry in operator_database():
+        symbol = symbol_of(entry.op)
+        names = {symbol.name if symbol else "", f"aten.{entry.aten_name}"}
+        for name in names:
+            found.setdefault(name, []).append(entry)
+    return found
+
+
+def variants(sample: Sample, dtypes: Sequence[torch.dtype] = DTYPES) -> Iterator[Sample]:
+    """A sample in other dtypes and layouts, empty and without dimensions; only what PyTorch runs."""
+    for changed in _variants(sample, dtypes):
+        try:
+            changed.mapped(torch.clone)()
+        except Exception:  # PyTorch refuses it, as the operator's author may
+            continue
+        yield changed
+
+
+def _variants(sample: Sample, dtypes: Sequence[torch.dtype]) -> Iterator[Sample]:
+    yield sample
+    given = [one for one in sample.tensors() if one.layout is torch.strided]
+    if any(one.is_floating_point() for one in given):
+        for dtype in dtypes:
+            if any(one.is_floating_point() and one.dtype != dtype for one in given):
+                yield sample.mapped(
+                    functools.partial(_cast, dtype=dtype), str(dtype).removeprefix("torch.")
+                )
+    if any(one.dim() for one in given):
+        yield sample.mapped(_with_gaps, "non-contiguous")
+        yield sample.mapped(_repeated, "expanded")
+    if any(one.dim() > 1 for one in given):
+        yield sample.mapped(_transposed, "transposed")
+    if any(one.dim() == 4 for one in given):
+        yield sample.mapped(
+            lambda one: (
+                one.contiguous(memory_format=torch.channels_last) if one.dim() == 4 else one
+            ),
+            "channels-last",
+        )
+    if given and len({one.shape for one in given}) == 1 and given[0].dim():
+        yield sample.mapped(lambda one: one[:0], "empty")
+        if given[0].numel():
+            yield sample.mapped(lambda one: one.flatten()[0], "without dimensions")
+
+
+def _cast(one: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return one.to(dtype) if one.is_floating_point() else one
+
+
+def _with_gaps(one: torch.Tensor) -> torch.Tensor:
+    return torch.stack([one, one], -1)[..., 0] if one.dim() else one
+
+
+def _transposed(one: torch.Tensor) -> torch.Tensor:
+    return one.mT.contiguous().mT if one.dim() > 1 else one
+
+
+def _repeated(one: torch.Tensor) -> torch.Tensor:
+    return one[:1].expand(one.shape) if one.dim() and len(one) else one
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{[*value.shape]}"
+    return f"{value!r:.60}"

@@ -1,0 +1,235 @@
+"""The kit finds planted bugs, and has nothing against PyTorch's own implementations."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import switchgear as sg
+from switchgear import testing
+from switchgear.errors import RegistrationError
+from switchgear.testing.samples import samples_of, variants
+
+
+def implementing(target: Any, function: Callable[..., Any], checker: Any = None) -> sg.Executor:
+    table = sg.Table("mine")
+    table.implementation(target, checker)(function)
+    return sg.Executor("mine", table=table)
+
+
+def ruling(pullback: Callable[[Tensor, Tensor], Any], forward: Callable[[Tensor], Tensor] = torch.sin) -> sg.Table:
+    table = sg.Table("mine")
+    table.grad_rule(torch.sin)(lambda x: (forward(x), lambda grad: pullback(x, grad)))
+    return table
+
+
+def sin_of_strided(x: Tensor) -> Tensor:
+    """Reads memory as if it were contiguous."""
+    return torch.sin(torch.as_strided(x, x.shape, torch.empty(x.shape).stride()))
+
+
+def sin_of_repeated(x: Tensor) -> Tensor:
+    return torch.sin(x) * (0.5 if 0 in x.stride() else 1)
+
+
+def sin_of_some(x: Tensor) -> Tensor:
+    if not x.numel():
+        raise ValueError("nothing to do")
+    return torch.sin(x)
+
+
+def sin_of_many(x: Tensor) -> Tensor:
+    return torch.sin(x) if x.dim() else torch.zeros_like(x)
+
+
+def counting() -> Callable[[Tensor], Tensor]:
+    count = itertools.count()
+    return lambda x: torch.sin(x) + next(count) / 8
+
+
+def sin_of_floats(x: Tensor) -> Tensor:
+    if x.dtype != torch.float32:
+        raise TypeError("float32 only")
+    return torch.sin(x)
+
+
+def setting_threads(x: Tensor) -> Tensor:
+    torch.manual_seed(3)
+    return torch.sin(x)
+
+
+IMPLEMENTATIONS: dict[str, tuple[Callable[..., Any], str]] = {
+    "factor": (lambda x: torch.sin(x) * 1.01, "is not what PyTorch's operators give"),
+    "sign": (lambda x: -torch.sin(x), "is not what PyTorch's operators give"),
+    "repeated elements": (sin_of_repeated, r"expanded \(.*is not what PyTorch's operators give"),
+    "strides": (sin_of_strided, r"(non-contiguous|transposed) \(.*"),
+    "empty": (sin_of_some, r"empty \(.*ValueError: nothing to do"),
+    "without dimensions": (sin_of_many, r"(without dimensions|float32\[\])"),
+    "dtype": (lambda x: torch.sin(x).to(torch.float32), "its result has dtype torch.float32, expected torch.float64"),
+    "in place": (torch.sin_, "it wrote to its tensor argument 0"),
+    "aliased": (lambda x: x, "result 0 shares memory with an argument"),
+    "hidden state": (counting(), "differs between two runs"),
+    "nondeterminism": (lambda x: torch.sin(x) + torch.rand(x.shape) * 1e-3, "differs between two runs"),
+    "metadata": (lambda x: torch.sin(x).reshape(-1), "its result has shape"),
+    "missing decline": (sin_of_floats, "TypeError: float32 only"),
+    "process": (setting_threads, "it changed the random stream"),
+}
+
+
+@pytest.mark.parametrize("bug", IMPLEMENTATIONS)
+def test_bugs_of_implementations(bug: str) -> None:
+    function, message = IMPLEMENTATIONS[bug]
+    with pytest.raises(testing.Failures, match=rf"(?s)torch.sin by mine:.*sample \d of sin.*{message}"):
+        testing.check_implementation(implementing(torch.sin, function), torch.sin)
+
+
+def _not_twice(x: Tensor, grad: Tensor) -> Tensor:
+    return grad * torch.cos(x.detach())
+
+
+RULES: dict[str, tuple[Callable[[], sg.Table], str]] = {
+    "factor": (lambda: ruling(lambda x, g: 2 * g * torch.cos(x)), "the gradient of argument 0 is wrong"),
+    "sign": (lambda: ruling(lambda x, g: -g * torch.cos(x)), "the gradient of argument 0 is wrong"),
+    "nothing": (lambda: ruling(lambda x, g: None), "the gradient of argument 0 is missing"),
+    "forward": (
+        lambda: ruling(lambda x, g: g * torch.cos(x), lambda x: torch.sin(x) + 1),
+        "the result 0 is wrong",
+    ),
+    "shape": (lambda: ruling(lambda x, g: (g * torch.cos(x)).sum()), "RuleError: .*has shape"),
+    "not twice": (lambda: ruling(_not_twice), "the second derivative by argument 0 is (wrong|missing)"),
+}
+
+
+@pytest.mark.parametrize("bug", RULES)
+def test_bugs_of_rules(bug: str) -> None:
+    made, message = RULES[bug]
+    with pytest.raises(testing.Failures, match=rf"(?s)torch.sin by mine:.*sample \d of sin.*{message}"):
+        testing.check_rule(made(), torch.sin)
+
+
+def test_a_rule_that_is_right_once() -> None:
+    """What a rule's derivative reads and the rule does not save: right, for who asks for one order alone."""
+    table = sg.Table("mine")
+    table.augmented(torch.sin, forward=lambda x: (torch.sin(x), (torch.cos(x),)), backward=lambda cos, g: g * cos)
+    testing.check_rule(table, torch.sin, orders=1)
+
+
+def test_one_gradient_of_several() -> None:
+    table = sg.Table("mine")
+    table.grad_rule(torch.mul)(lambda x, y: (torch.mul(x, y), lambda grad: (grad * y, None)))
+    samples = [testing.Sample(torch.mul, (torch.rand(3), torch.rand(3)))]
+    with pytest.raises(testing.Failures, match="the gradient of argument 1 is missing"):
+        testing.check_rule(table, torch.mul, samples)
+
+
+OWN = [
+    torch.sin,
+    torch.add,
+    F.silu,
+    F.gelu,
+    torch.softmax,
+    torch.matmul,
+    F.layer_norm,
+    torch.cat,
+    torch.sort,
+    "aten::mm",
+]
+
+
+@pytest.mark.parametrize("target", OWN, ids=lambda one: one if isinstance(one, str) else one.__name__)
+def test_pytorchs_own_implementations(target: Any) -> None:
+    function = getattr(torch.ops.aten, target[6:]).default if isinstance(target, str) else target
+    target = function if isinstance(target, str) else target
+    testing.check_implementation(implementing(target, lambda *args, **kwargs: function(*args, **kwargs)), target)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [f"nn.functional.{name}" for name in ("relu", "linear", "conv2d", "mse_loss")])
+def test_more_of_pytorchs_own(name: str) -> None:
+    target = eval(f"torch.{name}")
+    testing.check_implementation(implementing(target, lambda *args, **kwargs: target(*args, **kwargs)), target)
+
+
+def test_what_draws_random_numbers_may_draw_others() -> None:
+    own = implementing(
+        F.dropout, lambda x, p=0.5, training=True, inplace=False: x * (torch.rand(x.shape) > p) / (1 - p)
+    )
+    testing.check_implementation(own, F.dropout, [testing.Sample(F.dropout, (torch.rand(9),))])
+
+
+def test_rules_that_are_right() -> None:
+    testing.check_rule(ruling(lambda x, grad: grad * torch.cos(x)), torch.sin)
+
+
+def test_calls_that_are_declined() -> None:
+    def checker(call: sg.BoundSymbol) -> bool | str:
+        return call.args[0].dtype == torch.float32 or "float32 only"
+
+    testing.check_implementation(implementing(torch.sin, sin_of_floats, checker), torch.sin)
+    never = implementing(torch.sin, torch.sin, lambda call: "not today")
+    with pytest.raises(testing.Failures, match="no call was taken; mine says: not today"):
+        testing.check_implementation(never, torch.sin)
+
+
+def test_an_operator_that_pytorch_has_no_samples_of() -> None:
+    with pytest.raises(RegistrationError, match=r"samples=\[testing.Sample"):
+        testing.check_implementation(implementing(torch.sin, torch.sin), "torch.no_such_operator")
+
+
+class Fuses(sg.FusionExecutor):
+    """Compiles a region to what `made` says."""
+
+    def __init__(self, made: Callable[[sg.Trace], Any]) -> None:
+        super().__init__("mine")
+        self.made = made
+
+    def supports(self, bound_symbol: sg.BoundSymbol) -> sg.Declined | None:
+        return None if bound_symbol.symbol.name != "aten.exp.default" else sg.Declined("no exp")
+
+    def compile(self, region: sg.Trace) -> Any:
+        return self.made(region)
+
+
+def two(x: Tensor) -> Tensor:
+    return x.sin() * 2
+
+
+def test_regions() -> None:
+    x = torch.rand(3, requires_grad=True)
+    testing.check_region(Fuses(lambda region: region.function()), two, x)
+    with pytest.raises(testing.Failures, match=r"regions of mine:\s+two \(float32\[3\]\): .*not what PyTorch's"):
+        testing.check_region(Fuses(lambda region: lambda x: (x * 3,)), two, x.detach())
+    with pytest.raises(testing.Failures, match=r"no region was taken: a region of 1 operators"):
+        testing.check_region(Fuses(lambda region: region.function()), lambda x: x.exp(), x.detach())
+
+
+def test_passes() -> None:
+    def doubles(trace: sg.Trace, context: sg.PassContext) -> sg.Trace:
+        lines = [replace(line, args=(line.args[0], 4)) if 2 in line.args else line for line in trace.bound_symbols]
+        return replace(trace, bound_symbols=tuple(lines))
+
+    testing.check_pass(sg.PassPlacement("same", "before_claim", lambda trace, context: trace), two, torch.rand(3))
+    with pytest.raises(testing.Failures, match=r"(?s)pass wrong:\s+two \(float32\[3\]\): the result 0 is wrong"):
+        testing.check_pass(sg.PassPlacement("wrong", "before_claim", doubles), two, torch.rand(3))
+
+
+def test_variants_are_what_pytorch_runs() -> None:
+    (sample,) = samples_of("torch.sin", [testing.Sample(torch.sin, (torch.rand(2, 3, 4, 4),), name="mine")])
+    assert [one.name for one in variants(sample)] == [
+        "mine",
+        "mine, float64",
+        "mine, bfloat16",
+        "mine, non-contiguous",
+        "mine, expanded",
+        "mine, transposed",
+        "mine, channels-last",
+        "mine, empty",
+        "mine, without dimensions",
+    ]
