@@ -8,6 +8,7 @@ from switchgear.functional import grad, value_and_grad, vjp
 from switchgear.inspect.explain import explain
 from switchgear.ir.aliasing import aliased_argument, storages, written_arguments
 from switchgear.ir.choice import Choice, Declined, Implementation, Saved
+from switchgear.ir.lines import Lines, argument, composite, leaf_of
 from switchgear.ir.proxy import NumberProxy, TensorProxy
 from switchgear.ir.symbol import BoundSymbol, Symbol
 from switchgear.ir.trace import Trace
@@ -35,6 +36,7 @@ __all__ = [
     "FusionExecutor",
     "Handler",
     "Implementation",
+    "Lines",
     "NumberProxy",
     "PassContext",
     "PassPlacement",
@@ -48,6 +50,8 @@ __all__ = [
     "TensorProxy",
     "Trace",
     "aliased_argument",
+    "argument",
+    "composite",
     "errors",
     "explain",
     "get_grad",
@@ -58,6 +62,7 @@ __all__ = [
     "last_choices",
     "last_saved",
     "last_traces",
+    "leaf_of",
     "plugin_report",
     "put_grad",
     "real_dispatch",

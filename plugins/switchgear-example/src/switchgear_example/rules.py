@@ -17,8 +17,7 @@ table = sg.Table("example")
 
 def approximates_by_tanh(call: sg.BoundSymbol) -> bool | str:
     """A checker: True accepts a call, a string declines it and is the reason that `sg.explain` gives."""
-    approximate = call.args[1] if len(call.args) > 1 else call.kwargs.get("approximate", "none")
-    return approximate == "tanh" or "only with approximate='tanh'"
+    return sg.argument(call, "approximate") == "tanh" or "only with approximate='tanh'"
 
 
 @table.implementation(F.gelu, checker=approximates_by_tanh)

@@ -1,0 +1,107 @@
+"""What a pass asks of the lines of a trace, and how it replaces some."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import switchgear as sg
+from switchgear.ir.verify import verify
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def trace_of(function: Any, *args: Any) -> sg.Trace:
+    jitted = sg.jit(function, executors=["torch"])
+    jitted(*args)
+    return sg.last_traces(jitted)[0]
+
+
+def program() -> sg.Trace:
+    return trace_of(lambda x: (torch.sin(x), torch.cos(torch.sin(x) * 2).exp()), torch.ones(3))
+
+
+def test_makers_and_readers() -> None:
+    trace = program()
+    first, second, product, cosine, last = trace.bound_symbols
+    lines = sg.Lines(trace)
+    assert lines.maker(first.output) is first
+    assert lines.maker(trace.inputs[0]) is lines.maker(3) is None
+    assert lines.readers(trace.inputs[0]) == (first, second)
+    assert lines.readers(product.output) == (cosine,)
+    assert lines.seen_elsewhere(first.output) == f"{first.output.name} is returned, or saved"
+    assert lines.seen_elsewhere(trace.inputs[0]) == f"{trace.inputs[0].name} is read elsewhere too"
+    assert not lines.seen_elsewhere(product.output)
+    assert lines.result() is trace
+    assert last.symbol.name == "torch.exp"
+
+
+def test_calls_are_replaced() -> None:
+    trace = program()
+    lines = sg.Lines(trace)
+    product, cosine = trace.bound_symbols[2:4]
+    whole = sg.composite(sg.Symbol("torch.tan", torch.tan), product.inputs, cosine.output, (product, cosine))
+    assert (whole.subsymbols, whole.source) == ((product, cosine), cosine.source)
+    lines.replace((product, cosine), whole)
+    assert lines.maker(product.output) is None
+    assert [item.symbol.name for item in verify(lines.result()).bound_symbols] == [
+        "torch.sin",
+        "torch.sin",
+        "torch.tan",
+        "torch.exp",
+    ]
+
+
+def test_fresh_values_have_names_of_their_own() -> None:
+    trace = program()
+    lines = sg.Lines(trace)
+    value = trace.bound_symbols[0].output
+    one, two = lines.fresh(value), lines.fresh(value)
+    assert len({value.name, one.name, two.name}) == 3
+    assert one.shape == value.shape
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "expected"),
+    [
+        (lambda x: F.gelu(x), "approximate", "none"),
+        (lambda x: F.gelu(x, approximate="tanh"), "approximate", "tanh"),
+        (lambda x: F.softplus(x, 3.0), "beta", 3.0),
+        (lambda x: F.layer_norm(x, (3,)), "eps", 1e-5),
+        (lambda x: x.sum(0, keepdim=True), "keepdim", True),
+    ],
+)
+def test_arguments_by_name(function: Any, name: str, expected: Any) -> None:
+    call = trace_of(function, torch.ones(2, 3)).bound_symbols[0]
+    assert sg.argument(call, name) == expected
+    with pytest.raises(TypeError, match="has no parameter 'nothing'"):
+        sg.argument(call, "nothing")
+
+
+def test_the_leaf_of_a_call() -> None:
+    call = trace_of(lambda x: F.linear(x, x), torch.ones(3, 3)).bound_symbols[0]
+    assert sg.leaf_of(call) is None  # a transpose and a product
+    product = sg.leaf_of(call.subsymbols[-1])
+    assert product is not None
+    assert product.symbol.name == "aten.mm.default"
+    names = [item.name for item in torch.ops.aten.mm.default._schema.arguments]
+    assert [sg.argument(product, name) for name in names] == list(product.inputs)
+
+
+@pytest.mark.parametrize("page", ["plugins.md"])
+def test_blocks_of_the_documentation_run(page: str) -> None:
+    scope: dict[str, Any] = {"__name__": "guide"}
+    blocks = (DOCS / page).read_text().split("```python\n")[1:]
+    assert len(blocks) > 5
+    for block in blocks:
+        exec(compile(block.split("```")[0], page, "exec"), scope)
+
+
+def test_the_pattern_of_the_guide_is_short() -> None:
+    (block,) = [one for one in (DOCS / "plugins.md").read_text().split("```python\n") if "def geglu" in one]
+    pattern = block[block.index("def geglu") : block.index("h = sg.jit")]
+    assert len([line for line in pattern.splitlines() if line.strip()]) < 40
