@@ -89,7 +89,7 @@ def test_an_answer_with_a_reason(install: Install) -> None:
     jitted = run()
     assert owners(jitted) == ["second", "torch", "second"]
     report = sg.explain(jitted)
-    assert report.splitlines()[0] == "executors: first, second, torch; regions as chosen by mine"
+    assert report.splitlines()[0] == "executors: first, second, torch; regions as chosen by mine 1.0"
     assert "aten.mul.Tensor: execution by second (in second_computation_0 (by lot))" in report
     assert [name for name, _ in module.compiled] == ["second", "second"]
 
@@ -186,7 +186,7 @@ def test_who_lists_executors_asks_nobody(install: Install) -> None:
 )
 def test_what_goes_wrong_names_the_plugin(install: Install, answer: str, message: str) -> None:
     install(mine=chooser(answer))
-    with pytest.raises(RuleError, match=rf"plugin mine: switchgear_choose .*{message}.*SWITCHGEAR_DISABLE=mine"):
+    with pytest.raises(RuleError, match=rf"plugin mine 1.0: switchgear_choose .*{message}.*SWITCHGEAR_DISABLE=mine"):
         sg.jit(two_regions)(torch.ones(3))
 
 

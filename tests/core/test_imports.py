@@ -59,7 +59,9 @@ def test_what_is_changed_is_put_back(site: Site, what: str, ends: str) -> None:
     assert status.status == ("failed" if ends else "loaded")
     assert f"its import changed {what}, which was put back" in status.notes
     named = [str(one.message) for one in caught if "changed" in str(one.message)]
-    assert named == ([] if what in MINOR else [f"plugin mine changed {what} when it was imported; that was put back"])
+    assert named == (
+        [] if what in MINOR else [f"plugin mine 1.0 changed {what} when it was imported; that was put back"]
+    )
     assert [one.name for one in plugins.executors] == (["good"] if ends else ["good", "mine"])
 
 
@@ -88,7 +90,7 @@ def test_a_slow_import_is_noted(site: Site, monkeypatch: pytest.MonkeyPatch) -> 
     ],
 )
 def test_plugins_that_are_refused(site: Site, source: str, message: str) -> None:
-    with pytest.warns(PluginWarning, match=f"plugin mine is not used .failed.: RegistrationError: {message}"):
+    with pytest.warns(PluginWarning, match=f"plugin mine 1.0 is not used .failed.: RegistrationError: {message}"):
         plugins = loaded(site, source)
     assert [one.name for one in plugins.executors] == ["good"]
     assert "Traceback" in plugins.report[1].traceback

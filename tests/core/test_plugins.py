@@ -145,7 +145,7 @@ def test_broken_plugin_is_one_warning_and_the_others_load(site: Site, source: st
         site.add("broken", source),
         site.add("z", executor_plugin("z")),
     ]
-    loaded = load_with_one_warning(entries, f"plugin broken is not used .failed.: (?s:.*{error})")
+    loaded = load_with_one_warning(entries, f"plugin broken 1.0 is not used .failed.: (?s:.*{error})")
     assert names(loaded) == ["a", "z"]
     assert status_of(loaded, "broken").status == "failed"
     assert status_of(loaded, "broken").executors == ()

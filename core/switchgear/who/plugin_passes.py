@@ -106,7 +106,24 @@ def run_pass(placement: PassPlacement, trace: Trace, context: PassContext) -> Tr
         raise RuleError(f"{blame} returned a {type(result).__name__}, not a Trace; {remedy}")
     if result is trace:
         return trace
+    if fault := _changed(trace, result):
+        raise RuleError(f"{blame} changed {fault} of the trace; {remedy}")
     try:
         return verify(result.with_provenance(placement.name, 0.0))
     except InvalidTrace as error:
         raise RuleError(f"{blame} broke the trace; {remedy}: {error}") from error
+
+
+def _changed(before: Trace, after: Trace) -> str:
+    """What a pass may not change: the inputs, and the layouts of what is returned."""
+    if [proxy.name for proxy in before.inputs] != [proxy.name for proxy in after.inputs]:
+        return "the inputs"
+    if len(before.outputs) != len(after.outputs):
+        return "the number of results"
+    for index, (one, two) in enumerate(zip(before.outputs, after.outputs, strict=True)):
+        if one is None and two is not None:
+            return f"result {index}, which is none,"
+        layouts = [(proxy.shape, proxy.dtype, proxy.device) for proxy in (one, two) if proxy]
+        if len(layouts) == 2 and layouts[0] != layouts[1]:
+            return f"shape, dtype or device of result {index}"
+    return ""

@@ -50,6 +50,11 @@ class PluginStatus:
     notes: tuple[str, ...] = ()
     traceback: str = ""
 
+    @property
+    def label(self) -> str:
+        """The plugin's name and version, for messages."""
+        return f"{self.name} {self.version}".strip()
+
 
 @dataclass(frozen=True, slots=True)
 class SkipRule:
@@ -170,10 +175,10 @@ def load(candidates: Iterable[EntryPoint] | None = None) -> Plugins:
     for status in report:
         changed = imports[status.name].changed if status.name in imports else ()
         if changed:
-            message = f"plugin {status.name} changed {', '.join(changed)} when it was imported; that was put back"
+            message = f"plugin {status.label} changed {', '.join(changed)} when it was imported; that was put back"
             warnings.warn(message, PluginWarning, stacklevel=3)
         if status.status in ("failed", "conflict"):
-            message = f"plugin {status.name} is not used ({status.status}): {status.error}"
+            message = f"plugin {status.label} is not used ({status.status}): {status.error}"
             warnings.warn(message, PluginWarning, stacklevel=3)
     return _assembled([plugin for plugin in loaded.values() if plugin.name not in faults], report)
 
@@ -235,9 +240,10 @@ def _load_one(entry: EntryPoint) -> Plugin:
             )
     registry = _registered(manager, executors)
     placements = _collected(manager, "switchgear_passes", PassPlacement)
-    passes = tuple(replace(placement, owner=entry.name) for placement in placements)
+    label = f"{entry.name} {_distribution(entry)[1]}".strip()
+    passes = tuple(replace(placement, owner=label) for placement in placements)
     features = _collected(manager, "switchgear_features", Feature)
-    skip_rule, chooser = _skip_rule(manager), _chooser(manager, entry.name)
+    skip_rule, chooser = _skip_rule(manager), _chooser(manager, entry.name, label)
     brought = executors, registry.grad_rule_owners, skip_rule, passes, chooser, features
     if not any(brought):
         raise RegistrationError(
@@ -281,7 +287,7 @@ def _skip_rule(manager: pluggy.PluginManager) -> SkipRule | None:
     )
 
 
-def _chooser(manager: pluggy.PluginManager, plugin: str) -> Chooser | None:
+def _chooser(manager: pluggy.PluginManager, plugin: str, label: str) -> Chooser | None:
     caller = manager.hook.switchgear_choose
     written = [implementation.function for implementation in caller.get_hookimpls()]
     if not written:
@@ -290,7 +296,7 @@ def _chooser(manager: pluggy.PluginManager, plugin: str) -> Chooser | None:
     return Chooser(
         lambda regions, context: caller(regions=regions, context=context),
         written[0],
-        plugin,
+        label,
         remedy,
     )
 

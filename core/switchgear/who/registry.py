@@ -69,7 +69,8 @@ class GradRule(_Checked):
     """How one symbol is differentiated. `backward` is the second half of an augmented pair, else None.
 
     `owner` is an executor's name, or the plugin's (or distribution's) for a package of rules alone; `override` says
-    that it may take the place of what its owner registered before.
+    that it may take the place of what its owner registered before. `label` is the name and version of who brings it to
+    a call, `remedy` how a user goes on without it, for messages.
     """
 
     owner: str
@@ -79,9 +80,11 @@ class GradRule(_Checked):
     backward: Fn | None = None
     checker: Checker | None = None
     override: bool = False
+    label: str = ""
+    remedy: str = ""
 
     def __str__(self) -> str:
-        return f"grad rule {describe(self.fn)} of {self.owner}"
+        return f"grad rule {describe(self.fn)} of {self.label or self.owner}"
 
 
 class Registry:

@@ -291,8 +291,11 @@ class _Application:
                 raise self._error(f"raised {type(error).__name__}: {error}") from error
 
     def _error(self, message: str) -> RuleError:
-        item = self.bound_symbol
-        return RuleError(f"{self.rule} for {item.symbol.name}, called at {item.source}, {message}")
+        item, remedy = self.bound_symbol, self.rule.remedy
+        way_out = f"; to go on without it, {remedy}" if remedy else ""
+        return RuleError(
+            f"{self.rule} for {item.symbol.name}, called at {item.source}, {message}{way_out}"
+        )
 
 
 def _split(

@@ -121,6 +121,7 @@ class Selection:
             ):
                 objection = rule.declined(bound_symbol)
             if objection is None:
+                rule = replace(rule, label=source.label, remedy=source.remedy)
                 return rule, tuple(declined)
             declined.append((source.name, objection.reason))
         return None, tuple(declined)
