@@ -18,6 +18,7 @@ from switchgear import cli
 from switchgear.inspect import doctor
 from switchgear.torch_private import names as private_names
 from switchgear.torch_private.names import PRIVATE_NAMES, missing_names, value_of
+from switchgear.torch_private.operator_database import DATABASE, operator_database
 
 CORE = Path(sg.__file__).parent
 #: A path in a string; not the beginning of one, nor the name of an operator, which ends like this_.
@@ -60,9 +61,18 @@ def test_every_private_name_in_the_core_is_listed() -> None:
             used |= {path for path in uses(ast.parse(file.read_text())) if is_private(path)}
     # modules on the way to a name, and what is read off a name that is listed
     known = [
-        path for path in used if any(name.startswith(path + ".") or path.startswith(name) for name in PRIVATE_NAMES)
+        path
+        for path in used
+        if any(name.startswith(path + ".") or path.startswith(name) for name in (*PRIVATE_NAMES, DATABASE))
     ]
     assert sorted(used.difference(known, MODULES)) == []
+
+
+def test_without_the_operator_database_there_are_no_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert operator_database()
+    monkeypatch.setitem(sys.modules, DATABASE.rpartition(".")[0], None)
+    monkeypatch.delattr("torch.testing._internal.common_methods_invocations", raising=False)
+    assert operator_database() == []
 
 
 @pytest.mark.parametrize("path", PRIVATE_NAMES)
