@@ -260,7 +260,7 @@ def jit(
 
     executors: the whole list of executors and of packages of rules, by name or as objects, the first asked first:
         with ["torch"] results are eager's to the bit, whatever is installed. `...` stands for the default ones that
-        are not named, "-name" leaves one of these out. "auto" is [...]: all that are installed, those that fuse first,
+        are not named, "-name" leaves one of these out. "auto" is [...]: all that are installed, those that fuse early,
         each region compiled by every one that takes it, measured, and left to the others where none is faster; times
         are remembered on disk. None is all that are installed, by (declared priority, name), and nothing is measured.
     grad_rules: tables of grad rules for this function alone, or names of plugins whose rules these are to be, asked

@@ -11,7 +11,7 @@ from .write_to_inputs import write_to_inputs
 
 #: In the order in which they run; spelling is last, when it is settled what is called.
 PASSES = (
-    sg.PassPlacement("short_chains", "after_claim", short_chains),
+    sg.PassPlacement("short_chains", "before_fusion", short_chains),
     sg.PassPlacement("write_to_inputs", "after_claim", write_to_inputs),
     sg.PassPlacement("reuse_buffers", "after_claim", reuse_buffers),
     sg.PassPlacement("spelling", "after_claim", spell),

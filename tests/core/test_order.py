@@ -88,6 +88,17 @@ def test_lists_that_mean_nothing(plugins: Plugins, executors: Any, error: type[E
         order(plugins, executors)
 
 
+def test_a_priority_of_its_own_comes_before_those_that_fuse(site: Site) -> None:
+    entries = [
+        site.add("early", executor_plugin("early", options="priority=1")),
+        site.add("usual", executor_plugin("usual")),
+        site.add("fuser", FUSES.format(name="fuser", priority=0)),
+        site.add("first_fuser", FUSES.format(name="first_fuser", priority=2)),
+    ]
+    found = [one.name for one in order(load(entries), "auto").asked]
+    assert found == ["first_fuser", "early", "fuser", "usual"]
+
+
 def test_order_of_installation_means_nothing(site: Site) -> None:
     entries = [
         site.add("one", executor_plugin("one")),

@@ -372,6 +372,7 @@ def _finished(
 ) -> Program:
     """The program of a trace that is claimed."""
     stages.change("pass_through", pass_through)
+    stages.plugin_passes("before_fusion", selection, gives_gradients=boxed)
     if selection.fusion:
         stages.run("fuse", partial(fuse, selection=selection))
     stages.run("dead_code", dead_code)

@@ -10,7 +10,7 @@ Every line of the backward has a `Link` to its forward line and rule.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import deque
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,22 +18,20 @@ import torch
 from switchgear import torch_private as internals
 from switchgear.capture.recorder import Recorder
 from switchgear.capture.tracking import metadata_proxy
-from switchgear.errors import StrictError
+from switchgear.errors import NotDifferentiable, StrictError
 from switchgear.grad.derived import derive, further_reads, instantiate, rebind
+from switchgear.grad.sweep import Linear, linked, refusing, sweep
 from switchgear.ir.choice import Choice
 from switchgear.ir.dead_code import dead_code
 from switchgear.ir.proxy import TensorProxy, changed_proxy
 from switchgear.ir.symbol import (
-    BACKWARD,
     CUSTOM_FUNCTION,
     GRAD_OFF_INSIDE,
-    INNER_GRADIENT,
     RECOMPUTED,
     SAVED,
     BoundSymbol,
     Link,
     RuleOrigin,
-    Symbol,
     changed,
     map_proxies,
     proxies,
@@ -44,10 +42,8 @@ from switchgear.ir.symbol import (
 from switchgear.ir.trace import Names, Trace, names_of
 from switchgear.who.claim import Claim, claimant
 from switchgear.who.registry import GradRule
-from switchgear.who.rules import Applied, Grads, OwnGradient, Pull, apply_rule
+from switchgear.who.rules import Applied, Grads, OwnGradient, apply_rule
 from switchgear.who.selection import Reasons, Selection
-
-_ADD = Symbol("aten.add.Tensor", torch.ops.aten.add.Tensor)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,16 +60,6 @@ class Joint:
     grad_outputs: Grads
     choices: tuple[Choice, ...]
     kept: tuple[TensorProxy, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Linear:
-    """One differentiated bound symbol: `pull` gives its part of the backward and a gradient per tensor argument."""
-
-    arguments: tuple[TensorProxy, ...]
-    outputs: tuple[TensorProxy, ...]
-    pull: Pull
-    link: Link
 
 
 def differentiate(
@@ -225,7 +211,13 @@ class Forward:
             # what rules make is saved by its name, which must not depend on what is asked for
             with self.names.apart():
                 for made in applied.forward:
-                    self.linearise(made, origin)
+                    try:
+                        self.linearise(made, origin)
+                    except NotDifferentiable as error:
+                        if not made.is_leaf:
+                            raise
+                        self.body.append(linked(made, link))
+                        self.linears.append(refusing(made, link, error))
         else:
             self.body.extend(linked(made, link, *item.tags & {SAVED}) for made in applied.forward)
         for proxy, output in zip(item.outputs, applied.outputs, strict=True):
@@ -342,107 +334,3 @@ def _resolved(item: BoundSymbol) -> dict[str, TensorProxy]:
 
 def _requires_grad(values: tuple[TensorProxy, ...]) -> bool:
     return any(proxy.requires_grad for proxy in values)
-
-
-def sweep(
-    linears: list[Linear],
-    outputs: Grads,
-    cotangents: Grads,
-    recorder: Recorder,
-    wanted: frozenset[str] = frozenset(),
-) -> tuple[list[BoundSymbol], dict[str, TensorProxy]]:
-    """The backward, and the gradients that arrive at the inputs and at the intermediates `wanted`, by name.
-
-    It is the one that autograd would run in the autocast region that this is called in, if any.
-    """
-    backward: list[BoundSymbol] = []
-    grads: dict[str, TensorProxy] = {}
-    links: defaultdict[str, tuple[Link, ...]] = defaultdict(tuple)
-
-    def accumulate(name: str, grad: TensorProxy, *new: Link) -> None:
-        links[name] += new
-        if name in grads:
-            backward.extend(_sum(grads[name], grad, recorder, links[name]))
-            grad = backward[-1].outputs[0]
-        grads[name] = grad
-
-    for proxy, cotangent in zip(outputs, cotangents, strict=True):
-        if proxy is not None and cotangent is not None:
-            accumulate(proxy.name, cotangent)
-    for linear in reversed(linears):
-        names = [proxy.name for proxy in linear.outputs]
-        incoming = tuple(
-            [grads.get(name) if name in wanted else grads.pop(name, None) for name in names]
-        )
-        if not any(incoming):
-            continue
-        body, found = linear.pull(incoming)
-        backward.extend(linked(item, linear.link, BACKWARD) for item in body)
-        for proxy, grad in zip(linear.arguments, found, strict=True):
-            if grad is not None and proxy.requires_grad:
-                if grad.dtype != proxy.dtype:
-                    backward.extend(
-                        linked(item, linear.link, BACKWARD) for item in _cast(grad, proxy, recorder)
-                    )
-                    grad = backward[-1].outputs[0]
-                accumulate(proxy.name, grad, linear.link)
-    return backward, grads
-
-
-def _cast(grad: TensorProxy, proxy: TensorProxy, recorder: Recorder) -> tuple[BoundSymbol, ...]:
-    """`grad` in the dtype of what it is the gradient of, as the autograd engine hands it on under autocast."""
-    with recorder.recording(), torch._C.DisableTorchFunction(), torch.no_grad():
-        recorder.tracker.proxy_of(recorder.tracker.wrapper_for(grad).to(proxy.dtype))
-    return recorder.take()
-
-
-def linked(item: BoundSymbol, link: Link, *tags: str) -> BoundSymbol:
-    """A bound symbol and its parts, tied to the forward one that they come from."""
-    parts = tuple([linked(part, link, *tags) for part in item.subsymbols])
-    source = item.source or link.forward.source
-    links = item.links if INNER_GRADIENT in item.tags else (link,)
-    return changed(
-        item, links=links or (link,), source=source, subsymbols=parts, tags=item.tags.union(tags)
-    )
-
-
-def _sum(
-    left: TensorProxy, right: TensorProxy, recorder: Recorder, links: tuple[Link, ...]
-) -> list[BoundSymbol]:
-    """`left + right`, as the autograd engine accumulates."""
-    same = (left.shape, left.stride, left.dtype, left.device) == (
-        right.shape,
-        right.stride,
-        right.dtype,
-        right.device,
-    )
-    if not same or not is_dense(left):
-        with recorder.recording(), torch._C.DisableTorchFunction(), torch.no_grad():
-            recorder.tracker.proxy_of(
-                recorder.tracker.wrapper_for(left) + recorder.tracker.wrapper_for(right)
-            )
-        made = recorder.take()
-    else:
-        output = replace(
-            left,
-            name=recorder.names.fresh(),
-            requires_grad=False,
-            storage_offset=0,
-            is_conj=False,
-            is_neg=False,
-        )
-        source = links[-1].forward.source if links else None
-        made = (BoundSymbol(_ADD, (left, right), {}, output, source=source, grad_enabled=False),)
-    return [changed(item, links=links, tags=frozenset({BACKWARD})) for item in made]
-
-
-def is_dense(proxy: TensorProxy) -> bool:
-    """Whether the layout has neither holes nor repeats, so that a sum's layout is its terms'."""
-    step = 1
-    for size, stride in sorted(
-        zip(proxy.shape, proxy.stride, strict=True), key=lambda pair: pair[1]
-    ):
-        if size != 1 and stride != step:
-            return False
-        step *= max(size, 1)
-    return True

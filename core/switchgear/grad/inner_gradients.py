@@ -15,8 +15,9 @@ import torch
 from switchgear import torch_private as internals
 from switchgear.capture.gradients_inside import AUTOGRAD_GRAD, NEW_LEAF
 from switchgear.errors import SwitchgearError, Unsupported
-from switchgear.grad.differentiate import Forward, Linear, is_dense, linked, sweep
+from switchgear.grad.differentiate import Forward
 from switchgear.grad.partition import unlinked
+from switchgear.grad.sweep import Linear, is_dense, linked, sweep
 from switchgear.ir.choice import Choice
 from switchgear.ir.dead_code import dead_code
 from switchgear.ir.proxy import TensorProxy

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import torch
 
-from switchgear.grad.differentiate import is_dense
 from switchgear.grad.min_cut import SINK, SOURCE, min_cut
+from switchgear.grad.sweep import is_dense
 from switchgear.ir.aliasing import aliased_argument, storages
 from switchgear.ir.composites import leaves_of
 from switchgear.ir.proxy import TensorProxy, bytes_of

@@ -17,7 +17,8 @@ from switchgear.who.registry import ImplementationEntry, Table, checked_owner
 class Executor:
     """A named bringer of implementations; instantiate it, or subclass it to decide in code.
 
-    Without a list of the user's, executors of higher `priority` are asked first, those of equal priority by name.
+    Without a list of the user's, executors of higher `priority` are asked first, those of equal priority by name; by
+    default those that fuse come before the others of 0 and less.
     `table` is for an executor that no plugin registers: its implementations and grad rules are then those of the table.
 
     One that `runs_everywhere` cannot run only where something is amiss: a default call then says so, once.

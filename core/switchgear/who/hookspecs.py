@@ -31,7 +31,9 @@ CONTRACT = 1
 hookimpl = pluggy.HookimplMarker(PROJECT)
 _hookspec = pluggy.HookspecMarker(PROJECT)
 
-Stage: TypeAlias = Literal["before_grad", "after_grad", "before_claim", "after_claim"]
+Stage: TypeAlias = Literal[
+    "before_grad", "after_grad", "before_claim", "before_fusion", "after_claim"
+]
 
 
 class PassContext(Protocol):
@@ -106,11 +108,12 @@ OF_THE_CALL = "the call"
 
 @dataclass(frozen=True, slots=True)
 class PassPlacement:
-    """A pass of a plugin and where it runs: before or after differentiation, before executors claim, or after it.
+    """A pass of a plugin and where it runs: before or after differentiation, before executors claim, or after
+    it: before regions are found, or at the very end.
 
-    A pass that puts calls of its own in the place of others asks the context who would run them. After executors have
-    claimed, and regions are found, each call has an `implementation`, and what a pass adds has to have one. A call may
-    write to its arguments there (`written_arguments`), if the memory (`storages`) is the trace's own.
+    A pass that puts calls of its own in the place of others asks the context who would run them. Once executors have
+    claimed, each call has an `implementation`, and what a pass adds has to have one. At the end a call may write to its
+    arguments (`written_arguments`), if the memory (`storages`) is the trace's own.
     """
 
     name: str

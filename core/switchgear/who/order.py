@@ -2,9 +2,9 @@
 
 A list is the whole list: executors, and packages of rules alone, by name or as objects, the first asked first; who is
 not named takes no part. `...` in it stands for the default ones that it does not name, "-name" leaves one of these out.
-The default ones are the installed executors, those that fuse first, then by (priority, name), and after them the
-packages, by (priority, name). "auto" is `[...]`. None asks executors by (priority, name) alone, and nobody chooses who
-runs a region.
+The default ones are the installed executors, by (priority, name), those that fuse before the others of a priority of 0
+or less, and after them the packages, by (priority, name). "auto" is `[...]`. None asks executors by (priority, name)
+alone, and nobody chooses who runs a region.
 """
 
 from __future__ import annotations
@@ -77,7 +77,9 @@ def order(plugins: Plugins, executors: Executors) -> Order:
         raise ValueError(
             f"'-{name}' leaves out one of the default ones: write executors=[..., '-{name}']"
         )
-    fusing_first = sorted(plugins.executors, key=lambda one: not isinstance(one, FusionExecutor))
+    fusing_first = sorted(
+        plugins.executors, key=lambda one: not isinstance(one, FusionExecutor) and one.priority <= 0
+    )
     default: tuple[Executor | Plugin, ...] = (*fusing_first, *plugins.rule_packages)
     rest = [one for one in default if one.name not in found and one.name not in left_out]
     asked: list[Executor | Plugin] = []

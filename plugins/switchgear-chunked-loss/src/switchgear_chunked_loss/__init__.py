@@ -1,0 +1,54 @@
+"""Linear layer and cross entropy without the logits: the hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+import switchgear as sg
+from switchgear.testing import Sample
+
+from .operators import linear_cross_entropy
+from .pattern import PASS
+from .rules import table
+
+__all__ = ["linear_cross_entropy"]
+
+
+@sg.hookimpl
+def switchgear_executors() -> Sequence[sg.Executor]:
+    """One executor; before those that would take the logits into a region."""
+    return [sg.Executor("chunked_loss", priority=10)]
+
+
+@sg.hookimpl
+def switchgear_register_implementations(registry: sg.Registry) -> None:
+    """The loss alone, where no gradient is asked for."""
+    table.install_implementations(registry)
+
+
+@sg.hookimpl
+def switchgear_register_grad_rules(registry: sg.Registry) -> None:
+    """The loss with its gradients."""
+    table.install_grad_rules(registry)
+
+
+@sg.hookimpl
+def switchgear_passes() -> Sequence[sg.PassPlacement]:
+    """The pattern."""
+    return [PASS]
+
+
+@sg.hookimpl
+def switchgear_samples() -> dict[object, list[Sample]]:
+    """Calls for `switchgear test chunked_loss`."""
+    x, weight, bias = (torch.linspace(-1, 1, size) for size in (12, 20, 5))
+    target = torch.tensor([0, 4, -100])
+    given = x.reshape(3, 4), weight.sin().reshape(5, 4)
+    return {
+        linear_cross_entropy: [
+            Sample(linear_cross_entropy, (*given, None, target, -100, 0.0, True)),
+            Sample(linear_cross_entropy, (*given, bias, target, -100, 0.2, False)),
+        ]
+    }

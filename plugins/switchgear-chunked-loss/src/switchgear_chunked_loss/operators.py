@@ -1,0 +1,123 @@
+"""The operators: a linear layer and a cross entropy, some rows at a time, with and without gradients."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+#: So many logits are held at a time.
+LOGITS = 2**23
+
+
+@torch.library.custom_op("switchgear_chunked_loss::linear_cross_entropy", mutates_args=())
+def linear_cross_entropy(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    mean: bool,
+) -> Tensor:
+    """`F.cross_entropy(F.linear(x, weight, bias).float(), target, …)`.
+
+    `x` is `[..., features]`, `weight` `[classes, features]`, `target` has as many elements as `x` has rows.
+    """
+    return _chunked(x, weight, bias, target, ignore_index, label_smoothing, mean, gradients=False)[0]
+
+
+@linear_cross_entropy.register_fake
+def _(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    mean: bool,
+) -> Tensor:
+    return x.new_empty((), dtype=torch.float32 if x.dtype.itemsize < 4 else x.dtype)
+
+
+@torch.library.custom_op("switchgear_chunked_loss::loss_and_gradients", mutates_args=())
+def loss_and_gradients(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    mean: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The same, and its gradients by `x`, `weight` and `bias`; that of no bias is empty."""
+    loss, *gradients = _chunked(x, weight, bias, target, ignore_index, label_smoothing, mean, gradients=True)
+    by_x, by_weight, by_bias = gradients
+    return loss, by_x, by_weight, by_bias
+
+
+@loss_and_gradients.register_fake
+def _(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    mean: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    loss = x.new_empty((), dtype=torch.float32 if x.dtype.itemsize < 4 else x.dtype)
+    by_bias = weight.new_empty(weight.shape[0] if bias is not None else 0)
+    return loss, x.new_empty(x.shape), weight.new_empty(weight.shape), by_bias
+
+
+def _chunked(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    mean: bool,
+    *,
+    gradients: bool,
+) -> list[Tensor]:
+    classes = weight.shape[0]
+    rows, labels = x.reshape(-1, x.shape[-1]), target.reshape(-1)
+    counted = labels != ignore_index
+    labels = labels.masked_fill(~counted, 0)
+    exact = torch.float32 if x.dtype.itemsize < 4 else x.dtype
+    total = torch.zeros((), dtype=exact, device=x.device)
+    by_x = torch.empty_like(rows, memory_format=torch.contiguous_format) if gradients else rows
+    by_weight = torch.zeros_like(weight, dtype=exact, memory_format=torch.contiguous_format) if gradients else weight
+    by_bias = weight.new_zeros(classes if bias is not None else 0, dtype=exact)
+    count = counted.sum()
+    scale = 1 / count.clamp(min=1).to(exact) if mean else torch.ones_like(total)
+    for start in range(0, len(rows), size := max(1, LOGITS // classes)):
+        chunk, at, kept = (one[start : start + size] for one in (rows, labels, counted))
+        logits = torch.nn.functional.linear(chunk, weight, bias).to(exact)
+        chosen = logits.gather(1, at[:, None])[:, 0]
+        average = logits.mean(1) if label_smoothing else None
+        highest = logits.amax(1, keepdim=True)
+        powers = logits.sub_(highest).exp_()
+        sums = powers.sum(1, keepdim=True)
+        log_sums = (sums.log() + highest)[:, 0]
+        loss = log_sums - (1 - label_smoothing) * chosen
+        if average is not None:
+            loss -= label_smoothing * average
+        total += torch.where(kept, loss, 0).sum()
+        if gradients:
+            share = torch.where(kept, scale, 0)[:, None]
+            by_logits = powers.mul_(share / sums)
+            if label_smoothing:
+                by_logits -= share * (label_smoothing / classes)
+            by_logits.scatter_add_(1, at[:, None], share * (label_smoothing - 1))
+            if bias is not None:
+                by_bias += by_logits.sum(0)
+            by_logits = by_logits.to(x.dtype)
+            torch.mm(by_logits, weight, out=by_x[start : start + size])
+            if by_weight.dtype == by_logits.dtype:
+                by_weight.addmm_(by_logits.t(), chunk)
+            else:
+                by_weight += by_logits.t() @ chunk
+    loss = total / count if mean else total
+    return [loss, by_x.view(x.shape), by_weight.to(weight.dtype), by_bias.to(weight.dtype)]

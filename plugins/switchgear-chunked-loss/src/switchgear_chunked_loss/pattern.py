@@ -1,0 +1,58 @@
+"""The pattern: a cross entropy of what a linear layer made, of which nobody else reads the logits."""
+
+from __future__ import annotations
+
+import torch
+
+import switchgear as sg
+
+SYMBOL = sg.Symbol(
+    "switchgear_chunked_loss.linear_cross_entropy.default",
+    torch.ops.switchgear_chunked_loss.linear_cross_entropy.default,
+)
+_OWNER = "chunked_loss"
+#: What may lie between the two: rows stay rows.
+_BETWEEN = frozenset({"aten.view.default", "aten._unsafe_view.default", "aten._to_copy.default", "aten.alias.default"})
+
+
+def chunk_losses(trace: sg.Trace, context: sg.PassContext) -> sg.Trace:
+    """Put one call in the place of each linear layer with its cross entropy."""
+    lines = sg.Lines(trace)
+    for call in trace.bound_symbols:
+        if call.symbol.name != "torch.nn.functional.cross_entropy":
+            continue
+        parts = [call]
+        while (maker := lines.maker(parts[0].inputs[0])) is not None:
+            parts.insert(0, maker)
+            leaf = sg.leaf_of(maker)
+            if leaf is None or leaf.symbol.name not in _BETWEEN:
+                break
+        linear = parts[0]
+        if linear.symbol.name != "torch.nn.functional.linear":
+            continue
+        if reason := _objection(lines, call, parts):
+            context.decline(_OWNER, call, reason)
+            continue
+        x, weight, bias = (sg.argument(linear, name) for name in ("input", "weight", "bias"))
+        options = (sg.argument(call, name) for name in ("target", "ignore_index", "label_smoothing"))
+        whole = sg.composite(
+            SYMBOL, (x, weight, bias, *options, sg.argument(call, "reduction") == "mean"), call.output, parts
+        )
+        if context.takes(_OWNER, whole):
+            lines.replace(parts, whole)
+    return lines.result()
+
+
+def _objection(lines: sg.Lines, call: sg.BoundSymbol, parts: list[sg.BoundSymbol]) -> str:
+    """Why it is left as it is, or an empty string."""
+    logits = call.inputs[0]
+    if sg.argument(call, "weight") is not None or sg.argument(call, "reduction") not in ("mean", "sum"):
+        return "class weights, or reduction='none'"
+    if sg.argument(call, "target").dtype.is_floating_point or len(logits.shape) != 2:
+        return "targets that are probabilities, or logits that are no matrix"
+    if any(part.outputs[0].shape[-1] != logits.shape[-1] for part in parts[:-1]):
+        return "classes are not the last dimension of the linear layer"
+    return next(filter(None, (lines.seen_elsewhere(part.outputs[0]) for part in parts[:-1])), "")
+
+
+PASS = sg.PassPlacement("chunk_losses", "before_grad", chunk_losses)

@@ -1,0 +1,169 @@
+"""The loss and its gradients beside eager, and in models as they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from switchgear_chunked_loss import operators
+from torch import Tensor
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+import switchgear as sg
+
+TAKEN = "switchgear_chunked_loss.linear_cross_entropy.default: pattern by chunked_loss"
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operators, "LOGITS", 64)
+
+
+def arguments(dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    return {
+        "x": torch.randn(3, 7, 5, dtype=dtype, requires_grad=True),
+        "weight": torch.randn(11, 5, dtype=dtype, requires_grad=True),
+        "bias": torch.randn(11, dtype=dtype, requires_grad=True),
+    }
+
+
+TARGET = torch.tensor([[0, 3, -100, 10, 2, 2, 7], [-100, 1, 5, 5, 9, 8, -100], [4, 4, 4, 6, 1, 0, 3]])
+
+
+def outcome(function: Any, given: dict[str, Tensor]) -> list[Tensor]:
+    loss = function(**given)
+    (loss * 3).backward()
+    return [loss.detach(), *(one.grad for one in given.values() if one.grad is not None)]
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"label_smoothing": 0.1},
+        {"reduction": "sum"},
+        {"ignore_index": 2},
+        {"label_smoothing": 0.3, "reduction": "sum"},
+    ],
+    ids=str,
+)
+def test_loss_and_gradients(options: dict[str, Any], bias: bool) -> None:
+    target = TARGET if "ignore_index" not in options else TARGET.clamp(min=0)
+
+    def loss(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return F.cross_entropy(F.linear(x, weight, bias).view(-1, 11), target.view(-1), **options)
+
+    given = [{k: v for k, v in arguments().items() if bias or k != "bias"} for _ in range(2)]
+    jitted = sg.jit(loss, executors=["chunked_loss", "torch"])
+    for found, expected in zip(outcome(jitted, given[0]), outcome(loss, given[1]), strict=True):
+        torch.testing.assert_close(found, expected)
+    assert TAKEN in sg.explain(jitted)
+    with torch.no_grad():
+        torch.testing.assert_close(jitted(**given[0]), loss(**given[0]))
+
+
+def test_lower_precision() -> None:
+    def loss(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return F.cross_entropy(F.linear(x, weight, bias).float().view(-1, 11), TARGET.view(-1))
+
+    jitted = sg.jit(loss, executors=["chunked_loss", "torch"])
+    given = [arguments(torch.bfloat16) for _ in range(2)]
+    for found, expected in zip(outcome(jitted, given[0]), outcome(loss, given[1]), strict=True):
+        torch.testing.assert_close(found, expected, atol=0.05, rtol=0.05)
+    assert TAKEN in sg.explain(jitted)
+
+
+def test_nothing_is_counted() -> None:
+    def loss(x: Tensor, weight: Tensor) -> Tensor:
+        return F.cross_entropy(F.linear(x, weight).view(-1, 11), torch.full((21,), -100))
+
+    jitted = sg.jit(loss, executors=["chunked_loss", "torch"])
+    given = [{k: v for k, v in arguments().items() if k != "bias"} for _ in range(2)]
+    for found, expected in zip(outcome(jitted, given[0]), outcome(loss, given[1]), strict=True):
+        torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda z, t: (F.cross_entropy(z, t), z), "is returned, or saved"),
+        (lambda z, t: F.cross_entropy(z, t) + z.sum(), "is read elsewhere too"),
+        (lambda z, t: F.cross_entropy(z, t, reduction="none").sum(), "reduction='none'"),
+        (lambda z, t: F.cross_entropy(z, t, weight=torch.ones(11, dtype=z.dtype)), "class weights"),
+        (lambda z, t: F.cross_entropy(z, torch.softmax(z.detach(), -1)), "probabilities"),
+    ],
+)
+def test_what_is_left_as_it_is(function: Any, reason: str) -> None:
+    def loss(x: Tensor, weight: Tensor) -> Any:
+        return function(F.linear(x[0], weight), TARGET[2])
+
+    jitted = sg.jit(loss, executors=["chunked_loss", "torch"])
+    given = {k: v for k, v in arguments().items() if k != "bias"}
+    found, expected = jitted(**given), loss(**given)
+    torch.testing.assert_close(found, expected)
+    assert reason in sg.explain(jitted)
+
+
+MODELS: dict[str, Any] = {
+    "gpt2": lambda: GPT2LMHeadModel(
+        GPT2Config(
+            n_layer=2, n_embd=32, n_head=2, vocab_size=96, n_positions=32, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0
+        )
+    ),
+    "llama": lambda: LlamaForCausalLM(
+        LlamaConfig(
+            num_hidden_layers=2,
+            hidden_size=32,
+            intermediate_size=64,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            vocab_size=96,
+            max_position_embeddings=32,
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_train_on_eagers_curve(name: str) -> None:
+    curves = []
+    for jit in (False, True):
+        torch.manual_seed(0)
+        model = MODELS[name]().train()
+        function: Any = lambda ids, model=model: model(input_ids=ids, labels=ids).loss  # noqa: E731
+        jitted = sg.jit(function, executors=["chunked_loss", "torch"]) if jit else function
+        optimiser = torch.optim.AdamW(model.parameters(), 1e-3)
+        curve = []
+        for step in range(50):
+            ids = torch.arange(2 * 16).reshape(2, 16).mul(step % 5 + 1).remainder(96)
+            loss = jitted(ids)
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            curve.append(loss.item())
+        curves.append(curve)
+        if jit:
+            assert TAKEN in sg.explain(jitted)
+    assert curves[1][-1] < curves[1][0] - 0.5
+    assert max(abs(one - other) for one, other in zip(*curves, strict=True)) < 1e-4
+
+
+def test_by_the_kit() -> None:
+    from switchgear import testing
+
+    testing.check_plugin("chunked_loss")
+
+
+def test_it_takes_part_under_the_default() -> None:
+    def loss(x: Tensor, weight: Tensor) -> Tensor:
+        return F.cross_entropy(F.linear(x, weight).view(-1, 11), TARGET.view(-1))
+
+    jitted = sg.jit(loss)
+    given = [{k: v for k, v in arguments().items() if k != "bias"} for _ in range(2)]
+    for found, expected in zip(outcome(jitted, given[0]), outcome(loss, given[1]), strict=True):
+        torch.testing.assert_close(found, expected)
+    assert TAKEN in sg.explain(jitted)
