@@ -10,8 +10,10 @@ TORCH_INDEX ?=
 # index or, on macOS, from pip's own, which for Linux has builds with CUDA alone.
 NEWEST := torch==2.15.0
 TORCH  ?= $(if $(or $(TORCH_INDEX),$(filter Darwin,$(shell uname -s))),$(NEWEST),torch==2.13.0)
-# Outside of the checkout, for it takes 5 GB where its build is one with CUDA.
+OLDEST := torch==2.11.0
+# Outside of the checkout, for they take 5 GB where their builds are ones with CUDA.
 NEWEST_VENV ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/switchgear/venv-newest
+OLDEST_VENV ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/switchgear/venv-oldest
 PYTEST_ARGS ?= -n auto --maxprocesses=8
 # Which sample of the tests beside eager the Inductor executor runs: Inductor compiles each region for a second or more.
 INDUCTOR_PART ?= 0/24
@@ -34,7 +36,7 @@ define CHECK_PYTHON
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-newest doctor test-inductor nvfuser-env test-nvfuser lint format wheel-check benchmarks clean
+.PHONY: help demo test test-slow test-newest test-oldest doctor test-inductor nvfuser-env test-nvfuser lint format wheel-check benchmarks clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -50,6 +52,10 @@ test-slow: $(STAMP) ## the test suite, long-running tests included
 
 test-newest: ## an eighth of the test suite on the newest torch, in an environment of its own
 	@"$(MAKE)" --no-print-directory test VENV="$(NEWEST_VENV)" TORCH="$(NEWEST)" PYTEST_ARGS='$(PYTEST_ARGS) --part 0/8'
+
+test-oldest: ## a quarter of the Inductor executor's tests on the oldest torch, in an environment of its own
+	@"$(MAKE)" --no-print-directory test VENV="$(OLDEST_VENV)" TORCH="$(OLDEST)" \
+	    PYTEST_ARGS='$(PYTEST_ARGS) --part 0/4 tests/executors'
 
 doctor: $(STAMP) ## what is off between Switchgear and the installed torch
 	@$(PY) -m switchgear doctor

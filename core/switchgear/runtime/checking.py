@@ -187,16 +187,22 @@ def _different(
     for index, (one, two) in enumerate(zip(tensors_in(result), tensors_in(expected), strict=True)):
         if two.shape == (0,) or two.layout is not torch.strided:
             continue
-        exact = not (two.is_floating_point() or two.is_complex())
-        near = 0.0 if exact else torch.finfo(two.dtype).eps ** 0.5
-        finite = two[torch.isfinite(two)].abs()
-        most = near * finite.max().item() if finite.numel() and not exact else 0.0
+        near, most = tolerances(two)
         try:
             torch.testing.assert_close(one, two, rtol=near, atol=most, equal_nan=True)
         except AssertionError as error:
             message = str(error).replace("\n\n", "\n").replace("\n", "; ").rstrip("; ")
             return f"result {index} is not what PyTorch's operators give: {message}"
     return ""
+
+
+def tolerances(expected: torch.Tensor) -> tuple[float, float]:
+    """Relative and absolute: the square root of the dtype's precision, of the largest element; none for integers."""
+    if not (expected.is_floating_point() or expected.is_complex()):
+        return 0.0, 0.0
+    near = torch.finfo(expected.dtype).eps ** 0.5
+    finite = expected[torch.isfinite(expected)].abs()
+    return near, near * finite.max().item() if finite.numel() else 0.0
 
 
 def _equal(one: torch.Tensor, two: torch.Tensor) -> bool:

@@ -11,6 +11,7 @@ import torch
 
 from switchgear.errors import FallbackWarning
 from switchgear.nesting import tensors_in, twin
+from switchgear.runtime.checking import tolerances
 from switchgear.testing.samples import Sample
 
 #: Results, gradients by the wanted arguments, and second derivatives by them, as far as there are some.
@@ -77,10 +78,7 @@ def unlike(what: str, one: torch.Tensor | None, two: torch.Tensor | None) -> Ite
         return
     if one.layout is not torch.strided:
         one, two = one.to_dense(), two.to_dense()
-    exact = not (two.is_floating_point() or two.is_complex())
-    near = 0.0 if exact else torch.finfo(two.dtype).eps ** 0.5
-    finite = two[torch.isfinite(two)].abs()
-    most = near * finite.max().item() if finite.numel() and not exact else 0.0
+    near, most = tolerances(two)
     if not torch.allclose(one, two, rtol=near, atol=most, equal_nan=True):
         yield f"the {what} is wrong\n    expected {_shown(two)}\n    got      {_shown(one)}"
 
