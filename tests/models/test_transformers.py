@@ -139,6 +139,8 @@ def step(model: Any, called: Any, batch: Batch, seed: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_training_step_is_eagers_to_the_bit(name: str) -> None:
+    if name.startswith("mixtral") and transformers.__version__ < "5":
+        pytest.skip("before transformers 5, Mixtral decides by data which experts run")
     build, make_batch = MODELS[name]
     model, batch = build().train(), make_batch()
     twin = copy.deepcopy(model)
@@ -168,6 +170,8 @@ def test_dropout_is_on() -> None:
 
 
 def test_experts_picked_by_a_loop_over_the_data_are_refused() -> None:
+    if transformers.__version__ < "5":
+        pytest.skip("before transformers 5, there is no choice of how experts are run")
     jitted = sg.jit(mixtral("eager").train(), executors=["torch"])
     with falls_back("modeling_mixtral", "DataDependent"):
         jitted(**text())
