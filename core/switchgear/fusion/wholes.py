@@ -38,22 +38,23 @@ def find_wholes(flow: Dataflow, trace: Trace) -> list[Whole]:
     found = []
     for call, indices in parts.items():
         items, own = [flow.body[index] for index in indices], {p.name for p in call.outputs}
-        read = given.union(proxy.name for item in items for proxy in item.inputs)
+        read = {proxy.name for item in items for proxy in item.inputs}
         hidden = {proxy.name for item in items for proxy in item.outputs} - own
         members = tuple([index for index in indices if not flow.is_view[index]])
         made = {proxy.name for index in members for proxy in flow.body[index].outputs}
         is_open = hidden & returned or any(readers[name].difference(indices) for name in hidden)
-        if own <= made and not is_open and read.issuperset(p.name for p in call.inputs):
+        is_fed = all(p.name in read or p.name in given for p in call.inputs)
+        if own <= made and not is_open and is_fed:
             found.append(Whole(call, tuple(indices), members))
     return found
 
 
 def within(wholes: Iterable[Whole], members: Collection[int]) -> list[Whole]:
     """Those all of whose members are among these, none inside of another."""
-    taken: set[int] = set()
+    inside, taken = frozenset(members), set[int]()
     found = []
     for whole in wholes:
-        if taken.isdisjoint(whole.parts) and set(whole.members).issubset(members):
+        if taken.isdisjoint(whole.parts) and inside.issuperset(whole.members):
             taken.update(whole.parts)
             found.append(whole)
     return found

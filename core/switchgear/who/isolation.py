@@ -21,7 +21,7 @@ _SLOW = 1.0
 
 @dataclass(slots=True)
 class Import:
-    """What an import did besides: `changed` is what was put back, `notes` what is worth knowing."""
+    """What an import did besides: `changed` is what was put back and is no minor matter, `notes` all of it."""
 
     changed: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -91,8 +91,8 @@ def isolated() -> Iterator[Import]:
         for state, value in zip(states, before, strict=True):
             if state.get() != value:
                 state.set(value)
-                (seen.notes if state.is_minor else seen.changed).append(state.name)
-        seen.notes[:] = [f"its import changed {name}, which was put back" for name in seen.notes]
+                seen.changed += [state.name] * (not state.is_minor)
+                seen.notes.append(f"its import changed {state.name}, which was put back")
         if took > _SLOW:
             seen.notes.append(f"its import took {took:.1f} s")
         if text := printed.getvalue().strip():

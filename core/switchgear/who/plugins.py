@@ -167,7 +167,7 @@ def load(candidates: Iterable[EntryPoint] | None = None) -> Plugins:
     report = tuple(
         replace(
             _status(entry, loaded.get(entry.name), faults.get(entry.name)),
-            notes=_notes(imports.get(entry.name, Import())),
+            notes=tuple(imports.get(entry.name, Import()).notes),
             traceback=tracebacks.get(entry.name, ""),
         )
         for entry in entries
@@ -181,11 +181,6 @@ def load(candidates: Iterable[EntryPoint] | None = None) -> Plugins:
             message = f"plugin {status.label} is not used ({status.status}): {status.error}"
             warnings.warn(message, PluginWarning, stacklevel=3)
     return _assembled([plugin for plugin in loaded.values() if plugin.name not in faults], report)
-
-
-def _notes(seen: Import) -> tuple[str, ...]:
-    changed = (f"its import changed {name}, which was put back" for name in seen.changed)
-    return (*changed, *seen.notes)
 
 
 def _refused(entries: Sequence[EntryPoint]) -> dict[str, Fault]:
