@@ -25,7 +25,7 @@ from switchgear.ir.symbol import BOX, BOXED, DEL, BoundSymbol, map_proxies
 from switchgear.nesting import map_tensors, tensors_in, twin
 
 
-def is_pytorchs(item: BoundSymbol) -> bool:
+def is_never_blamed(item: BoundSymbol) -> bool:
     """Whether a line runs what it stands for, so that no plugin is to blame for what it does."""
     return item.implementation is None or item.implementation.fn is item.symbol.fn
 
@@ -58,7 +58,7 @@ def run_checked(program: Program, arguments: tuple[Any, ...], *, values: bool = 
             continue
         if item.implementation is not None and item.implementation.boxed:
             args = (box if BOXED in item.args else [*args],)
-        if is_pytorchs(item):
+        if is_never_blamed(item):
             function = item.implementation.fn if item.implementation else item.symbol.fn
             bind_outputs(item.output, function(*args, **kwargs), held)
             continue

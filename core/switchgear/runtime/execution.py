@@ -23,7 +23,7 @@ from switchgear.ir.composites import leaves_of
 from switchgear.ir.free_last_used import free_last_used
 from switchgear.ir.symbol import BOX, DEL, BoundSymbol, changed
 from switchgear.ir.trace import compile_trace
-from switchgear.runtime.checking import fault, is_pytorchs, run_checked
+from switchgear.runtime.checking import fault, is_never_blamed, run_checked
 
 #: So many operators have to be run for going below autograd to pay.
 _WORTHWHILE = 3
@@ -36,7 +36,7 @@ def runner(program: Program, *, autocast: bool) -> Callable[..., Any]:
     own operators passes as it is. One of a plugin's implementation is theirs if they raise one in its place, else
     `ExecutorFailed`.
     """
-    own = all(map(is_pytorchs, _lines(program)))
+    own = all(map(is_never_blamed, _lines(program)))
     run = program.function if own else _blaming(program)
     if _goes_below(program):
         run = _below_autograd(run)
@@ -78,7 +78,7 @@ def _by_operators_in_forward_mode(
             -2
         ]  # before memory is freed, which the last does as the implementations have it
         body = [
-            item if is_pytorchs(item) else changed(item, implementation=None)
+            item if is_never_blamed(item) else changed(item, implementation=None)
             for item in trace.bound_symbols
         ]
         with compiling(), torch.no_grad(), internals.autocast_off():
@@ -120,7 +120,7 @@ def maybe_views(program: Program) -> tuple[int, ...]:
             wanted = {
                 p.name
                 for item in makers
-                if _is_pytorch(item) and is_pytorchs(item)
+                if _is_pytorch(item) and is_never_blamed(item)
                 for p in item.outputs
             }
         for leaf in leaves_of(makers):
@@ -161,7 +161,7 @@ def _blaming(program: Program) -> Callable[..., Any]:
             return function(*arguments)
         except Exception as error:
             failed = _failed(program, error)
-            if failed is None or is_pytorchs(failed[0]):
+            if failed is None or is_never_blamed(failed[0]):
                 raise
             raise fault(program, *failed, error) from error
 
