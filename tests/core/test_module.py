@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -35,12 +36,16 @@ class Net(torch.nn.Module):
         self.last = torch.nn.Linear(4, 2)
         self.register_buffer("offset", torch.tensor([0.5, -0.5]))
         self.scale = 2.0
-        self.runs = 0
+        self.ran = array("b")  # which is not looked into: what becomes of it, a trace does not do again
 
     def forward(self, x: T) -> T:
-        self.runs += 1
+        self.ran.append(1)
         hidden = self.drop(functional.gelu(self.norm(self.first(x))))
         return self.last(hidden) * self.scale + self.offset  # type: ignore[no-any-return]
+
+    @property
+    def runs(self) -> int:
+        return len(self.ran)
 
     def predict(self, x: T) -> T:
         """Calls the module itself."""
@@ -475,7 +480,7 @@ def test_parameter_written_under_no_grad() -> None:
     check(Clamps(), data())
 
 
-def test_buffer_assigned_instead_of_written_falls_back() -> None:
+def test_buffer_assigned_instead_of_written() -> None:
     class Assigns(Counter):
         def forward(self, x: T) -> T:
             self.seen = self.seen + x[0]  # type: ignore[has-type]
@@ -483,16 +488,15 @@ def test_buffer_assigned_instead_of_written_falls_back() -> None:
 
     net = Assigns()
     held = net.seen
-    with falls_back(r"puts a tensor.*Assigns\.seen.*in place"):
-        jit(net)(data())
-    assert torch.equal(net.seen, data()[0])
-    with pytest.raises(errors.Unsupported, match=r"Assigns\.seen"):
-        sg.jit(net, executors=["torch"], strict=True)(data())
+    jitted = jit(net)
+    for calls in range(1, 4):
+        jitted(data())
+        assert torch.equal(net.seen, data()[0] * calls)
     assert torch.equal(held, torch.zeros(3))
-    assert torch.equal(net.seen, data()[0])
+    assert jitted._switchgear.cache._compilations == 1
 
 
-def test_plain_attribute_that_is_given_a_tensor_falls_back() -> None:
+def test_plain_attribute_that_is_given_a_tensor() -> None:
     class Keeps(torch.nn.Module):
         cached: Any = None
 
@@ -501,12 +505,13 @@ def test_plain_attribute_that_is_given_a_tensor_falls_back() -> None:
             return self.cached * 3  # type: ignore[no-any-return]
 
     net = Keeps()
-    with falls_back(r"Keeps\.cached"):
-        jit(net)(data())
-    assert torch.equal(net.cached, data() * 2)
+    jitted = jit(net)
+    for scale in range(1, 4):
+        jitted(data() * scale)
+        assert torch.equal(net.cached, data() * scale * 2)
 
 
-def test_tensor_kept_in_a_container_falls_back() -> None:
+def test_tensor_kept_in_a_list() -> None:
     class Appends(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -517,9 +522,10 @@ def test_tensor_kept_in_a_container_falls_back() -> None:
             return x * 3
 
     net = Appends()
-    with falls_back("kept"):
-        jit(net)(data())
-    assert [torch.equal(one, data() * 2) for one in net.kept] == [True]
+    jitted = jit(net)
+    for _ in range(3):
+        jitted(data())
+    assert [torch.equal(one, data() * 2) for one in net.kept] == [True, True, True]
 
 
 # --- hooks ---

@@ -11,9 +11,7 @@ from typing import Any
 import torch
 
 from switchgear import torch_private as internals
-from switchgear.capture.recorder import Recorder
 from switchgear.errors import Unsupported
-from switchgear.nesting import tensors_in
 
 #: A capture puts a stand-in where `torch` has it.
 _DEFAULT_STREAM = torch.default_generator
@@ -53,24 +51,12 @@ def modes_kept() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def undone_on(
-    errors: tuple[type[Exception], ...], modules: list[torch.nn.Module]
-) -> Iterator[None]:
-    """After one of these errors the modules' attributes and the random streams are what they were."""
-    holders = [(holder, holder.copy()) for _, _, holder in _holders(modules)]
+def undone_on(errors: tuple[type[Exception], ...]) -> Iterator[None]:
+    """After one of these errors the random streams are what they were."""
     streams = _random_streams()
     try:
         yield
     except errors:
-        for holder, content in holders:
-            if isinstance(holder, list):
-                holder[:] = content
-                continue
-            for name in holder.keys() - content.keys():
-                del holder[name]
-            for name, value in content.items():
-                if holder.get(name, holder) is not value:
-                    holder[name] = value
         for put_back, state in streams:
             put_back(state)
         raise
@@ -86,62 +72,3 @@ def _random_streams() -> list[tuple[Callable[[Any], object], Any]]:
     if numpy is not None:
         streams.append((numpy.random.set_state, numpy.random.get_state()))
     return streams
-
-
-def _holders(modules: list[torch.nn.Module]) -> Iterator[tuple[str, str, Any]]:
-    """The `__dict__` of each module and what it holds that can be changed in place, its buffers for one.
-
-    Each with the class of the module and the name of the attribute, empty for the `__dict__` itself.
-    """
-    for module in modules:
-        for part in module.modules():
-            for name, holder in (("", vars(part)), *vars(part).items()):
-                if isinstance(holder, (dict, list)):
-                    yield type(part).__name__, name, holder
-
-
-@contextlib.contextmanager
-def tensors_taken_out(modules: list[torch.nn.Module], recorder: Recorder) -> Iterator[None]:
-    """Take the tensors of a capture out of modules that the function put them into, and refuse that."""
-    before = [(owner, name, holder, holder.copy()) for owner, name, holder in _holders(modules)]
-    changed: list[str] = []
-    try:
-        yield
-    finally:
-        for owner, name, holder, content in before:
-            changed += [f"{owner}.{key}" for key in _restored(name, holder, content, recorder)]
-    if changed:
-        raise Unsupported(
-            f"the function puts a tensor into the module's {changed[-1]}; write into a buffer in place"
-        )
-
-
-def _restored(name: str, holder: Any, content: Any, recorder: Recorder) -> list[str]:
-    """Undo the changes of a dict or list that hold tensors of the capture; the names of those to refuse."""
-    if isinstance(holder, list):
-        if not _holds_wrappers(holder):
-            return []
-        holder[:] = content
-        return [name]
-    written = {
-        key: value
-        for key, value in holder.items()
-        if value is not content.get(key) and _holds_wrappers(value)
-    }
-    for key in written:
-        if key in content:
-            holder[key] = content[key]
-        else:
-            del holder[key]
-    # `self.steps += 1` assigns the buffer that it wrote to
-    return [
-        key for key, value in written.items() if not _is_itself(value, content.get(key), recorder)
-    ]
-
-
-def _holds_wrappers(value: Any) -> bool:
-    return any(map(internals.is_wrapper, tensors_in(value)))
-
-
-def _is_itself(value: Any, old: Any, recorder: Recorder) -> bool:
-    return isinstance(old, torch.Tensor) and recorder.known_input(old) is value

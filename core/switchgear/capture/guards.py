@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,9 +12,24 @@ class Guard:
     """A condition on a call.
 
     `condition` is Python over the flattened arguments `a0`, `a1`, …, the tuple `inputs` of the trace's input tensors,
-    and the names in `scope`. `why` says what is otherwise in a call that does not meet it.
+    and the names in `scope`. `why` says what is otherwise in a call that does not meet it. `forget` has it leave out
+    what it misses a call by, where that was found to lead to the same trace.
     """
 
     condition: str
-    why: str
+    why: str | Callable[[], str]
     scope: Mapping[str, Any] = field(default_factory=dict)
+    forget: Callable[[], bool] | None = None
+
+    def reason(self) -> str:
+        """What is otherwise in the call that was looked at."""
+        return self.why if isinstance(self.why, str) else self.why()
+
+
+def value_key(value: Any) -> Any:
+    """A Python value as part of a key: with its type, and floats by representation (nan is nan, 0.0 is not -0.0)."""
+    if isinstance(value, (float, complex)):
+        return (type(value), repr(value))
+    if isinstance(value, slice):
+        return (slice, value_key(value.start), value_key(value.stop), value_key(value.step))
+    return (type(value), value)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from switchgear.capture.signature import InputSource
 from switchgear.capture.user_code import user_frame
 from switchgear.errors import RegistrationError, SwitchgearError
 from switchgear.ir.symbol import BoundSymbol, Symbol
@@ -77,6 +78,23 @@ class Handler:
     def begin(self, recorder: Recorder) -> Any:
         """The state of this handler for one capture."""
         return None
+
+    def running(
+        self, recorder: Recorder, roots: Sequence[Any]
+    ) -> contextlib.AbstractContextManager[None]:
+        """Entered while the function runs, once for every attempt to capture it.
+
+        `roots` are the function, or the module that it is, and the modules among its arguments.
+        """
+        return contextlib.nullcontext()
+
+    def source(self, recorder: Recorder, tensor: torch.Tensor) -> InputSource | None:
+        """How a call finds a tensor again that is neither an argument nor in a module, if it is known."""
+        return None
+
+    def finish(self, recorder: Recorder, result: Any) -> Any:
+        """What is to be returned instead; `recorder.guards` and `recorder.after` may be added to."""
+        return result
 
     def take(self, recorder: Recorder, call: Call) -> Any:
         """Answer a call before its tensors are inputs, or `PASS`."""
@@ -153,6 +171,25 @@ class Handlers:
             for handler in self._overriding("around"):
                 stack.enter_context(handler.around())
             yield
+
+    @contextlib.contextmanager
+    def running(self, recorder: Recorder, roots: Sequence[Any]) -> Iterator[None]:
+        """What handlers want around the run of the function, the first outermost."""
+        with contextlib.ExitStack() as stack:
+            for handler in self._overriding("running"):
+                stack.enter_context(handler.running(recorder, roots))
+            yield
+
+    def source(self, recorder: Recorder, tensor: torch.Tensor) -> InputSource | None:
+        """The first that is known, of how a call finds a tensor again."""
+        sources = (handler.source(recorder, tensor) for handler in self._overriding("source"))
+        return next((source for source in sources if source is not None), None)
+
+    def finish(self, recorder: Recorder, result: Any) -> Any:
+        """What is returned, once every handler has seen it."""
+        for handler in self._overriding("finish"):
+            result = self._ask(handler, "finish", recorder, result)
+        return result
 
     def states(self, recorder: Recorder) -> dict[Handler, Any]:
         """The state of each handler at the beginning of a capture."""

@@ -27,6 +27,7 @@ from torch.overrides import TorchFunctionMode
 from switchgear import torch_private as internals
 from switchgear.capture.active import ACTIVE
 from switchgear.capture.data import CHECK_LAYOUT, CHECK_RESULT, Data
+from switchgear.capture.guards import Guard
 from switchgear.capture.handler import PASS, Call, Handler, Handlers
 from switchgear.capture.shared_memory import reaches_outside
 from switchgear.capture.sizes import settled
@@ -148,6 +149,9 @@ class Recorder:
         self._source: Source | None = None
         self._frames = [Call(None)]
         self.inputs: list[RecordedInput] = []
+        #: What features take for granted of other calls, and what they do to what the trace's call returns.
+        self.guards: list[Guard] = []
+        self.after: list[Callable[[Any], Any]] = []
         #: Calls that changed sizes or strides of an input in place, or its version alone.
         self.metadata_calls: list[BoundSymbol] = []
         #: Tensors from outside, by id, that the function reached without being handed their wrapper.
@@ -302,6 +306,10 @@ class Recorder:
         """The wrapper of a tensor from outside that is an input already."""
         found = self._input_of.get(id(tensor))
         return found.wrapper if found else None
+
+    def input_if_known(self, value: Any) -> torch.Tensor | None:
+        """The wrapper of a tensor from outside that is an input; None for any other value."""
+        return self.known_input(value) if isinstance(value, torch.Tensor) else None
 
     def entered(self, tensor: torch.Tensor) -> RecordedInput | None:
         """The input that a tensor is itself, if it is one already."""

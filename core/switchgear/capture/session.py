@@ -17,7 +17,8 @@ import torch
 
 from switchgear import torch_private as internals
 from switchgear.capture.active import ACTIVE
-from switchgear.capture.attempts import modes_kept, tensors_taken_out, undone_on
+from switchgear.capture.attempts import modes_kept, undone_on
+from switchgear.capture.guards import Guard
 from switchgear.capture.handler import Handlers
 from switchgear.capture.outputs import Outputs, differentiable_outputs, outputs_of
 from switchgear.capture.recorder import Recorder, active_recorder
@@ -35,8 +36,10 @@ from switchgear.capture.signature import (
     Argument,
     Base,
     Closure,
+    Held,
     InputSource,
     ModuleState,
+    OwnSource,
     check_tensor,
     state_of,
 )
@@ -90,6 +93,10 @@ class Captured:
     offsets_matter: bool = False
     #: The symbolic sizes, if there are any.
     sizes: Sizes | None = None
+    #: What features take for granted of a call.
+    guards: tuple[Guard, ...] = ()
+    #: What features make of what a call returns, one after another.
+    after: tuple[Callable[[Any], Any], ...] = ()
 
 
 class _Inputs:
@@ -132,6 +139,10 @@ class _Inputs:
             return self._enter(
                 tensor, found, "t_" + re.sub(r"\W", "_", found.path), tensor.requires_grad
             )
+        held = self.recorder.handlers.source(self.recorder, tensor)
+        if isinstance(held, Held):
+            name = "t_" + re.sub(r"\W", "_", held.path)
+            return self._enter(tensor, held, name, tensor.requires_grad)
         return self._enter(
             tensor, Closure(tensor), f"t_closure_{len(self.sources)}", tensor.requires_grad
         )
@@ -139,7 +150,7 @@ class _Inputs:
     def _enter(
         self,
         tensor: torch.Tensor,
-        source: Argument | ModuleState | Closure,
+        source: OwnSource,
         name: str,
         requires_grad: bool,
     ) -> torch.Tensor:
@@ -198,7 +209,7 @@ def capture(
     if outer is not None:
         reads_inputs = outer.data.of_inputs
     given = [leaf for leaf in leaves if isinstance(leaf, torch.nn.Module)]
-    owners = [module, *given] if module is not None else given
+    roots = (function if module is None else module, *given)
 
     def attempt(compiling: bool, homes: Mapping[int, Home]) -> Captured:
         start = time.perf_counter()
@@ -213,12 +224,13 @@ def capture(
         with (
             symbolic(sizes),
             _environment(modules, handlers, compiling),
-            tensors_taken_out(owners, recorder),
             recorder.recording(),
         ):
             with modes_kept():
                 try:
-                    result = _run(function, leaves, spec, recorder, inputs)
+                    with handlers.running(recorder, roots):
+                        result = _run(function, leaves, spec, recorder, inputs)
+                        result = handlers.finish(recorder, result)
                 except RuntimeError:
                     _refuse_views_of_constants(
                         recorder
@@ -247,13 +259,16 @@ def capture(
         sources, entered = tuple(inputs.sources), tuple(modules.entered)
         matter = recorder.leaves_matter, bases_matter, recorder.offsets_matter
         found = sizes if numbers else None
-        return Captured(trace, sources, outputs, identical, grad_enabled, entered, *matter, found)
+        after = tuple(recorder.guards), tuple(recorder.after)
+        return Captured(
+            trace, sources, outputs, identical, grad_enabled, entered, *matter, found, *after
+        )
 
     compiling, homes = False, dict[int, Home]()
     with CAPTURE_LOCK:
         while True:
             try:
-                with undone_on((CaptureError, _SharedMemory), owners), _functional_writes():
+                with undone_on((CaptureError, _SharedMemory)), _functional_writes():
                     return attempt(
                         compiling, {key: replace(home, wrapper=None) for key, home in homes.items()}
                     )

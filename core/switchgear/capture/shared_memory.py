@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from switchgear import torch_private as internals
-from switchgear.capture.signature import Argument, Base, Closure, InputSource, ModuleState
+from switchgear.capture.signature import Base, InputSource, OwnSource
 from switchgear.errors import Unsupported
 
 
@@ -26,7 +26,7 @@ class Home:
     """
 
     tensor: torch.Tensor
-    source: Argument | ModuleState | Closure
+    source: OwnSource
     flat: bool
     wrapper: torch.Tensor | None = None
 

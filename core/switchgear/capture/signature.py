@@ -81,11 +81,41 @@ class Closure:
         return f"closed-over tensor of shape {list(self.tensor.shape)}"
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Held:
+    """A tensor in Python's objects: `steps` lead to it, an item of `owner` if that is a dict, else an attribute."""
+
+    owner: Any
+    steps: tuple[Any, ...]
+    path: str
+    tied: list[Held] = field(default_factory=list)
+
+    def fetch(self) -> Any:
+        """What lies there now, None where nothing does or the places that shared it hold different tensors."""
+        value = self._here()
+        return value if all(other._here() is value for other in self.tied) else None
+
+    def _here(self) -> Any:
+        first, *rest = self.steps
+        try:
+            value = (
+                self.owner[first] if isinstance(self.owner, dict) else getattr(self.owner, first)
+            )
+            for step in rest:
+                value = value[step]
+        except (LookupError, AttributeError, TypeError, ValueError):
+            return None
+        return value
+
+    def __str__(self) -> str:
+        return self.path
+
+
 @dataclass(frozen=True, slots=True)
 class Base:
     """What the tensor of another source is a view of, or all of its memory, as `find` gives it."""
 
-    of: Argument | ModuleState | Closure
+    of: OwnSource
     find: Callable[[torch.Tensor], torch.Tensor]
 
     def fetch(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -101,7 +131,9 @@ class Base:
         return f"the base of {self.of}"
 
 
-InputSource = Argument | ModuleState | Closure | Base
+#: Where a tensor that is no view of another input comes from.
+OwnSource = Argument | ModuleState | Closure | Held
+InputSource = OwnSource | Base
 
 
 def flatten_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Structure]:

@@ -9,6 +9,7 @@ from switchgear.features.generators import Generators
 from switchgear.features.inner_grad import GradFnReads, InnerGrad
 from switchgear.features.input_queries import InputQueries
 from switchgear.features.modes_changed import ModesChanged
+from switchgear.features.python_state import PythonState
 from switchgear.features.refusals import Refusals
 from switchgear.features.reshapes import Reshapes
 from switchgear.features.saved_tensors_hooks import SavedTensorsHooks
@@ -30,4 +31,5 @@ BUILT_IN = (
     Feature("custom_functions", (CustomFunctions(),)),
     Feature("checkpoint", (Checkpointing(),)),
     Feature("saved_tensors_hooks", (SavedTensorsHooks(),)),
+    Feature("python_state", (PythonState(),)),
 )

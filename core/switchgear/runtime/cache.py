@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from switchgear.capture.guards import value_key
 from switchgear.capture.sizes import Marks
 from switchgear.capture.structure import Structure
 from switchgear.capture.user_code import user_frame
@@ -16,7 +17,6 @@ from switchgear.errors import RecompileWarning
 from switchgear.runtime.entry import Entry
 from switchgear.runtime.modes import modes_key
 from switchgear.runtime.module_state import modules_key
-from switchgear.runtime.prologue import value_key
 
 _TOPICS = (
     "the structure of the arguments",

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from switchgear import torch_private as internals
-from switchgear.capture.outputs import reshaped_inputs
+from switchgear.capture.outputs import Outputs, reshaped_inputs
 from switchgear.capture.session import capture, compiling
 from switchgear.capture.shared_memory import sharing
 from switchgear.capture.signature import Argument, Base, Closure, InputSource
@@ -26,7 +26,7 @@ from switchgear.compile.pipeline import (
 )
 from switchgear.errors import DataDependent, Unsupported
 from switchgear.runtime.autograd_bridge import Bridge, Jit
-from switchgear.runtime.epilogue import finisher
+from switchgear.runtime.epilogue import Finisher, finisher
 from switchgear.runtime.execution import maybe_views, runner
 from switchgear.runtime.modes import rare_modes_watched
 from switchgear.runtime.module_state import any_hooks
@@ -105,7 +105,7 @@ class Entry:
 
     def _finishing(self) -> Run:
         outputs = self.captured.outputs
-        complete = finisher(outputs, self.captured.trace.inputs, self.captured.sizes)
+        complete = self._completing(outputs)
         if self.bridge is not None:
             return self.bridge.connected(complete)
         run = self._without_gradients(self.forward)
@@ -115,7 +115,7 @@ class Entry:
         )
         if left == outputs.mutations:
             return lambda inputs: complete(run(*inputs), inputs)
-        complete_written = finisher(replace(outputs, mutations=left), self.captured.trace.inputs)
+        complete_written = self._completing(replace(outputs, mutations=left))
         forward_mode_active, functorch_active = (
             internals.forward_mode_active,
             internals.functorch_active,
@@ -128,6 +128,14 @@ class Entry:
             return complete_written(run(*inputs), inputs)
 
         return run_writing
+
+    def _completing(self, outputs: Outputs) -> Finisher:
+        """What finishes a call: the epilogue, and after it what features do."""
+        captured = self.captured
+        complete = finisher(outputs, captured.trace.inputs, captured.sizes)
+        for after in captured.after:
+            complete = _then(complete, after)
+        return complete
 
     @cached_property
     def _copying(self) -> Callable[..., Sequence[Any]]:
@@ -211,6 +219,10 @@ class Entry:
             if not (one.tracked or one.hidden) and one.output not in read
         ]
         return {one.output: one.input for one in mutations}
+
+
+def _then(complete: Finisher, after: Callable[[Any], Any]) -> Finisher:
+    return lambda results, inputs: after(complete(results, inputs))
 
 
 def tensor_of(source: InputSource, leaves: list[Any]) -> torch.Tensor:

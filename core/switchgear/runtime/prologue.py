@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from switchgear import torch_private as internals
-from switchgear.capture.guards import Guard
+from switchgear.capture.guards import Guard, value_key
 from switchgear.capture.outputs import reshaped_inputs
 from switchgear.capture.session import Captured
 from switchgear.capture.shared_memory import base_of, is_view_of_constant, sharing
-from switchgear.capture.signature import Argument, Base, Closure, InputSource, ModuleState
+from switchgear.capture.signature import Argument, Base, Closure, Held, InputSource, ModuleState
 from switchgear.capture.structure import Structure
 from switchgear.ir.composites import leaves_of
 from switchgear.runtime.modes import same_modes
@@ -39,16 +39,7 @@ class Prologue:
     def why_not(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """What is otherwise in a call that the entry does not fit."""
         number = self._first_miss(args, kwargs)
-        return "the structure of the arguments" if number is None else self.guards[number].why
-
-
-def value_key(value: Any) -> Any:
-    """A Python value as part of a key: with its type, and floats by representation (nan is nan, 0.0 is not -0.0)."""
-    if isinstance(value, (float, complex)):
-        return (type(value), repr(value))
-    if isinstance(value, slice):
-        return (slice, value_key(value.start), value_key(value.stop), value_key(value.step))
-    return (type(value), value)
+        return "the structure of the arguments" if number is None else self.guards[number].reason()
 
 
 def make_prologue(
@@ -128,6 +119,7 @@ def _state_guards(captured: Captured, tensors: list[torch.Tensor]) -> Iterator[G
     )
     scope = {}
     yield Guard(same_modes(scope), "the global modes", scope)
+    yield from captured.guards
     if captured.sizes is not None:
         yield Guard("fits(inputs)", "what holds of the sizes", {"fits": captured.sizes.fits()})
 
@@ -155,7 +147,7 @@ def _fetched(source: InputSource, number: int, scope: dict[str, Any]) -> str:
     if isinstance(source, Base):
         scope[f"find{number}"] = source.fetch
         return f"find{number}({_fetched(source.of, number, scope)})"
-    if source.tied:
+    if isinstance(source, Held) or source.tied:
         scope[f"fetch{number}"] = source.fetch
         return f"fetch{number}()"
     scope[f"state{number}"] = source.holder.__dict__

@@ -1,0 +1,129 @@
+"""Frozen values: what a place held, kept so that later content can be compared with it."""
+
+from __future__ import annotations
+
+import enum
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from switchgear.capture.guards import value_key
+from switchgear.features.python_state.holders import Content
+
+#: Values that are compared by type and value; other objects are by identity.
+ATOMS = (
+    *(bool, int, float, complex, str, bytes, type(None), type(...), range, slice),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
+)
+#: Stands for a tensor: which one it is matters only where it is an input, which has guards of its own.
+TENSOR: Any = type("AnyTensor", (), {"__repr__": lambda self: "a tensor"})()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Contents:
+    """What a container held: its class, its keys if it is a dict, and its frozen items."""
+
+    kind: type
+    keys: tuple[object, ...] | None
+    items: tuple[object, ...]
+
+    def __repr__(self) -> str:
+        held = self.items if self.keys is None else dict(zip(self.keys, self.items, strict=True))
+        return f"{self.kind.__name__}({held!r})"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Data:
+    """What was in an array of NumPy's."""
+
+    array: Any
+
+
+def is_atom(value: object) -> bool:
+    """Whether a value is compared by its value."""
+    return isinstance(value, ATOMS) and not isinstance(value, enum.Enum)
+
+
+def is_array(value: object) -> bool:
+    """Whether it is an array of NumPy's, which need not be installed."""
+    return type(value).__module__ == "numpy" and type(value).__name__ == "ndarray"
+
+
+def freeze(value: Any, content: Callable[[Any], Content], around: tuple[int, ...] = ()) -> Any:
+    """A value as something that no write changes; `content` tells what a container held.
+
+    A container inside of itself is held by identity.
+    """
+    if isinstance(value, torch.Tensor):
+        return TENSOR
+    if is_array(value):
+        return Data(value.copy())
+    if (
+        not isinstance(value, (tuple, list, dict, set, frozenset, types.MethodType))
+        or id(value) in around
+    ):
+        return value
+    if isinstance(value, types.MethodType):
+        return Contents(types.MethodType, None, (value.__func__, value.__self__))
+    if type(value) is torch.Size:
+        return value
+    inner = (*around, id(value))
+    held = content(value)
+    items = tuple([freeze(item, content, inner) for item in held.values()])
+    return Contents(type(value), tuple(held) if isinstance(value, dict) else None, items)
+
+
+def same(value: object, frozen: object) -> bool:
+    """Whether a value is what was frozen."""
+    if value is frozen:
+        return True
+    if frozen is TENSOR:
+        return isinstance(value, torch.Tensor)
+    if isinstance(frozen, Data):
+        return _same_array(value, frozen.array)
+    if isinstance(frozen, Contents):
+        return type(value) is frozen.kind and _same_contents(value, frozen)
+    if not is_atom(frozen) or type(value) is not type(frozen):
+        return False
+    return bool(value_key(value) == value_key(frozen))
+
+
+def _same_array(value: Any, array: Any) -> bool:
+    if not is_array(value) or (value.dtype, value.shape) != (array.dtype, array.shape):
+        return False
+    return bool(value.tobytes() == array.tobytes())
+
+
+def _same_contents(value: Any, frozen: Contents) -> bool:
+    if frozen.kind is types.MethodType:
+        return value.__func__ is frozen.items[0] and value.__self__ is frozen.items[1]
+    if isinstance(value, (set, frozenset)):
+        members = frozenset(frozen.items)
+        return bool(value == members) and (
+            not any(isinstance(member, (bool, int, float)) for member in members)
+            or {(type(member), member) for member in value}
+            == {(type(item), item) for item in members}
+        )
+    if len(value) != len(frozen.items):
+        return False
+    if frozen.keys is not None:
+        keys = zip(value, frozen.keys, strict=True)
+        if not all(
+            same(key, old) or (key is old or (key == old and type(key) is type(old)))
+            for key, old in keys
+        ):
+            return False
+    items = dict.values(value) if isinstance(value, dict) else value
+    return all(map(same, items, frozen.items))
+
+
+def leaves(frozen: object) -> Iterator[Any]:
+    """What is not a container in a frozen value."""
+    if isinstance(frozen, Contents):
+        for item in frozen.items:
+            yield from leaves(item)
+    else:
+        yield frozen

@@ -1,0 +1,192 @@
+"""Holders: the mutable places of Python's that a function may read and write, each with what it held at first."""
+
+from __future__ import annotations
+
+import types
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Set
+from typing import Any, TypeAlias
+
+#: What a holder holds, by key.
+Content: TypeAlias = dict[Any, Any]
+#: What a place that holds nothing gives.
+MISSING: Any = type("Missing", (), {"__repr__": lambda self: "nothing"})()
+
+
+class Holder:
+    """A mutable place. `before` is its content, by key, when it was reached; `label` says where that is."""
+
+    def __init__(self, target: Any, label: str) -> None:
+        self.target = target
+        self.label = label
+        self.before = self.content()
+
+    def content(self) -> Content:
+        """What it holds now, by key."""
+        raise NotImplementedError
+
+    def put(self, content: Content) -> None:
+        """Make it hold this."""
+        raise NotImplementedError
+
+    def changed(self) -> bool:
+        """Whether it holds other objects than at first, or in another order."""
+        now, before = self.content(), self.before
+        if len(now) != len(before) or [*now] != [*before]:
+            return True
+        return any(now[key] is not value for key, value in before.items())
+
+
+class Items(Holder):
+    """A dict, an instance's `__dict__` among them."""
+
+    def content(self) -> Content:
+        """Its items."""
+        return dict(dict.items(self.target))
+
+    def put(self, content: Content) -> None:
+        """Store only what differs, so that other threads see nothing else change."""
+        target, base = self.target, dict_base(self.target)
+        for key in [key for key in base.keys(target) if key not in content]:
+            base.__delitem__(target, key)
+        if [*base.keys(target)] != [key for key in content if base.__contains__(target, key)]:
+            base.clear(target)
+        for key, value in content.items():
+            if base.get(target, key, MISSING) is not value:
+                base.__setitem__(target, key, value)
+
+
+def dict_base(target: Content) -> type[dict[Any, Any]]:
+    """The built-in class whose methods change a dict, past those of a subclass."""
+    return OrderedDict if isinstance(target, OrderedDict) else dict
+
+
+class Variables(Holder):
+    """The global variables of a module that code names; others are not looked at."""
+
+    def __init__(self, target: dict[str, Any], label: str) -> None:
+        self.names: set[str] = set()
+        super().__init__(target, label)
+
+    def watch(self, names: Set[str]) -> None:
+        """Look at these variables from now on, too."""
+        for name in sorted(names - self.names):
+            if name in self.target:
+                self.before[name] = self.target[name]
+        self.names |= names
+
+    def content(self) -> Content:
+        """Those that are set."""
+        return {name: self.target[name] for name in sorted(self.names) if name in self.target}
+
+    def changed(self) -> bool:
+        """Whether a variable is set otherwise."""
+        now, before = self.content(), self.before
+        return now.keys() != before.keys() or any(
+            now[key] is not value for key, value in before.items()
+        )
+
+    def put(self, content: Content) -> None:
+        """Set them."""
+        for name in self.names:
+            if name in content:
+                self.target[name] = content[name]
+            else:
+                self.target.pop(name, None)
+
+
+class Elements(Holder):
+    """A list or deque."""
+
+    def content(self) -> Content:
+        """The elements by their places."""
+        return dict(enumerate(self.target))
+
+    def put(self, content: Content) -> None:
+        """Put these elements in the place of all."""
+        if isinstance(self.target, list):
+            self.target[:] = content.values()
+            return
+        self.target.clear()
+        self.target.extend(content.values())
+
+
+class Members(Holder):
+    """A set."""
+
+    def content(self) -> Content:
+        """The members, each by itself."""
+        return {member: member for member in self.target}
+
+    def changed(self) -> bool:
+        """Whether there are other members."""
+        return self.content().keys() != self.before.keys()
+
+    def put(self, content: Content) -> None:
+        """Put these members in the place of all."""
+        self.target.clear()
+        self.target.update(content)
+
+
+class Variable(Holder):
+    """A variable that functions share: a cell."""
+
+    def content(self) -> Content:
+        """What it is bound to, if it is."""
+        try:
+            return {"cell_contents": self.target.cell_contents}
+        except ValueError:
+            return {}
+
+    def put(self, content: Content) -> None:
+        """Bind it."""
+        if content:
+            self.target.cell_contents = content["cell_contents"]
+        else:
+            del self.target.cell_contents
+
+
+class Slots(Holder):
+    """The attributes of an object that lie in slots."""
+
+    def content(self) -> Content:
+        """Those that are set."""
+        values = {name: _slot(self.target, name) for name in slots_of(type(self.target))}
+        return {name: value for name, value in values.items() if value is not MISSING}
+
+    def put(self, content: Content) -> None:
+        """Set them."""
+        now = self.content()
+        for name in now.keys() - content.keys():
+            object.__delattr__(self.target, name)
+        for name, value in content.items():
+            if now.get(name, MISSING) is not value:
+                object.__setattr__(self.target, name, value)
+
+
+def slots_of(kind: type) -> Iterator[str]:
+    """The names of the slots of a class and its bases, as instances have them."""
+    for base in kind.__mro__:
+        for name, member in vars(base).items():
+            if isinstance(member, types.MemberDescriptorType) and _is_user_slot(base, name):
+                yield name
+
+
+def _is_user_slot(base: type, name: str) -> bool:
+    return "__slots__" in vars(base) and name not in ("__dict__", "__weakref__")
+
+
+def _slot(target: Any, name: str) -> Any:
+    try:
+        return object.__getattribute__(target, name)
+    except AttributeError:
+        return MISSING
+
+
+#: The kinds of containers that can be looked into, and what holds their content.
+CONTAINERS: tuple[tuple[type, type[Holder]], ...] = (
+    (dict, Items),
+    (list, Elements),
+    (deque, Elements),
+    (set, Members),
+)

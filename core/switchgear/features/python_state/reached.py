@@ -1,0 +1,386 @@
+"""What a function reaches: the objects of Python's that it may read or write, from its code, its reads and arguments.
+
+Attributes are noted as they are read (`recording`). Global variables, closures, defaults and attributes of classes and
+modules are found in the code of every function that is reached, before it runs. Of a container the whole content is
+read. Functions and objects of PyTorch, NumPy and the standard library are taken to be as they are.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import random
+import types
+from collections.abc import Iterable, Set
+from typing import Any
+
+import torch
+from torch import nn
+
+from switchgear.capture.signature import Held
+from switchgear.features.python_state import user_objects
+from switchgear.features.python_state.frozen import freeze, is_array, is_atom
+from switchgear.features.python_state.holders import (
+    CONTAINERS,
+    MISSING,
+    Content,
+    Holder,
+    Items,
+    Slots,
+    Variable,
+    Variables,
+    slots_of,
+)
+from switchgear.features.python_state.reads import Read, class_attribute
+from switchgear.patches import replaced
+
+_MODULE_STATE = ("_parameters", "_buffers", "_modules")
+_HOOKS = (
+    *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
+    *(
+        "_forward_hooks_with_kwargs",
+        "_forward_hooks_always_called",
+        "_forward_pre_hooks_with_kwargs",
+    ),
+)
+#: Methods that run without being named or read: of instances, and of classes.
+_IMPLICIT = frozenset(
+    {
+        *("__call__", "__getattr__", "__setattr__", "__getitem__", "__setitem__", "__iter__"),
+        *(
+            "__len__",
+            "__contains__",
+            "__bool__",
+            "__enter__",
+            "__exit__",
+            "__eq__",
+            "__hash__",
+            "__next__",
+        ),
+        *(
+            "__add__",
+            "__radd__",
+            "__mul__",
+            "__rmul__",
+            "__iadd__",
+            "__get__",
+            "__set__",
+            "forward",
+        ),
+    }
+)
+_IMPLIED = _IMPLICIT | {"__init__", "__new__", "__post_init__", "backward", "setup_context"}
+_WRITTEN_IN_C = (
+    *(types.GetSetDescriptorType, types.MemberDescriptorType, types.WrapperDescriptorType),
+    *(types.MethodDescriptorType, types.ClassMethodDescriptorType),
+)
+
+
+class Reached:
+    """The objects that a function has reached so far, what each held first, and what was read of it."""
+
+    def __init__(self) -> None:
+        self.holders: dict[int, Holder] = {}
+        self.reads: dict[tuple[int, Any], Read] = {}
+        #: Tensors by id: how a call finds each again.
+        self.tensors: dict[int, Held] = {}
+        #: Classes whose instances' reads are to be noted.
+        self.classes: list[type] = []
+        #: What every use changes and no guard can see, by id: what it is called.
+        self.opaque: dict[int, str] = {}
+        #: What each object, or the read of a place by its key in `reads`, has led to.
+        self.links: dict[Any, set[int]] = {}
+        self._from: Any = None
+        self._labels: dict[int, str] = {}
+        self._seen: dict[int, Any] = {}
+        self._names: set[str] = set()
+        #: Classes in containers, which serve to be compared with more often than to be used.
+        self._contained: set[int] = set()
+        self._spaces: list[tuple[types.ModuleType | type, str]] = []
+
+    # -- values --------------------------------------------------------------------------------------------------------
+
+    def knows(self, value: object) -> bool:
+        """Whether an object was there before the function ran, as far as that is known."""
+        return id(value) in self._seen
+
+    def reach(
+        self, value: object, label: str, owner: object = None, steps: tuple[object, ...] = ()
+    ) -> None:
+        """Take note of a value that lies at `steps` from `owner`, and of what it leads to."""
+        if isinstance(value, torch.Tensor):
+            if owner is not None:
+                self._tensor(value, Held(owner, steps, label))
+            return
+        if is_atom(value):
+            return
+        self.links.setdefault(self._from, set()).add(id(value))
+        if id(value) in self._seen:
+            return
+        self._seen[id(value)] = value
+        self._labels.setdefault(id(value), label)
+        with replaced(self, "_from", id(value)):
+            self._look_into(value, label, owner, steps)
+
+    def _look_into(
+        self, value: object, label: str, owner: object, steps: tuple[object, ...]
+    ) -> None:
+        if isinstance(
+            value, (dict, list, set, tuple, frozenset, *(kind for kind, _ in CONTAINERS))
+        ):
+            self._container(value, label, owner, steps)
+        elif isinstance(value, types.FunctionType):
+            self._function(value, label)
+        elif isinstance(value, types.MethodType):
+            self.reach(value.__self__, label)
+            self.reach(value.__func__, label)
+        elif isinstance(value, functools.partial):
+            for part in (value.func, *value.args, *value.keywords.values()):
+                self.reach(part, label)
+        elif isinstance(value, (type, types.ModuleType)):
+            self._space(value, label)
+        else:
+            self._object(value, label)
+
+    def _tensor(self, tensor: torch.Tensor, held: Held) -> None:
+        first = self.tensors.setdefault(id(tensor), held)
+        if first is not held and (first.owner is not held.owner or first.steps != held.steps):
+            first.tied.append(held)
+
+    def _container(
+        self, value: object, label: str, owner: object, steps: tuple[object, ...]
+    ) -> None:
+        for kind, holder in CONTAINERS:
+            if isinstance(value, kind):
+                self._hold(holder(value, label))
+        for key, item in self._content(value).items():
+            place = owner is not None and not isinstance(value, (set, frozenset))
+            if isinstance(item, type) and id(item) not in self._seen:
+                self._contained.add(id(item))
+            self.reach(item, f"{label}[{key!r}]", owner if place else None, (*steps, key))
+        if hasattr(value, "__dict__"):
+            self._object(value, label)
+
+    def _hold(self, holder: Holder) -> Holder:
+        return self.holders.setdefault(id(holder.target), holder)
+
+    def _content(self, value: Any) -> Content:
+        holder = self.holders.get(id(value))
+        if holder is not None:
+            return holder.before
+        return dict(dict.items(value)) if isinstance(value, dict) else dict(enumerate(value))
+
+    # -- objects -------------------------------------------------------------------------------------------------------
+
+    def _object(self, value: Any, label: str) -> None:
+        kind = type(value)
+        if isinstance(value, nn.Module):
+            self._module(value, label)
+        elif user_objects.is_users_class(kind):
+            self.classes.append(kind)
+        elif isinstance(getattr(value, "__wrapped__", None), types.FunctionType):
+            self.reach(value.__wrapped__, label)
+            return
+        elif kind is types.SimpleNamespace:
+            self._hold(Items(vars(value), label))
+            self._read_all(value)
+            return
+        elif _changes_by_use(value):
+            self.opaque[id(value)] = label
+            return
+        elif isinstance(value, os._Environ) or is_array(value):
+            return
+        else:
+            return
+        for base in _users_bases(kind):
+            self._behind(vars(base).get("__getattribute__"), f"{base.__name__}.__getattribute__")
+            for name in vars(base).keys() & _IMPLICIT:
+                self._inherited(kind, name, class_attribute(kind, name))
+        own = own_dict(value)
+        if own is not None:
+            self._hold(Items(own, label))
+        if any(True for _ in slots_of(kind)):
+            self._hold(Slots(value, label))
+
+    def _module(self, module: nn.Module, label: str) -> None:
+        self.classes.append(nn.Module)
+        state = vars(module)
+        for name in (*_MODULE_STATE, *_HOOKS):
+            self._hold(Items(state[name], f"{label}.{name}"))
+        for hook in itertools.chain.from_iterable(state[name].values() for name in _HOOKS[:4]):
+            self.reach(hook, f"a hook of {label}")
+        for name, part in state["_modules"].items():
+            self.reach(part, f"{label}.{name}")
+
+    def read(self, value: object, name: str) -> None:
+        """Take note of the read of an attribute."""
+        own = own_dict(value)
+        holder = self.holders.get(id(own))
+        if holder is None and id(value) not in self.holders:
+            return  # made inside
+        if isinstance(value, nn.Module) and name in _MODULE_STATE:
+            return  # the parts of modules have guards of their own
+        label = f"{self._label(value)}.{name}"
+        if name == "__dict__":
+            self._read_all(value)
+            return
+        inherited = class_attribute(type(value), name)
+        before = MISSING if holder is None else holder.before.get(name, MISSING)
+        if before is not MISSING and not hasattr(type(inherited), "__set__"):
+            self._note(own, name, before, label)
+            return
+        if self._lies_in_slot(value, name, label):
+            return
+        if own is not None and name not in own and not _is_state(value, name):
+            self._note(own, name, MISSING, label)
+        if not _is_state(value, name):
+            self._inherited(type(value), name, inherited)
+
+    def _label(self, value: object) -> str:
+        return self._labels.get(id(value), type(value).__name__)
+
+    def _lies_in_slot(self, value: object, name: str, label: str) -> bool:
+        slots = self.holders.get(id(value))
+        if not isinstance(slots, Slots) or name not in slots.before:
+            return False
+        self._note(value, name, slots.before[name], label)
+        return True
+
+    def _read_all(self, value: object) -> None:
+        own = own_dict(value)
+        holder = self.holders.get(id(own))
+        if holder is not None:
+            label = f"vars({self._label(value)})"
+            for key, item in holder.before.items():
+                self.reach(item, f"{label}[{key!r}]", own, (key,))
+            whole = Read(value, "__dict__", freeze(own, self._content), label)
+            self.reads[id(value), "__dict__"] = whole
+
+    def _note(
+        self,
+        owner: object,
+        key: Any,
+        value: object,
+        label: str,
+        code: types.CodeType | str | None = None,
+    ) -> None:
+        """Keep that something was read, if `code` runs, and look into it.
+
+        Of a tensor only that it is one: which it is matters where it is an input, which has guards of its own.
+        """
+        known = self.reads.get((id(owner), key))
+        if known is not None:
+            known.code = known.code if code == known.code else None
+            return
+        self.reads[id(owner), key] = read = Read(owner, key, None, label, code)
+        with replaced(self, "_from", (id(owner), key)):
+            self.reach(value, label, owner, (key,))
+        read.value = freeze(value, self._content)
+
+    def _inherited(self, kind: type, name: str, value: object, code: str | None = None) -> None:
+        if (
+            not user_objects.is_users_class(kind)
+            or value is MISSING
+            or isinstance(value, _WRITTEN_IN_C)
+        ):
+            return
+        if name == "__getattribute__":  # what stands there while reads are noted is ours
+            return
+        if code is not None and isinstance(value, types.FunctionType):
+            kind = next(base for base in kind.__mro__ if name in vars(base))
+            self._note(kind, name, value, f"{kind.__name__}.{name}", value.__code__)
+        elif code is None or id(kind) not in self._contained:
+            self._note(kind, name, value, f"{kind.__name__}.{name}", code)
+        for base in kind.__mro__:
+            self._behind(vars(base).get(name), f"{base.__name__}.{name}")
+
+    def _behind(self, value: object, label: str) -> None:
+        for function in user_objects.functions_behind(value):
+            self.reach(function, label)
+
+    # -- code ----------------------------------------------------------------------------------------------------------
+
+    def _function(self, function: types.FunctionType, label: str) -> None:
+        if not user_objects.is_users_function(function):
+            return
+        code = function.__code__
+        for name in ("__defaults__", "__kwdefaults__"):
+            defaults = getattr(function, name)
+            if defaults is not None:
+                self._note(function, name, defaults, f"{label}.{name}", code)
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            holder = self._hold(Variable(cell, f"{name} in {function.__qualname__}"))
+            value = holder.before.get("cell_contents", MISSING)
+            self._note(cell, "cell_contents", value, name, code)
+        names = user_objects.names_in(code)
+        self._variables(function.__globals__, names)
+        self._named(names)
+
+    def _variables(self, space: dict[str, Any], names: Set[str]) -> None:
+        module = space.get("__name__")
+        holder = self.holders.get(id(space)) or self._hold(Variables(space, f"module {module}"))
+        assert isinstance(holder, Variables)
+        new = names - holder.names
+        holder.watch(new)
+        for name in sorted(new & holder.before.keys()):
+            self._note(space, name, holder.before[name], f"{module}.{name}", name)
+
+    def _space(self, value: types.ModuleType | type, label: str) -> None:
+        """A module or class: of its attributes, those that code names are read."""
+        if value is os:
+            self._environment()
+        name = value.__name__ if isinstance(value, types.ModuleType) else value.__module__
+        if not user_objects.is_users(name):
+            return
+        self._spaces.append((value, label))
+        self._look_up(value, self._names | _IMPLIED)
+
+    def _named(self, names: Set[str]) -> None:
+        new = names - self._names
+        self._names |= names
+        if "environ" in new or "getenv" in new:
+            self._environment()
+        for space, _ in self._spaces if new else ():
+            self._look_up(space, new)
+
+    def _look_up(self, space: types.ModuleType | type, names: Set[str]) -> None:
+        if isinstance(space, types.ModuleType):
+            self._variables(vars(space), names)
+            return
+        own = set(itertools.chain.from_iterable(map(vars, _users_bases(space))))
+        for name in sorted(own & names):
+            self._inherited(space, name, class_attribute(space, name), name)
+
+    def _environment(self) -> None:
+        variables = os.environ._data  # type: ignore[attr-defined]
+        self.reach(variables, "os.environ")
+        self._note(os.environ, "_data", variables, "os.environ", "environ")
+
+
+def _changes_by_use(value: object) -> bool:
+    """Whether it is an iterator, or a random stream of Python's or NumPy's."""
+    kind = type(value)
+    return (
+        isinstance(value, random.Random)
+        or kind.__module__.startswith("numpy.random")
+        or (hasattr(kind, "__next__") and not user_objects.is_users_class(kind))
+    )
+
+
+def own_dict(value: object) -> dict[str, Any] | None:
+    """The `__dict__` of an instance, whatever its class makes of attributes."""
+    try:
+        own = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return None
+    return own if type(own) is dict else None
+
+
+def _users_bases(kind: type) -> Iterable[type]:
+    return filter(user_objects.is_users_class, kind.__mro__)
+
+
+def _is_state(value: object, name: str) -> bool:
+    """Whether it is a parameter, buffer or part of a module: each has guards of its own."""
+    return isinstance(value, nn.Module) and any(name in vars(value)[kind] for kind in _MODULE_STATE)

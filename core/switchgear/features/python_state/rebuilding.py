@@ -1,0 +1,242 @@
+"""Rebuilding: how each call makes the objects that a function made, returned or stored, around the call's own tensors.
+
+What was there before the function ran comes back by identity, what it made is made again, shared parts shared.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from switchgear.capture.recorder import Recorder
+from switchgear.errors import Unsupported
+from switchgear.features.python_state.frozen import is_atom, same
+from switchgear.features.python_state.holders import Slots, dict_base, slots_of
+from switchgear.features.python_state.reached import Reached, own_dict
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Constant:
+    """An object that is the same for every call."""
+
+    value: object
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Constant) and same(other.value, self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A tensor or number of the call, by its place among what the trace gives."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """What was rebuilt before, by number."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """An object to be made: its class, its items if it is a container, and its attributes.
+
+    `pattern` is what else its class needs: the default of a dict, the length of a deque, the code of a function.
+    """
+
+    index: int
+    kind: type
+    keys: tuple[object, ...]
+    items: tuple[Template, ...]
+    attributes: tuple[tuple[str, Template], ...]
+    pattern: Any = None
+
+
+Template = Constant | Leaf | Again | Built
+
+
+@dataclass(slots=True, eq=False)
+class Packing:
+    """Turns values into templates, and collects their tensors as `leaves`."""
+
+    reached: Reached
+    recorder: Recorder
+    leaves: list[Any] = field(default_factory=list)
+    _places: dict[int, int] = field(default_factory=dict)
+    _built: dict[int, int] = field(default_factory=dict)
+    _kept: list[Any] = field(default_factory=list)
+
+    def pack(self, value: object, where: str) -> Template:
+        """The template of a value that the function left at `where`."""
+        if isinstance(value, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return Leaf(self._leaf(value))
+        if is_atom(value) or _is_fixed(value) or self._was_there(value):
+            return Constant(value)
+        if id(value) in self._built:
+            return Again(self._built[id(value)])
+        index = self._built[id(value)] = len(self._built)
+        self._kept.append(value)
+        kind = type(value)
+        if isinstance(value, (tuple, list, set, frozenset, deque)):
+            keys, items = (), tuple(value)
+        elif isinstance(value, dict):
+            keys, items = tuple(dict.keys(value)), tuple(dict.values(value))
+        elif isinstance(value, types.FunctionType):
+            keys, items = (), (value.__defaults__, value.__kwdefaults__, *(value.__closure__ or ()))
+        elif isinstance(value, types.CellType):
+            keys, items = (), (value.cell_contents,)
+        elif _is_plain_object(value):
+            keys, items = (), ()
+        else:
+            raise Unsupported(
+                f"the function leaves a {kind.__module__}.{kind.__qualname__} in {where}, which a later call could "
+                "not make again; keep tensors, Python values and containers of these"
+            )
+        packed = tuple([self.pack(item, where) for item in items])
+        attributes = tuple([(name, self.pack(item, where)) for name, item in _attributes(value)])
+        return Built(index, kind, keys, packed, attributes, _pattern(value))
+
+    def _leaf(self, value: object) -> int:
+        if id(value) not in self._places:
+            self._places[id(value)] = len(self.leaves)
+            self.leaves.append(
+                self.recorder.adopted(value) if isinstance(value, torch.Tensor) else value
+            )
+        return self._places[id(value)]
+
+    def _was_there(self, value: object) -> bool:
+        return self.reached.knows(value) and not isinstance(value, (tuple, frozenset))
+
+
+def _pattern(value: object) -> Any:
+    if isinstance(value, deque):
+        return value.maxlen
+    if isinstance(value, types.FunctionType):
+        return value.__code__, _Same(value.__globals__), value.__name__
+    return getattr(value, "default_factory", None)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Same:
+    """An object that is compared by identity."""
+
+    value: object
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.value is self.value
+
+
+def _is_fixed(value: object) -> bool:
+    """Whether a value of that kind is never made anew by a call."""
+    if isinstance(value, types.FunctionType):
+        return not value.__closure__ and not value.__defaults__
+    return isinstance(value, (type, types.ModuleType, types.BuiltinFunctionType, torch.Generator))
+
+
+def _is_plain_object(value: object) -> bool:
+    kind: Any = type(value)
+    has_state = own_dict(value) is not None or any(True for _ in slots_of(kind))
+    return (
+        has_state
+        and kind.__new__ is object.__new__
+        and not isinstance(value, (nn.Module, functools.partial))
+    )
+
+
+def _attributes(value: object) -> Iterable[tuple[str, Any]]:
+    slots = Slots(value, "").before if any(True for _ in slots_of(type(value))) else {}
+    return (*(own_dict(value) or {}).items(), *slots.items())
+
+
+def build(template: Template, leaves: Sequence[Any], made: dict[int, Any]) -> Any:
+    """The value of a call; `made` are the objects rebuilt so far."""
+    if isinstance(template, Leaf):
+        return leaves[template.index]
+    if isinstance(template, Constant):
+        return template.value
+    if isinstance(template, Again):
+        return made[template.index]
+    return _build(template, lambda part: build(part, leaves, made), made)
+
+
+def _build(template: Built, part: Callable[[Template], Any], made: dict[int, Any]) -> Any:
+    kind: Any = template.kind
+    if issubclass(kind, (tuple, frozenset)):
+        items = [part(item) for item in template.items]
+        value = made[template.index] = kind(*items) if hasattr(kind, "_fields") else kind(items)
+        return value
+    if kind is types.FunctionType:
+        return _function(template, part, made)
+    if kind is types.CellType:
+        cell = made[template.index] = types.CellType()
+        cell.cell_contents = part(template.items[0])
+        return cell
+    value = made[template.index] = _empty(template)
+    if isinstance(value, dict):
+        base = dict_base(value)
+        for key, item in zip(template.keys, template.items, strict=True):
+            base.__setitem__(value, key, part(item))
+    elif isinstance(value, (list, deque)):
+        value.extend(part(item) for item in template.items)
+    elif isinstance(value, set):
+        value.update(part(item) for item in template.items)
+    own = own_dict(value)
+    for name, item in template.attributes:
+        if own is not None and name not in {*slots_of(kind)}:
+            own[name] = part(item)
+        else:
+            object.__setattr__(value, name, part(item))
+    return value
+
+
+def _function(
+    template: Built, part: Callable[[Template], Any], made: dict[int, Any]
+) -> types.FunctionType:
+    code, scope, name = template.pattern
+    cells = tuple([part(cell) for cell in template.items[2:]])
+    defaults = part(template.items[0])
+    function = types.FunctionType(code, scope.value, name, defaults, cells or None)
+    made[template.index] = function
+    function.__kwdefaults__ = part(template.items[1])
+    for attribute, item in template.attributes:
+        setattr(function, attribute, part(item))
+    return function
+
+
+def _empty(template: Built) -> Any:
+    kind: Any = template.kind
+    if issubclass(kind, deque):
+        return kind(maxlen=template.pattern)
+    if issubclass(kind, defaultdict):
+        return kind(template.pattern)
+    for base in (OrderedDict, dict, list, set):
+        if issubclass(kind, base):
+            return base.__new__(kind)
+    return object.__new__(kind)
+
+
+def is_odd(value: object, reached: Reached) -> bool:
+    """Whether a return value is or holds an object that was there before, which is to come back itself."""
+    if isinstance(value, torch.Tensor) or is_atom(value):
+        return False
+    if isinstance(value, (tuple, list)) and not reached.knows(value):
+        return any(is_odd(item, reached) for item in value)
+    if isinstance(value, (tuple, frozenset)):
+        return False
+    if reached.knows(value) or (isinstance(value, types.FunctionType) and value.__closure__):
+        return True
+    if isinstance(value, dict):
+        own = own_dict(value) or {}
+        return any(
+            is_odd(item, reached) for item in dict.values(value)
+        ) or not own.keys() <= dict.keys(value)
+    return any(is_odd(item, reached) for _, item in _attributes(value))

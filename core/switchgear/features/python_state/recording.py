@@ -1,0 +1,91 @@
+"""Recording: for as long as a function is captured, every read of an attribute of what it reaches is noted."""
+
+from __future__ import annotations
+
+import contextlib
+import cProfile
+import sys
+import threading
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from switchgear.features.python_state.reached import Reached
+
+#: What reads attributes of modules for its own ends: of what it does with them, there are other guards.
+_SILENT = (str(Path(__file__).parent.parent.parent), str(Path(nn.modules.module.__file__)))
+
+
+class Recording:
+    """Notes the reads of attributes of instances of the classes that are reached, by this thread."""
+
+    def __init__(self, reached: Reached) -> None:
+        self._reached = reached
+        self._thread = threading.get_ident()
+        self._noted: set[tuple[int, str]] = set()
+        self._silent: dict[str, bool] = {}
+        self._originals: dict[type, Any] = {}
+        self._profile = cProfile.Profile(builtins=False, subcalls=False)
+        self._is_profiling = False
+
+    def code_that_ran(self) -> frozenset[types.CodeType] | None:
+        """The code objects that ran; None if that is not known, for the user's own profiler is at work."""
+        if not self._is_profiling:
+            return None
+        codes = (entry.code for entry in self._profile.getstats())
+        return frozenset(code for code in codes if isinstance(code, types.CodeType))
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Note reads inside."""
+        self._patch()
+        # written in C, it costs next to nothing beside a capture
+        with contextlib.suppress(ValueError):  # from Python 3.12 on, where another one is active
+            if sys.getprofile() is None:
+                self._profile.enable()
+                self._is_profiling = True
+        try:
+            yield
+        finally:
+            if self._is_profiling:
+                self._profile.disable()
+            for kind, own in self._originals.items():
+                if own is None:
+                    del kind.__getattribute__
+                else:
+                    kind.__getattribute__ = own  # type: ignore[method-assign]
+            self._originals.clear()
+
+    def _patch(self) -> None:
+        while self._reached.classes:
+            kind = self._reached.classes.pop()
+            if any(
+                base in self._originals for base in kind.__mro__
+            ) and "__getattribute__" not in vars(kind):
+                continue
+            if kind not in self._originals:
+                self._originals[kind] = vars(kind).get("__getattribute__")
+                kind.__getattribute__ = self._noting(kind.__getattribute__)  # type: ignore[method-assign]
+
+    def _noting(self, original: Any) -> Any:
+        thread, noted, get_ident = self._thread, self._noted, threading.get_ident
+
+        def __getattribute__(instance: object, name: str) -> Any:
+            if (id(instance), name) not in noted and get_ident() == thread:
+                self._note(instance, name, sys._getframe(1).f_code.co_filename)
+            return original(instance, name)
+
+        return __getattribute__
+
+    def _note(self, instance: object, name: str, file: str) -> None:
+        silent = self._silent.get(file)
+        if silent is None:
+            silent = self._silent[file] = file.startswith(_SILENT)
+        if silent:
+            return
+        self._noted.add((id(instance), name))
+        self._reached.read(instance, name)
+        self._patch()

@@ -1,0 +1,59 @@
+"""Which functions, classes and objects are the user's to change, and so are looked into."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+#: Packages whose functions and classes are taken to be as they are.
+_FIXED = frozenset(sys.stdlib_module_names - {"__main__"}) | {
+    *("torch", "numpy", "sympy", "mpmath", "scipy", "switchgear", "pluggy"),
+    *("functorch", "networkx", "packaging", "tokenizers", "huggingface_hub", "safetensors"),
+}
+#: What of these reads attributes of modules all the same.
+_MODULES = ("torch.nn.modules.", "torch.nn.utils.", "torch.optim.")
+_HEAP = 1 << 9
+
+
+def is_users(name: str | None) -> bool:
+    """Whether the module of that name is the user's, or one of PyTorch's layers."""
+    if not isinstance(name, str):
+        return False
+    if name.startswith(_MODULES):
+        return name != "torch.nn.modules.module"
+    return name.partition(".")[0] not in _FIXED
+
+
+def is_users_function(value: types.FunctionType) -> bool:
+    """Whether a function is defined in one."""
+    return is_users(value.__globals__.get("__name__"))
+
+
+def is_users_class(kind: type) -> bool:
+    """Whether a class is written in Python, in one."""
+    return bool(kind.__flags__ & _HEAP) and is_users(getattr(kind, "__module__", None))
+
+
+@functools.cache
+def names_in(code: types.CodeType) -> frozenset[str]:
+    """The names of global variables and attributes in a code object and those inside of it."""
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= names_in(constant)
+    return frozenset(names)
+
+
+def functions_behind(value: object) -> Iterator[Any]:
+    """What a class attribute runs: a function itself, a property's, a method's."""
+    if isinstance(value, (classmethod, staticmethod)):
+        yield value.__func__
+    elif isinstance(value, property):
+        yield from (value.fget, value.fset)
+    elif isinstance(value, functools.cached_property):
+        yield value.func
+    elif value is not None:
+        yield value

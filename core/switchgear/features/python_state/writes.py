@@ -1,0 +1,116 @@
+"""Writes: what a function stored in Python's objects, done again by every call of the trace."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from switchgear.errors import Unsupported
+from switchgear.features.python_state.frozen import is_array, is_atom, same
+from switchgear.features.python_state.holders import (
+    MISSING,
+    Content,
+    Elements,
+    Holder,
+    Items,
+    Members,
+)
+from switchgear.features.python_state.reached import Reached
+from switchgear.features.python_state.rebuilding import Packing, Template, build
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Write:
+    """What becomes of one holder: items set, those removed, elements added at the end; or all of its content."""
+
+    holder: Holder
+    stored: tuple[tuple[Any, Template], ...] = ()
+    removed: tuple[object, ...] = ()
+    appended: tuple[Template, ...] = ()
+    is_all: bool = False
+
+    def matches(self, other: Write) -> bool:
+        """Whether it does the same."""
+        mine = (self.stored, self.removed, self.appended, self.is_all)
+        return self.holder.target is other.holder.target and mine == (
+            other.stored,
+            other.removed,
+            other.appended,
+            other.is_all,
+        )
+
+    def do(self, leaves: Sequence[Any], made: dict[int, Any]) -> None:
+        """Write for a call."""
+        holder = self.holder
+        if self.appended:
+            holder.target.extend([build(item, leaves, made) for item in self.appended])
+            return
+        content = {} if self.is_all else holder.content()
+        for key in self.removed:
+            content.pop(key, None)
+        for key, template in self.stored:
+            content[key] = build(template, leaves, made)
+        holder.put(content)
+
+
+def changes(reached: Reached, packing: Packing) -> Iterator[Write]:
+    """What the function has changed in what it reached."""
+    for holder in tuple(reached.holders.values()):
+        if holder.changed():
+            write = _write(holder, packing)
+            if write is not None:
+                yield write
+    for read in reached.reads.values():
+        if is_array(read.now()) and not read.holds():
+            raise Unsupported(
+                f"the function writes to {read.label}, an array of NumPy's; use a tensor"
+            )
+
+
+def _write(holder: Holder, packing: Packing) -> Write | None:
+    now, before = holder.content(), holder.before
+    if isinstance(holder, Elements):
+        return _elements(holder, now, packing)
+    if isinstance(holder, Items) and [key for key in now if key in before] != [
+        key for key in before if key in now
+    ]:
+        stored = tuple((key, _pack(holder, key, value, packing)) for key, value in now.items())
+        return Write(holder, stored, is_all=True)
+    stored = tuple(
+        (key, _pack(holder, key, value, packing))
+        for key, value in now.items()
+        if not _is_kept(value, before.get(key, MISSING), packing)
+    )
+    removed = tuple(key for key in before if key not in now)
+    return Write(holder, stored, removed) if stored or removed else None
+
+
+def _elements(holder: Elements, now: Content, packing: Packing) -> Write | None:
+    values, before = [*now.values()], [*holder.before.values()]
+    is_kept = [_is_kept(*pair, packing) for pair in zip(values, before, strict=False)]
+    if all(is_kept) and len(values) == len(before):
+        return None
+    bounded = isinstance(holder.target, deque) and holder.target.maxlen is not None
+    if all(is_kept) and len(values) > len(before) and not bounded:
+        new = values[len(before) :]
+        return Write(holder, appended=tuple(_pack(holder, "", value, packing) for value in new))
+    return Write(
+        holder,
+        tuple((place, _pack(holder, place, value, packing)) for place, value in now.items()),
+        is_all=True,
+    )
+
+
+def _pack(holder: Holder, key: Any, value: object, packing: Packing) -> Template:
+    where = holder.label if isinstance(holder, (Elements, Members)) else f"{holder.label}.{key}"
+    return packing.pack(value, where)
+
+
+def _is_kept(value: object, before: object, packing: Packing) -> bool:
+    """Whether a place holds what it did, or a wrapper of that: `self.steps += 1` assigns the buffer it wrote to."""
+    if value is before or (is_atom(value) and same(value, before)):
+        return True
+    known = packing.recorder.input_if_known(before)
+    return known is not None and known is value
