@@ -5,14 +5,12 @@ from __future__ import annotations
 import difflib
 import functools
 import threading
-import types
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.lazy import LazyModuleMixin
 
 from switchgear.capture.data import OtherData
 from switchgear.capture.recorder import active_recorder
@@ -23,9 +21,11 @@ from switchgear.features import BUILT_IN
 from switchgear.grad.partition import saved_values
 from switchgear.ir.choice import Choice, Saved
 from switchgear.ir.trace import Trace
+from switchgear.jitted import MISSES, JitFunction, JitModule, jitted_module
 from switchgear.runtime.cache import Cache, call_key
 from switchgear.runtime.entry import Entry
 from switchgear.runtime.fallback import Fallback, Fallbacks
+from switchgear.runtime.module_state import is_uninitialised
 from switchgear.torch_private.names import check_names, warn_if_untested
 from switchgear.who.fuel import Fuel
 from switchgear.who.hookspecs import PassPlacement
@@ -53,14 +53,8 @@ class Compiler:
         self.link: bool = options["link"]
         self.specialize_on_data: bool = options["specialize_on_data"]
         self.dynamic: Dynamic = options["dynamic"]
-        self._parameters = check_dynamic(
-            self.dynamic, function if module is None else module.forward
-        )
-        name = (
-            getattr(function, "__qualname__", repr(function))
-            if module is None
-            else type(module).__name__
-        )
+        self._parameters = check_dynamic(self.dynamic, function)
+        name = getattr(function, "__qualname__", None) or repr(function)
         self.strict: bool = options["strict"]
         self.cache = Cache(name, options["cache_size"], options["recompile_limit"])
         self.fallbacks = Fallbacks(name, options["cache_size"], options["recompile_limit"])
@@ -90,6 +84,8 @@ class Compiler:
         if active_recorder() is not None:
             return self.function(*args, **kwargs)
         self.calls += 1
+        if self.calls == 1 and self.module is not None and is_uninitialised(self.module):
+            return self.function(*args, **kwargs)
         unfit: dict[Entry, str] = {}
         while True:
             found = self._find(args, kwargs, unfit)
@@ -156,87 +152,10 @@ class Compiler:
         return self.fallbacks.add(error, key)
 
 
-#: What says that an entry does not fit a call after all: it is for other data, or its prologue refuses the call.
-MISSES = (OtherData, Unsupported)
-
-
-class JitFunction:
-    """A function that runs as compiled traces; calls like the original."""
-
-    def __init__(self, compiler: Compiler) -> None:
-        functools.update_wrapper(self, compiler.function)
-        self._switchgear = compiler
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function."""
-        # as the compiler does it, for a call of that costs as much as its body
-        entry = self._switchgear.last
-        if entry is not None:
-            try:
-                inputs = entry.prologue(args, kwargs)
-                if inputs is not None:
-                    self._switchgear.calls += 1
-                    return entry.run(inputs)
-            except MISSES:
-                pass
-        return self._switchgear.look_up(args, kwargs)
-
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return self if instance is None else types.MethodType(self, instance)
-
-    def __repr__(self) -> str:
-        return f"sg.jit({self._switchgear.function!r})"
-
-
-class JitModule:
-    """Mixed into the class of a jitted module: `forward` runs as compiled traces, everything else is the original's.
-
-    The instance shares the original's `__dict__`: parameters, buffers, submodules, hooks, flags and attributes are one.
-    """
-
-    __slots__ = ()
-    _switchgear: Compiler
-    _switchgear_options: dict[str, Any]
-
-    @property
-    def forward(self) -> Callable[..., Any]:
-        """The compiled forward."""
-        return self._switchgear
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return functools.partial(jit, **self._switchgear_options), (self._switchgear.module,)
-
-
-_CALL = nn.Module.__call__
-
-
-def _direct_call(kind: type[nn.Module]) -> Callable[..., Any]:
-    """What calling a module of that kind comes to where it has no hooks; all else is left to its `__call__`."""
-
-    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-        entry = self._switchgear.last
-        if (
-            entry is not None
-            and entry.is_forward_alone
-            and self._compiled_call_impl is None
-            and kind.__call__ is _CALL
-        ):
-            # that there are no hooks since is among what the prologue looks at
-            try:
-                inputs = entry.prologue(args, kwargs)
-                if inputs is not None:
-                    self._switchgear.calls += 1
-                    return entry.run(inputs)
-            except MISSES:
-                pass
-        return kind.__call__(self, *args, **kwargs)
-
-    return __call__
-
-
 def jit(
     function: Callable[..., Any] | nn.Module | None = None,
     *,
+    methods: Sequence[str] = (),
     executors: Executors = "auto",
     grad_rules: Table | str | Sequence[Table | str] | None = None,
     prefer: PerOperator | None = None,
@@ -258,6 +177,11 @@ def jit(
     A trace is specialised on the structure of the arguments, the metadata of their tensors, the Python values among
     them, module state and global modes; other Python state is read once, when a call is captured.
 
+    A jitted module shares its state with the original. A forward that is assigned to it runs as it is, and what of it
+    calls the former one is compiled. A bound method of a module is compiled with the module's state. The first call
+    of a module with lazy parts initialises them, in eager.
+
+    methods: names of a module's methods that are jitted beside its forward.
     executors: the whole list of executors and of packages of rules, by name or as objects, the first asked first:
         with ["torch"] results are eager's to the bit, whatever is installed. `...` stands for the default ones that
         are not named, "-name" leaves one of these out. "auto" is [...]: all that are installed, those that fuse early,
@@ -318,7 +242,7 @@ def jit(
     if memory not in MEMORY:
         raise ValueError(f"memory is one of {', '.join(map(repr, MEMORY))}, not {memory!r}")
     if function is None:
-        return functools.partial(jit, **options)
+        return functools.partial(jit, methods=methods, **options)
     if not callable(function):
         raise TypeError(f"sg.jit takes a function or a module, not a {type(function).__name__}")
     warn_if_untested()
@@ -327,43 +251,23 @@ def jit(
     selection = select(
         installed(), executors, tables, strict, memory, fuel, BUILT_IN, *single, check, passes
     )
+    again = functools.partial(jit, **options)
+
+    def compiler(function: Callable[..., Any], module: nn.Module | None) -> Compiler:
+        return Compiler(function, module, selection, options)
+
     if isinstance(function, nn.Module):
-        return _jit_module(function, selection, options)
+        if isinstance(function, JitModule):
+            function = function._switchgear.module
+        return jitted_module(
+            function, compiler, functools.partial(again, methods=methods), again, methods
+        )
+    if methods:
+        raise InvalidInput(f"methods is for modules, and {function!r} is none")
     if isinstance(function, JitFunction):
         function = function._switchgear.function
-    return JitFunction(Compiler(function, None, selection, options))
-
-
-def _jit_module(module: nn.Module, selection: Selection, options: dict[str, Any]) -> nn.Module:
-    if isinstance(module, JitModule):
-        module = module._switchgear.module  # type: ignore[assignment]
-    for path, part in module.named_modules():
-        if isinstance(part, LazyModuleMixin) and part.has_uninitialized_params():  # type: ignore[misc]
-            raise InvalidInput(
-                f"{path or 'the module'} is lazy and not initialised; call it once before sg.jit"
-            )
-    kind = type(module)
-    slots = ("_switchgear", "_switchgear_options")
-    attributes: dict[str, Any] = {
-        "__slots__": slots,
-        "__module__": kind.__module__,
-        "__doc__": kind.__doc__,
-    }
-    if kind.__call__ is _CALL:
-        attributes["__call__"] = _direct_call(kind)
-    metaclass: Any = type(kind)
-    jitted_kind = metaclass(kind.__name__, (JitModule, kind), attributes)
-    if "forward" in vars(jitted_kind):
-        # a base class's __init_subclass__ wrapped what it took for the subclass's own forward
-        del jitted_kind.forward
-    jitted: nn.Module = object.__new__(jitted_kind)
-    compiler = Compiler(
-        lambda *args, **kwargs: module.forward(*args, **kwargs), module, selection, options
-    )
-    object.__setattr__(jitted, "__dict__", module.__dict__)
-    object.__setattr__(jitted, "_switchgear", compiler)
-    object.__setattr__(jitted, "_switchgear_options", options)
-    return jitted
+    owner = getattr(function, "__self__", None)
+    return JitFunction(compiler(function, owner if isinstance(owner, nn.Module) else None), again)
 
 
 def compiler_of(jitted: Any) -> Compiler:

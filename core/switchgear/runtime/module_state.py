@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable
+from functools import partial
 from operator import is_not
 from typing import Any
 
 import torch
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from switchgear import torch_private as internals
 
@@ -27,21 +29,33 @@ def modules_guard(
     """
     parts = [*dict.fromkeys(part for module in modules for part in module.modules())]
     key, everywhere = modules_key(parts), internals.global_module_hooks()
-    if any_hooks(parts) or any("forward" in part.__dict__ for part in parts):
+    if any_hooks(parts) or any("training" not in part.__dict__ for part in parts):
         return lambda: modules_key(parts) == key
-    states = [(part, part.__dict__, part.training, [*part._modules.values()]) for part in parts]
+    forwards = [(own, own()) for part in parts for own in _own_forwards(part)]
+    # what an instance has already is among those
+    states = [
+        (
+            part,
+            state,
+            part.training,
+            [*part._modules.values()],
+            None if "forward" in state else "forward",
+        )
+        for part in parts
+        for state in (part.__dict__,)
+    ]
     slots = [
         (part.__dict__, kind, name, tensor is None)
         for part in parts
         for kind in ("_parameters", "_buffers")
-        for name, tensor in part.__dict__[kind].items()
+        for name, tensor in getattr(part, kind).items()
         if (part, name) not in fetched
     ]
 
     counts = [(held, len(held)) for part in parts for held in (part._parameters, part._buffers)]
 
     def same() -> bool:
-        for part, state, training, children in states:
+        for part, state, training, children, forward in states:
             if (
                 part.__dict__ is not state
                 or state["training"] is not training
@@ -49,10 +63,13 @@ def modules_guard(
                 or state["_forward_pre_hooks"]
                 or state["_backward_hooks"]
                 or state["_backward_pre_hooks"]
-                or "forward" in state
+                or forward in state
                 or len(state["_modules"]) != len(children)
                 or (children and any(map(is_not, state["_modules"].values(), children)))
             ):
+                return False
+        for own, value in forwards:
+            if own() is not value:
                 return False
         for state, kind, name, empty in slots:
             if (state[kind].get(name) is None) is not empty:
@@ -65,6 +82,14 @@ def modules_guard(
     return same
 
 
+def is_uninitialised(module: torch.nn.Module) -> bool:
+    """Whether lazy parts of a module are still to make their parameters, which their first call does."""
+    return any(
+        isinstance(part, LazyModuleMixin) and part.has_uninitialized_params()  # type: ignore[misc]
+        for part in module.modules()
+    )
+
+
 def any_hooks(parts: Iterable[torch.nn.Module]) -> bool:
     """Whether one of these modules has hooks, or all modules have."""
     return any(internals.global_module_hooks()) or any(map(_part_hooks, parts))
@@ -74,8 +99,18 @@ def _part_hooks(part: torch.nn.Module) -> list[tuple[Any, ...]]:
     return [tuple(part.__dict__[name]) for name in _HOOKS if part.__dict__[name]]
 
 
+def _own_forwards(part: torch.nn.Module) -> list[Callable[[], Any]]:
+    """What gives the forward that an instance has, or may have, in place of its class's."""
+    own: list[Callable[[], Any]] = []
+    if "forward" in part.__dict__:
+        own.append(partial(part.__dict__.get, "forward"))
+    slot = getattr(type(part), "_switchgear_forward", None)
+    if slot is not None:
+        own.append(partial(slot.__get__, part))
+    return own
+
+
 def _part_key(part: torch.nn.Module) -> tuple[Any, ...]:
-    state = part.__dict__
     slots = [
         (name, value is None)
         for held in (part._parameters, part._buffers)
@@ -84,8 +119,8 @@ def _part_key(part: torch.nn.Module) -> tuple[Any, ...]:
     children = map(id, part._modules.values())
     return (
         id(part),
-        state["training"],
-        state.get("forward"),
+        part.training,
+        *[own() for own in _own_forwards(part)],
         *children,
         *slots,
         *_part_hooks(part),

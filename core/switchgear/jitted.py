@@ -1,0 +1,273 @@
+"""What `jit` returns: functions and modules whose calls run as compiled traces, otherwise as the originals are."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import inspect
+import sys
+import types
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from torch import nn
+
+from switchgear.capture.data import OtherData
+from switchgear.errors import InvalidInput, Unsupported
+from switchgear.runtime.entry import Entry
+
+#: What says that an entry does not fit a call after all: it is for other data, or its prologue refuses the call.
+MISSES = (OtherData, Unsupported)
+
+
+class Compiled(Protocol):
+    """The compiler behind a function or module."""
+
+    function: Callable[..., Any]
+    module: nn.Module | None
+    last: Entry | None
+    calls: int
+
+    def look_up(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a call that the entry last run does not fit."""
+
+
+def _run(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call what was compiled."""
+    # as the compiler does it, for a call of that costs as much as its body
+    entry = self._switchgear.last
+    if entry is not None:
+        try:
+            inputs = entry.prologue(args, kwargs)
+            if inputs is not None:
+                self._switchgear.calls += 1
+                return entry.run(inputs)
+        except MISSES:
+            pass
+    return self._switchgear.look_up(args, kwargs)
+
+
+class JitFunction:
+    """A function that runs as compiled traces; calls like the original.
+
+    Copied and pickled are the function and what makes another of it, `again`; nothing that was compiled.
+    """
+
+    def __init__(self, compiler: Compiled, again: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, compiler.function)
+        self._switchgear = compiler
+        self._switchgear_again = again
+
+    __call__ = _run
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __repr__(self) -> str:
+        return f"sg.jit({self._switchgear.function!r})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> JitFunction:
+        function = self._switchgear.function
+        twin = copy.deepcopy(function, memo)
+        # functions are copied as themselves, methods go with their instance, which may hold this
+        again = self if twin is function else memo.get(id(self))
+        return self._switchgear_again(twin) if again is None else again  # type: ignore[no-any-return]
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        function = self._switchgear.function
+        if _named(function) is self:
+            return (
+                function.__qualname__
+            )  # a decorated function, which stands in the original's place
+        if isinstance(function, types.MethodType) and _is_own(function):
+            return _method, (self._switchgear_again, function.__self__, function.__name__)
+        return self._switchgear_again, (function,)
+
+
+def _named(function: Callable[..., Any]) -> Any:
+    """What stands where pickle looks for a function."""
+    place: Any = sys.modules.get(getattr(function, "__module__", None) or "")
+    for name in getattr(function, "__qualname__", "").split("."):
+        place = getattr(place, name, None)
+    return place
+
+
+def _is_own(method: types.MethodType) -> bool:
+    """Whether its class has the method, so that an instance that has another in its place does not matter."""
+    return getattr(type(method.__self__), method.__name__, None) is method.__func__
+
+
+def _method(again: Callable[..., Any], instance: Any, name: str) -> Any:
+    return again(getattr(type(instance), name).__get__(instance))
+
+
+class JitModule:
+    """Mixed into the class of a jitted module: `forward` runs as compiled traces, everything else is the original's.
+
+    The instance shares the original's `__dict__`: parameters, buffers, submodules, hooks, flags and attributes are one.
+    A forward that is assigned is its own, for what replaces a forward calls the one before.
+    """
+
+    __slots__ = (
+        "_switchgear",
+        "_switchgear_again",
+        "_switchgear_forward",
+        "_switchgear_methods",
+    )
+    _switchgear: Compiled
+    _switchgear_again: Callable[..., Any]
+    _switchgear_forward: Callable[..., Any] | None
+    _switchgear_methods: dict[str, JitFunction]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        made = self._switchgear_again, (self._switchgear.module,)
+        own = self._switchgear_forward
+        return made if own is None else (*made, own)
+
+    def __setstate__(self, own: Callable[..., Any]) -> None:
+        object.__setattr__(self, "_switchgear_forward", own)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        module = copy.deepcopy(self._switchgear.module, memo)
+        if id(self) in memo:
+            return memo[id(self)]  # the module holds it
+        twin = memo[id(self)] = self._switchgear_again(module)
+        if self._switchgear_forward is not None:
+            twin.__setstate__(copy.deepcopy(self._switchgear_forward, memo))
+        return twin
+
+
+class _Forward:
+    """`forward` of a jitted module: a function of the class with the original's signature, unless one is assigned."""
+
+    def __init__(self, original: Callable[..., Any]) -> None:
+        function = types.FunctionType(_run.__code__, _run.__globals__, "forward")
+        functools.update_wrapper(function, original)
+        # what unwraps a forward looks for one that compiles
+        function.__dict__.pop("__wrapped__")
+        with contextlib.suppress(TypeError, ValueError):  # it has none
+            function.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
+        self.function = function
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None:
+            return self.function
+        own = instance._switchgear_forward
+        return types.MethodType(self.function, instance) if own is None else own
+
+    def __set__(self, instance: Any, forward: Any) -> None:
+        is_itself = forward == types.MethodType(self.function, instance)
+        object.__setattr__(instance, "_switchgear_forward", None if is_itself else forward)
+
+    def __delete__(self, instance: Any) -> None:
+        if instance._switchgear_forward is None:
+            raise AttributeError("forward")
+        object.__setattr__(instance, "_switchgear_forward", None)
+
+
+class _Method:
+    """A method of a jitted module that is jitted by itself."""
+
+    def __init__(self, name: str, original: Callable[..., Any]) -> None:
+        self._name = name
+        self._original = original
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self._original if instance is None else instance._switchgear_methods[self._name]
+
+
+_CALL = nn.Module.__call__
+
+
+def _direct_call(kind: type[nn.Module]) -> Callable[..., Any]:
+    """What calling a module of that kind comes to where it has no hooks; all else is left to its `__call__`."""
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        entry = self._switchgear.last
+        if (
+            entry is not None
+            and entry.is_forward_alone
+            and self._switchgear_forward is None
+            and self._compiled_call_impl is None
+            and kind.__call__ is _CALL
+        ):
+            # that there are no hooks since is among what the prologue looks at
+            try:
+                inputs = entry.prologue(args, kwargs)
+                if inputs is not None:
+                    self._switchgear.calls += 1
+                    return entry.run(inputs)
+            except MISSES:
+                pass
+        return kind.__call__(self, *args, **kwargs)
+
+    return __call__
+
+
+def jitted_class(kind: type[nn.Module], methods: Sequence[str] = ()) -> type[Any]:
+    """The class of a jitted module of that kind."""
+    attributes: dict[str, Any] = {
+        "__slots__": (),
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+        "__doc__": kind.__doc__,
+    }
+    if kind.__call__ is _CALL:
+        attributes["__call__"] = _direct_call(kind)
+    if getattr(kind, "cls_to_become", None) is not None:
+        attributes["cls_to_become"] = property(_initialised_class(kind, methods))
+    metaclass: Any = type(kind)
+    jitted: type[Any] = metaclass(kind.__name__, (JitModule, kind), attributes)
+    # afterwards, for a base class's __init_subclass__ may wrap what it takes for the subclass's own
+    for name in methods:
+        setattr(jitted, name, _Method(name, getattr(kind, name)))
+    jitted.forward = _Forward(kind.forward)
+    return jitted
+
+
+def _initialised_class(kind: Any, methods: Sequence[str]) -> Callable[[Any], type[Any]]:
+    """What a jitted lazy module becomes when its parameters are made; the original becomes it too."""
+
+    def cls_to_become(self: Any) -> type[Any]:
+        self._switchgear.module.__class__ = kind.cls_to_become
+        return jitted_class(kind.cls_to_become, methods)
+
+    return cls_to_become
+
+
+def jitted_module(
+    module: nn.Module,
+    compiler: Callable[[Callable[..., Any], nn.Module], Compiled],
+    again: Callable[..., Any],
+    method_again: Callable[..., Any],
+    methods: Sequence[str],
+) -> nn.Module:
+    """A module that shares the state of `module`, and runs what `compiler` makes of its forward and `methods`."""
+    for name in methods:
+        if not callable(getattr(module, name, None)):
+            raise InvalidInput(f"methods names {name!r}, which {type(module).__name__} has not")
+    jitted: nn.Module = object.__new__(jitted_class(type(module), methods))
+    own = {
+        name: JitFunction(compiler(getattr(module, name), module), method_again) for name in methods
+    }
+    for name, value in (
+        ("__dict__", module.__dict__),
+        ("_switchgear", compiler(_forward_of(module), module)),
+        ("_switchgear_again", again),
+        ("_switchgear_forward", None),
+        ("_switchgear_methods", own),
+    ):
+        object.__setattr__(jitted, name, value)
+    return jitted
+
+
+def _forward_of(module: nn.Module) -> Callable[..., Any]:
+    """Its forward at the time of a call, named as the module is."""
+
+    @functools.wraps(module.forward)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return module.forward(*args, **kwargs)
+
+    forward.__qualname__ = type(module).__name__
+    return forward

@@ -1,0 +1,293 @@
+"""What `sg.jit` returns as a Python object: its forward, copies, methods, lazy parts."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import io
+import pickle
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import switchgear as sg
+from switchgear import errors
+from switchgear.jit import compiler_of
+
+T = torch.Tensor
+
+
+class Net(torch.nn.Module):
+    """A model with two methods, and a count of how often Python ran one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(3, 4)
+        self.gain = torch.nn.Parameter(torch.tensor(2.0))
+        self.runs = [0]
+
+    def forward(self, x: T, *, labels: T | None = None) -> T:
+        """A result that `labels` shift."""
+        self.runs[0] += 1
+        y = self.encode(x)
+        return y if labels is None else y + labels
+
+    def encode(self, x: T, power: int = 1) -> T:
+        """Without labels."""
+        self.runs[0] += 1
+        return (self.inner(x) * self.gain) ** power
+
+
+def jit(function: Any, **options: Any) -> Any:
+    return sg.jit(function, executors=["torch"], **options)
+
+
+def data() -> T:
+    return torch.linspace(-1, 1, 6).view(2, 3)
+
+
+def is_compiled(jitted: Any, net: Net, *args: Any) -> bool:
+    """Whether a call gives eager's result and runs none of the module's Python, after one that may."""
+    call = net.forward if isinstance(jitted, torch.nn.Module) else jitted._switchgear.function
+    expected = call(*args)
+    first, before = jitted(*args), net.runs[0]
+    return torch.equal(first, expected) and torch.equal(jitted(*args), expected) and net.runs[0] == before
+
+
+@jit
+def decorated(x: T, scale: float = 2.0) -> T:
+    """Stands where pickle looks for its original."""
+    return x.sin() * scale
+
+
+def plain(x: T) -> T:
+    """Is jitted under another name."""
+    return x.cos()
+
+
+def test_forward_is_a_function_with_the_signature_of_the_original() -> None:
+    # once: a property: TypeError, "<property object> is not a callable object", in Trainer
+    jitted = jit(Net())
+    assert isinstance(type(jitted).forward, types.FunctionType)
+    assert inspect.signature(type(jitted).forward) == inspect.signature(Net.forward)
+    assert inspect.signature(jitted.forward) == inspect.signature(Net().forward)
+    assert (jitted.forward.__name__, jitted.forward.__doc__) == ("forward", Net.forward.__doc__)
+    assert jitted.forward == jitted.forward
+    assert inspect.unwrap(jitted.forward) == jitted.forward, "accelerate would put the original in its place"
+
+
+def test_forward_assigned_calls_the_one_before() -> None:
+    net = Net()
+    jitted = jit(net)
+    jitted(data())
+    before = jitted.forward
+
+    def doubled(self: Net, *args: T) -> T:
+        assert self is jitted
+        return before(*args) * 2  # type: ignore[no-any-return]
+
+    jitted.forward = types.MethodType(doubled, jitted)
+    runs = net.runs[0]
+    assert torch.equal(jitted(data()), Net.forward(net, data()) * 2)
+    assert torch.equal(jitted.forward(data()), jitted(data()))
+    assert net.runs[0] == runs + 2, "what it calls is compiled"
+    assert torch.equal(net(data()) * 2, jitted(data())), "the original has its own"
+    del jitted.forward
+    assert jitted.forward == before
+    assert is_compiled(jitted, net, data())
+    with pytest.raises(AttributeError):
+        del jitted.forward
+
+
+def test_forward_assigned_as_mixed_precision_does() -> None:
+    net = Net()
+    jitted = jit(net)
+    function = jitted.forward.__func__
+    inside = torch.autocast("cpu", torch.bfloat16)(function)
+    jitted.forward = types.MethodType(inside, jitted)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = net(data())
+    assert expected.dtype is torch.bfloat16
+    assert torch.equal(jitted(data()), expected)
+    jitted.forward = types.MethodType(function, jitted)
+    assert jitted._switchgear_forward is None, "the same method is no assignment"
+    jitted.forward = functools.partial(jitted.forward, labels=torch.ones(4))
+    assert torch.equal(jitted(data()), net(data(), labels=torch.ones(4)))
+
+
+def test_forward_assigned_to_a_part_is_seen_by_the_whole() -> None:
+    part = jit(torch.nn.Linear(3, 3))
+    whole = jit(torch.nn.Sequential(part))
+    first = whole(data())
+    before = part.forward
+    part.forward = lambda x: before(x) * 3
+    assert torch.equal(whole(data()), first * 3)
+    del part.forward
+    assert torch.equal(whole(data()), first)
+
+
+def test_forward_assigned_survives_a_copy() -> None:
+    jitted = jit(Net())
+    jitted.forward = functools.partial(jitted.forward, labels=torch.ones(4))
+    for twin in (copy.deepcopy(jitted), pickle.loads(pickle.dumps(jitted))):
+        assert twin.forward.func.__self__ is twin
+        assert torch.equal(twin(data()), jitted(data()))
+
+
+def test_module_that_holds_its_jitted_self_is_copied() -> None:
+    net = Net()
+    jitted = jit(net)
+    net.__dict__["fast"] = jitted
+    for twin in (copy.deepcopy(jitted), copy.deepcopy(net).fast):
+        assert twin.fast.__dict__ is twin.__dict__
+        assert torch.equal(twin(data()), jitted(data()))
+
+
+@pytest.mark.parametrize("function", [decorated, jit(plain), jit(torch.sin), jit(functools.partial(plain))])
+def test_functions_are_copied_and_pickled_without_what_was_compiled(function: Any) -> None:
+    # once: "cannot pickle '_thread.RLock' object"
+    function(data())
+    buffer = io.BytesIO()
+    torch.save(function, buffer)
+    buffer.seek(0)
+    for twin in (
+        copy.copy(function), copy.deepcopy(function), pickle.loads(pickle.dumps(function)),
+        torch.load(buffer, weights_only=False),
+    ):  # fmt: skip
+        assert torch.equal(twin(data()), function(data()))
+        assert [executor.name for executor in twin._switchgear.selection.executors] == ["torch"]
+    assert pickle.loads(pickle.dumps(decorated)) is decorated
+    assert pickle.loads(pickle.dumps(jit(plain, dynamic=True)))._switchgear.dynamic is True
+
+
+def test_model_whose_forward_is_a_jitted_method_is_copied() -> None:
+    net = Net()
+    net.forward = jit(net.forward, dynamic=True)  # type: ignore[method-assign]
+    net(data())
+    buffer = io.BytesIO()
+    torch.save(net, buffer)
+    buffer.seek(0)
+    pickled = pickle.loads(pickle.dumps(net.forward))
+    for twin in (
+        copy.deepcopy(net), pickle.loads(pickle.dumps(net)), torch.load(buffer, weights_only=False),
+        compiler_of(pickled).module, compiler_of(copy.deepcopy(net.forward)).module,
+    ):  # fmt: skip
+        assert isinstance(twin, Net)
+        assert twin is not net
+        compiler = compiler_of(twin.forward)
+        assert compiler.module is twin
+        assert compiler.dynamic is True
+        assert compiler.last is None
+        with torch.no_grad():
+            twin.gain.fill_(5.0)
+        assert torch.equal(twin(data()), Net.forward(twin, data()))
+        assert torch.equal(net(data()), Net.forward(net, data()))
+
+
+def test_loads_in_another_process(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import torch, switchgear as sg\n"
+        "class Net(torch.nn.Linear):\n    pass\n"
+        "def f(x):\n    return x.sin()\n"
+        "g = sg.jit(f, executors=['torch'])\n"
+    )
+    save = (
+        "import torch, mine, switchgear as sg; net = mine.Net(3, 4); net.forward = sg.jit(net.forward);"
+        "torch.save((net, mine.g, sg.jit(mine.Net(3, 4), executors=['torch'])), 'saved')"
+    )
+    load = (
+        "import torch; net, g, jitted = torch.load('saved', weights_only=False); x = torch.ones(3);"
+        "assert torch.equal(g(x), x.sin()); assert net(x).shape == jitted(x).shape == (4,);"
+        "print(type(g).__name__, type(net.forward).__name__)"
+    )
+    outputs = [
+        subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+        for code in (save, load)
+    ]
+    assert outputs[1].split() == ["JitFunction", "JitFunction"]
+
+
+def test_bound_method_has_the_state_of_its_module() -> None:
+    net = Net()
+    encode = jit(net.encode)
+    assert is_compiled(encode, net, data())
+    # once: a tensor closed over: the one before
+    net.gain = torch.nn.Parameter(torch.tensor(7.0))
+    net.inner = torch.nn.Linear(3, 4)
+    assert is_compiled(encode, net, data())
+    assert is_compiled(encode, net, data(), 2)
+    encode(data()).sum().backward()
+    assert net.gain.grad is not None
+    names = [proxy.name for proxy in sg.last_traces(encode)[0].inputs]
+    assert names == ["t_0", "t_inner_weight", "t_inner_bias", "t_gain"]
+
+
+def test_forward_jitted_as_a_method_in_its_own_place() -> None:
+    net, expected = Net(), Net()
+    expected.load_state_dict(net.state_dict())
+    net.forward = jit(net.forward)  # type: ignore[method-assign]
+    assert torch.equal(net(data()), expected(data()))
+    runs = net.runs[0]
+    net.gain = expected.gain = torch.nn.Parameter(torch.tensor(7.0))
+    assert torch.equal(net(data()), expected(data()))
+    assert net.runs[0] == runs, "one entry serves both"
+    handle = net.register_forward_hook(lambda module, args, output: output * 2)
+    assert torch.equal(net(data()), expected(data()) * 2)
+    handle.remove()
+    assert torch.equal(net(data()), expected(data()))
+
+
+def test_methods_beside_forward() -> None:
+    net = Net()
+    jitted = jit(net, methods=["encode"])
+    assert is_compiled(jitted, net, data())
+    assert is_compiled(jitted.encode, net, data(), 3)
+    assert inspect.signature(jitted.encode) == inspect.signature(net.encode)
+    assert type(jitted).encode is Net.encode
+    for twin in (copy.deepcopy(jitted), pickle.loads(pickle.dumps(jitted)), jit(jitted, methods=["encode"])):
+        assert is_compiled(twin.encode, compiler_of(twin).module, data())  # type: ignore[arg-type]
+    assert pickle.loads(pickle.dumps(jitted.encode))(data()).shape == (2, 4)
+    with pytest.raises(errors.InvalidInput, match="methods names 'decode', which Net has not"):
+        jit(net, methods=["decode"])
+    with pytest.raises(errors.InvalidInput, match="methods is for modules"):
+        jit(plain, methods=["encode"])
+
+
+def test_decorator_with_methods() -> None:
+    jitted = sg.jit(methods=["encode"], executors=["torch"])(Net())
+    assert jitted.encode._switchgear.calls == 0
+
+
+def test_lazy_module_is_initialised_by_its_first_call() -> None:
+    # once: refused; before, TypeError, "__class__ assignment: 'Linear' object layout differs from 'LazyLinear'"
+    net = torch.nn.LazyLinear(2)
+    jitted = jit(net)
+    first = jitted(data())
+    assert type(net) is torch.nn.Linear
+    assert isinstance(jitted, torch.nn.Linear)
+    assert not isinstance(jitted, torch.nn.LazyLinear)
+    assert type(jitted).__name__ == "Linear"
+    assert torch.equal(first, net(data()))
+    assert torch.equal(jitted(data()), first)
+    assert torch.equal(copy.deepcopy(jitted)(data()), first)
+    assert sg.explain(jitted)
+
+
+def test_lazy_parts_are_initialised_by_the_first_call() -> None:
+    net = torch.nn.Sequential(torch.nn.LazyLinear(4), torch.nn.LazyBatchNorm1d(), torch.nn.ReLU())
+    jitted = jit(net)
+    first = jitted(data())
+    assert [type(part).__name__ for part in jitted] == ["Linear", "BatchNorm1d", "ReLU"]
+    assert jitted[1].num_batches_tracked == 1
+    assert torch.equal(jitted(data()), first)
+    assert jitted[1].num_batches_tracked == 2
+    assert compiler_of(jitted).last is not None
+    lazy = torch.nn.Sequential(torch.nn.LazyLinear(4))
+    method = jit(lazy.forward)
+    assert torch.equal(method(data()), method(data()))
