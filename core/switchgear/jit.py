@@ -258,7 +258,7 @@ def jit(
 
     if isinstance(function, nn.Module):
         if isinstance(function, JitModule):
-            function = function._switchgear.module
+            function = function._switchgear.module  # type: ignore[assignment]
         return jitted_module(
             function, compiler, functools.partial(again, methods=methods), again, methods
         )

@@ -72,7 +72,7 @@ class JitFunction:
         twin = copy.deepcopy(function, memo)
         # functions are copied as themselves, methods go with their instance, which may hold this
         again = self if twin is function else memo.get(id(self))
-        return self._switchgear_again(twin) if again is None else again  # type: ignore[no-any-return]
+        return self._switchgear_again(twin) if again is None else again
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         function = self._switchgear.function

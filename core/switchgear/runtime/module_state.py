@@ -85,7 +85,7 @@ def modules_guard(
 def is_uninitialised(module: torch.nn.Module) -> bool:
     """Whether lazy parts of a module are still to make their parameters, which their first call does."""
     return any(
-        isinstance(part, LazyModuleMixin) and part.has_uninitialized_params()  # type: ignore[misc]
+        isinstance(part, LazyModuleMixin) and part.has_uninitialized_params()
         for part in module.modules()
     )
 
