@@ -12,15 +12,20 @@ from switchgear.capture.handler import PASS, Call, Handler
 from switchgear.capture.recorder import Recorder, active_recorder
 from switchgear.errors import Unsupported
 from switchgear.nesting import map_tensors, tensors_in
+from switchgear.patches import replaced
 
 
 class Transforms(Handler):
     """Calls inside a transform, and of what a transform returned."""
 
+    #: Whether the capture has begun inside of a transform.
+    _starts_inside = False
+
     @contextlib.contextmanager
     def around(self) -> Any:
         """Tensors from outside become inputs before functorch wraps them; transforms that trace are refused."""
         with (
+            replaced(self, "_starts_inside", internals.inside_functorch()),
             internals.functorch_operands(_below_transforms),
             internals.tracers_refused(_refuse_tracer),
         ):
@@ -29,9 +34,14 @@ class Transforms(Handler):
     def take(self, recorder: Recorder, call: Call) -> Any:
         """Make the call, and record its operators."""
         # what `torch.func.vjp` returns reads the tensors of its transform after that has ended
-        transformed = map(internals.is_functorch_tensor, tensors_in((call.args, call.kwargs)))
-        if not internals.inside_functorch() and not any(transformed):
+        transformed = any(map(internals.is_functorch_tensor, tensors_in((call.args, call.kwargs))))
+        if not internals.inside_functorch() and not transformed:
             return PASS
+        if transformed and self._starts_inside:
+            raise Unsupported(
+                f"a parameter or closed-over tensor belongs to a torch.func transform that is active around the call, "
+                f"in {recorder.here()}: jit the whole, or use sg.grad or sg.vjp"
+            )
         args, kwargs = map_tensors(
             lambda tensor: _adopted_below(recorder, tensor), (call.args, call.kwargs)
         )

@@ -27,6 +27,8 @@ def modes_key(*, rare: bool = True) -> tuple[Any, ...]:
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
         internals.autocast_key(),
+        # what is refused there need not be elsewhere
+        internals.inside_functorch(),
         internals.rare_modes() if rare else (),
     )
 
