@@ -81,7 +81,7 @@ class Compiler:
 
     def look_up(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the entry that fits, by its key, or compile one; or the original function, where capture refuses."""
-        if active_recorder() is not None:
+        if active_recorder() is not None or torch.jit.is_tracing():
             return self.function(*args, **kwargs)
         self.calls += 1
         if self.calls == 1 and self.module is not None and is_uninitialised(self.module):

@@ -11,6 +11,7 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import torch
 from torch import nn
 
 from switchgear.capture.data import OtherData
@@ -67,6 +68,9 @@ class JitFunction:
     def __repr__(self) -> str:
         return f"sg.jit({self._switchgear.function!r})"
 
+    def __prepare_scriptable__(self) -> Callable[..., Any]:
+        return self._switchgear.function
+
     def __deepcopy__(self, memo: dict[int, Any]) -> JitFunction:
         function = self._switchgear.function
         twin = copy.deepcopy(function, memo)
@@ -119,6 +123,9 @@ class JitModule:
     _switchgear_again: Callable[..., Any]
     _switchgear_forward: Callable[..., Any] | None
     _switchgear_methods: dict[str, JitFunction]
+
+    def __prepare_scriptable__(self) -> nn.Module | None:
+        return self._switchgear.module
 
     def __reduce__(self) -> tuple[Any, ...]:
         made = self._switchgear_again, (self._switchgear.module,)
@@ -200,6 +207,10 @@ def _direct_call(kind: type[nn.Module]) -> Callable[..., Any]:
                     return entry.run(inputs)
             except MISSES:
                 pass
+        compiled = self._compiled_call_impl
+        if compiled is not None and getattr(inspect.unwrap(compiled), "__self__", self) is not self:
+            # by the original's `compile()`, which knows nothing of this
+            return self._call_impl(*args, **kwargs)
         return kind.__call__(self, *args, **kwargs)
 
     return __call__
@@ -247,6 +258,10 @@ def jitted_module(
     for name in methods:
         if not callable(getattr(module, name, None)):
             raise InvalidInput(f"methods names {name!r}, which {type(module).__name__} has not")
+    if isinstance(module, torch.jit.ScriptModule):
+        raise InvalidInput(
+            f"a scripted {module.original_name} has no Python to capture; give sg.jit the module that was scripted"
+        )
     jitted: nn.Module = object.__new__(jitted_class(type(module), methods))
     own = {
         name: JitFunction(compiler(getattr(module, name), module), method_again) for name in methods

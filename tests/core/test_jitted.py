@@ -15,10 +15,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.utils import prune
 
 import switchgear as sg
 from switchgear import errors
 from switchgear.jit import compiler_of
+from tests.falling_back import fallbacks_recorded, falls_back
 
 T = torch.Tensor
 
@@ -291,3 +293,144 @@ def test_lazy_parts_are_initialised_by_the_first_call() -> None:
     lazy = torch.nn.Sequential(torch.nn.LazyLinear(4))
     method = jit(lazy.forward)
     assert torch.equal(method(data()), method(data()))
+
+
+def test_compiled_parts_are_captured() -> None:
+    # once: KeyError: 'training'
+    for make in (
+        lambda net: torch.compile(net, backend="eager"),
+        lambda net: torch.nn.Sequential(torch.compile(net, backend="eager"), torch.nn.ReLU()),
+    ):
+        net = Net()
+        whole: Any = make(net)
+        jitted = jit(whole)
+        first = jitted(data())
+        runs = net.runs[0]
+        assert torch.equal(jitted(data()), first)
+        assert net.runs[0] == runs
+        assert torch.equal(first, whole(data()))
+        net.eval()
+        runs = net.runs[0]
+        jitted(data())
+        assert net.runs[0] > runs, "a flag is in the key"
+
+
+def test_module_compiled_in_place_by_its_original() -> None:
+    # once: the original's `compile()` ran, and nothing of this
+    net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU())
+    net.compile(backend="eager")
+    jitted = jit(net)
+    assert torch.equal(jitted(data()), net.forward(data()))
+    assert compiler_of(jitted).last is not None
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.*:DeprecationWarning")
+def test_scripted_parts_run_in_eager_and_are_named() -> None:
+    # once: KeyError: 'training'
+    net = torch.nn.Sequential(torch.jit.script(torch.nn.Linear(3, 4)), torch.nn.ReLU())
+    expected = net(data())
+    with falls_back(r"0 is a scripted Linear, .*use the module that was scripted"):
+        assert torch.equal(jit(net)(data()), expected)
+    with falls_back(r"is a scripted Sequential"):
+        scripted = torch.jit.script(net)
+        assert torch.equal(jit(lambda x: scripted(x))(data()), expected)
+    with pytest.raises(errors.InvalidInput, match="a scripted Sequential has no Python to capture"):
+        jit(scripted)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.*:DeprecationWarning")
+def test_scripting_and_tracing_take_the_original() -> None:
+    # once: "'Compiler' object has no attribute '__code__'"
+    net = torch.nn.Sequential(jit(torch.nn.Linear(3, 4)), torch.nn.ReLU())
+    jitted = jit(net)
+    expected = jitted(data())
+    traced = torch.jit.trace(jitted, data())
+    for whole in (torch.jit.script(jitted), torch.jit.script(net), traced):
+        assert torch.equal(whole(data()), expected)
+    assert "aten::linear" in str(traced.inlined_graph)
+    assert torch.equal(torch.jit.trace(jit(plain), data())(data()), data().cos())
+    assert torch.equal(torch.jit.script(jit(plain))(data()), data().cos())
+
+
+@pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")
+def test_exported_modules() -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU())
+    exported = torch.export.export(net, (data(),)).module()
+    jitted = jit(exported)
+    assert torch.equal(jitted(data()), net(data()))
+    assert torch.equal(copy.deepcopy(jitted)(data()), net(data()))
+    assert compiler_of(jitted).last is not None
+    with falls_back("argument 0 is a FakeTensor"):
+        again = torch.export.export(jit(net), (data(),)).module()
+    assert torch.equal(again(data()), net(data()))
+
+
+def test_functional_call() -> None:
+    net = Net()
+    jitted = jit(net)
+    doubled = {name: value.detach() * 2 for name, value in net.named_parameters()}
+
+    x = data()
+
+    def loss(module: Any) -> Any:
+        return lambda parameters: torch.func.functional_call(module, parameters, (x,)).square().sum()
+
+    assert torch.equal(loss(jitted)(doubled), loss(net)(doubled))
+    runs = net.runs[0]
+    assert torch.equal(loss(jitted)(doubled), loss(jitted)(doubled))
+    assert net.runs[0] == runs
+    # once: an AssertionError of FakeTensorMode
+    expected = torch.func.grad(loss(net))(doubled)
+    with falls_back("belongs to a torch.func transform that is active around the call"):
+        actual = torch.func.grad(loss(jitted))(doubled)
+    for _ in range(2):
+        assert all(torch.equal(actual[name], expected[name]) for name in expected)
+        actual = torch.func.grad(loss(jitted))(doubled)
+    inside = jit(torch.func.grad(loss(jitted)))(doubled)
+    assert all(torch.equal(inside[name], expected[name]) for name in expected)
+
+
+def test_functional_call_under_a_transform_first() -> None:
+    net = Net()
+    jitted = jit(net)
+    stacked = {name: torch.stack([value.detach()] * 2) for name, value in net.named_parameters()}
+    x = data()
+    with falls_back("belongs to a torch.func transform"):
+        torch.func.vmap(lambda values: torch.func.functional_call(jitted, values, (x,)))(stacked)
+    assert is_compiled(jitted, net, data())
+
+
+NORMS = [
+    torch.nn.utils.weight_norm,
+    torch.nn.utils.spectral_norm,
+    lambda part: prune.l1_unstructured(part, "weight", 0.5),
+]
+
+
+@pytest.mark.filterwarnings("ignore:.torch.nn.utils.weight_norm. is deprecated:FutureWarning")
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_hooks_that_set_a_weight(norm: Any, when: str) -> None:
+    def steps(wrap: Any) -> list[T]:
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU())
+        if when == "before":
+            norm(net[0])
+        module = wrap(net)
+        if when == "after":
+            module(data())
+            norm(module[0])
+        results = []
+        for _ in range(3):
+            result = module(data())
+            result.sum().backward()
+            with torch.no_grad():
+                for parameter in module.parameters():
+                    parameter.sub_(parameter.grad)
+            results += [result.detach(), *[state.detach().clone() for state in module.state_dict().values()]]
+        return results
+
+    with fallbacks_recorded():
+        actual = steps(jit)
+    expected = steps(lambda net: net)
+    assert all(map(torch.equal, actual, expected))

@@ -421,7 +421,13 @@ class _Modules:
         """Call a module; it may be no part of the root, but one that the function closes over or makes."""
         if id(module) not in self._paths:
             self._enter(module, type(module).__name__)
-        self._stack.append(self._paths[id(module)])
+        path = self._paths[id(module)]
+        if isinstance(module, torch.jit.ScriptModule):
+            raise Unsupported(
+                f"{path or 'the module'} is a scripted {module.original_name}, whose parameters and operators capture "
+                "does not see; use the module that was scripted, or call the scripted one outside"
+            )
+        self._stack.append(path)
         try:
             return original(module, *args, **kwargs)
         finally:
