@@ -78,7 +78,7 @@ def value_and_grad(
 
     jitted = jit(compute, **options)
     selection = compiler_of(jitted).selection
-    return jitted  # type: ignore[no-any-return]
+    return jitted
 
 
 def _position(number: int, args: tuple[Any, ...]) -> int:

@@ -7,7 +7,7 @@ import functools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack, overload
 
 import torch
 from torch import nn
@@ -21,7 +21,16 @@ from switchgear.features import BUILT_IN
 from switchgear.grad.partition import saved_values
 from switchgear.ir.choice import Choice, Saved
 from switchgear.ir.trace import Trace
-from switchgear.jitted import MISSES, JitFunction, JitModule, jitted_module
+from switchgear.jitted import (
+    MISSES,
+    Decorator,
+    JitFunction,
+    Module,
+    Options,
+    P,
+    R,
+    jitted_module,
+)
 from switchgear.runtime.cache import Cache, call_key
 from switchgear.runtime.entry import Entry
 from switchgear.runtime.fallback import Fallback, Fallbacks
@@ -81,7 +90,7 @@ class Compiler:
 
     def look_up(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the entry that fits, by its key, or compile one; or the original function, where capture refuses."""
-        if active_recorder() is not None or torch.jit.is_tracing():
+        if active_recorder() is not None or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
             return self.function(*args, **kwargs)
         self.calls += 1
         if self.calls == 1 and self.module is not None and is_uninitialised(self.module):
@@ -152,6 +161,12 @@ class Compiler:
         return self.fallbacks.add(error, key)
 
 
+@overload
+def jit(function: Module, **options: Unpack[Options]) -> Module: ...
+@overload
+def jit(function: Callable[P, R], **options: Unpack[Options]) -> Callable[P, R]: ...
+@overload
+def jit(function: None = None, **options: Unpack[Options]) -> Decorator: ...
 def jit(
     function: Callable[..., Any] | nn.Module | None = None,
     *,
@@ -257,8 +272,6 @@ def jit(
         return Compiler(function, module, selection, options)
 
     if isinstance(function, nn.Module):
-        if isinstance(function, JitModule):
-            function = function._switchgear.module  # type: ignore[assignment]
         return jitted_module(
             function, compiler, functools.partial(again, methods=methods), again, methods
         )

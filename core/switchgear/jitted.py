@@ -9,14 +9,55 @@ import inspect
 import sys
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, ParamSpec, Protocol, TypedDict, TypeVar, overload
 
 import torch
 from torch import nn
 
 from switchgear.capture.data import OtherData
+from switchgear.capture.sizes import Dynamic
 from switchgear.errors import InvalidInput, Unsupported
 from switchgear.runtime.entry import Entry
+from switchgear.who.fuel import Fuel
+from switchgear.who.hookspecs import PassPlacement
+from switchgear.who.memory import Memory
+from switchgear.who.order import Executors
+from switchgear.who.preferences import PerOperator
+from switchgear.who.registry import Table
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Module = TypeVar("Module", bound=nn.Module)
+
+
+class Options(TypedDict, total=False):
+    """The options of `jit`."""
+
+    methods: Sequence[str]
+    executors: Executors
+    grad_rules: Table | str | Sequence[Table | str] | None
+    prefer: PerOperator | None
+    avoid: PerOperator | None
+    passes: Sequence[PassPlacement | str]
+    strict: bool
+    check: bool
+    memory: Memory
+    recompile_limit: int
+    cache_size: int
+    link: bool
+    specialize_on_data: bool
+    dynamic: Dynamic
+    fuel: int | Fuel | None
+
+
+class Decorator(Protocol):
+    """`jit` with options alone."""
+
+    @overload
+    def __call__(self, function: Module) -> Module: ...
+    @overload
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]: ...
+
 
 #: What says that an entry does not fit a call after all: it is for other data, or its prologue refuses the call.
 MISSES = (OtherData, Unsupported)
@@ -255,6 +296,8 @@ def jitted_module(
     methods: Sequence[str],
 ) -> nn.Module:
     """A module that shares the state of `module`, and runs what `compiler` makes of its forward and `methods`."""
+    if isinstance(module, JitModule):
+        module = module._switchgear.module  # type: ignore[assignment]
     for name in methods:
         if not callable(getattr(module, name, None)):
             raise InvalidInput(f"methods names {name!r}, which {type(module).__name__} has not")

@@ -13,6 +13,7 @@ from torch import Tensor
 
 import switchgear as sg
 from switchgear.errors import ExecutorFailed, ExecutorUnavailable
+from switchgear.jit import compiler_of
 from tests.core.training import (
     Kernel,
     assert_same,
@@ -65,7 +66,7 @@ def test_torch_first_leaves_nothing_to_others() -> None:
 
 
 def test_name_and_object_are_one() -> None:
-    for torch_executor in ("torch", *[e for e in sg.jit(linear)._switchgear.selection.executors if e.name == "torch"]):
+    for torch_executor in ("torch", *[e for e in compiler_of(sg.jit(linear)).selection.executors if e.name == "torch"]):
         jitted = run(linear, *inputs(), executors=[torch_executor])
         assert set(owners(jitted, "execution").values()) == {"torch"}
 
@@ -180,7 +181,7 @@ def test_kept_forward_gives_way_in_training_too() -> None:
     orders: list[tuple[list[Any], tuple[int, int]]]
     orders = [([high, low, "torch"], (1, 0)), ([low, high, "torch"], (1, 1))]
     for executors, calls in orders:
-        assert_same(step(sg.jit(lambda x: F.gelu(x), executors=executors), x), step(F.gelu, x))
+        assert_same(step(sg.jit(F.gelu, executors=executors), x), step(F.gelu, x))
         assert (part.calls, whole.calls) == calls
 
 

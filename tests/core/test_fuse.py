@@ -23,6 +23,7 @@ from switchgear.fusion.regions import Dataflow, cut, find_regions
 from switchgear.inspect.bisecting import bisect
 from switchgear.ir.choice import Implementation
 from switchgear.ir.symbol import RANDOM, Symbol, changed, proxies
+from switchgear.jit import compiler_of
 from tests.core.training import (
     Kernel,
     assert_same,
@@ -686,8 +687,8 @@ class Interpreted(Toy):
 def test_fifty_thousand_operators() -> None:
     trace = chain(50_000)
     toy = Interpreted()
-    torch_executor = next(one for one in sg.jit(torch.sin)._switchgear.selection.executors if one.name == "torch")
-    selection = sg.jit(torch.sin, executors=[toy, torch_executor])._switchgear.selection
+    torch_executor = next(one for one in compiler_of(sg.jit(torch.sin)).selection.executors if one.name == "torch")
+    selection = compiler_of(sg.jit(torch.sin, executors=[toy, torch_executor])).selection
     chosen = [changed(item, choices=(sg.Choice("execution", item.symbol.name, "toy"),)) for item in trace.bound_symbols]
     fused = fuse(replace(trace, bound_symbols=tuple(chosen)), selection)
     assert sum(len(item.choices) for item in fused.bound_symbols) == len(chosen)

@@ -10,8 +10,9 @@ import pickle
 import subprocess
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_type
 
 import pytest
 import torch
@@ -263,7 +264,7 @@ def test_methods_beside_forward() -> None:
 
 def test_decorator_with_methods() -> None:
     jitted = sg.jit(methods=["encode"], executors=["torch"])(Net())
-    assert jitted.encode._switchgear.calls == 0
+    assert compiler_of(jitted.encode).calls == 0
 
 
 def test_lazy_module_is_initialised_by_its_first_call() -> None:
@@ -297,12 +298,10 @@ def test_lazy_parts_are_initialised_by_the_first_call() -> None:
 
 def test_compiled_parts_are_captured() -> None:
     # once: KeyError: 'training'
-    for make in (
-        lambda net: torch.compile(net, backend="eager"),
-        lambda net: torch.nn.Sequential(torch.compile(net, backend="eager"), torch.nn.ReLU()),
-    ):
+    for as_part in (False, True):
         net = Net()
-        whole: Any = make(net)
+        compiled: Any = torch.compile(net, backend="eager")
+        whole = torch.nn.Sequential(compiled, torch.nn.ReLU()) if as_part else compiled
         jitted = jit(whole)
         first = jitted(data())
         runs = net.runs[0]
@@ -434,3 +433,19 @@ def test_hooks_that_set_a_weight(norm: Any, when: str) -> None:
         actual = steps(jit)
     expected = steps(lambda net: net)
     assert all(map(torch.equal, actual, expected))
+
+
+def test_types_are_the_originals() -> None:
+    """Is for mypy: a function keeps its parameters, a module its class."""
+    net = assert_type(sg.jit(Net()), Net)
+    assert_type(sg.jit(executors=["torch"])(net), Net)
+    assert_type(sg.jit(net.encode)(data(), power=2), T)
+    function: Callable[[T], T] = sg.jit(plain, executors=["torch"])
+    assert torch.equal(assert_type(function(data()), T), plain(data()))
+
+    class Other(torch.nn.Module):
+        @sg.jit(executors=["torch"])
+        def encode(self, x: T) -> T:
+            return x.sin()
+
+    assert torch.equal(assert_type(Other().encode(data()), T), data().sin())

@@ -17,6 +17,7 @@ from transformers.activations import NewGELUActivation
 import switchgear as sg
 from switchgear.errors import NotDifferentiable
 from switchgear.ir.symbol import RANDOM, RECOMPUTED, region_of
+from switchgear.jit import last_entry
 from switchgear.who.memory import MEMORY, Memory
 from tests.core.training import (
     assert_same,
@@ -201,7 +202,9 @@ def test_halves_run_apart_give_the_whole() -> None:
     jitted = sg.jit(lambda x, y: torch.tanh(x @ y).sum(), executors=["torch"])
     x, y = leaf(2, 3), leaf(3, 2)
     step(jitted, x, y)
-    training = jitted._switchgear.last.bridge.training
+    bridge = last_entry(jitted).bridge
+    assert bridge is not None
+    training = bridge.training
     out, *kept = training.forward.function(x.detach(), y.detach())
     grads = training.backward.function([*kept, torch.ones(())])
     assert_same([out.detach(), *grads], [torch.tanh(x @ y).sum().detach(), *step(jitted, x, y)[1]])

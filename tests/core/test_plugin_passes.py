@@ -13,6 +13,7 @@ from torch import Tensor
 
 import switchgear as sg
 from switchgear.errors import RuleError
+from switchgear.jit import compiler_of
 from switchgear.who import plugins
 from tests.core.made_up import Site, executor_plugin
 from tests.core.training import backward, executor, forward, operators, owners, rules
@@ -260,7 +261,7 @@ def test_after_claiming_it_is_told_what_the_trace_gives(install: Callable[[str],
     install(AFTER)
     jitted = sg.jit(lambda x: x.sin(), executors=["mine", "torch"])
     jitted(torch.ones(3, requires_grad=True)).sum().backward()
-    (placement,) = [one for one in jitted._switchgear.selection.passes if one.name == "mine_writes"]
+    (placement,) = [one for one in compiler_of(jitted).selection.passes if one.name == "mine_writes"]
     seen = placement.run.__globals__["seen"]
     assert [(name, gradients) for name, gradients, _ in seen] == [("forward", False), ("backward", True)]
 

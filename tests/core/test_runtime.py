@@ -922,7 +922,7 @@ def test_decorator_with_and_without_options() -> None:
         """Twice x."""
         return x * 2
 
-    @sg.jit(executors=["torch"], cache_size=2)  # type: ignore[untyped-decorator]
+    @sg.jit(executors=["torch"], cache_size=2)
     def optioned(x: T) -> T:
         return x * 3
 

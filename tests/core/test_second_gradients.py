@@ -145,6 +145,7 @@ def test_a_backward_that_fails_leaves_nothing_for_the_next() -> None:
             raise ArithmeticError
 
     (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    assert y.grad_fn is not None
     y.grad_fn.register_prehook(lambda grads: fail(grads[0]))
     with pytest.raises(ArithmeticError):
         torch.autograd.grad(first.square().sum(), x, retain_graph=True)
