@@ -14,6 +14,7 @@ from torch import nn
 
 from switchgear.capture.data import OtherData
 from switchgear.capture.recorder import active_recorder
+from switchgear.capture.session import ContainerMatters
 from switchgear.capture.signature import check_devices, flatten_arguments
 from switchgear.capture.sizes import Dynamic, check_dynamic, marked
 from switchgear.errors import DataDependent, InvalidInput, SwitchgearError, Unsupported
@@ -70,6 +71,8 @@ class Compiler:
         #: How often it was called.
         self.calls = 0
         self.last: Entry | None = None
+        #: Whether containers among the arguments are looked into by features, for it matters which they are.
+        self._whole = False
         self._rejit = lambda function: Compiler(
             function, None, selection, options | {"dynamic": False}
         )
@@ -124,7 +127,7 @@ class Compiler:
         with self._lock:
             try:
                 check_names()
-                leaves, spec = flatten_arguments(args, kwargs)
+                leaves, spec = flatten_arguments(args, kwargs, self._whole)
                 marks = (
                     marked(self.dynamic, self._parameters, args, kwargs, leaves)
                     if self.dynamic
@@ -142,15 +145,23 @@ class Compiler:
                 reason = next(iter(unfit.values()), "") or self.cache.why_not(
                     key, args, kwargs, leaves
                 )
-                options = self.selection, self._rejit, self.specialize_on_data, marks
+                options = self.selection, self._rejit, self.specialize_on_data, marks, self._whole
                 entry = Entry(self.function, leaves, spec, self.module, *options)
+            except ContainerMatters:
+                if self._whole:
+                    raise Unsupported(
+                        "a function inside changes a container among its arguments"
+                    ) from None
+                self._whole = True
+                return self._find(args, kwargs, unfit)
             except (Unsupported, DataDependent) as error:
                 return self._refused(error, key)
             self.cache.add(key, entry, reason)
             inputs = entry.prologue(args, kwargs)
             if inputs is None:
                 raise SwitchgearError(
-                    "a freshly compiled entry does not fit its own call; please report this"
+                    f"a freshly compiled entry does not fit its own call ({entry.why_not(args, kwargs, leaves)}); "
+                    "please report this"
                 )
             self.last = entry
             return entry, inputs, True

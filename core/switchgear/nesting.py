@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,6 +22,18 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, dict):
         for item in value.values():
             yield from tensors_in(item)
+
+
+def containers_in(value: Any) -> Iterator[Any]:
+    """The lists, dicts, sets and deques in a nest of these and tuples."""
+    if isinstance(value, (list, dict, set, deque)):
+        yield value
+    if isinstance(value, (tuple, list, set, deque)):
+        for item in value:
+            yield from containers_in(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from containers_in(item)
 
 
 def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:

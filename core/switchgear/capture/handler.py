@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -80,11 +80,12 @@ class Handler:
         return None
 
     def running(
-        self, recorder: Recorder, roots: Sequence[Any]
+        self, recorder: Recorder, roots: Sequence[Any], arguments: Mapping[int, Any]
     ) -> contextlib.AbstractContextManager[None]:
         """Entered while the function runs, once for every attempt to capture it.
 
-        `roots` are the function, or the module that it is, and the modules among its arguments.
+        `roots` are the function, or the module that it is, and the modules among its arguments; `arguments` are the
+        objects among these, by their places.
         """
         return contextlib.nullcontext()
 
@@ -173,11 +174,13 @@ class Handlers:
             yield
 
     @contextlib.contextmanager
-    def running(self, recorder: Recorder, roots: Sequence[Any]) -> Iterator[None]:
+    def running(
+        self, recorder: Recorder, roots: Sequence[Any], arguments: Mapping[int, Any]
+    ) -> Iterator[None]:
         """What handlers want around the run of the function, the first outermost."""
         with contextlib.ExitStack() as stack:
             for handler in self._overriding("running"):
-                stack.enter_context(handler.running(recorder, roots))
+                stack.enter_context(handler.running(recorder, roots, arguments))
             yield
 
     def source(self, recorder: Recorder, tensor: torch.Tensor) -> InputSource | None:

@@ -17,7 +17,7 @@ import functools
 import itertools
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -151,7 +151,7 @@ class Recorder:
         self.inputs: list[RecordedInput] = []
         #: What features take for granted of other calls, and what they do to what the trace's call returns.
         self.guards: list[Guard] = []
-        self.after: list[Callable[[Any], Any]] = []
+        self.after: list[Callable[[Any, Sequence[Any]], Any]] = []
         #: Calls that changed sizes or strides of an input in place, or its version alone.
         self.metadata_calls: list[BoundSymbol] = []
         #: Tensors from outside, by id, that the function reached without being handed their wrapper.

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import operator
 import re
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -41,6 +42,7 @@ from switchgear.capture.signature import (
     ModuleState,
     OwnSource,
     check_tensor,
+    is_object,
     state_of,
 )
 from switchgear.capture.sizes import Marks, Sizes, symbolic
@@ -50,6 +52,7 @@ from switchgear.errors import CaptureError, DataDependent, Unsupported
 from switchgear.ir.composites import splice_escaping
 from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.trace import Names, Trace
+from switchgear.nesting import containers_in
 from switchgear.patches import redirected
 
 #: Held while capturing and differentiating: the patches and flags below are process-wide.
@@ -95,8 +98,10 @@ class Captured:
     sizes: Sizes | None = None
     #: What features take for granted of a call.
     guards: tuple[Guard, ...] = ()
-    #: What features make of what a call returns, one after another.
-    after: tuple[Callable[[Any], Any], ...] = ()
+    #: What features make of what a call returns and its objects, one after another.
+    after: tuple[Callable[[Any, Sequence[Any]], Any], ...] = ()
+    #: The places of the objects among the arguments.
+    objects: tuple[int, ...] = ()
 
 
 class _Inputs:
@@ -191,13 +196,16 @@ def capture(
     differentiable: frozenset[int] | None = None,
     reads_inputs: bool = False,
     marks: Marks = MappingProxyType({}),
+    whole: bool = False,
 ) -> Captured:
     """The trace of `function` at these arguments, flattened as `flatten_arguments` does.
 
     `module` is the one whose state the function uses, for names, paths and write-back. `differentiable` says which
     arguments require grad, if not those whose tensors do. The function is run as eager would; only if that needs the
     data of a tensor, it is run again with `torch.compiler.is_compiling()` True, for libraries have another way then;
-    or, with `reads_inputs`, the trace is for calls with such data alone.
+    or, with `reads_inputs`, the trace is for calls with such data alone. `whole`: the leaves are those that
+    `flatten_arguments` gives with it.
+    Raises `ContainerMatters` where they have to be.
     Raises `CaptureError` and its kinds for what a trace cannot hold, and the function's own exceptions as they are.
     """
 
@@ -210,6 +218,7 @@ def capture(
         reads_inputs = outer.data.of_inputs
     given = [leaf for leaf in leaves if isinstance(leaf, torch.nn.Module)]
     roots = (function if module is None else module, *given)
+    objects = {index: leaf for index, leaf in enumerate(leaves) if is_object(leaf)}
 
     def attempt(compiling: bool, homes: Mapping[int, Home]) -> Captured:
         start = time.perf_counter()
@@ -228,8 +237,8 @@ def capture(
         ):
             with modes_kept():
                 try:
-                    with handlers.running(recorder, roots):
-                        result = _run(function, leaves, spec, recorder, inputs)
+                    with handlers.running(recorder, roots, objects):
+                        result = _run(function, leaves, spec, recorder, inputs, whole)
                         result = handlers.finish(recorder, result)
                 except RuntimeError:
                     _refuse_views_of_constants(
@@ -259,7 +268,7 @@ def capture(
         sources, entered = tuple(inputs.sources), tuple(modules.entered)
         matter = recorder.leaves_matter, bases_matter, recorder.offsets_matter
         found = sizes if numbers else None
-        after = tuple(recorder.guards), tuple(recorder.after)
+        after = tuple(recorder.guards), tuple(recorder.after), tuple(objects)
         return Captured(
             trace, sources, outputs, identical, grad_enabled, entered, *matter, found, *after
         )
@@ -268,7 +277,10 @@ def capture(
     with CAPTURE_LOCK:
         while True:
             try:
-                with undone_on((CaptureError, _SharedMemory)), _functional_writes():
+                with (
+                    undone_on((CaptureError, _SharedMemory, ContainerMatters)),
+                    _functional_writes(),
+                ):
                     return attempt(
                         compiling, {key: replace(home, wrapper=None) for key, home in homes.items()}
                     )
@@ -315,6 +327,7 @@ def _run(
     spec: Structure,
     recorder: Recorder,
     inputs: _Inputs,
+    whole: bool,
 ) -> Any:
     wrappers = list(leaves)
     for index, leaf in enumerate(leaves):
@@ -334,12 +347,17 @@ def _run(
     result = function(*args, **kwargs)
     if any(isinstance(leaf, StandIn) for leaf in flatten(result, objects=True)[0]):
         raise Unsupported("the function returns a torch.Generator; return what is drawn from it")
-    after, spec_after = flatten((args, kwargs))
-    if spec_after != spec or any(new is not old for new, old in zip(after, wrappers, strict=True)):
-        raise Unsupported(
-            "the function changes a container among its arguments; return a new one instead"
-        )
+    if not whole:
+        containers = {id(part) for part in containers_in((args, kwargs))}
+        after, spec_after = flatten((args, kwargs))
+        is_same = spec_after == spec and all(map(operator.is_, after, wrappers))
+        if not is_same or any(id(part) in containers for part in containers_in(result)):
+            raise ContainerMatters
     return result
+
+
+class ContainerMatters(Exception):
+    """The function changes or returns a container among its arguments, which is to be captured as a whole."""
 
 
 def _refuse_views_of_constants(recorder: Recorder) -> None:

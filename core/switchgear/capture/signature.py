@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 import types
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +32,8 @@ _TORCH = (torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_form
 _HELD = (torch.Generator, torch.nn.Module)
 #: Python values that a trace is specialised on.
 _VALUES = (*_PYTHON, *_TORCH, types.FunctionType, types.BuiltinFunctionType, *_HELD)
+#: The flag of classes that were made by a class statement.
+_HEAP = 1 << 9
 _PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
 
@@ -81,31 +84,32 @@ class Closure:
         return f"closed-over tensor of shape {list(self.tensor.shape)}"
 
 
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """A step from an object to what an attribute of it holds; any other step is to an item."""
+
+    name: str
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Held:
-    """A tensor in Python's objects: `steps` lead to it, an item of `owner` if that is a dict, else an attribute."""
+    """A tensor in Python's objects: `steps` lead to it from `owner`, or from the argument that `owner` names."""
 
     owner: Any
     steps: tuple[Any, ...]
     path: str
     tied: list[Held] = field(default_factory=list)
 
-    def fetch(self) -> Any:
+    def fetch(self, argument: Any = None) -> Any:
         """What lies there now, None where nothing does or the places that shared it hold different tensors."""
-        value = self._here()
-        return value if all(other._here() is value for other in self.tied) else None
+        value = self._here(argument)
+        return value if all(other._here(argument) is value for other in self.tied) else None
 
-    def _here(self) -> Any:
-        first, *rest = self.steps
+    def _here(self, argument: Any) -> Any:
         try:
-            value = (
-                self.owner[first] if isinstance(self.owner, dict) else getattr(self.owner, first)
-            )
-            for step in rest:
-                value = value[step]
+            return follow(argument if isinstance(self.owner, Argument) else self.owner, self.steps)
         except (LookupError, AttributeError, TypeError, ValueError):
             return None
-        return value
 
     def __str__(self) -> str:
         return self.path
@@ -131,21 +135,33 @@ class Base:
         return f"the base of {self.of}"
 
 
+def follow(value: Any, steps: Iterable[Any]) -> Any:
+    """What some steps lead to; raises what `getattr` and the lookup of items do."""
+    for step in steps:
+        value = getattr(value, step.name) if isinstance(step, Attribute) else value[step]
+    return value
+
+
 #: Where a tensor that is no view of another input comes from.
 OwnSource = Argument | ModuleState | Closure | Held
 InputSource = OwnSource | Base
 
 
-def flatten_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Structure]:
-    """The leaves of a call's arguments, each a tensor or a Python value that a trace can be specialised on."""
-    leaves, spec = flatten((args, kwargs))
+def flatten_arguments(
+    args: tuple[Any, ...], kwargs: dict[str, Any], whole: bool = False
+) -> tuple[list[Any], Structure]:
+    """The leaves of a call's arguments: tensors, Python values that a trace can be specialised on, and objects.
+
+    `whole`: containers that can be changed are leaves like objects.
+    """
+    leaves, spec = flatten((args, kwargs), apart=kwargs if whole else None)
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
             check_tensor(leaf, f"argument {index}")
-        elif not _is_value(leaf):
+        elif not _is_value(leaf) and not is_object(leaf):
             raise Unsupported(
-                f"argument {index} is a {_class_name(leaf)}: neither a tensor, nor a Python value, nor a container "
-                "registered with torch.utils._pytree. Register the class there, or close over the object"
+                f"argument {index} is a {_class_name(leaf)}: neither a tensor, nor a Python value, nor an object of a "
+                "class written in Python, nor a container registered with torch.utils._pytree; close over the object"
             )
     return leaves, spec
 
@@ -153,6 +169,15 @@ def flatten_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[li
 def _is_value(leaf: Any) -> bool:
     parts = (leaf.start, leaf.stop, leaf.step) if isinstance(leaf, slice) else (leaf,)
     return all(isinstance(part, _VALUES) for part in parts)
+
+
+def is_object(leaf: Any) -> bool:
+    """Whether an argument is an object of any class written in Python, or a container: a call looks into it."""
+    if isinstance(leaf, (list, dict, set, deque)):
+        return True
+    return (
+        isinstance(type(leaf), type) and bool(type(leaf).__flags__ & _HEAP) and not _is_value(leaf)
+    )
 
 
 def _class_name(leaf: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import OrderedDict, defaultdict, namedtuple
+from collections import OrderedDict, defaultdict, deque, namedtuple
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
@@ -140,13 +140,19 @@ def _open(spec: pytree.TreeSpec, name: str, scope: dict[str, Any], lines: list[s
     return parts
 
 
-def flatten(value: Any, *, objects: bool = False) -> tuple[list[Any], Structure]:
+def flatten(
+    value: Any, *, objects: bool = False, apart: dict[str, Any] | None = None
+) -> tuple[list[Any], Structure]:
     """The leaves of a nested value, and its structure.
 
     With `objects`, an object that is nothing but its `__dict__` is opened like a dataclass (the caches of
-    transformers).
+    transformers). Where `apart` is given, every other list, dict, set or deque is a leaf.
     """
-    leaves, spec = pytree.tree_flatten(value, is_leaf=_is_size)
+
+    def is_leaf(part: Any) -> bool:
+        return isinstance(part, (list, dict, set, deque)) and part is not apart
+
+    leaves, spec = pytree.tree_flatten(value, is_leaf=_is_size if apart is None else is_leaf)
     is_record = _is_record_or_object if objects else _is_record
     if not any(map(is_record, leaves)):
         return leaves, Structure(spec)

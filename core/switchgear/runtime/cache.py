@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from switchgear.capture.guards import value_key
+from switchgear.capture.signature import is_object
 from switchgear.capture.sizes import Marks
 from switchgear.capture.structure import Structure
 from switchgear.capture.user_code import user_frame
@@ -104,7 +105,7 @@ def call_key(
 
 def _leaf_key(leaf: Any, dynamic: Collection[int]) -> Any:
     if not isinstance(leaf, torch.Tensor):
-        return value_key(leaf)
+        return type(leaf) if is_object(leaf) else value_key(leaf)
     bits = (leaf.requires_grad, leaf.is_conj(), leaf.is_neg())
     if not dynamic:
         return (tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device, *bits)

@@ -14,7 +14,7 @@ from switchgear import torch_private as internals
 from switchgear.capture.outputs import Outputs, reshaped_inputs
 from switchgear.capture.session import capture, compiling
 from switchgear.capture.shared_memory import sharing
-from switchgear.capture.signature import Argument, Base, Closure, InputSource
+from switchgear.capture.signature import Argument, Base, Closure, Held, InputSource
 from switchgear.capture.sizes import Marks, symbolic
 from switchgear.capture.structure import Structure
 from switchgear.compile.pipeline import (
@@ -30,7 +30,7 @@ from switchgear.runtime.epilogue import Finisher, finisher
 from switchgear.runtime.execution import maybe_views, runner
 from switchgear.runtime.modes import rare_modes_watched
 from switchgear.runtime.module_state import any_hooks
-from switchgear.runtime.prologue import make_prologue
+from switchgear.runtime.prologue import make_prologue, objects_of
 from switchgear.who.selection import Selection
 
 #: What an entry does with the input tensors of a call, up to what the function returns.
@@ -50,6 +50,7 @@ class Entry:
         rejit: Jit,
         reads_inputs: bool = False,
         marks: Marks = MappingProxyType({}),
+        whole: bool = False,
     ) -> None:
         #: Casts are part of the trace.
         self._autocast = internals.autocast_active()
@@ -65,6 +66,7 @@ class Entry:
                 module,
                 reads_inputs=reads_inputs,
                 marks=marks,
+                whole=whole,
             )
             tensors = [tensor_of(source, leaves) for source in self.captured.sources]
             with torch.no_grad(), internals.autocast_off(), symbolic(self.captured.sizes):
@@ -221,8 +223,8 @@ class Entry:
         return {one.output: one.input for one in mutations}
 
 
-def _then(complete: Finisher, after: Callable[[Any], Any]) -> Finisher:
-    return lambda results, inputs: after(complete(results, inputs))
+def _then(complete: Finisher, after: Callable[[Any, Sequence[Any]], Any]) -> Finisher:
+    return lambda results, inputs: after(complete(results, inputs), objects_of(inputs))
 
 
 def tensor_of(source: InputSource, leaves: list[Any]) -> torch.Tensor:
@@ -231,6 +233,8 @@ def tensor_of(source: InputSource, leaves: list[Any]) -> torch.Tensor:
         return leaves[source.index]  # type: ignore[no-any-return]
     if isinstance(source, Base):
         return source.fetch(tensor_of(source.of, leaves))
+    if isinstance(source, Held) and isinstance(source.owner, Argument):
+        return source.fetch(leaves[source.owner.index])  # type: ignore[no-any-return]
     tensor = source.tensor if isinstance(source, Closure) else source.fetch()
     if tensor is None:
         raise Unsupported(f"{source} vanished from its module while it was captured")

@@ -42,6 +42,23 @@ class Prologue:
         return "the structure of the arguments" if number is None else self.guards[number].reason()
 
 
+class Inputs(tuple[torch.Tensor, ...]):
+    """The trace's input tensors of a call, and the objects among its arguments."""
+
+    objects: tuple[Any, ...]
+
+
+def _inputs_with(tensors: tuple[torch.Tensor, ...], objects: tuple[Any, ...]) -> Inputs:
+    inputs = Inputs(tensors)
+    inputs.objects = objects
+    return inputs
+
+
+def objects_of(inputs: Sequence[torch.Tensor]) -> Sequence[Any]:
+    """The objects among the arguments of the call that these are the input tensors of."""
+    return inputs.objects if isinstance(inputs, Inputs) else ()
+
+
 def make_prologue(
     captured: Captured, leaves: list[Any], spec: Structure, tensors: list[torch.Tensor]
 ) -> Prologue:
@@ -56,7 +73,11 @@ def make_prologue(
     for guard in guards:
         scope |= guard.scope
     met = " and ".join([f"({guard.condition})" for guard in guards])
-    inputs = _function("prologue", [*opening, f"return inputs if {met} else None"], scope)
+    taken = "inputs"
+    if captured.objects and captured.after:
+        scope["inputs_with"] = _inputs_with
+        taken = f"inputs_with(inputs, ({''.join(f'a{index}, ' for index in captured.objects)}))"
+    inputs = _function("prologue", [*opening, f"return {taken} if {met} else None"], scope)
     tests = [f"if not ({guard.condition}): return {number}" for number, guard in enumerate(guards)]
     return Prologue(guards, inputs, _function("first_miss", [*opening, *tests], scope))
 
@@ -73,7 +94,11 @@ def _function(name: str, body: Iterable[str], scope: dict[str, Any]) -> Callable
 
 def _argument_guards(captured: Captured, leaves: list[Any]) -> Iterator[Guard]:
     for index, leaf in enumerate(leaves):
-        if not isinstance(leaf, torch.Tensor):
+        if index in captured.objects:
+            kind = f"kind{index}"
+            why = f"argument {index} was a {type(leaf).__name__}"
+            yield Guard(f"type(a{index}) is {kind}", why, {kind: type(leaf)})
+        elif not isinstance(leaf, torch.Tensor):
             yield _value_guard(index, leaf)
     for index, other in captured.identical:
         why = f"argument {index} is the same tensor as another input, or is not any more"
@@ -147,7 +172,10 @@ def _fetched(source: InputSource, number: int, scope: dict[str, Any]) -> str:
     if isinstance(source, Base):
         scope[f"find{number}"] = source.fetch
         return f"find{number}({_fetched(source.of, number, scope)})"
-    if isinstance(source, Held) or source.tied:
+    if isinstance(source, Held):
+        scope[f"fetch{number}"] = source.fetch
+        return f"fetch{number}({f'a{source.owner.index}' if isinstance(source.owner, Argument) else ''})"
+    if source.tied:
         scope[f"fetch{number}"] = source.fetch
         return f"fetch{number}()"
     scope[f"state{number}"] = source.holder.__dict__

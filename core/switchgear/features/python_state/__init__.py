@@ -9,8 +9,8 @@ objects whose state cannot be seen: iterators, generators, random streams, what 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from switchgear.errors import Unsupported
 from switchgear.features.python_state.frozen import leaves
 from switchgear.features.python_state.reached import Reached
 from switchgear.features.python_state.reads import Read, guard_on, reads_made
-from switchgear.features.python_state.rebuilding import Packing, Template, build, is_odd
+from switchgear.features.python_state.rebuilding import Packing, Results, Template, build, is_odd
 from switchgear.features.python_state.recording import Recording
 from switchgear.features.python_state.writes import Write, changes
 
@@ -33,6 +33,7 @@ class _World:
 
     reached: Reached
     recording: Recording
+    arguments: Mapping[int, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,13 +42,14 @@ class Replay:
 
     writes: tuple[Write, ...]
     result: Template
+    arguments: tuple[int, ...]
 
-    def __call__(self, leaves: Sequence[Any]) -> Any:
+    def __call__(self, leaves: Sequence[Any], objects: Sequence[Any]) -> Any:
         """The return value."""
-        made: dict[int, Any] = {}
+        results = Results(leaves, dict(zip(self.arguments, objects, strict=False)))
         for write in self.writes:
-            write.do(leaves, made)
-        return build(self.result, leaves, made)
+            write.do(results)
+        return build(self.result, results)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Replay) or len(self.writes) != len(other.writes):
@@ -69,7 +71,9 @@ class PythonState(Handler):
         return _World(reached, Recording(reached))
 
     @contextlib.contextmanager
-    def running(self, recorder: Recorder, roots: Sequence[Any]) -> Iterator[None]:
+    def running(
+        self, recorder: Recorder, roots: Sequence[Any], arguments: Mapping[int, Any]
+    ) -> Iterator[None]:
         """Note what is read, and put back what is written."""
         world = recorder.state(self)
         if world is None:
@@ -78,6 +82,9 @@ class PythonState(Handler):
         reached = world.reached
         for root in roots:
             reached.reach(root, getattr(root, "__name__", type(root).__name__))
+        world.arguments = arguments
+        for index, value in arguments.items():
+            reached.reach_argument(index, value)
         try:
             with world.recording.active():
                 yield
@@ -102,11 +109,11 @@ class PythonState(Handler):
         reads = reads_made(reached.reads, reached.links, world.recording.code_that_ran())
         _refuse_opaque(reads, reached)
         if reads:
-            recorder.guards.append(guard_on(reads))
+            recorder.guards.append(guard_on(reads, world.arguments))
         if not writes and not is_odd(result, reached):
             return result
         template = packing.pack(result, "what it returns")
-        recorder.after.append(Replay(writes, template))
+        recorder.after.append(Replay(writes, template, tuple(world.arguments)))
         return packing.leaves
 
 

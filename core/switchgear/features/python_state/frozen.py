@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import enum
 import types
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -36,6 +37,13 @@ class Contents:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Instance:
+    """Any object of a class: an object of an argument's, of which each call has its own."""
+
+    kind: type
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Data:
     """What was in an array of NumPy's."""
 
@@ -52,27 +60,29 @@ def is_array(value: object) -> bool:
     return type(value).__module__ == "numpy" and type(value).__name__ == "ndarray"
 
 
-def freeze(value: Any, content: Callable[[Any], Content], around: tuple[int, ...] = ()) -> Any:
-    """A value as something that no write changes; `content` tells what a container held.
+class Knowledge(Protocol):
+    """What is known of the objects of a call."""
 
-    A container inside of itself is held by identity.
-    """
+    def content(self, container: Any) -> Content:
+        """What a container held at first, by key."""
+
+    def is_of_call(self, value: object) -> bool:
+        """Whether an object is one of the arguments, or reached from one."""
+
+
+def freeze(value: Any, known: Knowledge, around: tuple[int, ...] = ()) -> object:
+    """A value as something that no write changes. A container inside of itself is held by identity."""
     if isinstance(value, torch.Tensor):
         return TENSOR
     if is_array(value):
         return Data(value.copy())
-    if (
-        not isinstance(value, (tuple, list, dict, set, frozenset, types.MethodType))
-        or id(value) in around
-    ):
-        return value
     if isinstance(value, types.MethodType):
         return Contents(types.MethodType, None, (value.__func__, value.__self__))
-    if type(value) is torch.Size:
-        return value
-    inner = (*around, id(value))
-    held = content(value)
-    items = tuple([freeze(item, content, inner) for item in held.values()])
+    is_container = isinstance(value, (tuple, list, dict, set, frozenset, deque))
+    if not is_container or type(value) is torch.Size or id(value) in around:
+        return Instance(type(value)) if known.is_of_call(value) else value
+    held = known.content(value)
+    items = tuple([freeze(item, known, (*around, id(value))) for item in held.values()])
     return Contents(type(value), tuple(held) if isinstance(value, dict) else None, items)
 
 
@@ -82,6 +92,8 @@ def same(value: object, frozen: object) -> bool:
         return True
     if frozen is TENSOR:
         return isinstance(value, torch.Tensor)
+    if isinstance(frozen, Instance):
+        return type(value) is frozen.kind
     if isinstance(frozen, Data):
         return _same_array(value, frozen.array)
     if isinstance(frozen, Contents):

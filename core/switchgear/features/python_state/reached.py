@@ -7,18 +7,21 @@ read. Functions and objects of PyTorch, NumPy and the standard library are taken
 
 from __future__ import annotations
 
+import enum
 import functools
 import itertools
 import os
 import random
 import types
+from collections import deque
 from collections.abc import Iterable, Set
 from typing import Any
 
 import torch
 from torch import nn
 
-from switchgear.capture.signature import Held
+from switchgear.capture.signature import Argument, Attribute, Held
+from switchgear.errors import Unsupported
 from switchgear.features.python_state import user_objects
 from switchgear.features.python_state.frozen import freeze, is_array, is_atom
 from switchgear.features.python_state.holders import (
@@ -32,7 +35,7 @@ from switchgear.features.python_state.holders import (
     Variables,
     slots_of,
 )
-from switchgear.features.python_state.reads import Read, class_attribute
+from switchgear.features.python_state.reads import ITSELF, Place, Read, class_attribute
 from switchgear.patches import replaced
 
 _MODULE_STATE = ("_parameters", "_buffers", "_modules")
@@ -71,6 +74,15 @@ _IMPLICIT = frozenset(
     }
 )
 _IMPLIED = _IMPLICIT | {"__init__", "__new__", "__post_init__", "backward", "setup_context"}
+#: What is the same object in every call, if it is equal.
+_SAME_EVERYWHERE = (
+    type,
+    types.FunctionType,
+    types.ModuleType,
+    types.BuiltinFunctionType,
+    nn.Module,
+    enum.Enum,
+)
 _WRITTEN_IN_C = (
     *(types.GetSetDescriptorType, types.MemberDescriptorType, types.WrapperDescriptorType),
     *(types.MethodDescriptorType, types.ClassMethodDescriptorType),
@@ -92,6 +104,8 @@ class Reached:
         #: What each object, or the read of a place by its key in `reads`, has led to.
         self.links: dict[Any, set[int]] = {}
         self._from: Any = None
+        #: Where in the arguments of a call an object lies that is of the call.
+        self.places: dict[int, Place] = {}
         self._labels: dict[int, str] = {}
         self._seen: dict[int, Any] = {}
         self._names: set[str] = set()
@@ -109,6 +123,9 @@ class Reached:
         self, value: object, label: str, owner: object = None, steps: tuple[object, ...] = ()
     ) -> None:
         """Take note of a value that lies at `steps` from `owner`, and of what it leads to."""
+        if id(owner) in self.places:
+            place = self.places[id(owner)]
+            owner, steps = place.argument, (*place.steps, *steps)
         if isinstance(value, torch.Tensor):
             if owner is not None:
                 self._tensor(value, Held(owner, steps, label))
@@ -119,6 +136,8 @@ class Reached:
         if id(value) in self._seen:
             return
         self._seen[id(value)] = value
+        if isinstance(owner, Argument) and not isinstance(value, _SAME_EVERYWHERE):
+            self.places[id(value)] = Place(owner, steps)
         self._labels.setdefault(id(value), label)
         with replaced(self, "_from", id(value)):
             self._look_into(value, label, owner, steps)
@@ -143,10 +162,23 @@ class Reached:
         else:
             self._object(value, label)
 
+    def reach_argument(self, index: int, value: object) -> None:
+        """Take note of an object among the arguments, of which each call has its own."""
+        label, argument = f"argument {index}", Argument(index)
+        self.reach(value, label, argument)
+        if isinstance(value, (list, dict, set, deque)) and id(value) in self.places:
+            whole = Read(value, ITSELF, freeze(value, self), label, None, self.places[id(value)])
+            self.reads[id(value), None] = whole
+
     def _tensor(self, tensor: torch.Tensor, held: Held) -> None:
         first = self.tensors.setdefault(id(tensor), held)
-        if first is not held and (first.owner is not held.owner or first.steps != held.steps):
-            first.tied.append(held)
+        if (first.owner, first.steps) == (held.owner, held.steps):
+            return
+        if first.owner != held.owner and Argument in (type(first.owner), type(held.owner)):
+            raise Unsupported(
+                f"{first} and {held} are one tensor, and need not be in another call; pass it once, or clones"
+            )
+        first.tied.append(held)
 
     def _container(
         self, value: object, label: str, owner: object, steps: tuple[object, ...]
@@ -154,7 +186,7 @@ class Reached:
         for kind, holder in CONTAINERS:
             if isinstance(value, kind):
                 self._hold(holder(value, label))
-        for key, item in self._content(value).items():
+        for key, item in self.content(value).items():
             place = owner is not None and not isinstance(value, (set, frozenset))
             if isinstance(item, type) and id(item) not in self._seen:
                 self._contained.add(id(item))
@@ -165,7 +197,12 @@ class Reached:
     def _hold(self, holder: Holder) -> Holder:
         return self.holders.setdefault(id(holder.target), holder)
 
-    def _content(self, value: Any) -> Content:
+    def is_of_call(self, value: object) -> bool:
+        """Whether an object is one of the arguments, or reached from one."""
+        return id(value) in self.places
+
+    def content(self, value: Any) -> Content:
+        """What a container held when it was reached."""
         holder = self.holders.get(id(value))
         if holder is not None:
             return holder.before
@@ -200,6 +237,9 @@ class Reached:
         own = own_dict(value)
         if own is not None:
             self._hold(Items(own, label))
+            if id(value) in self.places:
+                place = self.places[id(value)]
+                self.places[id(own)] = Place(place.argument, (*place.steps, Attribute("__dict__")))
         if any(True for _ in slots_of(kind)):
             self._hold(Slots(value, label))
 
@@ -221,6 +261,8 @@ class Reached:
             return  # made inside
         if isinstance(value, nn.Module) and name in _MODULE_STATE:
             return  # the parts of modules have guards of their own
+        if name == "__class__":
+            return
         label = f"{self._label(value)}.{name}"
         if name == "__dict__":
             self._read_all(value)
@@ -254,7 +296,8 @@ class Reached:
             label = f"vars({self._label(value)})"
             for key, item in holder.before.items():
                 self.reach(item, f"{label}[{key!r}]", own, (key,))
-            whole = Read(value, "__dict__", freeze(own, self._content), label)
+            place = self.places.get(id(value))
+            whole = Read(value, "__dict__", freeze(own, self), label, None, place)
             self.reads[id(value), "__dict__"] = whole
 
     def _note(
@@ -273,10 +316,16 @@ class Reached:
         if known is not None:
             known.code = known.code if code == known.code else None
             return
-        self.reads[id(owner), key] = read = Read(owner, key, None, label, code)
+        self.reads[id(owner), key] = read = Read(
+            owner, key, None, label, code, self.places.get(id(owner))
+        )
+        if value is MISSING:
+            read.value = MISSING
+            return
+        step = key if isinstance(owner, dict) else Attribute(key)
         with replaced(self, "_from", (id(owner), key)):
-            self.reach(value, label, owner, (key,))
-        read.value = freeze(value, self._content)
+            self.reach(value, label, owner, (step,))
+        read.value = freeze(value, self)
 
     def _inherited(self, kind: type, name: str, value: object, code: str | None = None) -> None:
         if (

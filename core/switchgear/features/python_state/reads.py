@@ -11,22 +11,49 @@ import types
 from collections import deque
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from switchgear import torch_private as internals
 from switchgear.capture.guards import Guard
-from switchgear.features.python_state.frozen import TENSOR, Contents, Data, is_atom, same
+from switchgear.capture.signature import Argument, Attribute, follow
+from switchgear.features.python_state.frozen import (
+    TENSOR,
+    Contents,
+    Data,
+    Instance,
+    is_atom,
+    same,
+)
 from switchgear.features.python_state.holders import MISSING
+
+#: In the place of a key: the owner itself.
+ITSELF: Any = type("Itself", (), {})()
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in the arguments of a call an object lies."""
+
+    argument: Argument
+    steps: tuple[Any, ...]
+
+    def fetch(self, objects: Mapping[int, Any]) -> Any:
+        """What lies there in a call with these objects among its arguments; `MISSING` if nothing does."""
+        try:
+            return follow(objects[self.argument.index], self.steps)
+        except (LookupError, AttributeError, TypeError, ValueError):
+            return MISSING
 
 
 @dataclass(slots=True, eq=False)
 class Read:
     """A place that was read: the item `key` of a dict, or the attribute of another object, and what was there.
 
-    `label` is what a user calls it. `code` reads it if it runs: a code object, or any that names it; if None, it was
-    read.
+    `label` is what a user calls it; `place` says where the owner lies in a call, if each has its own. `code` reads it
+    if it runs: a code object, or any that names it; if None, it was read.
     """
 
     owner: object
@@ -34,21 +61,25 @@ class Read:
     value: object
     label: str
     code: types.CodeType | str | None = None
+    place: Place | None = None
 
-    def now(self) -> Any:
-        """What is there now, `MISSING` if nothing is."""
-        if isinstance(self.owner, dict):
-            return dict.get(self.owner, self.key, MISSING)
-        if isinstance(self.owner, type):
-            return class_attribute(self.owner, self.key)
+    def now(self, objects: Mapping[int, Any] = MappingProxyType({})) -> Any:
+        """What is there in a call with these objects among its arguments, `MISSING` if nothing is."""
+        owner = self.owner if self.place is None else self.place.fetch(objects)
+        if self.key is ITSELF:
+            return owner
+        if isinstance(owner, dict):
+            return dict.get(owner, self.key, MISSING)
+        if isinstance(owner, type):
+            return class_attribute(owner, self.key)
         try:
-            return getattr(self.owner, self.key)
+            return getattr(owner, self.key)
         except (AttributeError, ValueError):
             return MISSING
 
-    def holds(self) -> bool:
-        """Whether it is as it was."""
-        return same(self.now(), self.value)
+    def holds(self, objects: Mapping[int, Any] = MappingProxyType({})) -> bool:
+        """Whether it is there as it was."""
+        return same(self.now(objects), self.value)
 
     def was_made(self, ran: Set[types.CodeType], names: Set[str]) -> bool:
         """Whether it was read, if these code objects ran, which use these names."""
@@ -104,76 +135,114 @@ def reads_made(
     return [read for key, read in made.items() if key in live or key in exact]
 
 
-def guard_on(reads: Iterable[Read]) -> Guard:
-    """The guard that all these places hold what they did."""
-    state = State([*reads])
-    condition = "state.root.check(state.owners)"
-    return Guard(condition, state.why, {"state": state}, forget=state.forget)
+def guard_on(reads: Iterable[Read], arguments: Mapping[int, Any]) -> Guard:
+    """The guard that all these places hold what they did; `arguments` are the objects among those of this call."""
+    state = State([*reads], arguments)
+    names = "".join(f"a{index}, " for index in arguments)
+    check = f"state.check({names})" if arguments else "state.root.check((state.owners,))"
+    return Guard(check, state.why, {"state": state}, forget=state.forget)
 
 
 class State:
-    """What was read, as `root` looks at it in `owners`."""
+    """What was read, as `root` looks at it in `owners`, and in the objects among the arguments of a call."""
 
-    def __init__(self, reads: list[Read]) -> None:
+    def __init__(self, reads: list[Read], arguments: Mapping[int, Any]) -> None:
         self._reads = reads
-        self._build()
+        self._indices = tuple(arguments)
+        #: The objects of a call that did not fit.
+        self._missed: tuple[Any, ...] = ()
+        self._build(arguments)
 
-    def _build(self) -> None:
-        self.owners = tuple({id(read.owner): read.owner for read in self._reads}.values())
-        self.root = _tree(self._reads, self.owners)
+    def _build(self, objects: Mapping[int, Any]) -> None:
+        fixed = [read for read in self._reads if read.place is None]
+        self.owners = tuple({id(read.owner): read.owner for read in fixed}.values())
+        self.root = _tree(self._reads, (self.owners, *objects.values()), [*objects])
+
+    def check(self, *objects: Any) -> bool:
+        """Whether it holds in a call with these objects."""
+        fits = bool(self.root.check((self.owners, *objects)))
+        self._missed = () if fits else objects
+        return fits
+
+    def _objects(self) -> dict[int, Any]:
+        return dict(zip(self._indices, self._missed, strict=bool(self._missed)))
 
     def why(self) -> str:
-        """Which place holds something else now."""
-        missed = next((read for read in self._reads if not read.holds()), None)
+        """Which place holds something else in the call that did not fit."""
+        objects = self._objects()
+        missed = next((read for read in self._reads if not read.holds(objects)), None)
         if missed is None:
             return "Python state"
-        return f"{missed.label} changed from {_shown(missed.value)} to {_shown(missed.now())}"
+        now = missed.now(objects)
+        return f"{missed.label} changed from {_shown(missed.value)} to {_shown(now)}"
 
     def forget(self) -> bool:
-        """Leave out what does not hold now; False if all does."""
-        left = [read for read in self._reads if read.holds()]
+        """Leave out what does not hold in the call that did not fit; False if all does."""
+        objects = self._objects()
+        left = [read for read in self._reads if read.holds(objects)]
         if len(left) == len(self._reads):
             return False
         self._reads = left
-        self._build()
+        self._build(objects)
         return True
 
     def __str__(self) -> str:
         return "\n".join(map(str, self._reads))
 
 
-def _tree(reads: list[Read], owners: tuple[object, ...]) -> Any:
-    root = internals.guard_root()
-    nodes: dict[int, Any] = {}
-    places = {id(owner): place for place, owner in enumerate(owners)}
+class _Nodes:
+    """The nodes of a tree over what a call is made of."""
+
+    def __init__(self, call: tuple[Any, ...], indices: list[int]) -> None:
+        self.root = internals.guard_root()
+        self._call = call
+        self._places = {id(owner): place for place, owner in enumerate(call[0])}
+        self._indices = indices
+        self._nodes: dict[Any, Any] = {(): self.root}
+
+    def of(self, read: Read) -> Any:
+        """The node of what a read is of."""
+        if read.place is None:
+            return self._at((0, self._places[id(read.owner)]))
+        index = 1 + self._indices.index(read.place.argument.index)
+        return self._at((index, *read.place.steps))
+
+    def _at(self, steps: tuple[Any, ...]) -> Any:
+        if steps not in self._nodes:
+            parent, step = self._at(steps[:-1]), steps[-1]
+            value = follow(self._call, steps)
+            holder = follow(self._call, steps[:-1])
+            if isinstance(step, Attribute):
+                node = internals.guard_child(parent, "attribute", step.name, value)
+            else:
+                access = next(kind for kind in (tuple, list, dict) if isinstance(holder, kind))
+                node = internals.guard_child(parent, access.__name__, step, value)
+            self._nodes[steps] = node
+        return self._nodes[steps]
+
+
+def _tree(reads: list[Read], call: tuple[Any, ...], indices: list[int]) -> Any:
+    nodes = _Nodes(call, indices)
+    objects = dict(zip(indices, call[1:], strict=True))
     for read in reads:
-        owner = read.owner
-        node = nodes.get(id(owner))
-        if node is None:
-            node = internals.guard_child(root, "tuple", places[id(owner)], owner)
-            nodes[id(owner)] = node
-        _add_read(node, read)
-    return root
+        _add_read(nodes.of(read), read, objects)
+    return nodes.root
 
 
-def _add_read(node: Any, read: Read) -> None:
+def _add_read(node: Any, read: Read, objects: Mapping[int, Any]) -> None:
     label = [read.label]
+    if read.key is ITSELF:
+        _add_value(node, read.value, read.now(objects), label)
+        return
     is_dict = isinstance(read.owner, dict)
     if read.value is MISSING and is_dict:
         node.add_dict_contains_guard(False, read.key, label, None)
     elif read.value is MISSING and not isinstance(read.owner, types.CellType):
         node.add_no_hasattr_guard(read.key, label, None)
-    elif is_dict and type(read.owner) is dict:
-        _add_value(
-            internals.guard_child(node, "dict", read.key, read.now()), read.value, read.now(), label
-        )
-    elif _is_plain(read):
-        _add_value(
-            internals.guard_child(node, "attribute", read.key, read.now()),
-            read.value,
-            read.now(),
-            label,
-        )
+    elif (is_dict and type(read.owner) is dict) or _is_plain(read):
+        now = read.now(objects)
+        child = internals.guard_child(node, "dict" if is_dict else "attribute", read.key, now)
+        _add_value(child, read.value, now, label)
     else:
         node.add_lambda_guard(lambda _: read.holds(), label, None)
 
@@ -198,19 +267,23 @@ def _add_value(node: Any, frozen: object, value: Any, label: list[str]) -> None:
     elif isinstance(frozen, Contents) and frozen.kind is dict:
         node.add_type_match_guard(id(dict), label, None)
         node.add_dict_length_check_guard(len(frozen.items), label, None)
+        if len(frozen.items) > 1:
+            node.add_lambda_guard(lambda now: (*now,) == frozen.keys, label, None)
         for key, item in zip(frozen.keys or (), frozen.items, strict=True):
             _add_value(
                 internals.guard_child(node, "dict", key, value[key]), item, value[key], label
             )
+    elif isinstance(frozen, Instance):
+        node.add_type_match_guard(id(frozen.kind), label, None)
     elif isinstance(frozen, (Contents, Data)) or frozen is TENSOR or _needs_care(frozen):
-        node.add_lambda_guard(lambda value: same(value, frozen), label, None)
+        node.add_lambda_guard(lambda now: same(now, frozen), label, None)
     elif is_atom(frozen) and not isinstance(frozen, enum.Enum):
         node.add_equals_match_guard(frozen, label, None)
     else:
         node.add_id_match_guard(id(frozen), label, None)
 
 
-def _needs_care(value: object) -> bool:
+def _needs_care(value: Any) -> bool:
     """Whether `==` takes it for something else: 0.0 for -0.0, nan for no nan, a slice of them."""
     if isinstance(value, (float, complex)):
         return value == 0 or value != value

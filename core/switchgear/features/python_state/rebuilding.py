@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import types
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from switchgear.errors import Unsupported
 from switchgear.features.python_state.frozen import is_atom, same
 from switchgear.features.python_state.holders import Slots, dict_base, slots_of
 from switchgear.features.python_state.reached import Reached, own_dict
+from switchgear.features.python_state.reads import Place
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,7 +62,23 @@ class Built:
     pattern: Any = None
 
 
-Template = Constant | Leaf | Again | Built
+@dataclass(frozen=True, slots=True)
+class Located:
+    """An object of the call's arguments."""
+
+    place: Place
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Results:
+    """What a call gives: the leaves from its trace, the objects among its arguments, and those rebuilt so far."""
+
+    leaves: Sequence[Any]
+    objects: Mapping[int, Any]
+    made: dict[int, Any] = field(default_factory=dict)
+
+
+Template = Located | Constant | Leaf | Again | Built
 
 
 @dataclass(slots=True, eq=False)
@@ -79,6 +96,8 @@ class Packing:
         """The template of a value that the function left at `where`."""
         if isinstance(value, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)):
             return Leaf(self._leaf(value))
+        if id(value) in self.reached.places:
+            return Located(self.reached.places[id(value)])
         if is_atom(value) or _is_fixed(value) or self._was_there(value):
             return Constant(value)
         if id(value) in self._built:
@@ -157,15 +176,17 @@ def _attributes(value: object) -> Iterable[tuple[str, Any]]:
     return (*(own_dict(value) or {}).items(), *slots.items())
 
 
-def build(template: Template, leaves: Sequence[Any], made: dict[int, Any]) -> Any:
-    """The value of a call; `made` are the objects rebuilt so far."""
+def build(template: Template, results: Results) -> Any:
+    """The value of a call."""
     if isinstance(template, Leaf):
-        return leaves[template.index]
+        return results.leaves[template.index]
     if isinstance(template, Constant):
         return template.value
     if isinstance(template, Again):
-        return made[template.index]
-    return _build(template, lambda part: build(part, leaves, made), made)
+        return results.made[template.index]
+    if isinstance(template, Located):
+        return template.place.fetch(results.objects)
+    return _build(template, lambda part: build(part, results), results.made)
 
 
 def _build(template: Built, part: Callable[[Template], Any], made: dict[int, Any]) -> Any:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from switchgear.errors import Unsupported
@@ -18,7 +18,8 @@ from switchgear.features.python_state.holders import (
     Members,
 )
 from switchgear.features.python_state.reached import Reached
-from switchgear.features.python_state.rebuilding import Packing, Template, build
+from switchgear.features.python_state.reads import Place
+from switchgear.features.python_state.rebuilding import Packing, Results, Template, build
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,28 +31,29 @@ class Write:
     removed: tuple[object, ...] = ()
     appended: tuple[Template, ...] = ()
     is_all: bool = False
+    place: Place | None = None
 
     def matches(self, other: Write) -> bool:
         """Whether it does the same."""
-        mine = (self.stored, self.removed, self.appended, self.is_all)
-        return self.holder.target is other.holder.target and mine == (
-            other.stored,
-            other.removed,
-            other.appended,
-            other.is_all,
+        is_same_holder = self.holder.target is other.holder.target
+        return (is_same_holder or (self.place is not None and self.place == other.place)) and (
+            (self.stored, self.removed, self.appended, self.is_all)
+            == (other.stored, other.removed, other.appended, other.is_all)
         )
 
-    def do(self, leaves: Sequence[Any], made: dict[int, Any]) -> None:
+    def do(self, results: Results) -> None:
         """Write for a call."""
         holder = self.holder
+        if self.place is not None:
+            holder = type(holder)(self.place.fetch(results.objects), holder.label)
         if self.appended:
-            holder.target.extend([build(item, leaves, made) for item in self.appended])
+            holder.target.extend([build(item, results) for item in self.appended])
             return
         content = {} if self.is_all else holder.content()
         for key in self.removed:
             content.pop(key, None)
         for key, template in self.stored:
-            content[key] = build(template, leaves, made)
+            content[key] = build(template, results)
         holder.put(content)
 
 
@@ -61,7 +63,7 @@ def changes(reached: Reached, packing: Packing) -> Iterator[Write]:
         if holder.changed():
             write = _write(holder, packing)
             if write is not None:
-                yield write
+                yield replace(write, place=reached.places.get(id(holder.target)))
     for read in reached.reads.values():
         if is_array(read.now()) and not read.holds():
             raise Unsupported(
