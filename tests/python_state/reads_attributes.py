@@ -1,0 +1,307 @@
+"""Attributes that are read: numbers, flags, callables, nested objects, properties, slots, class attributes."""
+
+from __future__ import annotations
+
+import enum
+import types
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tests.python_state.scenario import Call, Scenario, Steps, case, changed, points, put, step
+
+
+class Scaled(nn.Module):
+    """Reads what a test sets on it."""
+
+    scale: Any = 1.0
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__()
+        self.lin = nn.Linear(4, 4)
+        put(self, **values)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lin(x) * self.scale
+
+
+@case(entries=2)
+def float_attribute() -> Scenario:
+    module = Scaled(scale=2.0)
+    return changed(module, lambda: put(module, scale=3.0))
+
+
+@case()
+def number_set_back() -> Scenario:
+    module = Scaled(scale=2.0)
+    return changed(module, lambda: put(module, scale=3.0), lambda: put(module, scale=2.0))
+
+
+@case()
+def type_of_a_number() -> Scenario:
+    class Typed(Scaled):
+        def forward(self, x: Tensor) -> Any:
+            return self.lin(x), self.scale, type(self.scale).__name__
+
+    module = Typed(scale=1)
+    return changed(module, lambda: put(module, scale=1.0), lambda: put(module, scale=True))
+
+
+@case()
+def negative_zero() -> Scenario:
+    class Divides(Scaled):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.full_like(x, self.scale) + x * 0 + 1 / (torch.zeros_like(x) * self.scale + self.scale)
+
+    module = Divides(scale=0.0)
+    return changed(module, lambda: put(module, scale=-0.0))
+
+
+@case()
+def not_a_number() -> Scenario:
+    module = Scaled(scale=float("nan"))
+    return changed(module, lambda: put(module, scale=float("nan")), lambda: put(module, scale=1.0))
+
+
+@case(entries=2)
+def flag_that_branches() -> Scenario:
+    class Branches(Scaled):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.lin(x) if self.scale else x * 2
+
+    module = Branches(scale=True)
+    return changed(module, lambda: put(module, scale=False), lambda: put(module, scale=True))
+
+
+@case()
+def string_that_selects() -> Scenario:
+    class Selects(Scaled):
+        def forward(self, x: Tensor) -> Tensor:
+            return getattr(torch, self.scale)(self.lin(x))  # type: ignore[no-any-return]
+
+    module = Selects(scale="tanh")
+    return changed(module, lambda: put(module, scale="sigmoid"))
+
+
+@case()
+def activation_function() -> Scenario:
+    class Activates(Scaled):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.scale(self.lin(x))  # type: ignore[no-any-return]
+
+    module = Activates(scale=torch.relu)
+    return changed(module, lambda: put(module, scale=torch.tanh), lambda: put(module, scale=lambda y: y * 2))
+
+
+@case()
+def optional_module() -> Scenario:
+    class Optional(Scaled):
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.lin(x)
+            return y if self.scale is None else self.scale(y)
+
+    module = Optional(scale=None)
+    return changed(module, lambda: put(module, scale=nn.Linear(4, 4)), lambda: put(module, scale=None))
+
+
+@dataclass
+class Rope:
+    theta: float = 10.0
+    kind: str = "default"
+
+
+@dataclass
+class Config:
+    scale: float = 1.0
+    rope: Rope = field(default_factory=Rope)
+
+
+class Configured(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = Config()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * self.config.scale
+        return y.sin() if self.config.rope.kind == "linear" else y / self.config.rope.theta
+
+
+@case()
+def dataclass_config() -> Scenario:
+    module = Configured()
+    return changed(module, lambda: put(module.config, scale=2.0))
+
+
+@case()
+def nested_config() -> Scenario:
+    module = Configured()
+    return changed(
+        module, lambda: put(module.config.rope, theta=5.0), lambda: put(module.config.rope, kind="linear")
+    )
+
+
+@case()
+def config_replaced_whole() -> Scenario:
+    module = Configured()
+    return changed(module, lambda: put(module, config=Config(scale=4.0)))
+
+
+@case()
+def namespace_config() -> Scenario:
+    args = types.SimpleNamespace(dim=2, inner=types.SimpleNamespace(bias=0.5))
+    return changed(lambda x: x.mean(-1) * args.dim + args.inner.bias, lambda: put(args.inner, bias=1.5))
+
+
+class Slotted:
+    __slots__ = ("alpha", "__dict__")
+
+    def __init__(self) -> None:
+        self.alpha = 0.5
+
+
+@case()
+def slots() -> Scenario:
+    holder = Slotted()
+    return changed(lambda x: x * holder.alpha, lambda: put(holder, alpha=1.5))
+
+
+class Mode(enum.Enum):
+    MEAN = "mean"
+    SUM = "sum"
+
+
+@case()
+def enum_member() -> Scenario:
+    class Pools(Scaled):
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.lin(x)
+            return y.mean(-1) if self.scale is Mode.MEAN else y.sum(-1)
+
+    module = Pools(scale=Mode.MEAN)
+    return changed(module, lambda: put(module, scale=Mode.SUM))
+
+
+@case()
+def property_over_a_field() -> Scenario:
+    class Computes(Scaled):
+        @property
+        def factor(self) -> float:
+            return float(self.scale) * 2
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.lin(x) * self.factor
+
+    module = Computes(scale=1.0)
+    return changed(module, lambda: put(module, scale=3.0))
+
+
+@case()
+def getattr_over_a_dict() -> Scenario:
+    class Flexible:
+        def __init__(self) -> None:
+            self.values = {"gain": 2.0}
+
+        def __getattr__(self, name: str) -> float:
+            try:
+                return self.__dict__["values"][name]  # type: ignore[no-any-return]
+            except KeyError:
+                raise AttributeError(name) from None
+
+    holder = Flexible()
+    return changed(
+        lambda x: x * holder.gain, lambda: holder.values.update(gain=3.0), lambda: put(holder, gain=5.0)
+    )
+
+
+@case()
+def getattr_with_a_default() -> Scenario:
+    module = Scaled()
+    return changed(
+        lambda x: module.lin(x) * getattr(module, "gain", 1.0),
+        lambda: put(module, gain=2.0),
+        lambda: delattr(module, "gain"),
+    )
+
+
+@case()
+def class_attribute() -> Scenario:
+    class Fresh(Scaled):
+        scale = 1.0
+
+    module = Fresh()
+    return changed(module, lambda: put(Fresh, scale=2.0))
+
+
+@case()
+def attribute_that_shadows_the_class() -> Scenario:
+    class Fresh(Scaled):
+        scale = 1.0
+
+    module = Fresh()
+    return changed(module, lambda: put(module, scale=2.0), lambda: delattr(module, "scale"))
+
+
+@case()
+def method_patched_on_the_class() -> Scenario:
+    class Fresh(Scaled):
+        def act(self, y: Tensor) -> Tensor:
+            return y.relu()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.act(self.lin(x))
+
+    module = Fresh()
+    return changed(module, lambda: put(Fresh, act=lambda self, y: y.tanh()))
+
+
+@case()
+def method_patched_on_the_instance() -> Scenario:
+    class Fresh(Scaled):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.act(self.lin(x))
+
+        def act(self, y: Tensor) -> Tensor:
+            return y.relu()
+
+    module = Fresh()
+    return changed(module, lambda: put(module, act=torch.tanh), lambda: delattr(module, "act"))
+
+
+@case()
+def attribute_of_a_submodule() -> Scenario:
+    inner = Scaled(scale=1.0)
+    return changed(nn.Sequential(nn.Linear(4, 4), inner), lambda: put(inner, scale=0.5))
+
+
+@case()
+def plain_tensor_replaced() -> Scenario:
+    module = Scaled()
+    module.__dict__["scale"] = torch.ones(4)
+    return changed(module, lambda: put(module, scale=torch.full((4,), 3.0)))
+
+
+@case(entries=1)
+def plain_tensor_written_in_place() -> Scenario:
+    module = Scaled()
+    scale = module.__dict__["scale"] = torch.ones(4)
+    return changed(module, lambda: scale.mul_(3.0))
+
+
+@case()
+def whole_dict_by_vars() -> Scenario:
+    config = Config()
+    return changed(lambda x: x * sum(v for v in vars(config).values() if isinstance(v, float)), lambda: put(config, scale=2.0))
+
+
+@case(entries=1)
+def unread_attributes_cost_nothing() -> Scenario:
+    module = Scaled(scale=2.0, note="a")
+
+    def drive(call: Call) -> Steps:
+        for number in range(4):
+            yield step(call, points(seed=number), of=module)
+            put(module, note=f"epoch {number}", last_seen=number)
+
+    return Scenario(module, drive)
