@@ -1,1 +1,149 @@
-"""To come."""
+"""Lists, dicts, sets, tuples and deques that are read: what they hold, their order, their length."""
+
+from __future__ import annotations
+
+import types
+from collections import ChainMap, OrderedDict, defaultdict, deque
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tests.python_state.scenario import Scenario, case, changed, put
+
+
+@case()
+def number_in_a_list() -> Scenario:
+    scales = [1.0, 2.0]
+    return changed(lambda x: x * scales[1], lambda: scales.__setitem__(1, 3.0))
+
+
+@case()
+def list_that_grows() -> Scenario:
+    scales = [1.0]
+    return changed(lambda x: sum(x * scale for scale in scales), lambda: scales.append(2.0), lambda: scales.append(3.0))
+
+
+@case()
+def length_of_a_list() -> Scenario:
+    callbacks: list[str] = []
+    return changed(lambda x: x / (1 + len(callbacks)), lambda: callbacks.append("logger"))
+
+
+@case()
+def emptiness() -> Scenario:
+    stages: list[Any] = []
+    return changed(lambda x: x.relu() if stages else x, lambda: stages.append(None), stages.clear)
+
+
+@case()
+def value_in_a_dict() -> Scenario:
+    weights = {"loss": 1.0, "aux": 0.1}
+    return changed(lambda x: x.mean() * weights["loss"] + x.std() * weights["aux"], lambda: weights.update(aux=0.5))
+
+
+@case()
+def key_that_appears() -> Scenario:
+    options: dict[str, float] = {}
+    return changed(lambda x: x * options.get("scale", 1.0), lambda: options.update(scale=2.0), options.clear)
+
+
+@case()
+def order_of_a_dict() -> Scenario:
+    steps: OrderedDict[str, Any] = OrderedDict(double=lambda x: x * 2, plus=lambda x: x + 1)
+
+    def chained(x: Tensor) -> Tensor:
+        for function in steps.values():
+            x = function(x)
+        return x
+
+    return changed(chained, lambda: steps.move_to_end("double"))
+
+
+@case()
+def membership_in_a_set() -> Scenario:
+    frozen = {"b"}
+    return changed(lambda x: x.detach() if "a" in frozen else x * 2, lambda: frozen.add("a"))
+
+
+@case()
+def tuple_attribute() -> Scenario:
+    holder = types.SimpleNamespace(axes=(0,))
+    return changed(lambda x: x.sum(holder.axes), lambda: put(holder, axes=(0, 1)))
+
+
+@case()
+def nested_containers() -> Scenario:
+    tree = {"layers": [{"scale": 1.0}, {"scale": 2.0}]}
+    return changed(
+        lambda x: x * tree["layers"][0]["scale"] + tree["layers"][1]["scale"],
+        lambda: tree["layers"][1].update(scale=5.0),
+    )
+
+
+@case()
+def tensor_in_a_list() -> Scenario:
+    weights = [torch.ones(4), torch.ones(4)]
+    return changed(lambda x: x @ weights[0] + x @ weights[1], lambda: weights.__setitem__(0, torch.arange(4.0)))
+
+
+@case()
+def plain_list_of_modules() -> Scenario:
+    class Stack(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = [nn.Linear(4, 4), nn.Linear(4, 4)]
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    module = Stack()
+    return changed(module, lambda: module.layers.__setitem__(0, nn.Linear(4, 4)), lambda: module.layers.append(nn.Tanh()))
+
+
+@case()
+def plain_dict_of_modules() -> Scenario:
+    heads: dict[str, nn.Module] = {"a": nn.Linear(4, 2), "b": nn.Linear(4, 2)}
+    chosen = ["a"]
+    return changed(lambda x: heads[chosen[0]](x), lambda: chosen.__setitem__(0, "b"), lambda: heads.update(b=nn.ReLU()))
+
+
+@case()
+def deque_of_numbers() -> Scenario:
+    window = deque([1.0, 2.0], maxlen=2)
+    return changed(lambda x: x * (sum(window) / len(window)), lambda: window.append(6.0))
+
+
+@case()
+def default_dict() -> Scenario:
+    scales: defaultdict[str, float] = defaultdict(lambda: 1.0, a=2.0)
+    return changed(lambda x: x * scales["a"], lambda: scales.update(a=3.0))
+
+
+@case()
+def chain_of_maps() -> Scenario:
+    user: dict[str, float] = {}
+    settings = ChainMap(user, {"scale": 1.0})
+    return changed(lambda x: x * settings["scale"], lambda: user.update(scale=2.0))
+
+
+@case()
+def subclass_of_dict() -> Scenario:
+    class AttrDict(dict[str, Any]):
+        def __getattr__(self, name: str) -> Any:
+            return self[name]
+
+    config = AttrDict(scale=1.0)
+    return changed(lambda x: x * config.scale, lambda: config.update(scale=2.0))
+
+
+@case()
+def types_in_a_list() -> Scenario:
+    dims: list[Any] = [1]
+
+    def shaped(x: Tensor) -> Any:
+        return x * 2, [type(dim).__name__ for dim in dims]
+
+    return changed(shaped, lambda: dims.__setitem__(0, 1.0), lambda: dims.__setitem__(0, True))
