@@ -42,7 +42,7 @@ def _tensor(value: Tensor, seen: dict[int, Any]) -> Any:
     data = plain.reshape(-1).view(torch.uint8).numpy().tobytes().hex() if plain.numel() else ""
     numbers = str(plain.reshape(-1)[:4].tolist())  # for people
     facts = str(value.dtype), tuple(value.shape), value.stride(), value.requires_grad, value.is_leaf
-    return type(value).__name__, facts, numbers, data, record(dict(value.__dict__), seen)
+    return type(value).__name__, facts, numbers, data, record(_attributes(value), seen)
 
 
 def is_wrapper(value: Tensor) -> bool:
@@ -111,3 +111,7 @@ def _reachable(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"{kind} {i}", part) for i, part in enumerate(parts))
         if isinstance(value, nn.Module) or kind not in vars(types):
             yield kind, type(value)
+
+
+def _attributes(value: Tensor) -> dict[str, Any]:
+    return {name: item for name, item in vars(value).items() if not name.startswith("_dynamo")}
