@@ -137,9 +137,7 @@ def dataclass_config() -> Scenario:
 @case()
 def nested_config() -> Scenario:
     module = Configured()
-    return changed(
-        module, lambda: put(module.config.rope, theta=5.0), lambda: put(module.config.rope, kind="linear")
-    )
+    return changed(module, lambda: put(module.config.rope, theta=5.0), lambda: put(module.config.rope, kind="linear"))
 
 
 @case()
@@ -155,7 +153,7 @@ def namespace_config() -> Scenario:
 
 
 class Slotted:
-    __slots__ = ("alpha", "__dict__")
+    __slots__ = ("__dict__", "alpha")
 
     def __init__(self) -> None:
         self.alpha = 0.5
@@ -210,9 +208,7 @@ def getattr_over_a_dict() -> Scenario:
                 raise AttributeError(name) from None
 
     holder = Flexible()
-    return changed(
-        lambda x: x * holder.gain, lambda: holder.values.update(gain=3.0), lambda: put(holder, gain=5.0)
-    )
+    return changed(lambda x: x * holder.gain, lambda: holder.values.update(gain=3.0), lambda: put(holder, gain=5.0))
 
 
 @case()
@@ -292,7 +288,9 @@ def plain_tensor_written_in_place() -> Scenario:
 @case()
 def whole_dict_by_vars() -> Scenario:
     config = Config()
-    return changed(lambda x: x * sum(v for v in vars(config).values() if isinstance(v, float)), lambda: put(config, scale=2.0))
+    return changed(
+        lambda x: x * sum(v for v in vars(config).values() if isinstance(v, float)), lambda: put(config, scale=2.0)
+    )
 
 
 @case(entries=1)

@@ -100,7 +100,9 @@ def plain_list_of_modules() -> Scenario:
             return x
 
     module = Stack()
-    return changed(module, lambda: module.layers.__setitem__(0, nn.Linear(4, 4)), lambda: module.layers.append(nn.Tanh()))
+    return changed(
+        module, lambda: module.layers.__setitem__(0, nn.Linear(4, 4)), lambda: module.layers.append(nn.Tanh())
+    )
 
 
 @case()

@@ -76,9 +76,7 @@ def namespace_of_arguments() -> Scenario:
 @case()
 def global_that_appears() -> Scenario:
     globals().pop("LATER", None)
-    return changed(
-        lambda x: x * globals().get("LATER", 1.0), lambda: _set(LATER=2.0), lambda: globals().pop("LATER")
-    )
+    return changed(lambda x: x * globals().get("LATER", 1.0), lambda: _set(LATER=2.0), lambda: globals().pop("LATER"))
 
 
 @case()

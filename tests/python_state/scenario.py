@@ -37,7 +37,9 @@ class Case:
 CASES: dict[str, Case] = {}
 
 
-def case(falls_back: str = "", entries: int | None = None) -> Callable[[Callable[[], Scenario]], Callable[[], Scenario]]:
+def case(
+    falls_back: str = "", entries: int | None = None
+) -> Callable[[Callable[[], Scenario]], Callable[[], Scenario]]:
     """Register a case. `entries`: how many may be compiled, where not fewer than there are calls."""
 
     def register(build: Callable[[], Scenario]) -> Callable[[], Scenario]:
