@@ -29,7 +29,7 @@ def property_that_raises() -> Scenario:
             raise RuntimeError("not initialised")
 
     holder = Guarded(scale=1.0)
-    return changed(lambda x: x * holder.scale, lambda: put(holder, scale=2.0))
+    return changed(lambda x: x * holder.scale, lambda: put(holder, scale=2.0))  # type: ignore[attr-defined]
 
 
 @case()
@@ -71,10 +71,10 @@ def own_setattr() -> Scenario:
     holder = Clamped(calls=0)
 
     def forward(x: Tensor) -> Tensor:
-        holder.calls += 1
-        return x * holder.calls
+        holder.calls += 1  # type: ignore[attr-defined]
+        return x * holder.calls  # type: ignore[attr-defined, no-any-return]
 
-    return repeated(forward, lambda: holder.calls, times=7)
+    return repeated(forward, lambda: holder.calls, times=7)  # type: ignore[attr-defined]
 
 
 @case()
@@ -218,7 +218,7 @@ def thread_local_written() -> Scenario:
 
     def forward(x: Tensor) -> Tensor:
         local.calls += 1
-        return x * local.calls
+        return x * local.calls  # type: ignore[no-any-return]
 
     return repeated(forward, lambda: local.calls)
 
@@ -274,4 +274,4 @@ def many_objects_unread() -> Scenario:
             yield step(call, points())
             put(holder.rest[number], number=-1)  # type: ignore[attr-defined]
 
-    return Scenario(lambda x: x * holder.scale, drive)
+    return Scenario(lambda x: x * holder.scale, drive)  # type: ignore[attr-defined]

@@ -137,5 +137,5 @@ def hook_of_all_modules() -> Scenario:
 @case(falls_back="a backward hook sees gradients inside the compiled part")
 def gradients_of_a_submodule() -> Scenario:
     module, norms = _network(), list[Tensor]()
-    module[1].register_full_backward_hook(lambda _m, _i, grads: norms.append(grads[0].norm()))
+    module[1].register_full_backward_hook(lambda _m, _i, grads: norms.append(grads[0].norm()))  # type: ignore[index]
     return _steps(module, lambda: norms)

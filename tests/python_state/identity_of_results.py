@@ -115,7 +115,7 @@ def module_itself() -> Scenario:
         for number in range(4):
             result = step(call, points())
             yield result, result[0][1] is module.config
-            module.config["a"] = number // 2
+            module.config["a"] = number // 2  # type: ignore[index, operator]
 
     return Scenario(module, drive)
 

@@ -40,7 +40,7 @@ class LoraLinear(nn.Module):
     def merge(self) -> None:
         """Add the active adapters to the base's weight."""
         for name in self.active:
-            self.base.weight.data += self.adapters[name].weight * self.scaling[name]
+            self.base.weight.data += self.adapters[name].weight * self.scaling[name]  # type: ignore[operator]
             self.merged.append(name)
 
     @contextmanager
@@ -342,7 +342,7 @@ class Rotary(nn.Module):
         """Scale by the table."""
         if x.shape[0] > self.length:
             self.length = x.shape[0]
-            self.cos = (torch.arange(float(self.length))[:, None] * self.inverse * self.base).cos()
+            self.cos = (torch.arange(float(self.length))[:, None] * self.inverse * self.base).cos()  # type: ignore[operator]
         return x * self.cos[: x.shape[0]]  # type: ignore[no-any-return]
 
 
@@ -376,14 +376,14 @@ def auxiliary_losses_of_experts() -> Scenario:
         def forward(self, x: Tensor) -> Tensor:
             probabilities = self.gate(x).softmax(-1)
             self.aux = probabilities.mean(0).square().sum()
-            return x * probabilities
+            return x * probabilities  # type: ignore[no-any-return]
 
     model = nn.Sequential(Router(), Router())
 
     def drive(call: Call) -> Steps:
         for seed in range(4):
             out = call(points(seed=seed))
-            loss = out.mean() + sum(router.aux for router in model)
+            loss = out.mean() + sum(router.aux for router in model)  # type: ignore[misc]
             yield loss, torch.autograd.grad(loss, list(model.parameters()))
 
     return Scenario(model, drive)

@@ -16,15 +16,15 @@ from tests.python_state.scenario import Call, Scenario, Steps, case, changed, po
 class Scaled(nn.Module):
     """Reads what a test sets on it."""
 
-    scale: Any = 1.0
+    scale: Any
 
     def __init__(self, **values: Any) -> None:
         super().__init__()
         self.lin = nn.Linear(4, 4)
-        put(self, **values)
+        put(self, **{"scale": 1.0} | values)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.lin(x) * self.scale
+        return self.lin(x) * self.scale  # type: ignore[no-any-return]
 
 
 @case(entries=2)
@@ -53,7 +53,7 @@ def type_of_a_number() -> Scenario:
 def negative_zero() -> Scenario:
     class Divides(Scaled):
         def forward(self, x: Tensor) -> Tensor:
-            return torch.full_like(x, self.scale) + x * 0 + 1 / (torch.zeros_like(x) * self.scale + self.scale)
+            return torch.full_like(x, self.scale) + x * 0 + 1 / (torch.zeros_like(x) * self.scale + self.scale)  # type: ignore[no-any-return]
 
     module = Divides(scale=0.0)
     return changed(module, lambda: put(module, scale=-0.0))
@@ -100,7 +100,7 @@ def optional_module() -> Scenario:
     class Optional(Scaled):
         def forward(self, x: Tensor) -> Tensor:
             y = self.lin(x)
-            return y if self.scale is None else self.scale(y)
+            return y if self.scale is None else self.scale(y)  # type: ignore[no-any-return]
 
     module = Optional(scale=None)
     return changed(module, lambda: put(module, scale=nn.Linear(4, 4)), lambda: put(module, scale=None))
@@ -175,7 +175,7 @@ def enum_member() -> Scenario:
     class Pools(Scaled):
         def forward(self, x: Tensor) -> Tensor:
             y = self.lin(x)
-            return y.mean(-1) if self.scale is Mode.MEAN else y.sum(-1)
+            return y.mean(-1) if self.scale is Mode.MEAN else y.sum(-1)  # type: ignore[no-any-return]
 
     module = Pools(scale=Mode.MEAN)
     return changed(module, lambda: put(module, scale=Mode.SUM))
@@ -189,7 +189,7 @@ def property_over_a_field() -> Scenario:
             return float(self.scale) * 2
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.lin(x) * self.factor
+            return self.lin(x) * self.factor  # type: ignore[no-any-return]
 
     module = Computes(scale=1.0)
     return changed(module, lambda: put(module, scale=3.0))
@@ -227,6 +227,7 @@ def class_attribute() -> Scenario:
         scale = 1.0
 
     module = Fresh()
+    del module.scale
     return changed(module, lambda: put(Fresh, scale=2.0))
 
 
@@ -236,6 +237,7 @@ def attribute_that_shadows_the_class() -> Scenario:
         scale = 1.0
 
     module = Fresh()
+    del module.scale
     return changed(module, lambda: put(module, scale=2.0), lambda: delattr(module, "scale"))
 
 

@@ -101,7 +101,9 @@ def plain_list_of_modules() -> Scenario:
 
     module = Stack()
     return changed(
-        module, lambda: module.layers.__setitem__(0, nn.Linear(4, 4)), lambda: module.layers.append(nn.Tanh())
+        module,
+        lambda: module.layers.__setitem__(0, nn.Linear(4, 4)),
+        lambda: module.layers.append(nn.Tanh()),  # type: ignore[arg-type]
     )
 
 

@@ -27,7 +27,7 @@ def hidden_state_of_a_recurrent_layer() -> Scenario:
     class Recurrent(Layer):
         def forward(self, x: Tensor) -> Tensor:
             self.kept = (self.lin(x) + self.kept).tanh().detach()
-            return self.lin(self.kept)
+            return self.lin(self.kept)  # type: ignore[no-any-return]
 
     module = Recurrent(torch.zeros(3, 4))
     return repeated(module, lambda: module.kept)
@@ -39,7 +39,7 @@ def hidden_state_from_none() -> Scenario:
         def forward(self, x: Tensor) -> Tensor:
             y = self.lin(x) if self.kept is None else self.lin(x) + self.kept
             self.kept = y.detach()
-            return y
+            return y  # type: ignore[no-any-return]
 
     module = Recurrent()
     return repeated(module, lambda: module.kept)
@@ -100,7 +100,7 @@ def argument_kept() -> Scenario:
     class Remembers(Layer):
         def forward(self, x: Tensor) -> Tensor:
             self.kept = x
-            return self.lin(x)
+            return self.lin(x)  # type: ignore[no-any-return]
 
     module = Remembers()
 
@@ -118,7 +118,7 @@ def view_of_an_argument_kept() -> Scenario:
     class Remembers(Layer):
         def forward(self, x: Tensor) -> Tensor:
             self.kept = x[0]
-            return self.lin(x)
+            return self.lin(x)  # type: ignore[no-any-return]
 
     module = Remembers()
 
@@ -168,7 +168,7 @@ def memo_of_functools() -> Scenario:
 def memo_that_hits() -> Scenario:
     @functools.lru_cache
     def scale(size: int) -> float:
-        return float(size) ** -0.5
+        return float(size) ** -0.5  # type: ignore[no-any-return]
 
     scale(4)
     return repeated(lambda x: x * scale(x.shape[1]), lambda: None)
@@ -182,7 +182,7 @@ def cached_property() -> Scenario:
             return torch.arange(4.0)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.lin(x) + self.table
+            return self.lin(x) + self.table  # type: ignore[no-any-return]
 
     module = Lazily()
     return repeated(module, lambda: vars(module)["table"])

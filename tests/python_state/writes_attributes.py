@@ -28,7 +28,7 @@ def shape_of_the_last_input() -> Scenario:
     class Notes(Layer):
         def forward(self, x: Tensor) -> Tensor:
             self.last_shape = tuple(x.shape)
-            return self.lin(x)
+            return self.lin(x)  # type: ignore[no-any-return]
 
     module = Notes()
 
@@ -44,10 +44,10 @@ def shape_of_the_last_input() -> Scenario:
 def flag_of_the_first_call() -> Scenario:
     class Initialises(Layer):
         def forward(self, x: Tensor) -> Tensor:
-            if not self.ready:
+            if not self.ready:  # type: ignore[has-type]
                 self.ready = True
-                return self.lin(x) * 0
-            return self.lin(x)
+                return self.lin(x) * 0  # type: ignore[no-any-return]
+            return self.lin(x)  # type: ignore[no-any-return]
 
     module = Initialises(ready=False)
     return repeated(module, lambda: module.ready)
@@ -58,7 +58,7 @@ def flag_reset_between_calls() -> Scenario:
     class Visits(Layer):
         def forward(self, x: Tensor) -> Tensor:
             self.visited = True
-            return self.lin(x)
+            return self.lin(x)  # type: ignore[no-any-return]
 
     module = Visits(visited=False)
 
@@ -77,7 +77,7 @@ def tensor_for_the_log() -> Scenario:
         def forward(self, x: Tensor) -> Tensor:
             y = self.lin(x)
             self.norm = y.detach().norm()
-            return y
+            return y  # type: ignore[no-any-return]
 
     module = Logs()
     return repeated(module, lambda: module.norm)
@@ -88,7 +88,7 @@ def tensor_with_history() -> Scenario:
     class Keeps(Layer):
         def forward(self, x: Tensor) -> Tensor:
             self.hidden = self.lin(x)
-            return self.hidden.relu()
+            return self.hidden.relu()  # type: ignore[no-any-return]
 
     module = Keeps()
 
@@ -113,7 +113,7 @@ def attribute_made_and_deleted_inside() -> Scenario:
                 del self.current
 
         def inner(self) -> Tensor:
-            return self.lin(self.current)
+            return self.lin(self.current)  # type: ignore[no-any-return]
 
     module = Borrows()
     return repeated(module, lambda: "current" in vars(module))
@@ -125,7 +125,7 @@ def attribute_deleted_inside() -> Scenario:
         def forward(self, x: Tensor) -> Tensor:
             if "cache" in self.__dict__:
                 del self.cache
-            return self.lin(x)
+            return self.lin(x)  # type: ignore[no-any-return]
 
     module = Clears(cache=1)
 
@@ -142,10 +142,10 @@ def attribute_deleted_inside() -> Scenario:
 def value_set_and_put_back() -> Scenario:
     class Temporarily(Layer):
         def forward(self, x: Tensor) -> Tensor:
-            before, self.scale = self.scale, 3.0
+            before, self.scale = self.scale, 3.0  # type: ignore[has-type]
             y = self.lin(x) * self.scale
             self.scale = before
-            return y
+            return y  # type: ignore[no-any-return]
 
     module = Temporarily(scale=1.0)
     return repeated(module, lambda: module.scale)
@@ -157,7 +157,7 @@ def swap_of_two_tensors() -> Scenario:
 
     def swapped(x: Tensor) -> Tensor:
         holder.current, holder.target = holder.target, holder.current
-        return x * holder.current
+        return x * holder.current  # type: ignore[no-any-return]
 
     return repeated(swapped, lambda: (holder.current, holder.target))
 
@@ -188,7 +188,7 @@ def class_attribute_written() -> Scenario:
         def forward(self, x: Tensor) -> Tensor:
             y = self.lin(x)
             type(self).last = y.detach().sum()
-            return y
+            return y  # type: ignore[no-any-return]
 
     module = Shared()
     return repeated(module, lambda: Shared.last)
@@ -244,7 +244,7 @@ def property_with_a_setter() -> Scenario:
 
         def forward(self, x: Tensor) -> Tensor:
             self.temperature = self.temperature * 0.75
-            return self.lin(x) / self.temperature
+            return self.lin(x) / self.temperature  # type: ignore[no-any-return]
 
     module = Checked(_temperature=1.0)
     return repeated(module, lambda: module._temperature)
@@ -258,8 +258,8 @@ def buffer_rebound() -> Scenario:
             self.register_buffer("mean", torch.zeros(4))
 
         def forward(self, x: Tensor) -> Tensor:
-            self.mean = self.mean * 0.9 + x.detach().mean(0) * 0.1
-            return self.lin(x) - self.mean
+            self.mean = self.mean * 0.9 + x.detach().mean(0) * 0.1  # type: ignore[has-type]
+            return self.lin(x) - self.mean  # type: ignore[no-any-return]
 
     module = Averages()
     return repeated(module, lambda: dict(module.named_buffers()))
@@ -271,7 +271,7 @@ def buffer_registered_inside() -> Scenario:
         def forward(self, x: Tensor) -> Tensor:
             if not hasattr(self, "positions"):
                 self.register_buffer("positions", torch.arange(4.0))
-            return self.lin(x) + self.positions
+            return self.lin(x) + self.positions  # type: ignore[no-any-return]
 
     module = Lazily()
     return repeated(module, lambda: dict(module.named_buffers()))
@@ -281,11 +281,11 @@ def buffer_registered_inside() -> Scenario:
 def training_flag_switched_inside() -> Scenario:
     class Freezes(Layer):
         def forward(self, x: Tensor) -> Tensor:
-            self.drop.eval()
-            return self.drop(self.lin(x))  # type: ignore[no-any-return]
+            self.drop.eval()  # type: ignore[union-attr]
+            return self.drop(self.lin(x))  # type: ignore[no-any-return, operator]
 
     module = Freezes(drop=nn.Dropout(0.5))
-    return repeated(module, lambda: module.drop.training)
+    return repeated(module, lambda: module.drop.training)  # type: ignore[union-attr]
 
 
 @case()
