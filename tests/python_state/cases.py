@@ -21,6 +21,7 @@ KINDS = (
     "identity_of_results",
     "modules_of_torch",
     "libraries_shapes",
+    "libraries_caches",
     "bad_input",
 )
 
