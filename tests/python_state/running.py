@@ -68,7 +68,7 @@ def switchgear(target: Callable[..., Any]) -> Any:
 
 def dynamo(target: Callable[..., Any]) -> Any:
     """The form that `torch.compile` makes of a callable."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     return torch.compile(target, backend="eager")
 
 
