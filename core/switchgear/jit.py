@@ -156,7 +156,10 @@ class Compiler:
                 return self._find(args, kwargs, unfit)
             except (Unsupported, DataDependent) as error:
                 return self._refused(error, key)
-            self.cache.add(key, entry, reason)
+            general = self.cache.general(key, entry)
+            if general is entry:
+                self.cache.add(key, entry, reason)
+            entry = general
             inputs = entry.prologue(args, kwargs)
             if inputs is None:
                 raise SwitchgearError(

@@ -986,8 +986,8 @@ def test_failure_leaves_the_module_as_it_was() -> None:
     module = Stateful()
     held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     values = {name: tensor.detach().clone() for name, tensor in held.items()}
-    with pytest.raises(MyError, match="late"):
-        jit(module)(numbers(4, 3, dtype=torch.float32))
+    with pytest.raises(errors.Unsupported, match="raises MyError after it has changed"):
+        sg.jit(module, executors=["torch"], strict=True)(numbers(4, 3, dtype=torch.float32))
     now = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     assert all(now[name] is tensor and torch.equal(tensor, values[name]) for name, tensor in held.items())
     assert module.kept is None

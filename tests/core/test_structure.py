@@ -257,8 +257,7 @@ def test_class_that_is_registered_anew(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.equal(jitted(given), A * 3)
     assert torch.equal(jitted(given), A * 2)
     monkeypatch.delitem(pytree.SUPPORTED_NODES, Registered)
-    with falls_back("Registered"):
-        jitted(given)
+    assert torch.equal(jitted(given), A * 2)
 
 
 def test_attributes_and_methods_of_what_is_passed() -> None:
@@ -323,18 +322,17 @@ def test_results_are_made_anew_at_every_call() -> None:
 
 
 def test_changes_to_a_container_among_the_arguments() -> None:
-    """They are a side effect of the function: done as in eager, or refused, never dropped without a word."""
+    """They are a side effect of the function: done as in eager by every call."""
 
     def caches(x: T, cache: dict[str, Any]) -> T:
         cache["last"] = x * 2
         return x * 3
 
-    # once: the function gets a copy of the container; what it adds is dropped
-    for _ in range(2):
+    jitted = jit(caches)
+    for scale in range(1, 4):
         cache: dict[str, Any] = {}
-        with falls_back("changes a container among its arguments"):
-            jit(caches)(A, cache)
-        assert torch.equal(cache["last"], A * 2)
+        jitted(A * scale, cache)
+        assert torch.equal(cache["last"], A * scale * 2)
 
 
 def test_same_tensor_at_several_places() -> None:
@@ -376,12 +374,12 @@ class Plain:
         self.inner = {"scaled": tensor * 2}
 
 
-@pytest.mark.parametrize(
-    "make", [lambda: Opaque(A), lambda: [Opaque(A)], lambda: {"a": object()}, lambda: Batch(Opaque(A))]
-)
+@pytest.mark.parametrize("make", [lambda: Opaque(A), lambda: [Opaque(A)], lambda: Batch(Opaque(A))])
 def test_object_that_nothing_opens_is_refused(make: Any) -> None:
-    with falls_back(r"(Opaque|object).*Register"):
-        jit(lambda value: A * 2)(make())
+    jitted = jit(lambda value: A * 2)
+    assert torch.equal(jitted(make()), A * 2)
+    assert torch.equal(jitted(make()), A * 2)
+    assert jitted._switchgear.cache._compilations == 1
     with falls_back(r"returns a .*(Opaque|object).*register"):
         jit(lambda x: make())(A)
 
@@ -400,7 +398,7 @@ def test_containers_that_pytree_does_not_know(value: Any) -> None:
     def given(x: T, other: Any) -> T:
         return x * 2
 
-    if value is object:  # a class is a value
+    if value is object or type(value) is set:  # a class is a value, and a set is looked into
         assert torch.equal(jit(given)(A, value), A * 2)
         return
     with falls_back(type(value).__name__):

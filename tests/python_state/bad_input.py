@@ -140,7 +140,7 @@ def locals_and_globals() -> Scenario:
     return changed(forward, lambda: None)
 
 
-@case()
+@case(falls_back="globals() has more than any guard can tell")
 def names_found_in_globals() -> Scenario:
     def forward(x: Tensor) -> Any:
         names = locals() | globals()
@@ -223,7 +223,7 @@ def thread_local_written() -> Scenario:
     return repeated(forward, lambda: local.calls)
 
 
-@case()
+@case(falls_back="a metaclass makes attributes up")
 def metaclass_with_attributes() -> Scenario:
     class Meta(type):
         def __getattr__(cls, name: str) -> float:

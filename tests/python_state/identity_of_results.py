@@ -163,7 +163,7 @@ def bound_method_of_state() -> Scenario:
     return Scenario(lambda x: (x * 2, scaler.apply), drive)
 
 
-@case(falls_back="a function made inside holds a tensor made inside")
+@case()
 def function_over_a_tensor() -> Scenario:
     def forward(x: Tensor) -> Any:
         y = x * 2

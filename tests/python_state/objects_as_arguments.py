@@ -193,7 +193,7 @@ def named_tuple_of_objects() -> Scenario:
     return _called(lambda x, pair: pair.left.apply(x) + pair.right, *pairs)
 
 
-@case()
+@case(falls_back="a wrapper has no attributes of the user's")
 def attribute_read_from_a_tensor() -> Scenario:
     def drive(call: Call) -> Steps:
         for scale in (1.0, 1.0, 2.0, 2.0):
@@ -204,7 +204,7 @@ def attribute_read_from_a_tensor() -> Scenario:
     return Scenario(lambda x: x * getattr(x, "scale", 1.0), drive)
 
 
-@case()
+@case(falls_back="a wrapper has no attributes of the user's")
 def attribute_set_on_a_tensor() -> Scenario:
     def forward(x: Tensor) -> Tensor:
         x.marked = True  # type: ignore[attr-defined]

@@ -73,7 +73,7 @@ def namespace_of_arguments() -> Scenario:
     return changed(lambda x: (x / ARGS.temperature).softmax(-1), lambda: put(ARGS, temperature=0.5))
 
 
-@case()
+@case(falls_back="globals() has more than any guard can tell")
 def global_that_appears() -> Scenario:
     globals().pop("LATER", None)
     return changed(lambda x: x * globals().get("LATER", 1.0), lambda: _set(LATER=2.0), lambda: globals().pop("LATER"))

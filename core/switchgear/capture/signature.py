@@ -173,11 +173,10 @@ def _is_value(leaf: Any) -> bool:
 
 def is_object(leaf: Any) -> bool:
     """Whether an argument is an object of any class written in Python, or a container: a call looks into it."""
-    if isinstance(leaf, (list, dict, set, deque)):
+    if isinstance(leaf, (list, dict, set, deque, types.SimpleNamespace)):
         return True
-    return (
-        isinstance(type(leaf), type) and bool(type(leaf).__flags__ & _HEAP) and not _is_value(leaf)
-    )
+    is_written_in_python = bool(type(leaf).__flags__ & _HEAP)
+    return is_written_in_python and not isinstance(leaf, torch.Tensor) and not _is_value(leaf)
 
 
 def _class_name(leaf: Any) -> str:

@@ -18,6 +18,7 @@ from switchgear.errors import RecompileWarning
 from switchgear.runtime.entry import Entry
 from switchgear.runtime.modes import modes_key
 from switchgear.runtime.module_state import modules_key
+from switchgear.runtime.sameness import same_program
 
 _TOPICS = (
     "the structure of the arguments",
@@ -62,6 +63,13 @@ class Cache:
         """Why a call fits no entry under its key, if there is one."""
         reasons = [entry.why_not(args, kwargs, leaves) for entry in self._buckets.get(key, ())]
         return "; ".join(dict.fromkeys(reasons))
+
+    def general(self, key: tuple[Any, ...], new: Entry) -> Entry:
+        """An older entry that computes what a new one does, by now without the guards that set their calls apart."""
+        for entry in self._buckets.get(key, ()):
+            if same_program(entry.captured, new.captured) and entry.forget():
+                return entry
+        return new
 
     def add(self, key: tuple[Any, ...], entry: Entry, reason: str = "") -> None:
         """Keep a new entry, and drop the one that was used longest ago if there are too many.

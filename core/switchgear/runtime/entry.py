@@ -105,6 +105,11 @@ class Entry:
             else f"an entry is for calls with {found}"
         )
 
+    def forget(self) -> bool:
+        """Drop what sets the last call that did not fit apart, if features say that it can be dropped."""
+        forgotten = [guard.forget() for guard in self.captured.guards if guard.forget is not None]
+        return any(forgotten)
+
     def _finishing(self) -> Run:
         outputs = self.captured.outputs
         complete = self._completing(outputs)

@@ -18,10 +18,9 @@ import torch
 from switchgear.capture.handler import Handler
 from switchgear.capture.recorder import Recorder
 from switchgear.capture.signature import InputSource
-from switchgear.errors import Unsupported
-from switchgear.features.python_state.frozen import leaves
+from switchgear.errors import SwitchgearError, Unsupported
 from switchgear.features.python_state.reached import Reached
-from switchgear.features.python_state.reads import Read, guard_on, reads_made
+from switchgear.features.python_state.reads import State, guard_on, reads_made
 from switchgear.features.python_state.rebuilding import Packing, Results, Template, build, is_odd
 from switchgear.features.python_state.recording import Recording
 from switchgear.features.python_state.writes import Write, changes
@@ -34,6 +33,7 @@ class _World:
     reached: Reached
     recording: Recording
     arguments: Mapping[int, Any] = field(default_factory=dict)
+    state: State | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,10 +88,22 @@ class PythonState(Handler):
         try:
             with world.recording.active():
                 yield
+        except SwitchgearError:
+            raise
+        except Exception as error:
+            if any(holder.changed() for holder in reached.holders.values()):
+                raise Unsupported(
+                    f"the function raises {type(error).__name__} after it has changed Python's objects"
+                ) from error
+            raise
         finally:
             for holder in reached.holders.values():
                 if holder.changed():
                     holder.put(holder.before)
+            for stream in reached.streams.values():
+                stream.put_back()
+        if world.state is not None:
+            world.state.build(arguments)
 
     def source(self, recorder: Recorder, tensor: torch.Tensor) -> InputSource | None:
         """Where in Python's objects a tensor lies."""
@@ -106,10 +118,15 @@ class PythonState(Handler):
         reached = world.reached
         packing = Packing(reached, recorder)
         writes = tuple(changes(reached, packing))
-        reads = reads_made(reached.reads, reached.links, world.recording.code_that_ran())
-        _refuse_opaque(reads, reached)
-        if reads:
-            recorder.guards.append(guard_on(reads, world.arguments))
+        ran = world.recording.code_that_ran()
+        if ran is not None and any("globals" in code.co_names for code in ran):
+            raise Unsupported("the function calls globals(), and may read what no guard can tell")
+        reads = reads_made(reached.reads, reached.links, ran)
+        for stream in reached.streams.values():
+            stream.refuse_use()
+        _refuse_attributes_of_tensors(recorder)
+        world.state = State(reads, world.arguments)
+        recorder.guards.append(guard_on(world.state, world.arguments))
         if not writes and not is_odd(result, reached):
             return result
         template = packing.pack(result, "what it returns")
@@ -117,11 +134,14 @@ class PythonState(Handler):
         return packing.leaves
 
 
-def _refuse_opaque(reads: Sequence[Read], reached: Reached) -> None:
-    for read in reads if reached.opaque else ():
-        for value in leaves(read.value):
-            if id(value) in reached.opaque:
-                raise Unsupported(
-                    f"the function uses {read.label}, a {type(value).__name__}, which every use changes and no guard "
-                    "can see; use it outside of the function"
-                )
+def _refuse_attributes_of_tensors(recorder: Recorder) -> None:
+    for found in recorder.inputs:
+        tensor = found.tensor
+        if type(tensor) is not torch.Tensor or hasattr(tensor, "_is_buffer"):
+            continue
+        of_user = {name for name in (*vars(tensor), *vars(found.wrapper)) if name[:1] != "_"}
+        if of_user:
+            raise Unsupported(
+                f"{found.proxy.name} has, or is given, an attribute of its own, {sorted(of_user)[0]}; pass the value "
+                "as an argument"
+            )

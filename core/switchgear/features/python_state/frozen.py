@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from switchgear.capture.guards import value_key
-from switchgear.features.python_state.holders import Content
+from switchgear.features.python_state.holders import Content, dict_base
 
 #: Values that are compared by type and value; other objects are by identity.
 ATOMS = (
@@ -41,6 +41,16 @@ class Instance:
     """Any object of a class: an object of an argument's, of which each call has its own."""
 
     kind: type
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Either:
+    """One of several values, all of which lead to the same trace."""
+
+    values: tuple[object, ...]
+
+    def __repr__(self) -> str:
+        return " or ".join(map(repr, self.values))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,6 +91,8 @@ def freeze(value: Any, known: Knowledge, around: tuple[int, ...] = ()) -> object
     is_container = isinstance(value, (tuple, list, dict, set, frozenset, deque))
     if not is_container or type(value) is torch.Size or id(value) in around:
         return Instance(type(value)) if known.is_of_call(value) else value
+    if isinstance(value, (set, frozenset)):
+        return Contents(type(value), None, tuple(known.content(value).values()))
     held = known.content(value)
     items = tuple([freeze(item, known, (*around, id(value))) for item in held.values()])
     return Contents(type(value), tuple(held) if isinstance(value, dict) else None, items)
@@ -92,6 +104,8 @@ def same(value: object, frozen: object) -> bool:
         return True
     if frozen is TENSOR:
         return isinstance(value, torch.Tensor)
+    if isinstance(frozen, Either):
+        return any(same(value, one) for one in frozen.values)
     if isinstance(frozen, Instance):
         return type(value) is frozen.kind
     if isinstance(frozen, Data):
@@ -128,7 +142,7 @@ def _same_contents(value: Any, frozen: Contents) -> bool:
             for key, old in keys
         ):
             return False
-    items = dict.values(value) if isinstance(value, dict) else value
+    items = dict_base(value).values(value) if isinstance(value, dict) else value
     return all(map(same, items, frozen.items))
 
 

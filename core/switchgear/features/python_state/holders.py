@@ -42,7 +42,7 @@ class Items(Holder):
 
     def content(self) -> Content:
         """Its items."""
-        return dict(dict.items(self.target))
+        return dict(dict_base(self.target).items(self.target))
 
     def put(self, content: Content) -> None:
         """Store only what differs, so that other threads see nothing else change."""
@@ -162,6 +162,36 @@ class Slots(Holder):
         for name, value in content.items():
             if now.get(name, MISSING) is not value:
                 object.__setattr__(self.target, name, value)
+
+
+class ClassAttributes(Holder):
+    """The attributes of a class itself."""
+
+    def content(self) -> Content:
+        """Those that code sets; how attributes are read is changed while a function is captured."""
+        attributes = vars(self.target).items()
+        return {name: value for name, value in attributes if name not in _NOT_SET}
+
+    def put(self, content: Content) -> None:
+        """Set them."""
+        now = self.content()
+        for name in now.keys() - content.keys():
+            delattr(self.target, name)
+        for name, value in content.items():
+            if now.get(name, MISSING) is not value:
+                setattr(self.target, name, value)
+
+
+_NOT_SET = frozenset(
+    {
+        "__getattribute__",
+        "__dict__",
+        "__weakref__",
+        "__annotations__",
+        "__doc__",
+        "__annotations_cache__",
+    }
+)
 
 
 def slots_of(kind: type) -> Iterator[str]:

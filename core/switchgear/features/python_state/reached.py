@@ -11,8 +11,8 @@ import enum
 import functools
 import itertools
 import os
-import random
 import types
+import weakref
 from collections import deque
 from collections.abc import Iterable, Set
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from switchgear import torch_private as internals
 from switchgear.capture.signature import Argument, Attribute, Held
 from switchgear.errors import Unsupported
 from switchgear.features.python_state import user_objects
@@ -27,15 +28,18 @@ from switchgear.features.python_state.frozen import freeze, is_array, is_atom
 from switchgear.features.python_state.holders import (
     CONTAINERS,
     MISSING,
+    ClassAttributes,
     Content,
     Holder,
     Items,
     Slots,
     Variable,
     Variables,
+    dict_base,
     slots_of,
 )
 from switchgear.features.python_state.reads import ITSELF, Place, Read, class_attribute
+from switchgear.features.python_state.streams import Stream, has_stream
 from switchgear.patches import replaced
 
 _MODULE_STATE = ("_parameters", "_buffers", "_modules")
@@ -99,8 +103,8 @@ class Reached:
         self.tensors: dict[int, Held] = {}
         #: Classes whose instances' reads are to be noted.
         self.classes: list[type] = []
-        #: What every use changes and no guard can see, by id: what it is called.
-        self.opaque: dict[int, str] = {}
+        #: What a use changes, and no guard can see.
+        self.streams: dict[int, Stream] = {}
         #: What each object, or the read of a place by its key in `reads`, has led to.
         self.links: dict[Any, set[int]] = {}
         self._from: Any = None
@@ -155,8 +159,11 @@ class Reached:
             self.reach(value.__self__, label)
             self.reach(value.__func__, label)
         elif isinstance(value, functools.partial):
-            for part in (value.func, *value.args, *value.keywords.values()):
-                self.reach(part, label)
+            self.reach(value.func, label)
+            for name in ("args", "keywords"):
+                self._note(value, name, getattr(value, name), f"{label}.{name}")
+        elif isinstance(value, weakref.ref):
+            self.reach(value(), label)
         elif isinstance(value, (type, types.ModuleType)):
             self._space(value, label)
         else:
@@ -206,7 +213,9 @@ class Reached:
         holder = self.holders.get(id(value))
         if holder is not None:
             return holder.before
-        return dict(dict.items(value)) if isinstance(value, dict) else dict(enumerate(value))
+        if isinstance(value, dict):
+            return dict(dict_base(value).items(value))
+        return dict(enumerate(value))
 
     # -- objects -------------------------------------------------------------------------------------------------------
 
@@ -216,20 +225,27 @@ class Reached:
             self._module(value, label)
         elif user_objects.is_users_class(kind):
             self.classes.append(kind)
-        elif isinstance(getattr(value, "__wrapped__", None), types.FunctionType):
-            self.reach(value.__wrapped__, label)
-            return
-        elif kind is types.SimpleNamespace:
+        elif isinstance(value, types.SimpleNamespace):
             self._hold(Items(vars(value), label))
             self._read_all(value)
             return
-        elif _changes_by_use(value):
-            self.opaque[id(value)] = label
+        elif has_stream(value):
+            self.streams[id(value)] = Stream(value, label)
+            self.reach(getattr(value, "__wrapped__", None), label)
             return
+        elif isinstance(getattr(value, "__wrapped__", None), types.FunctionType):
+            self.reach(value.__wrapped__, label)
+            return
+        elif hasattr(kind, "__next__"):
+            raise Unsupported(
+                f"the function reaches {label}, a {kind.__name__}, which every use changes and nothing puts back; "
+                "use it outside of the function"
+            )
         elif isinstance(value, os._Environ) or is_array(value):
             return
         else:
             return
+        self._class(kind)
         for base in _users_bases(kind):
             self._behind(vars(base).get("__getattribute__"), f"{base.__name__}.__getattribute__")
             for name in vars(base).keys() & _IMPLICIT:
@@ -248,8 +264,9 @@ class Reached:
         state = vars(module)
         for name in (*_MODULE_STATE, *_HOOKS):
             self._hold(Items(state[name], f"{label}.{name}"))
-        for hook in itertools.chain.from_iterable(state[name].values() for name in _HOOKS[:4]):
-            self.reach(hook, f"a hook of {label}")
+        for hooks in (*(state[name] for name in _HOOKS[:4]), *internals.global_module_hooks()):
+            for hook in hooks.values():
+                self.reach(hook, f"a hook of {label}")
         for name, part in state["_modules"].items():
             self.reach(part, f"{label}.{name}")
 
@@ -354,10 +371,13 @@ class Reached:
         if not user_objects.is_users_function(function):
             return
         code = function.__code__
-        for name in ("__defaults__", "__kwdefaults__"):
-            defaults = getattr(function, name)
-            if defaults is not None:
-                self._note(function, name, defaults, f"{label}.{name}", code)
+        for name in ("__code__", "__defaults__", "__kwdefaults__"):
+            part = getattr(function, name)
+            if part is not None:
+                self._note(function, name, part, f"{label}.{name}", code)
+        attributes = self._hold(Items(vars(function), label))
+        for name, value in attributes.before.items():
+            self._note(attributes.target, name, value, f"{label}.{name}", name)
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             holder = self._hold(Variable(cell, f"{name} in {function.__qualname__}"))
             value = holder.before.get("cell_contents", MISSING)
@@ -382,8 +402,18 @@ class Reached:
         name = value.__name__ if isinstance(value, types.ModuleType) else value.__module__
         if not user_objects.is_users(name):
             return
+        if isinstance(value, type):
+            self._class(value)
         self._spaces.append((value, label))
         self._look_up(value, self._names | _IMPLIED)
+
+    def _class(self, kind: type) -> None:
+        for base in _users_bases(kind):
+            self._hold(ClassAttributes(base, base.__qualname__))
+        if user_objects.is_users_class(type(kind)) and hasattr(type(kind), "__getattr__"):
+            raise Unsupported(
+                f"the function reaches {kind.__qualname__}, the attributes of which {type(kind).__qualname__} makes up"
+            )
 
     def _named(self, names: Set[str]) -> None:
         new = names - self._names
@@ -405,16 +435,6 @@ class Reached:
         variables = os.environ._data  # type: ignore[attr-defined]
         self.reach(variables, "os.environ")
         self._note(os.environ, "_data", variables, "os.environ", "environ")
-
-
-def _changes_by_use(value: object) -> bool:
-    """Whether it is an iterator, or a random stream of Python's or NumPy's."""
-    kind = type(value)
-    return (
-        isinstance(value, random.Random)
-        or kind.__module__.startswith("numpy.random")
-        or (hasattr(kind, "__next__") and not user_objects.is_users_class(kind))
-    )
 
 
 def own_dict(value: object) -> dict[str, Any] | None:

@@ -23,6 +23,7 @@ from switchgear.features.python_state.frozen import (
     TENSOR,
     Contents,
     Data,
+    Either,
     Instance,
     is_atom,
     same,
@@ -92,7 +93,7 @@ class Read:
 
 
 def _shown(value: object) -> str:
-    text = getattr(value, "__qualname__", None) or repr(value)
+    text = value.__qualname__ if isinstance(value, (type, types.FunctionType)) else repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
@@ -135,11 +136,10 @@ def reads_made(
     return [read for key, read in made.items() if key in live or key in exact]
 
 
-def guard_on(reads: Iterable[Read], arguments: Mapping[int, Any]) -> Guard:
-    """The guard that all these places hold what they did; `arguments` are the objects among those of this call."""
-    state = State([*reads], arguments)
+def guard_on(state: State, arguments: Iterable[int]) -> Guard:
+    """The guard that all is as it was; `arguments` are the places of the objects among those of a call."""
     names = "".join(f"a{index}, " for index in arguments)
-    check = f"state.check({names})" if arguments else "state.root.check((state.owners,))"
+    check = f"state.check({names})" if names else "state.root.check((state.owners,))"
     return Guard(check, state.why, {"state": state}, forget=state.forget)
 
 
@@ -151,9 +151,9 @@ class State:
         self._indices = tuple(arguments)
         #: The objects of a call that did not fit.
         self._missed: tuple[Any, ...] = ()
-        self._build(arguments)
 
-    def _build(self, objects: Mapping[int, Any]) -> None:
+    def build(self, objects: Mapping[int, Any]) -> None:
+        """Make the tree, while all is as it was."""
         fixed = [read for read in self._reads if read.place is None]
         self.owners = tuple({id(read.owner): read.owner for read in fixed}.values())
         self.root = _tree(self._reads, (self.owners, *objects.values()), [*objects])
@@ -177,14 +177,21 @@ class State:
         return f"{missed.label} changed from {_shown(missed.value)} to {_shown(now)}"
 
     def forget(self) -> bool:
-        """Leave out what does not hold in the call that did not fit; False if all does."""
+        """Let what does not hold in the call that did not fit be as it is there, too; False if all holds.
+
+        Of containers, which grow, nothing is asked any more.
+        """
         objects = self._objects()
-        left = [read for read in self._reads if read.holds(objects)]
-        if len(left) == len(self._reads):
-            return False
-        self._reads = left
-        self._build(objects)
-        return True
+        missed = [read for read in self._reads if not read.holds(objects)]
+        for read in missed:
+            now = read.now(objects)
+            if is_atom(now):
+                read.value = Either((*getattr(read.value, "values", (read.value,)), now))
+            else:
+                self._reads.remove(read)
+        if missed:
+            self.build(objects)
+        return bool(missed)
 
     def __str__(self) -> str:
         return "\n".join(map(str, self._reads))
@@ -275,7 +282,7 @@ def _add_value(node: Any, frozen: object, value: Any, label: list[str]) -> None:
             )
     elif isinstance(frozen, Instance):
         node.add_type_match_guard(id(frozen.kind), label, None)
-    elif isinstance(frozen, (Contents, Data)) or frozen is TENSOR or _needs_care(frozen):
+    elif isinstance(frozen, (Contents, Data, Either)) or frozen is TENSOR or _needs_care(frozen):
         node.add_lambda_guard(lambda now: same(now, frozen), label, None)
     elif is_atom(frozen) and not isinstance(frozen, enum.Enum):
         node.add_equals_match_guard(frozen, label, None)

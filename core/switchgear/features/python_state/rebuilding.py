@@ -5,6 +5,7 @@ What was there before the function ran comes back by identity, what it made is m
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import types
 from collections import OrderedDict, defaultdict, deque
@@ -113,6 +114,8 @@ class Packing:
             keys, items = (), (value.__defaults__, value.__kwdefaults__, *(value.__closure__ or ()))
         elif isinstance(value, types.CellType):
             keys, items = (), (value.cell_contents,)
+        elif isinstance(value, types.MethodType):
+            keys, items = (), (value.__func__, value.__self__)
         elif _is_plain_object(value):
             keys, items = (), ()
         else:
@@ -163,6 +166,8 @@ def _is_fixed(value: object) -> bool:
 
 def _is_plain_object(value: object) -> bool:
     kind: Any = type(value)
+    if kind is types.SimpleNamespace:
+        return True
     has_state = own_dict(value) is not None or any(True for _ in slots_of(kind))
     return (
         has_state
@@ -201,6 +206,9 @@ def _build(template: Built, part: Callable[[Template], Any], made: dict[int, Any
         cell = made[template.index] = types.CellType()
         cell.cell_contents = part(template.items[0])
         return cell
+    if kind is types.MethodType:
+        method = made[template.index] = kind(*map(part, template.items))
+        return method
     value = made[template.index] = _empty(template)
     if isinstance(value, dict):
         base = dict_base(value)
@@ -242,22 +250,32 @@ def _empty(template: Built) -> Any:
     for base in (OrderedDict, dict, list, set):
         if issubclass(kind, base):
             return base.__new__(kind)
-    return object.__new__(kind)
+    return (types.SimpleNamespace if kind is types.SimpleNamespace else object).__new__(kind)
 
 
-def is_odd(value: object, reached: Reached) -> bool:
-    """Whether a return value is or holds an object that was there before, which is to come back itself."""
+def is_odd(value: Any, reached: Reached, seen: set[int] | None = None) -> bool:
+    """Whether a return value has parts that were there before, stand in two places, or have more than their fields."""
     if isinstance(value, torch.Tensor) or is_atom(value):
         return False
+    seen = set() if seen is None else seen
+    if id(value) in seen:
+        return True
+    seen.add(id(value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, (type, dict)):
+        fields = {field.name for field in dataclasses.fields(value)}
+        if not {name for name, _ in _attributes(value)} <= fields:
+            return True
     if isinstance(value, (tuple, list)) and not reached.knows(value):
-        return any(is_odd(item, reached) for item in value)
+        return any(is_odd(item, reached, seen) for item in value)
     if isinstance(value, (tuple, frozenset)):
         return False
-    if reached.knows(value) or (isinstance(value, types.FunctionType) and value.__closure__):
+    if reached.knows(value) or isinstance(value, (types.MethodType, types.SimpleNamespace)):
         return True
+    if isinstance(value, types.FunctionType):
+        return bool(value.__closure__)
     if isinstance(value, dict):
         own = own_dict(value) or {}
         return any(
-            is_odd(item, reached) for item in dict.values(value)
+            is_odd(item, reached, seen) for item in dict.values(value)
         ) or not own.keys() <= dict.keys(value)
-    return any(is_odd(item, reached) for _, item in _attributes(value))
+    return any(is_odd(item, reached, seen) for _, item in _attributes(value))

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 #: Packages whose functions and classes are taken to be as they are.
-_FIXED = frozenset(sys.stdlib_module_names - {"__main__"}) | {
+_FIXED = frozenset(sys.stdlib_module_names - {"__main__", "collections"}) | {
     *("torch", "numpy", "sympy", "mpmath", "scipy", "switchgear", "pluggy"),
     *("functorch", "networkx", "packaging", "tokenizers", "huggingface_hub", "safetensors"),
 }

@@ -1,0 +1,89 @@
+"""Streams: objects with a state of their own that a use changes, put back after a capture; a use of one is refused."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import random
+import threading
+from typing import Any
+
+import torch
+
+from switchgear import torch_private as internals
+from switchgear.errors import Unsupported
+
+_Memo: type = type(functools.lru_cache(lambda: None))
+
+
+def has_stream(value: object) -> bool:
+    """Whether it is a random stream of Python's or NumPy's, a memo of functools, or what each thread has by itself."""
+    return isinstance(value, (random.Random, threading.local, _Memo)) or (
+        type(value).__module__.startswith("numpy.random") and hasattr(value, "random")
+    )
+
+
+class Stream:
+    """Such an object, and its state at first."""
+
+    def __init__(self, value: Any, label: str) -> None:
+        self._value = value
+        self._label = label
+        self._before = self._state()
+
+    def _state(self) -> Any:
+        value = self._value
+        if isinstance(value, random.Random):
+            return value.getstate()
+        if isinstance(value, threading.local):
+            return dict(vars(value))
+        if isinstance(value, _Memo):
+            return _holds_wrappers(value)
+        state = value.bit_generator.state if hasattr(value, "bit_generator") else value.get_state()
+        return repr(state), state
+
+    def put_back(self) -> bool:
+        """Give it the state that it had; whether that was another."""
+        now, value = self._state(), self._value
+        if now == self._before or (
+            isinstance(now, tuple) and now[0] == self._before[0] and isinstance(now[0], str)
+        ):
+            return False
+        if isinstance(value, random.Random):
+            value.setstate(self._before)
+        elif isinstance(value, threading.local):
+            vars(value).clear()
+            vars(value).update(self._before)
+        elif isinstance(value, _Memo):
+            value.cache_clear()  # type: ignore[attr-defined]
+        elif hasattr(value, "bit_generator"):
+            value.bit_generator.state = self._before[1]
+        else:
+            value.set_state(self._before[1])
+        return True
+
+    def refuse_use(self) -> None:
+        """Raise `Unsupported` if it was used."""
+        if self.put_back():
+            raise Unsupported(
+                f"the function uses {self._label}, a {type(self._value).__name__}, which every use changes and no "
+                "guard can see; use it outside of the function"
+            )
+
+
+def _holds_wrappers(memo: object) -> bool:
+    """Whether a memo has results that are tensors of a capture."""
+    pending, seen = [(memo, 0)], set[int]()
+    while pending:
+        value, depth = pending.pop()
+        if isinstance(value, torch.Tensor):
+            if internals.is_wrapper(value):
+                return True
+        elif depth < _DEPTH and id(value) not in seen:
+            seen.add(id(value))
+            pending += [(part, depth + 1) for part in gc.get_referents(value)]
+    return False
+
+
+#: How deep the results of a memo lie below it: its links, a link's result, what that holds.
+_DEPTH = 5

@@ -1,0 +1,60 @@
+"""Whether two captures of one function came to the same, so that what set their calls apart does not matter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from switchgear.capture.guards import value_key
+from switchgear.capture.outputs import Outputs
+from switchgear.capture.session import Captured
+from switchgear.capture.signature import Closure, Held, InputSource
+
+
+def same_program(one: Captured, other: Captured) -> bool:
+    """Whether two traces compute the same of the same inputs, and their calls end in the same way."""
+    return (
+        one.sizes is None
+        and other.sizes is None
+        and one.trace.canonical() == other.trace.canonical()
+        and _same_constants(one.trace.constants, other.trace.constants)
+        and len(one.sources) == len(other.sources)
+        and all(map(_same_source, one.sources, other.sources))
+        and _same_outputs(one.outputs, other.outputs)
+        and one.after == other.after
+        and (one.identical, one.objects, one.modules)
+        == (other.identical, other.objects, other.modules)
+    )
+
+
+def _same_constants(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(
+        tensor.dtype == other[name].dtype and torch.equal(tensor, other[name])
+        for name, tensor in one.items()
+    )
+
+
+def _same_source(one: InputSource, other: InputSource) -> bool:
+    if isinstance(one, Closure) and isinstance(other, Closure):
+        return one.tensor is other.tensor
+    if isinstance(one, Held) and isinstance(other, Held):
+        same_owner = one.owner is other.owner or one.owner == other.owner
+        return bool(same_owner) and one.steps == other.steps and not one.tied and not other.tied
+    return one == other
+
+
+def _same_outputs(one: Outputs, other: Outputs) -> bool:
+    """Whether nothing is to be made again outside of the trace, and all else is the same."""
+    if one.metadata or other.metadata or one.views or other.views:
+        return False
+    values = [
+        [(item.kind, item.place, value_key(item.value)) for item in outputs.returned]
+        for outputs in (one, other)
+    ]
+    proxies = [[proxy.name for proxy in outputs.proxies] for outputs in (one, other)]
+    return (
+        values[0] == values[1]
+        and proxies[0] == proxies[1]
+        and (one.spec, one.mutations) == (other.spec, other.mutations)
+    )
