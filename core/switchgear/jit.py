@@ -149,9 +149,8 @@ class Compiler:
                 entry = Entry(self.function, leaves, spec, self.module, *options)
             except ContainerMatters:
                 if self._whole:
-                    raise Unsupported(
-                        "a function inside changes a container among its arguments"
-                    ) from None
+                    what = "a function inside changes a container among its arguments"
+                    return self._refused(Unsupported(what), key)
                 self._whole = True
                 return self._find(args, kwargs, unfit)
             except (Unsupported, DataDependent) as error:

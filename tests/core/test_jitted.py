@@ -10,6 +10,7 @@ import pickle
 import subprocess
 import sys
 import types
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, assert_type
@@ -33,7 +34,7 @@ class Net(torch.nn.Module):
         super().__init__()
         self.inner = torch.nn.Linear(3, 4)
         self.gain = torch.nn.Parameter(torch.tensor(2.0))
-        self.runs = [0]
+        self.runs = array("q", [0])  # which is not looked into
 
     def forward(self, x: T, *, labels: T | None = None) -> T:
         """A result that `labels` shift."""

@@ -14,7 +14,6 @@ import torch
 from torch.nn import functional
 
 import switchgear as sg
-from switchgear import errors
 from tests.core.against_eager import check, numbers
 from tests.falling_back import falls_back
 

@@ -32,7 +32,7 @@ class _World:
 
     reached: Reached
     recording: Recording
-    arguments: Mapping[int, Any] = field(default_factory=dict)
+    arguments: Mapping[int, object] = field(default_factory=dict)
     state: State | None = None
 
 
@@ -44,7 +44,7 @@ class Replay:
     result: Template
     arguments: tuple[int, ...]
 
-    def __call__(self, leaves: Sequence[Any], objects: Sequence[Any]) -> Any:
+    def __call__(self, leaves: Sequence[object], objects: Sequence[object]) -> Any:
         """The return value."""
         results = Results(leaves, dict(zip(self.arguments, objects, strict=False)))
         for write in self.writes:
@@ -72,7 +72,7 @@ class PythonState(Handler):
 
     @contextlib.contextmanager
     def running(
-        self, recorder: Recorder, roots: Sequence[Any], arguments: Mapping[int, Any]
+        self, recorder: Recorder, roots: Sequence[object], arguments: Mapping[int, object]
     ) -> Iterator[None]:
         """Note what is read, and put back what is written."""
         world = recorder.state(self)

@@ -98,7 +98,7 @@ class Reached:
 
     def __init__(self) -> None:
         self.holders: dict[int, Holder] = {}
-        self.reads: dict[tuple[int, Any], Read] = {}
+        self.reads: dict[tuple[int, object], Read] = {}
         #: Tensors by id: how a call finds each again.
         self.tensors: dict[int, Held] = {}
         #: Classes whose instances' reads are to be noted.
@@ -106,7 +106,7 @@ class Reached:
         #: What a use changes, and no guard can see.
         self.streams: dict[int, Stream] = {}
         #: What each object, or the read of a place by its key in `reads`, has led to.
-        self.links: dict[Any, set[int]] = {}
+        self.links: dict[object, set[int]] = {}
         self._from: Any = None
         #: Where in the arguments of a call an object lies that is of the call.
         self.places: dict[int, Place] = {}
@@ -263,7 +263,8 @@ class Reached:
         self.classes.append(nn.Module)
         state = vars(module)
         for name in (*_MODULE_STATE, *_HOOKS):
-            self._hold(Items(state[name], f"{label}.{name}"))
+            if isinstance(state.get(name), dict):  # a scripted module has them in C++
+                self._hold(Items(state[name], f"{label}.{name}"))
         for hooks in (*(state[name] for name in _HOOKS[:4]), *internals.global_module_hooks()):
             for hook in hooks.values():
                 self.reach(hook, f"a hook of {label}")

@@ -39,9 +39,9 @@ class Place:
     """Where in the arguments of a call an object lies."""
 
     argument: Argument
-    steps: tuple[Any, ...]
+    steps: tuple[object, ...]
 
-    def fetch(self, objects: Mapping[int, Any]) -> Any:
+    def fetch(self, objects: Mapping[int, object]) -> Any:
         """What lies there in a call with these objects among its arguments; `MISSING` if nothing does."""
         try:
             return follow(objects[self.argument.index], self.steps)
@@ -64,7 +64,7 @@ class Read:
     code: types.CodeType | str | None = None
     place: Place | None = None
 
-    def now(self, objects: Mapping[int, Any] = MappingProxyType({})) -> Any:
+    def now(self, objects: Mapping[int, object] = MappingProxyType({})) -> Any:
         """What is there in a call with these objects among its arguments, `MISSING` if nothing is."""
         owner = self.owner if self.place is None else self.place.fetch(objects)
         if self.key is ITSELF:
@@ -78,7 +78,7 @@ class Read:
         except (AttributeError, ValueError):
             return MISSING
 
-    def holds(self, objects: Mapping[int, Any] = MappingProxyType({})) -> bool:
+    def holds(self, objects: Mapping[int, object] = MappingProxyType({})) -> bool:
         """Whether it is there as it was."""
         return same(self.now(objects), self.value)
 
@@ -106,8 +106,8 @@ def class_attribute(kind: type, name: str) -> Any:
 
 
 def reads_made(
-    reads: Mapping[tuple[int, Any], Read],
-    links: Mapping[Any, Set[int]],
+    reads: Mapping[tuple[int, object], Read],
+    links: Mapping[object, Set[int]],
     ran: Set[types.CodeType] | None,
 ) -> list[Read]:
     """Of what code may read, what the code that ran has read: of classes, those that it has come by.
@@ -118,7 +118,7 @@ def reads_made(
         return [*reads.values()]
     names = {name for code in ran for name in code.co_names}
     made = {key: read for key, read in reads.items() if read.was_made(ran, names)}
-    of_classes: dict[int, list[tuple[int, Any]]] = {}
+    of_classes: dict[int, list[tuple[int, object]]] = {}
     for key, read in made.items():
         if isinstance(read.owner, type):
             of_classes.setdefault(id(read.owner), []).append(key)
@@ -126,7 +126,7 @@ def reads_made(
         None,
         *(key for key, read in made.items() if not isinstance(read.owner, type)),
     ]
-    live: set[Any] = set()
+    live: set[object] = set()
     while pending:
         place = pending.pop()
         if place not in live:
@@ -146,13 +146,13 @@ def guard_on(state: State, arguments: Iterable[int]) -> Guard:
 class State:
     """What was read, as `root` looks at it in `owners`, and in the objects among the arguments of a call."""
 
-    def __init__(self, reads: list[Read], arguments: Mapping[int, Any]) -> None:
+    def __init__(self, reads: list[Read], arguments: Mapping[int, object]) -> None:
         self._reads = reads
         self._indices = tuple(arguments)
         #: The objects of a call that did not fit.
-        self._missed: tuple[Any, ...] = ()
+        self._missed: tuple[object, ...] = ()
 
-    def build(self, objects: Mapping[int, Any]) -> None:
+    def build(self, objects: Mapping[int, object]) -> None:
         """Make the tree, while all is as it was."""
         fixed = [read for read in self._reads if read.place is None]
         self.owners = tuple({id(read.owner): read.owner for read in fixed}.values())
@@ -214,7 +214,7 @@ class _Nodes:
         index = 1 + self._indices.index(read.place.argument.index)
         return self._at((index, *read.place.steps))
 
-    def _at(self, steps: tuple[Any, ...]) -> Any:
+    def _at(self, steps: tuple[object, ...]) -> Any:
         if steps not in self._nodes:
             parent, step = self._at(steps[:-1]), steps[-1]
             value = follow(self._call, steps)
@@ -236,7 +236,7 @@ def _tree(reads: list[Read], call: tuple[Any, ...], indices: list[int]) -> Any:
     return nodes.root
 
 
-def _add_read(node: Any, read: Read, objects: Mapping[int, Any]) -> None:
+def _add_read(node: Any, read: Read, objects: Mapping[int, object]) -> None:
     label = [read.label]
     if read.key is ITSELF:
         _add_value(node, read.value, read.now(objects), label)

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from switchgear.capture.recorder import Recorder
+from switchgear.capture.sizes import fixed
 from switchgear.errors import Unsupported
 from switchgear.features.python_state.frozen import is_atom, same
 from switchgear.features.python_state.holders import Slots, dict_base, slots_of
@@ -74,8 +75,8 @@ class Located:
 class Results:
     """What a call gives: the leaves from its trace, the objects among its arguments, and those rebuilt so far."""
 
-    leaves: Sequence[Any]
-    objects: Mapping[int, Any]
+    leaves: Sequence[object]
+    objects: Mapping[int, object]
     made: dict[int, Any] = field(default_factory=dict)
 
 
@@ -88,15 +89,17 @@ class Packing:
 
     reached: Reached
     recorder: Recorder
-    leaves: list[Any] = field(default_factory=list)
+    leaves: list[object] = field(default_factory=list)
     _places: dict[int, int] = field(default_factory=dict)
     _built: dict[int, int] = field(default_factory=dict)
-    _kept: list[Any] = field(default_factory=list)
+    _kept: list[object] = field(default_factory=list)
 
     def pack(self, value: object, where: str) -> Template:
         """The template of a value that the function left at `where`."""
         if isinstance(value, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)):
             return Leaf(self._leaf(value))
+        if isinstance(value, torch.Size):
+            return Constant(fixed(value))
         if id(value) in self.reached.places:
             return Located(self.reached.places[id(value)])
         if is_atom(value) or _is_fixed(value) or self._was_there(value):

@@ -105,7 +105,7 @@ def _elements(holder: Elements, now: Content, packing: Packing) -> Write | None:
     )
 
 
-def _pack(holder: Holder, key: Any, value: object, packing: Packing) -> Template:
+def _pack(holder: Holder, key: object, value: object, packing: Packing) -> Template:
     where = holder.label if isinstance(holder, (Elements, Members)) else f"{holder.label}.{key}"
     return packing.pack(value, where)
 
