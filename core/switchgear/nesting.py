@@ -25,15 +25,16 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def containers_in(value: Any) -> Iterator[Any]:
-    """The lists, dicts, sets and deques in a nest of these and tuples."""
-    if isinstance(value, (list, dict, set, deque)):
-        yield value
-    if isinstance(value, (tuple, list, set, deque)):
-        for item in value:
-            yield from containers_in(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from containers_in(item)
+    """The lists, dicts, sets and deques in a nest of these and tuples, each once."""
+    pending, seen = [value], set[int]()
+    while pending:
+        part = pending.pop()
+        if not isinstance(part, (tuple, list, dict, set, deque)) or id(part) in seen:
+            continue
+        seen.add(id(part))
+        pending += part.values() if isinstance(part, dict) else part
+        if not isinstance(part, tuple):
+            yield part
 
 
 def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:

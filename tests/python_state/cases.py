@@ -19,6 +19,7 @@ KINDS = (
     "hooks",
     "random_and_outside",
     "identity_of_results",
+    "results_made_inside",
     "modules_of_torch",
     "libraries_shapes",
     "libraries_caches",

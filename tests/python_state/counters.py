@@ -35,13 +35,13 @@ def _counted(forward: Callable[..., Any], **values: Any) -> Scenario:
     return repeated(module, lambda: module.calls, times=8)
 
 
-@case()
+@case(entries=8)
 def only_counted() -> Scenario:
     module = Counted()
     return repeated(module, lambda: module.calls, times=8)
 
 
-@case()
+@case(entries=8)
 def read_as_a_factor() -> Scenario:
     def forward(self: Any, x: Tensor) -> Tensor:
         self.calls += 1
@@ -50,7 +50,7 @@ def read_as_a_factor() -> Scenario:
     return _counted(forward)
 
 
-@case()
+@case(entries=8)
 def branched_on() -> Scenario:
     def forward(self: Any, x: Tensor) -> Tensor:
         self.calls += 1
@@ -59,7 +59,7 @@ def branched_on() -> Scenario:
     return _counted(forward)
 
 
-@case()
+@case(entries=8)
 def every_second_call() -> Scenario:
     def forward(self: Any, x: Tensor) -> Tensor:
         self.calls += 1
@@ -68,7 +68,7 @@ def every_second_call() -> Scenario:
     return _counted(forward)
 
 
-@case()
+@case(entries=8)
 def warmup_by_a_ratio() -> Scenario:
     def forward(self: Any, x: Tensor) -> Tensor:
         self.calls += 1
@@ -77,7 +77,7 @@ def warmup_by_a_ratio() -> Scenario:
     return _counted(forward)
 
 
-@case()
+@case(entries=8)
 def returned_beside_a_tensor() -> Scenario:
     def forward(self: Any, x: Tensor) -> Any:
         self.calls += 1
@@ -86,7 +86,7 @@ def returned_beside_a_tensor() -> Scenario:
     return _counted(forward)
 
 
-@case()
+@case(entries=8)
 def in_a_dict() -> Scenario:
     stats = {"calls": 0, "rows": 0}
 
@@ -98,7 +98,7 @@ def in_a_dict() -> Scenario:
     return repeated(forward, lambda: stats, times=8)
 
 
-@case()
+@case(entries=8)
 def in_a_cell() -> Scenario:
     calls = 0
 
@@ -110,7 +110,7 @@ def in_a_cell() -> Scenario:
     return repeated(forward, lambda: calls, times=8)
 
 
-@case()
+@case(entries=8)
 def in_a_global() -> Scenario:
     globals()["CALLS"] = 0
 
@@ -136,7 +136,7 @@ def reset_between_calls() -> Scenario:
     return Scenario(module, drive)
 
 
-@case()
+@case(entries=8)
 def two_counts_a_call() -> Scenario:
     inner = Counted()
     return repeated(nn.Sequential(inner, nn.Tanh(), inner), lambda: inner.calls, times=8)

@@ -80,7 +80,7 @@ def input_changed_before() -> Scenario:
     )
 
 
-@case()
+@case(entries=4)
 def hook_that_counts() -> Scenario:
     module, counts = _network(), {"calls": 0}
 

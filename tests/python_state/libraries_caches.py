@@ -159,7 +159,7 @@ class Rotary(nn.Module):
         return x * self.cos[: x.shape[0]]  # type: ignore[no-any-return]
 
 
-@case()
+@case(entries=7)
 def rotary_table_that_grows() -> Scenario:
     rotary = Rotary()
 

@@ -83,7 +83,7 @@ def mask_made_when_the_length_grows() -> Scenario:
     return Scenario(module, drive)
 
 
-@case()
+@case(entries=4)
 def history_of_losses() -> Scenario:
     class Records(Layer):
         def forward(self, x: Tensor) -> Tensor:

@@ -231,7 +231,7 @@ def attribute_of_a_slot() -> Scenario:
     return repeated(forward, lambda: holder.last)
 
 
-@case()
+@case(entries=4)
 def property_with_a_setter() -> Scenario:
     class Checked(Layer):
         @property

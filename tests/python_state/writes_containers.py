@@ -198,7 +198,7 @@ def default_dict_by_layer() -> Scenario:
     return repeated(forward, lambda: statistics)
 
 
-@case()
+@case(entries=6)
 def counter_of_shapes() -> Scenario:
     seen: Counter[int] = Counter()
 

@@ -240,6 +240,7 @@ def capture(
                     with handlers.running(recorder, roots, objects):
                         result = _run(function, leaves, spec, recorder, inputs, whole)
                         result = handlers.finish(recorder, result)
+                        _refuse_generators(result)
                 except RuntimeError:
                     _refuse_views_of_constants(
                         recorder
@@ -345,8 +346,6 @@ def _run(
             )
     args, kwargs = spec.unflatten(wrappers)
     result = function(*args, **kwargs)
-    if any(isinstance(leaf, StandIn) for leaf in flatten(result, objects=True)[0]):
-        raise Unsupported("the function returns a torch.Generator; return what is drawn from it")
     if not whole:
         containers = {id(part) for part in containers_in((args, kwargs))}
         after, spec_after = flatten((args, kwargs))
@@ -354,6 +353,11 @@ def _run(
         if not is_same or any(id(part) in containers for part in containers_in(result)):
             raise ContainerMatters
     return result
+
+
+def _refuse_generators(result: Any) -> None:
+    if any(isinstance(leaf, StandIn) for leaf in flatten(result, objects=True)[0]):
+        raise Unsupported("the function returns a torch.Generator; return what is drawn from it")
 
 
 class ContainerMatters(Exception):

@@ -154,7 +154,10 @@ def flatten_arguments(
 
     `whole`: containers that can be changed are leaves like objects.
     """
-    leaves, spec = flatten((args, kwargs), apart=kwargs if whole else None)
+    try:
+        leaves, spec = flatten((args, kwargs), apart=kwargs if whole else None)
+    except RecursionError:
+        raise Unsupported("a container among the arguments lies inside of itself") from None
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
             check_tensor(leaf, f"argument {index}")

@@ -80,6 +80,7 @@ class PythonState(Handler):
             yield
             return
         reached = world.reached
+        reached.watch_global_streams()
         for root in roots:
             reached.reach(root, getattr(root, "__name__", type(root).__name__))
         world.arguments = arguments

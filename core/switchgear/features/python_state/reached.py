@@ -11,6 +11,8 @@ import enum
 import functools
 import itertools
 import os
+import random
+import sys
 import types
 import weakref
 from collections import deque
@@ -168,6 +170,15 @@ class Reached:
             self._space(value, label)
         else:
             self._object(value, label)
+
+    def watch_global_streams(self) -> None:
+        """Take note of the random streams that the functions of modules draw from."""
+        numpy = sys.modules.get("numpy")
+        streams = {"random": random.seed.__self__}  # type: ignore[attr-defined]
+        if numpy is not None:
+            streams["numpy.random"] = numpy.random.get_state.__self__
+        for name, stream in streams.items():
+            self.streams[id(stream)] = Stream(stream, f"the stream of {name}")
 
     def reach_argument(self, index: int, value: object) -> None:
         """Take note of an object among the arguments, of which each call has its own."""

@@ -164,7 +164,7 @@ def _is_fixed(value: object) -> bool:
     """Whether a value of that kind is never made anew by a call."""
     if isinstance(value, types.FunctionType):
         return not value.__closure__ and not value.__defaults__
-    return isinstance(value, (type, types.ModuleType, types.BuiltinFunctionType, torch.Generator))
+    return isinstance(value, (type, types.ModuleType, types.BuiltinFunctionType))
 
 
 def _is_plain_object(value: object) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import pickle
 import random
 import threading
 from typing import Any
@@ -30,6 +31,7 @@ class Stream:
         self._value = value
         self._label = label
         self._before = self._state()
+        self._pickled = None if isinstance(value, threading.local) else pickle.dumps(self._before)
 
     def _state(self) -> Any:
         value = self._value
@@ -39,27 +41,24 @@ class Stream:
             return dict(vars(value))
         if isinstance(value, _Memo):
             return _holds_wrappers(value)
-        state = value.bit_generator.state if hasattr(value, "bit_generator") else value.get_state()
-        return repr(state), state
+        return value.bit_generator.state if hasattr(value, "bit_generator") else value.get_state()
 
     def put_back(self) -> bool:
         """Give it the state that it had; whether that was another."""
-        now, value = self._state(), self._value
-        if now == self._before or (
-            isinstance(now, tuple) and now[0] == self._before[0] and isinstance(now[0], str)
-        ):
+        now, before, value = self._state(), self._before, self._value
+        if now == before if self._pickled is None else pickle.dumps(now) == self._pickled:
             return False
         if isinstance(value, random.Random):
-            value.setstate(self._before)
+            value.setstate(before)
         elif isinstance(value, threading.local):
             vars(value).clear()
-            vars(value).update(self._before)
+            vars(value).update(before)
         elif isinstance(value, _Memo):
             value.cache_clear()  # type: ignore[attr-defined]
         elif hasattr(value, "bit_generator"):
-            value.bit_generator.state = self._before[1]
+            value.bit_generator.state = before
         else:
-            value.set_state(self._before[1])
+            value.set_state(before)
         return True
 
     def refuse_use(self) -> None:
