@@ -596,18 +596,16 @@ class Seen(Function):
         return grad * 2
 
 
-def test_user_code_runs_when_it_is_traced_and_never_again() -> None:
+def test_what_user_code_writes_is_written_by_every_call() -> None:
     RUNS.clear()
     jitted = jit(lambda x: Seen.apply(x))
     for _ in range(3):
-        jitted(A).sum().backward()
         jitted(A.detach())
+    assert RUNS == ["forward"] * 3
+    with falls_back("backward of an autograd.Function writes to .*RUNS"):
+        jitted(A).sum().backward()
     A.grad = None
-    assert RUNS.count("forward") == 2  # one entry with a gradient, one without
-    assert "backward" in RUNS
-    before = list(RUNS)
-    jitted(A.detach())
-    assert before == RUNS
+    assert [*["forward"] * 4, "backward"] == RUNS
 
 
 # --- traces, rules and executors ---

@@ -5,7 +5,7 @@ from importlib.metadata import version
 from switchgear import errors
 from switchgear.capture.handler import PASS, Call, Feature, Handler
 from switchgear.functional import grad, value_and_grad, vjp
-from switchgear.inspect.explain import explain
+from switchgear.inspect.explain import CacheInfo, cache_info, explain
 from switchgear.ir.aliasing import aliased_argument, storages, written_arguments
 from switchgear.ir.choice import Choice, Declined, Implementation, Saved
 from switchgear.ir.lines import Lines, argument, composite, leaf_of
@@ -27,6 +27,7 @@ __version__ = version("switchgear")
 __all__ = [
     "PASS",
     "BoundSymbol",
+    "CacheInfo",
     "Call",
     "Choice",
     "Declined",
@@ -51,6 +52,7 @@ __all__ = [
     "Trace",
     "aliased_argument",
     "argument",
+    "cache_info",
     "composite",
     "errors",
     "explain",

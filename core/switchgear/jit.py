@@ -16,7 +16,8 @@ from switchgear.capture.data import OtherData
 from switchgear.capture.recorder import active_recorder
 from switchgear.capture.session import ContainerMatters
 from switchgear.capture.signature import check_devices, flatten_arguments
-from switchgear.capture.sizes import Dynamic, check_dynamic, marked
+from switchgear.capture.sizes import Dynamic, Marks, check_dynamic, marked
+from switchgear.capture.structure import Structure
 from switchgear.errors import DataDependent, InvalidInput, SwitchgearError, Unsupported
 from switchgear.features import BUILT_IN
 from switchgear.grad.partition import saved_values
@@ -36,6 +37,7 @@ from switchgear.runtime.cache import Cache, call_key
 from switchgear.runtime.entry import Entry
 from switchgear.runtime.fallback import Fallback, Fallbacks
 from switchgear.runtime.module_state import is_uninitialised
+from switchgear.runtime.varying import VaryingSizes
 from switchgear.torch_private.names import check_names, warn_if_untested
 from switchgear.who.fuel import Fuel
 from switchgear.who.hookspecs import PassPlacement
@@ -62,7 +64,7 @@ class Compiler:
         self.selection = selection
         self.link: bool = options["link"]
         self.specialize_on_data: bool = options["specialize_on_data"]
-        self.dynamic: Dynamic = options["dynamic"]
+        self.dynamic: Dynamic | None = options["dynamic"]
         self._parameters = check_dynamic(self.dynamic, function)
         name = getattr(function, "__qualname__", None) or repr(function)
         self.strict: bool = options["strict"]
@@ -73,6 +75,7 @@ class Compiler:
         self.last: Entry | None = None
         #: Whether containers among the arguments are looked into by features, for it matters which they are.
         self._whole = False
+        self._varying = VaryingSizes()
         self._rejit = lambda function: Compiler(
             function, None, selection, options | {"dynamic": False}
         )
@@ -128,16 +131,14 @@ class Compiler:
             try:
                 check_names()
                 leaves, spec = flatten_arguments(args, kwargs, self._whole)
-                marks = (
-                    marked(self.dynamic, self._parameters, args, kwargs, leaves)
-                    if self.dynamic
-                    else {}
-                )
-                key = call_key(leaves, spec, self.module, marks)
-                found = self.cache.find(key, args, kwargs, unfit)
-                if found is not None:
-                    self.last = found[0]
-                    return (*found, False)
+                marks = self._marks(args, kwargs, leaves, spec)
+                key = call_key(leaves, spec, self.module, {} if self.dynamic is None else marks)
+                varying = call_key(leaves, spec, self.module, marks) if marks else key
+                for one in dict.fromkeys((key, varying)):
+                    found = self.cache.find(one, args, kwargs, unfit)
+                    if found is not None:
+                        self.last = found[0]
+                        return (*found, False)
                 fallback = self.fallbacks.known(key)
                 if fallback is not None:
                     return fallback
@@ -145,8 +146,14 @@ class Compiler:
                 reason = next(iter(unfit.values()), "") or self.cache.why_not(
                     key, args, kwargs, leaves
                 )
+                if self.dynamic is None:
+                    marks = self._varying.notice(spec, leaves, self.cache.entries())
                 options = self.selection, self._rejit, self.specialize_on_data, marks, self._whole
                 entry = Entry(self.function, leaves, spec, self.module, *options)
+                if entry.fixed and self.dynamic is None:
+                    self._varying.give_up(spec)
+                elif marks:
+                    key = call_key(leaves, spec, self.module, marks)
             except ContainerMatters:
                 if self._whole:
                     what = "a function inside changes a container among its arguments"
@@ -167,6 +174,13 @@ class Compiler:
                 )
             self.last = entry
             return entry, inputs, True
+
+    def _marks(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any], spec: Structure
+    ) -> Marks:
+        if self.dynamic is None:
+            return self._varying.marks(spec)
+        return marked(self.dynamic, self._parameters, args, kwargs, leaves) if self.dynamic else {}
 
     def _refused(self, error: Unsupported | DataDependent, key: Any = None) -> Fallback:
         if self.strict:
@@ -196,7 +210,7 @@ def jit(
     cache_size: int = 64,
     link: bool = False,
     specialize_on_data: bool = False,
-    dynamic: Dynamic = False,
+    dynamic: Dynamic | None = None,
     fuel: int | Fuel | None = None,
     **unknown: Any,
 ) -> Any:
@@ -236,10 +250,10 @@ def jit(
     link: print every backward line with the forward line and the rule that it comes from, in `str(trace)` too.
     specialize_on_data: where a Python value or a shape depends on the data of tensors (`item()`, a branch, indexing by
         a mask), compile for what it is in a call, and check in every call that it is; else that is `DataDependent`.
-    dynamic: sizes that one entry is to serve, so that another sequence length or batch does not compile again: True for
-        those of every tensor argument, or a dict from parameters to dimensions, `dynamic={"input_ids": {1}}`. As in
-        PyTorch, 0 and 1 are sizes of their own, and what the function decides by a size (a branch, `range(len(x))`) an
-        entry holds other calls to. Python numbers among the arguments are never dynamic.
+    dynamic: sizes that one entry is to serve, so that another sequence length or batch does not compile again. None:
+        those that have changed from one call to another; True: those of every tensor argument; a dict from parameters
+        to dimensions, `dynamic={"input_ids": {1}}`; False: none. As in PyTorch, 0 and 1 are sizes of their own, and
+        what the function decides by a size (a branch, `range(len(x))`) an entry holds other calls to.
     fuel: fuse so many regions only, the first ones, to find the one that makes a result differ.
 
     Raises `UnknownExecutor`, `ExecutorUnavailable`; calls raise `NotDifferentiable`, `RuleError`, and `CaptureError`

@@ -46,7 +46,7 @@ class Options(TypedDict, total=False):
     cache_size: int
     link: bool
     specialize_on_data: bool
-    dynamic: Dynamic
+    dynamic: Dynamic | None
     fuel: int | Fuel | None
 
 

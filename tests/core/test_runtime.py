@@ -28,7 +28,7 @@ T = torch.Tensor
 
 
 def jit(target: Any, **options: Any) -> Any:
-    return sg.jit(target, executors=["torch"], recompile_limit=1000, **options)
+    return sg.jit(target, executors=["torch"], recompile_limit=1000, **{"dynamic": False, **options})
 
 
 class Counted:
@@ -366,7 +366,7 @@ def test_recompile_warning_names_what_changed(first: Any, second: Any, named: st
     def frequently(x: T, other: int = 1) -> T:
         return x * other
 
-    jitted = sg.jit(frequently, executors=["torch"], recompile_limit=1)
+    jitted = sg.jit(frequently, executors=["torch"], recompile_limit=1, dynamic=False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         first(jitted)
@@ -380,7 +380,7 @@ def test_recompile_warning_names_what_changed(first: Any, second: Any, named: st
 
 
 def test_recompile_warning_names_a_changed_mode() -> None:
-    jitted = sg.jit(lambda x: x * 2, executors=["torch"], recompile_limit=1)
+    jitted = sg.jit(lambda x: x * 2, executors=["torch"], recompile_limit=1, dynamic=False)
     jitted(X)
     with torch.no_grad(), pytest.warns(errors.RecompileWarning, match="the global modes changed"):
         jitted(X)
@@ -410,7 +410,7 @@ def test_recompile_warning_for_the_very_first_compilation() -> None:
 
 
 def test_recompile_warning_comes_once_and_the_calls_go_on() -> None:
-    jitted = sg.jit(lambda x: x * 2, executors=["torch"], recompile_limit=2)
+    jitted = sg.jit(lambda x: x * 2, executors=["torch"], recompile_limit=2, dynamic=False)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for size in range(1, 8):

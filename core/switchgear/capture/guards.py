@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,10 @@ class Guard:
     why: str | Callable[[], str]
     scope: Mapping[str, Any] = field(default_factory=dict)
     forget: Callable[[], bool] | None = None
+    #: Called once the entry is compiled, which runs the backward of a user's Function: all is to be as before.
+    settle: Callable[[], None] | None = None
+    #: What it asks for in words, a line each; where nothing is given, that is `why`.
+    listed: Callable[[], Sequence[str]] | None = None
 
     def reason(self) -> str:
         """What is otherwise in the call that was looked at."""

@@ -179,7 +179,7 @@ class _Inputs:
     ) -> TensorProxy:
         self.sources.append(source)
         proxy = metadata_proxy(self.names.claim(name), tensor, requires_grad)
-        dims = self.marks.get(source.index) if isinstance(source, Argument) else None
+        dims = self.marks.get(source.place) if isinstance(source, (Argument, Held)) else None
         # what shares memory with an input that is written to is made as a view of it, by numbers
         if self.sizes is None or not dims or internals.storage_key(tensor) in self.homes:
             return proxy

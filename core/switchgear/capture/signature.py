@@ -43,6 +43,11 @@ class Argument:
 
     index: int
 
+    @property
+    def place(self) -> int:
+        """By what its dimensions are marked."""
+        return self.index
+
     def __str__(self) -> str:
         return f"argument {self.index}"
 
@@ -99,6 +104,11 @@ class Held:
     steps: tuple[Any, ...]
     path: str
     tied: list[Held] = field(default_factory=list)
+
+    @property
+    def place(self) -> str:
+        """By what its dimensions are marked."""
+        return self.path
 
     def fetch(self, argument: Any = None) -> Any:
         """What lies there now, None where nothing does or the places that shared it hold different tensors."""

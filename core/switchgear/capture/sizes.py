@@ -31,8 +31,8 @@ Made = TypeVar("Made")
 Part = TypeVar("Part")
 #: Which dimensions are dynamic: those of every tensor among the arguments, or those named, by parameter.
 Dynamic: TypeAlias = bool | Mapping[str, Collection[int]]
-#: The dynamic dimensions of the tensors among the flattened arguments, by position.
-Marks: TypeAlias = Mapping[int, frozenset[int]]
+#: The dynamic dimensions of input tensors, by the place among the flattened arguments, or the path in Python's objects.
+Marks: TypeAlias = Mapping[int | str, frozenset[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,7 +344,7 @@ def marked(
 
 def check_dynamic(dynamic: Any, function: Callable[..., Any]) -> inspect.Signature | None:
     """The signature of a function whose parameters `dynamic` names, if it does; `InvalidInput` if one is none."""
-    if isinstance(dynamic, bool):
+    if dynamic is None or isinstance(dynamic, bool):
         return None
     if not isinstance(dynamic, Mapping) or not all(map(_is_marking, dynamic, dynamic.values())):
         raise InvalidInput(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from switchgear.ir.choice import Choice
@@ -11,10 +11,36 @@ from switchgear.jit import compiler_of, last_choices, last_entry, last_saved
 from switchgear.who.selection import Claimant, Reasons
 
 
-def explain(jitted: Any) -> str:
+@dataclass(frozen=True, slots=True)
+class CacheInfo:
+    """How often a jitted function was called, hit an entry, compiled one and ran in eager, and why it compiled."""
+
+    calls: int
+    hits: int
+    misses: int
+    fallbacks: int
+    entries: int
+    reasons: tuple[str, ...]
+
+
+def cache_info(jitted: Any) -> CacheInfo:
+    """The entries of a jitted function, hits and misses, with the reason of each miss, in their order."""
+    compiler = compiler_of(jitted)
+    misses = len(compiler.cache.reasons)
+    fallbacks = sum(fallback.calls for fallback in compiler.fallbacks.reasons.values())
+    hits = compiler.calls - misses - fallbacks
+    entries = sum(1 for _ in compiler.cache.entries())
+    return CacheInfo(
+        compiler.calls, hits, misses, fallbacks, entries, tuple(compiler.cache.reasons)
+    )
+
+
+def explain(jitted: Any, guards: bool = False) -> str:
     """A report on the calls that ran in eager and the entry last run.
 
     Of that the executors, those skipped, every choice and every saved value, with reasons.
+
+    With `guards`, also what the entry takes for granted of a call: sizes, modes, what was read from Python.
 
     Who was skipped is said once, and who has nothing registered for an operator is not named beside it;
     `sg.last_choices` has these too.
@@ -57,6 +83,9 @@ def explain(jitted: Any) -> str:
         )
     for constraint in sizes.constraints if sizes is not None else ():
         lines.append(f"  only if {constraint}")
+    if guards:
+        lines.append("guards of the entry last run:")
+        lines += [f"  {line}" for line in entry.guards()]
     counts = Counter(
         str(_with_objections(choice, selection.skipped)) for choice in last_choices(jitted)
     )

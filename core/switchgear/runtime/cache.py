@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -39,6 +39,8 @@ class Cache:
         self._order: OrderedDict[Entry, Any] = OrderedDict()
         self._last_key: tuple[Any, ...] = ()
         self._compilations = 0
+        #: Why each entry was compiled.
+        self.reasons: list[str] = []
 
     def find(
         self,
@@ -64,6 +66,10 @@ class Cache:
         reasons = [entry.why_not(args, kwargs, leaves) for entry in self._buckets.get(key, ())]
         return "; ".join(dict.fromkeys(reasons))
 
+    def entries(self) -> Iterable[Entry]:
+        """All of them, the one used last first."""
+        return reversed(self._order)
+
     def general(self, key: tuple[Any, ...], new: Entry) -> Entry:
         """An older entry that computes what a new one does, by now without the guards that set their calls apart."""
         for entry in self._buckets.get(key, ()):
@@ -77,10 +83,11 @@ class Cache:
         `reason` says what of its data or sizes set the call apart from those that others were compiled for.
         """
         self._compilations += 1
+        why = reason or (self._difference(key) if self._last_key else "the first call")
+        self.reasons.append(why)
         if self._compilations == self._limit + 1:
-            changed = reason or self._difference(key)
             message = (
-                f"{self._name} has been compiled {self._compilations} times; {changed}. Each kind of "
+                f"{self._name} has been compiled {self._compilations} times; {why}. Each kind of "
                 "call is compiled by itself: keep shapes and Python arguments stable, or raise recompile_limit"
             )
             warnings.warn(message, RecompileWarning, stacklevel=user_frame()[1])

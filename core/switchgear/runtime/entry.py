@@ -24,7 +24,7 @@ from switchgear.compile.pipeline import (
     expected_grad,
     prepare,
 )
-from switchgear.errors import DataDependent, Unsupported
+from switchgear.errors import Unsupported
 from switchgear.runtime.autograd_bridge import Bridge, Jit
 from switchgear.runtime.epilogue import Finisher, finisher
 from switchgear.runtime.execution import maybe_views, runner
@@ -52,6 +52,7 @@ class Entry:
         marks: Marks = MappingProxyType({}),
         whole: bool = False,
     ) -> None:
+        self.spec = spec
         #: Casts are part of the trace.
         self._autocast = internals.autocast_active()
         #: Why dynamic sizes are fixed for this entry, if they are.
@@ -74,16 +75,19 @@ class Entry:
             if self.captured.sizes is not None:
                 self.captured.sizes.close(self.captured.trace.inputs)
                 self.captured.sizes.check(tensors)
+            for guard in self.captured.guards:
+                if guard.settle is not None:
+                    guard.settle()
             self._prologue = make_prologue(self.captured, leaves, spec, tensors)
             self.prologue = self._prologue.inputs
 
         with compiling(), rare_modes_watched():
             try:
                 make(marks)
-            except (Unsupported, DataDependent) as error:
+            except Exception as error:
                 if not marks:
                     raise
-                # operators of PyTorch's and rules of plugins that know numbers alone fail in ways of their own
+                # what knows numbers alone, the function's own code too, fails in ways of its own
                 self.fixed = f"{type(error).__name__}: {error}".partition("\n")[0]
                 make({})
         #: Whether it is for a module whose call is its forward and nothing else.
@@ -104,6 +108,10 @@ class Entry:
             if found is None
             else f"an entry is for calls with {found}"
         )
+
+    def guards(self) -> list[str]:
+        """What it takes for granted of a call, in words."""
+        return self._prologue.listed()
 
     def forget(self) -> bool:
         """Drop what sets the last call that did not fit apart, if features say that it can be dropped."""

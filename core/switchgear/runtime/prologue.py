@@ -36,6 +36,14 @@ class Prologue:
     inputs: Callable[[tuple[Any, ...], dict[str, Any]], tuple[torch.Tensor, ...] | None]
     _first_miss: Callable[[tuple[Any, ...], dict[str, Any]], int | None]
 
+    def listed(self) -> list[str]:
+        """What the entry asks of a call, in words."""
+        lines = [
+            guard.listed() if guard.listed else [f"not changed: {guard.reason()}"]
+            for guard in self.guards
+        ]
+        return [line for part in lines for line in part]
+
     def why_not(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """What is otherwise in a call that the entry does not fit."""
         number = self._first_miss(args, kwargs)

@@ -98,9 +98,7 @@ class PythonState(Handler):
                 ) from error
             raise
         finally:
-            for holder in reached.holders.values():
-                if holder.changed():
-                    holder.put(holder.before)
+            reached.put_back()
             for stream in reached.streams.values():
                 stream.put_back()
         if world.state is not None:
@@ -127,7 +125,7 @@ class PythonState(Handler):
             stream.refuse_use()
         _refuse_attributes_of_tensors(recorder)
         world.state = State(reads, world.arguments)
-        recorder.guards.append(guard_on(world.state, world.arguments))
+        recorder.guards.append(guard_on(world.state, world.arguments, reached.settle))
         if not writes and not is_odd(result, reached):
             return result
         template = packing.pack(result, "what it returns")

@@ -121,6 +121,27 @@ class Reached:
 
     # -- values --------------------------------------------------------------------------------------------------------
 
+    def put_back(self) -> str:
+        """Give every holder what it held at first; the label of one that held something else."""
+        changed = ""
+        for holder in self.holders.values():
+            if holder.changed():
+                holder.put(holder.before)
+                changed = holder.label
+        return changed
+
+    def settle(self) -> None:
+        """Refuse a backward that wrote to Python's objects when it was traced."""
+        changed = self.put_back()
+        for holder in self.holders.values():
+            holder.before = {}  # it may hold tensors that nobody else does
+        for known in (self.holders, self._seen, self.reads, self.tensors, self.streams):
+            known.clear()
+        if changed:
+            raise Unsupported(
+                f"the backward of an autograd.Function writes to {changed}, which calls would not"
+            )
+
     def knows(self, value: object) -> bool:
         """Whether an object was there before the function ran, as far as that is known."""
         return id(value) in self._seen

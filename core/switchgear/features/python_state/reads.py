@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import types
 from collections import deque
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -136,11 +136,11 @@ def reads_made(
     return [read for key, read in made.items() if key in live or key in exact]
 
 
-def guard_on(state: State, arguments: Iterable[int]) -> Guard:
+def guard_on(state: State, arguments: Iterable[int], settle: Callable[[], None]) -> Guard:
     """The guard that all is as it was; `arguments` are the places of the objects among those of a call."""
     names = "".join(f"a{index}, " for index in arguments)
     check = f"state.check({names})" if names else "state.root.check((state.owners,))"
-    return Guard(check, state.why, {"state": state}, forget=state.forget)
+    return Guard(check, state.why, {"state": state}, state.forget, settle, state.listed)
 
 
 class State:
@@ -193,8 +193,9 @@ class State:
             self.build(objects)
         return bool(missed)
 
-    def __str__(self) -> str:
-        return "\n".join(map(str, self._reads))
+    def listed(self) -> list[str]:
+        """What is asked for, a place each."""
+        return sorted(map(str, self._reads))
 
 
 class _Nodes:

@@ -1,0 +1,61 @@
+"""Varying sizes: what has changed between calls of a function is symbolic from the second capture on, and only that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from switchgear.capture.signature import Argument, Held
+from switchgear.capture.sizes import Marks
+from switchgear.capture.structure import Structure
+from switchgear.errors import Unsupported
+from switchgear.runtime.entry import Entry, tensor_of
+
+
+class VaryingSizes:
+    """The dimensions that have had several sizes in calls of one structure."""
+
+    def __init__(self) -> None:
+        self._marks: dict[Structure, dict[int | str, frozenset[int]]] = {}
+        self._fixed: set[Structure] = set()
+
+    def marks(self, spec: Structure) -> Marks:
+        """What is known of calls of that structure."""
+        return self._marks.get(spec, {})
+
+    def give_up(self, spec: Structure) -> None:
+        """Calls of that structure cannot be compiled for several sizes."""
+        self._fixed.add(spec)
+        self._marks.pop(spec, None)
+
+    def notice(self, spec: Structure, leaves: list[Any], entries: Iterable[Entry]) -> Marks:
+        """Compare a call that fits no entry with the one before that can be compared."""
+        if spec in self._fixed:
+            return {}
+        differences = (_changed(entry, leaves) for entry in entries if entry.spec == spec)
+        for place, dims in next(filter(None, differences), {}).items():
+            known = self._marks.setdefault(spec, {})
+            known[place] = known.get(place, frozenset()) | dims
+        return self.marks(spec)
+
+
+def _changed(entry: Entry, leaves: list[Any]) -> dict[int | str, frozenset[int]] | None:
+    """Which dimensions of the inputs of an entry have other sizes in a call; None if more is different than sizes."""
+    changed: dict[int | str, frozenset[int]] = {}
+    pairs = zip(entry.captured.sources, entry.captured.trace.inputs, strict=True)
+    for source, proxy in pairs:
+        if not isinstance(source, (Argument, Held)):
+            continue
+        try:
+            tensor: object = tensor_of(source, leaves)
+        except Unsupported:
+            return None
+        if not isinstance(tensor, torch.Tensor) or tensor.dim() != len(proxy.shape):
+            return None
+        sizes = zip(tensor.shape, proxy.shape, strict=True)
+        dims = [dim for dim, (now, then) in enumerate(sizes) if type(then) is int and now != then]
+        if dims:
+            changed[source.place] = frozenset(dims)
+    return changed

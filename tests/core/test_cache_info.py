@@ -1,0 +1,39 @@
+"""What is told of the entries of a jitted function: hits, misses with their reasons, and guards in words."""
+
+from __future__ import annotations
+
+import types
+
+import torch
+
+import switchgear as sg
+
+
+def test_hits_and_misses_with_reasons() -> None:
+    config = types.SimpleNamespace(scale=2.0)
+    jitted = sg.jit(lambda x: x * config.scale, executors=["torch"])
+    x = torch.ones(3)
+    jitted(x)
+    jitted(x)
+    config.scale = 3.0
+    jitted(x)
+    info = sg.cache_info(jitted)
+    assert (info.calls, info.hits, info.misses, info.fallbacks, info.entries) == (3, 1, 2, 0, 2)
+    assert info.reasons[0] == "the first call"
+    assert "scale" in info.reasons[1]
+    assert "2.0" in info.reasons[1]
+    assert "3.0" in info.reasons[1]
+
+
+def test_guards_in_words() -> None:
+    class Scaled(torch.nn.Module):
+        factor = 2.0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.factor
+
+    jitted = sg.jit(Scaled(), executors=["torch"])
+    jitted(torch.ones(3))
+    text = sg.explain(jitted, guards=True)
+    assert "Scaled.factor is 2.0" in text
+    assert "guards of the entry last run" not in sg.explain(jitted)
