@@ -37,7 +37,7 @@ from switchgear.runtime.cache import Cache, call_key
 from switchgear.runtime.entry import Entry
 from switchgear.runtime.fallback import Fallback, Fallbacks
 from switchgear.runtime.module_state import is_uninitialised
-from switchgear.runtime.varying import VaryingSizes
+from switchgear.runtime.varying import VaryingSizes, kind_of
 from switchgear.torch_private.names import check_names, warn_if_untested
 from switchgear.who.fuel import Fuel
 from switchgear.who.hookspecs import PassPlacement
@@ -147,11 +147,13 @@ class Compiler:
                     key, args, kwargs, leaves
                 )
                 if self.dynamic is None:
-                    marks = self._varying.notice(spec, leaves, self.cache.entries())
+                    marks = self._varying.notice(
+                        kind_of(spec, leaves), leaves, self.cache.entries()
+                    )
                 options = self.selection, self._rejit, self.specialize_on_data, marks, self._whole
                 entry = Entry(self.function, leaves, spec, self.module, *options)
                 if entry.fixed and self.dynamic is None:
-                    self._varying.give_up(spec)
+                    self._varying.give_up(kind_of(spec, leaves))
                 elif marks:
                     key = call_key(leaves, spec, self.module, marks)
             except ContainerMatters:
@@ -168,10 +170,9 @@ class Compiler:
             entry = general
             inputs = entry.prologue(args, kwargs)
             if inputs is None:
-                raise SwitchgearError(
-                    f"a freshly compiled entry does not fit its own call ({entry.why_not(args, kwargs, leaves)}); "
-                    "please report this"
-                )
+                why = entry.why_not(args, kwargs, leaves)
+                what = f"what was compiled for a call does not fit it ({why}); please report this"
+                return self._refused(Unsupported(what), key)
             self.last = entry
             return entry, inputs, True
 
@@ -179,7 +180,7 @@ class Compiler:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any], spec: Structure
     ) -> Marks:
         if self.dynamic is None:
-            return self._varying.marks(spec)
+            return self._varying.marks(kind_of(spec, leaves))
         return marked(self.dynamic, self._parameters, args, kwargs, leaves) if self.dynamic else {}
 
     def _refused(self, error: Unsupported | DataDependent, key: Any = None) -> Fallback:
@@ -217,7 +218,8 @@ def jit(
     """A function or module that runs as compiled traces; also a decorator, with or without options.
 
     A trace is specialised on the structure of the arguments, the metadata of their tensors, the Python values among
-    them, module state and global modes; other Python state is read once, when a call is captured.
+    them, module state, global modes, and what it reads from Python: attributes, global variables, closures, containers.
+    What it writes there is done again by every call.
 
     A jitted module shares its state with the original. A forward that is assigned to it runs as it is, and what of it
     calls the former one is compiled. A bound method of a module is compiled with the module's state. The first call

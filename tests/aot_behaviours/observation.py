@@ -130,7 +130,7 @@ def succeeds(observed: list[Observation]) -> bool:
 
 def _jit(target: Target, kinds: int) -> Target:
     # One compilation for each of the inputs, and no more: in the tests the warning of one more is an error.
-    jitted: Target = sg.jit(target, executors=EXECUTORS, recompile_limit=kinds)
+    jitted: Target = sg.jit(target, executors=EXECUTORS, recompile_limit=kinds, dynamic=False)
 
     def call(*args: Any) -> Any:
         with warnings.catch_warnings():

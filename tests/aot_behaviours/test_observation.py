@@ -90,7 +90,9 @@ def test_each_relation_is_seen(
 
 def test_compiling_again_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call that should have come from the cache and does not is a fault."""
-    monkeypatch.setattr(observation, "_jit", lambda target, kinds: sg.jit(target, cache_size=1, recompile_limit=kinds))
+    monkeypatch.setattr(
+        observation, "_jit", lambda target, kinds: sg.jit(target, cache_size=1, recompile_limit=kinds, dynamic=False)
+    )
     with pytest.raises(AssertionError, match="RecompileWarning"):
         check(doubled, leaves((3, 3)), leaves((2, 4)))
 

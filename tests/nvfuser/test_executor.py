@@ -19,7 +19,7 @@ from tests.nvfuser.test_blocks import regions
 
 
 def jit(function: Any, runner: Any = recorded, **options: Any) -> Any:
-    return sg.jit(function, executors=[NvfuserExecutor(runner=runner, **options), "torch"])
+    return sg.jit(function, executors=[NvfuserExecutor(runner=runner, **options), "torch"], dynamic=False)
 
 
 class Counted:

@@ -87,7 +87,7 @@ class Sizes:
         """Sizes and strides of the input called `name`, those of `dims` symbolic, but for 0 and 1."""
         shape: list[Any] = list(tensor.shape)
         for dim in sorted(dims):
-            if shape[dim] > 1:
+            if dim < len(shape) and shape[dim] > 1:
                 shape[dim] = internals.new_size(self.env, f"{name}.size({dim})", shape[dim])
                 self.numbers.append(NumberProxy(str(shape[dim]), name, dim))
                 self.symbols[str(shape[dim])] = shape[dim]

@@ -13,32 +13,41 @@ from switchgear.capture.structure import Structure
 from switchgear.errors import Unsupported
 from switchgear.runtime.entry import Entry, tensor_of
 
+#: The structure of the arguments, and how many dimensions the tensors among them have.
+Kind = tuple[Structure, tuple[int | None, ...]]
+
+
+def kind_of(spec: Structure, leaves: list[Any]) -> Kind:
+    """What calls have to be of, for their sizes to be compared."""
+    ranks = [leaf.dim() if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
+    return spec, tuple(ranks)
+
 
 class VaryingSizes:
-    """The dimensions that have had several sizes in calls of one structure."""
+    """The dimensions that have had several sizes in calls of one kind."""
 
     def __init__(self) -> None:
-        self._marks: dict[Structure, dict[int | str, frozenset[int]]] = {}
-        self._fixed: set[Structure] = set()
+        self._marks: dict[Kind, dict[int | str, frozenset[int]]] = {}
+        self._fixed: set[Kind] = set()
 
-    def marks(self, spec: Structure) -> Marks:
-        """What is known of calls of that structure."""
-        return self._marks.get(spec, {})
+    def marks(self, kind: Kind) -> Marks:
+        """What is known of calls of that kind."""
+        return self._marks.get(kind, {})
 
-    def give_up(self, spec: Structure) -> None:
-        """Calls of that structure cannot be compiled for several sizes."""
-        self._fixed.add(spec)
-        self._marks.pop(spec, None)
+    def give_up(self, kind: Kind) -> None:
+        """Calls of that kind cannot be compiled for several sizes."""
+        self._fixed.add(kind)
+        self._marks.pop(kind, None)
 
-    def notice(self, spec: Structure, leaves: list[Any], entries: Iterable[Entry]) -> Marks:
+    def notice(self, kind: Kind, leaves: list[Any], entries: Iterable[Entry]) -> Marks:
         """Compare a call that fits no entry with the one before that can be compared."""
-        if spec in self._fixed:
+        if kind in self._fixed:
             return {}
-        differences = (_changed(entry, leaves) for entry in entries if entry.spec == spec)
+        differences = (_changed(entry, leaves) for entry in entries if entry.spec == kind[0])
         for place, dims in next(filter(None, differences), {}).items():
-            known = self._marks.setdefault(spec, {})
+            known = self._marks.setdefault(kind, {})
             known[place] = known.get(place, frozenset()) | dims
-        return self.marks(spec)
+        return self.marks(kind)
 
 
 def _changed(entry: Entry, leaves: list[Any]) -> dict[int | str, frozenset[int]] | None:

@@ -42,7 +42,6 @@ from switchgear.features.python_state.holders import (
 )
 from switchgear.features.python_state.reads import ITSELF, Place, Read, class_attribute
 from switchgear.features.python_state.streams import Stream, has_stream
-from switchgear.patches import replaced
 
 _MODULE_STATE = ("_parameters", "_buffers", "_modules")
 _HOOKS = (
@@ -115,9 +114,8 @@ class Reached:
         self._labels: dict[int, str] = {}
         self._seen: dict[int, Any] = {}
         self._names: set[str] = set()
-        #: Classes in containers, which serve to be compared with more often than to be used.
-        self._contained: set[int] = set()
-        self._spaces: list[tuple[types.ModuleType | type, str]] = []
+        #: Modules and classes whose attributes are found in code, by the names of these.
+        self._spaces: dict[str, list[types.ModuleType | type]] = {}
 
     # -- values --------------------------------------------------------------------------------------------------------
 
@@ -166,8 +164,9 @@ class Reached:
         if isinstance(owner, Argument) and not isinstance(value, _SAME_EVERYWHERE):
             self.places[id(value)] = Place(owner, steps)
         self._labels.setdefault(id(value), label)
-        with replaced(self, "_from", id(value)):
-            self._look_into(value, label, owner, steps)
+        outer, self._from = self._from, id(value)
+        self._look_into(value, label, owner, steps)
+        self._from = outer
 
     def _look_into(
         self, value: object, label: str, owner: object, steps: tuple[object, ...]
@@ -227,8 +226,8 @@ class Reached:
                 self._hold(holder(value, label))
         for key, item in self.content(value).items():
             place = owner is not None and not isinstance(value, (set, frozenset))
-            if isinstance(item, type) and id(item) not in self._seen:
-                self._contained.add(id(item))
+            if isinstance(item, type):
+                continue  # to be compared with more often than to be used
             self.reach(item, f"{label}[{key!r}]", owner if place else None, (*steps, key))
         if hasattr(value, "__dict__"):
             self._object(value, label)
@@ -373,8 +372,9 @@ class Reached:
             read.value = MISSING
             return
         step = key if isinstance(owner, dict) else Attribute(key)
-        with replaced(self, "_from", (id(owner), key)):
-            self.reach(value, label, owner, (step,))
+        outer, self._from = self._from, (id(owner), key)
+        self.reach(value, label, owner, (step,))
+        self._from = outer
         read.value = freeze(value, self)
 
     def _inherited(self, kind: type, name: str, value: object, code: str | None = None) -> None:
@@ -389,7 +389,7 @@ class Reached:
         if code is not None and isinstance(value, types.FunctionType):
             kind = next(base for base in kind.__mro__ if name in vars(base))
             self._note(kind, name, value, f"{kind.__name__}.{name}", value.__code__)
-        elif code is None or id(kind) not in self._contained:
+        else:
             self._note(kind, name, value, f"{kind.__name__}.{name}", code)
         for base in kind.__mro__:
             self._behind(vars(base).get(name), f"{base.__name__}.{name}")
@@ -437,8 +437,13 @@ class Reached:
             return
         if isinstance(value, type):
             self._class(value)
-        self._spaces.append((value, label))
-        self._look_up(value, self._names | _IMPLIED)
+        spaces = (
+            [vars(value)] if isinstance(value, types.ModuleType) else map(vars, _users_bases(value))
+        )
+        for name in set(itertools.chain.from_iterable(spaces)):
+            self._spaces.setdefault(name, []).append(value)
+            if name in self._names or name in _IMPLIED:
+                self._look_up(value, name)
 
     def _class(self, kind: type) -> None:
         for base in _users_bases(kind):
@@ -453,15 +458,14 @@ class Reached:
         self._names |= names
         if "environ" in new or "getenv" in new:
             self._environment()
-        for space, _ in self._spaces if new else ():
-            self._look_up(space, new)
+        for name in sorted(new & self._spaces.keys()):
+            for space in tuple(self._spaces[name]):
+                self._look_up(space, name)
 
-    def _look_up(self, space: types.ModuleType | type, names: Set[str]) -> None:
+    def _look_up(self, space: types.ModuleType | type, name: str) -> None:
         if isinstance(space, types.ModuleType):
-            self._variables(vars(space), names)
-            return
-        own = set(itertools.chain.from_iterable(map(vars, _users_bases(space))))
-        for name in sorted(own & names):
+            self._variables(vars(space), {name})
+        else:
             self._inherited(space, name, class_attribute(space, name), name)
 
     def _environment(self) -> None:

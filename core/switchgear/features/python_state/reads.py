@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import types
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -258,7 +258,7 @@ def _add_read(node: Any, read: Read, objects: Mapping[int, object]) -> None:
 def _is_plain(read: Read) -> bool:
     """Whether `getattr` gives what lies there, without running code."""
     if isinstance(read.owner, type):
-        return isinstance(read.value, (types.FunctionType, property)) or is_atom(read.value)
+        return type(read.value) in (types.FunctionType, property) or is_atom(read.value)
     return not isinstance(read.owner, (dict, types.CellType)) or (
         isinstance(read.owner, types.CellType) and read.value is not MISSING
     )
@@ -272,15 +272,20 @@ def _add_value(node: Any, frozen: object, value: Any, label: list[str]) -> None:
         for place, item in enumerate(frozen.items):
             child = internals.guard_child(node, frozen.kind.__name__, place, value[place])
             _add_value(child, item, value[place], label)
-    elif isinstance(frozen, Contents) and frozen.kind is dict:
-        node.add_type_match_guard(id(dict), label, None)
-        node.add_dict_length_check_guard(len(frozen.items), label, None)
-        if len(frozen.items) > 1:
-            node.add_lambda_guard(lambda now: (*now,) == frozen.keys, label, None)
+    elif (
+        isinstance(frozen, Contents)
+        and issubclass(frozen.kind, dict)
+        and frozen.kind is not OrderedDict
+    ):
+        node.add_type_match_guard(id(frozen.kind), label, None)
+        node.add_mapping_keys_guard(dict.fromkeys(frozen.keys or ()), label, None)
         for key, item in zip(frozen.keys or (), frozen.items, strict=True):
-            _add_value(
-                internals.guard_child(node, "dict", key, value[key]), item, value[key], label
-            )
+            now = dict.__getitem__(value, key)
+            _add_value(internals.guard_child(node, "dict", key, now), item, now, label)
+    elif isinstance(frozen, Contents) and _has_plain_members(frozen):
+        members = frozenset(frozen.items)
+        node.add_type_match_guard(id(frozen.kind), label, None)
+        node.add_lambda_guard(members.__eq__, label, None)
     elif isinstance(frozen, Instance):
         node.add_type_match_guard(id(frozen.kind), label, None)
     elif isinstance(frozen, (Contents, Data, Either)) or frozen is TENSOR or _needs_care(frozen):
@@ -289,6 +294,12 @@ def _add_value(node: Any, frozen: object, value: Any, label: list[str]) -> None:
         node.add_equals_match_guard(frozen, label, None)
     else:
         node.add_id_match_guard(id(frozen), label, None)
+
+
+def _has_plain_members(frozen: Contents) -> bool:
+    """Whether it is a set of which `==` tells all: 1 is not True."""
+    is_set = frozen.kind in (set, frozenset)
+    return is_set and not any(isinstance(item, (int, float, tuple)) for item in frozen.items)
 
 
 def _needs_care(value: Any) -> bool:

@@ -7,6 +7,7 @@ import gc
 import pickle
 import random
 import threading
+import types
 from typing import Any
 
 import torch
@@ -31,7 +32,8 @@ class Stream:
         self._value = value
         self._label = label
         self._before = self._state()
-        self._pickled = None if isinstance(value, threading.local) else pickle.dumps(self._before)
+        is_plain = isinstance(value, (threading.local, _Memo))
+        self._pickled = None if is_plain else pickle.dumps(self._before)
 
     def _state(self) -> Any:
         value = self._value
@@ -40,7 +42,7 @@ class Stream:
         if isinstance(value, threading.local):
             return dict(vars(value))
         if isinstance(value, _Memo):
-            return _holds_wrappers(value)
+            return value.cache_info().misses  # type: ignore[attr-defined]
         return value.bit_generator.state if hasattr(value, "bit_generator") else value.get_state()
 
     def put_back(self) -> bool:
@@ -48,13 +50,15 @@ class Stream:
         now, before, value = self._state(), self._before, self._value
         if now == before if self._pickled is None else pickle.dumps(now) == self._pickled:
             return False
-        if isinstance(value, random.Random):
+        if isinstance(value, _Memo):
+            if not _holds_wrappers(value):
+                return False
+            value.cache_clear()  # type: ignore[attr-defined]
+        elif isinstance(value, random.Random):
             value.setstate(before)
         elif isinstance(value, threading.local):
             vars(value).clear()
             vars(value).update(before)
-        elif isinstance(value, _Memo):
-            value.cache_clear()  # type: ignore[attr-defined]
         elif hasattr(value, "bit_generator"):
             value.bit_generator.state = before
         else:
@@ -78,11 +82,13 @@ def _holds_wrappers(memo: object) -> bool:
         if isinstance(value, torch.Tensor):
             if internals.is_wrapper(value):
                 return True
-        elif depth < _DEPTH and id(value) not in seen:
+        elif depth < _DEPTH and id(value) not in seen and not isinstance(value, _NO_RESULTS):
             seen.add(id(value))
             pending += [(part, depth + 1) for part in gc.get_referents(value)]
     return False
 
 
+#: What holds no tensor of a result.
+_NO_RESULTS = (type, types.FunctionType, types.ModuleType, str, int, float)
 #: How deep the results of a memo lie below it: its links, a link's result, what that holds.
 _DEPTH = 5

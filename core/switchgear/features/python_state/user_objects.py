@@ -18,6 +18,7 @@ _MODULES = ("torch.nn.modules.", "torch.nn.utils.", "torch.optim.")
 _HEAP = 1 << 9
 
 
+@functools.cache
 def is_users(name: str | None) -> bool:
     """Whether the module of that name is the user's, or one of PyTorch's layers."""
     if not isinstance(name, str):
