@@ -12,6 +12,7 @@ from typing import Any, Unpack, overload
 import torch
 from torch import nn
 
+from switchgear import torch_private as internals
 from switchgear.capture.data import OtherData
 from switchgear.capture.recorder import active_recorder
 from switchgear.capture.session import ContainerMatters
@@ -81,6 +82,7 @@ class Compiler:
         )
         self._lock = threading.RLock()
 
+    @internals.opaque
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the entry that fits, the last one run tried first, or compile one."""
         entry = self.last

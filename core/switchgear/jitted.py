@@ -14,6 +14,7 @@ from typing import Any, ParamSpec, Protocol, TypedDict, TypeVar, overload
 import torch
 from torch import nn
 
+from switchgear import torch_private as internals
 from switchgear.capture.data import OtherData
 from switchgear.capture.sizes import Dynamic
 from switchgear.errors import InvalidInput, Unsupported
@@ -75,6 +76,7 @@ class Compiled(Protocol):
         """Run a call that the entry last run does not fit."""
 
 
+@internals.opaque
 def _run(self: Any, *args: Any, **kwargs: Any) -> Any:
     """Call what was compiled."""
     # as the compiler does it, for a call of that costs as much as its body
@@ -194,6 +196,7 @@ class _Forward:
         functools.update_wrapper(function, original)
         # what unwraps a forward looks for one that compiles
         function.__dict__.pop("__wrapped__")
+        internals.opaque(function)
         with contextlib.suppress(TypeError, ValueError):  # it has none
             function.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
         self.function = function
@@ -231,6 +234,7 @@ _CALL = nn.Module.__call__
 def _direct_call(kind: type[nn.Module]) -> Callable[..., Any]:
     """What calling a module of that kind comes to where it has no hooks; all else is left to its `__call__`."""
 
+    @internals.opaque
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         entry = self._switchgear.last
         if (

@@ -393,6 +393,7 @@ class _Node(torch.autograd.Function):
         return (*outputs, results[bridge.inner[0]]) if bridge.inner else outputs
 
     @staticmethod
+    @internals.opaque
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
         bridge: Bridge = ctx.bridge
         last = bridge.last
@@ -464,6 +465,7 @@ class _Inner(torch.autograd.Function):
         return tuple([other.detach() for other in others])
 
     @staticmethod
+    @internals.opaque
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
         late, task = ctx.node.__dict__.setdefault("late", {}), internals.graph_task()
         before = late.get(task) or (None,) * len(grads)

@@ -5,6 +5,7 @@
 """
 
 from switchgear.torch_private.autograd import *
+from switchgear.torch_private.dynamo import *
 from switchgear.torch_private.fake_mode import *
 from switchgear.torch_private.fakes import *
 from switchgear.torch_private.functionalize import *

@@ -60,6 +60,10 @@ _BY_USE = {
         torch._C._get_sdp_priority_order torch._C._set_sdp_priority_order torch.nn.attention._backend_names
         torch._C._get_math_sdp_allow_fp16_bf16_reduction torch._C._set_math_sdp_allow_fp16_bf16_reduction
     """,
+    "TorchDynamo": """
+        torch._C._dynamo.eval_frame.set_code_exec_strategy torch._C._dynamo.eval_frame._FrameAction
+        torch._C._dynamo.eval_frame._FrameExecStrategy
+    """,
     "autocast": """
         torch._C._DisableAutocast torch._C._autocast_supported_devices torch._C._is_any_autocast_enabled
     """,
