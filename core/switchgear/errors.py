@@ -8,7 +8,14 @@ class SwitchgearError(Exception):
 
 
 class CaptureError(SwitchgearError):
-    """The function could not be captured as a trace."""
+    """The function could not be captured as a trace.
+
+    `splits`: parts of it might be; not so where what is refused is the call, its tensors or what it stands in.
+    """
+
+    def __init__(self, *args: object, splits: bool = True) -> None:
+        super().__init__(*args)
+        self.splits = splits
 
 
 class Unsupported(CaptureError):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import functools
 import threading
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Unpack, overload
+from typing import Any, Unpack, get_args, overload
 
 import torch
 from torch import nn
@@ -27,6 +28,7 @@ from switchgear.ir.trace import Trace
 from switchgear.jitted import (
     MISSES,
     Decorator,
+    FallbackTo,
     JitFunction,
     Module,
     Options,
@@ -39,6 +41,7 @@ from switchgear.runtime.entry import Entry
 from switchgear.runtime.fallback import Fallback, Fallbacks
 from switchgear.runtime.module_state import is_uninitialised
 from switchgear.runtime.varying import VaryingSizes, kind_of
+from switchgear.runtime.split import Split, graph_runner
 from switchgear.torch_private.names import check_names, warn_if_untested
 from switchgear.who.fuel import Fuel
 from switchgear.who.hookspecs import PassPlacement
@@ -68,7 +71,10 @@ class Compiler:
         self.dynamic: Dynamic | None = options["dynamic"]
         self._parameters = check_dynamic(self.dynamic, function)
         name = getattr(function, "__qualname__", None) or repr(function)
-        self.strict: bool = options["strict"]
+        self.strict: bool = options["strict"] or options["fallback"] == "error"
+        self._fallback: str = options["fallback"]
+        #: What TorchDynamo makes of what capture refuses, by function: a module's forward may be replaced.
+        self.splits: dict[Callable[..., Any], Split] = {}
         self.cache = Cache(name, options["cache_size"], options["recompile_limit"])
         self.fallbacks = Fallbacks(name, options["cache_size"], options["recompile_limit"])
         #: How often it was called.
@@ -79,6 +85,11 @@ class Compiler:
         self._varying = VaryingSizes()
         self._rejit = lambda function: Compiler(
             function, None, selection, options | {"dynamic": False}
+        )
+        # what it refuses is told by who split the function
+        graphs = options | {"strict": False, "fallback": "quiet"}
+        self._compile_graph = lambda graph, dynamic: Compiler(
+            graph.forward, graph, selection, graphs | {"dynamic": dynamic}
         )
         self._lock = threading.RLock()
 
@@ -121,8 +132,21 @@ class Compiler:
                     )
                 )
                 break
-        self.fallbacks.count(found)
-        return self.function(*args, **kwargs)
+        splits = self._fallback == "split" and found.error.splits and self._can_be_split()
+        self.fallbacks.count(found, splits, self._fallback == "quiet")
+        return (self._split() if splits else self.function)(*args, **kwargs)
+
+    def _can_be_split(self) -> bool:
+        is_python = isinstance(self.function, (types.FunctionType, types.MethodType))
+        return is_python and not internals.tracing()
+
+    def _split(self) -> Callable[..., Any]:
+        """The function as TorchDynamo takes it apart."""
+        function = getattr(self.function, "now", lambda: self.function)()
+        if function not in self.splits:
+            dynamic = True if self.dynamic is True else None
+            self.splits[function] = Split(function, self._compile_graph, dynamic)
+        return self.splits[function].run
 
     def _find(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], unfit: dict[Entry, str]
@@ -206,6 +230,7 @@ def jit(
     prefer: PerOperator | None = None,
     avoid: PerOperator | None = None,
     passes: Sequence[PassPlacement | str] = (),
+    fallback: FallbackTo = "split",
     strict: bool = False,
     check: bool = False,
     memory: Memory = "eager",
@@ -239,9 +264,13 @@ def jit(
         `prefer={F.softplus: "mine"}`, `avoid={"aten.mm.default": ["other"]}`. An operator is a function or a name that
         traces show; what one that fuses takes are the leaves.
     passes: passes for this function alone, after those of plugins; "-name" leaves out one of theirs.
-    strict: raise where otherwise a fallback happens with a reason: a call that cannot be captured, which runs the
-        original function, in eager, with one `FallbackWarning` for each reason; an executor listed but unavailable; a
-        forward that an executor claims and nobody differentiates.
+    fallback: what becomes of a call that cannot be captured, with one `FallbackWarning` for each reason. "split":
+        TorchDynamo takes the function apart, each graph that it finds is compiled as a function is, by the same
+        executors, and the rest runs in eager; where the call itself is refused, all of it. "eager": the original
+        function runs. "error": the call raises `CaptureError`.
+    strict: raise where otherwise a fallback happens with a reason: a call that cannot be captured, as with
+        fallback="error"; an executor listed but unavailable; a forward that an executor claims and nobody
+        differentiates.
     check: compare what plugins' implementations and regions make, in every call, with PyTorch's operators; slow, to
         find one that is wrong. `SWITCHGEAR_CHECK=1` does it everywhere.
     memory: what the backward makes again instead of having it saved. "eager": views alone, so that what eager saves is
@@ -269,6 +298,7 @@ def jit(
         "prefer": prefer,
         "avoid": avoid,
         "passes": passes,
+        "fallback": fallback,
         "strict": strict,
         "check": check,
         "memory": memory,
@@ -287,6 +317,9 @@ def jit(
         )
     if memory not in MEMORY:
         raise ValueError(f"memory is one of {', '.join(map(repr, MEMORY))}, not {memory!r}")
+    if fallback not in get_args(FallbackTo):
+        kinds = ", ".join(map(repr, get_args(FallbackTo)))
+        raise ValueError(f"fallback is one of {kinds}, not {fallback!r}")
     if function is None:
         return functools.partial(jit, methods=methods, **options)
     if not callable(function):
@@ -312,6 +345,20 @@ def jit(
         function = function._switchgear.function
     owner = getattr(function, "__self__", None)
     return JitFunction(compiler(function, owner if isinstance(owner, nn.Module) else None), again)
+
+
+def dynamo_backend(
+    graph: torch.fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any] | None = None
+) -> Callable[..., Any]:
+    """The backend "switchgear" of `torch.compile`, whose `options` are those of `jit`: each graph is jitted."""
+
+    def compile_graph(
+        graph: torch.fx.GraphModule, dynamic: Mapping[str, frozenset[int]]
+    ) -> Compiler:
+        chosen: dict[str, Any] = {"fallback": "eager", "dynamic": dynamic, **(options or {})}
+        return compiler_of(jit(graph, **chosen))
+
+    return graph_runner(graph, inputs, compile_graph)[1]
 
 
 def compiler_of(jitted: Any) -> Compiler:

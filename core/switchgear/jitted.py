@@ -9,7 +9,7 @@ import inspect
 import sys
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, Protocol, TypedDict, TypeVar, overload
+from typing import Any, Literal, ParamSpec, Protocol, TypeAlias, TypedDict, TypeVar, overload
 
 import torch
 from torch import nn
@@ -29,6 +29,8 @@ from switchgear.who.registry import Table
 P = ParamSpec("P")
 R = TypeVar("R")
 Module = TypeVar("Module", bound=nn.Module)
+#: What becomes of a call that cannot be captured.
+FallbackTo: TypeAlias = Literal["split", "eager", "error"]
 
 
 class Options(TypedDict, total=False):
@@ -40,6 +42,7 @@ class Options(TypedDict, total=False):
     prefer: PerOperator | None
     avoid: PerOperator | None
     passes: Sequence[PassPlacement | str]
+    fallback: FallbackTo
     strict: bool
     check: bool
     memory: Memory
@@ -332,4 +335,5 @@ def _forward_of(module: nn.Module) -> Callable[..., Any]:
         return module.forward(*args, **kwargs)
 
     forward.__qualname__ = type(module).__name__
+    forward.now = lambda: module.forward  # type: ignore[attr-defined]
     return forward

@@ -200,16 +200,20 @@ def check_tensor(tensor: torch.Tensor, what: str) -> None:
     """Refuse the kinds of tensors that a trace cannot hold, by name."""
     if type(tensor) not in _PLAIN_TENSORS:
         raise Unsupported(
-            f"{what} is a {type(tensor).__qualname__}: tensor subclasses are not supported"
+            f"{what} is a {type(tensor).__qualname__}: tensor subclasses are not supported",
+            splits=False,
         )
     if internals.is_functorch_tensor(tensor):
         raise Unsupported(
-            f"{what} belongs to a torch.func transform: jit the whole, or use sg.grad or sg.vjp"
+            f"{what} belongs to a torch.func transform: jit the whole, or use sg.grad or sg.vjp",
+            splits=False,
         )
     if tensor.layout is not torch.strided:
-        raise Unsupported(f"{what} has layout {tensor.layout}: only strided tensors are supported")
+        raise Unsupported(
+            f"{what} has layout {tensor.layout}: only strided tensors are supported", splits=False
+        )
     if tensor.is_quantized or tensor.is_nested:
-        raise Unsupported(f"{what} is quantised or nested: not supported")
+        raise Unsupported(f"{what} is quantised or nested: not supported", splits=False)
 
 
 def check_devices(leaves: list[Any]) -> None:
@@ -219,7 +223,7 @@ def check_devices(leaves: list[Any]) -> None:
     if len(devices) > 1:
         named = ", ".join(sorted(map(str, devices)))
         raise Unsupported(
-            f"the argument tensors are on several devices ({named}); move them to one"
+            f"the argument tensors are on several devices ({named}); move them to one", splits=False
         )
 
 

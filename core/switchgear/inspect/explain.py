@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from switchgear.ir.choice import Choice
-from switchgear.jit import compiler_of, last_choices, last_entry, last_saved
+from switchgear.jit import Compiler, compiler_of, last_choices, last_entry, last_saved
 from switchgear.who.selection import Claimant, Reasons
 
 
@@ -65,14 +66,11 @@ def explain(jitted: Any, guards: bool = False) -> str:
     lines += [f"installed and not asked: {passed_over}"] * bool(passed_over)
     compiler = compiler_of(jitted)
     fallbacks = [fallback for fallback in compiler.fallbacks.reasons.values() if fallback.calls]
-    if fallbacks:
-        count = sum(fallback.calls for fallback in fallbacks)
-        lines.append(
-            f"{count} of {compiler.calls} calls ({count / compiler.calls:.0%}) ran in eager, not compiled:"
-        )
-        lines += [f"{fallback.calls:4} x {fallback}" for fallback in fallbacks]
-        if compiler.last is None:
-            return "\n".join(lines)
+    lines += _beside(compiler, [(one.calls - one.splits, str(one)) for one in fallbacks], _IN_EAGER)
+    lines += _beside(compiler, [(one.splits, str(one)) for one in fallbacks], _SPLIT)
+    lines += map(str, compiler.splits.values())
+    if fallbacks and compiler.last is None:
+        return "\n".join(lines)
     entry = last_entry(jitted)
     sizes = entry.captured.sizes
     if entry.fixed:
@@ -102,6 +100,18 @@ def explain(jitted: Any, guards: bool = False) -> str:
             f"  {value}" for value in sorted(saved, key=lambda value: (value.alive, -value.bytes))
         ]
     return "\n".join(lines)
+
+
+_IN_EAGER = "ran in eager, not compiled"
+_SPLIT = "were split by TorchDynamo"
+
+
+def _beside(compiler: Compiler, counts: Sequence[tuple[int, str]], how: str) -> Iterator[str]:
+    """The calls that were not captured, by reason."""
+    total = sum(count for count, _ in counts)
+    if total:
+        yield f"{total} of {compiler.calls} calls ({total / compiler.calls:.0%}) {how}:"
+        yield from [f"{count:4} x {reason}" for count, reason in counts if count]
 
 
 def _with_objections(choice: Choice, skipped: Reasons) -> Choice:

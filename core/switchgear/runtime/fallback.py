@@ -1,4 +1,4 @@
-"""Falling back: a call that capture refuses runs the original function, in eager, and says so once."""
+"""Falling back: a call that capture refuses runs the original function, split or in eager, and says so once."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from switchgear.errors import CaptureError, FallbackWarning
 
 @dataclass(slots=True, eq=False)
 class Fallback:
-    """Calls that run in eager for one reason: how many, and how many kinds of them were tried to capture."""
+    """Calls not captured for one reason: how many, of these split, and how many kinds were tried to capture."""
 
     error: CaptureError
     calls: int = 0
+    splits: int = 0
     kinds: int = 0
 
     def __str__(self) -> str:
@@ -54,12 +55,18 @@ class Fallbacks:
             self._by_key.popitem(last=False)
         return fallback
 
-    def count(self, fallback: Fallback) -> None:
-        """Count a call that falls back; the first for its reason warns."""
+    def count(self, fallback: Fallback, split: bool, quiet: bool) -> None:
+        """Count a call that falls back; the first for its reason warns, unless somebody else tells it."""
         fallback.calls += 1
-        if fallback.calls == 1:
+        fallback.splits += split
+        if fallback.calls == 1 and not quiet:
+            how = (
+                "is split by TorchDynamo, graphs compiled and the rest in eager,"
+                if split
+                else "runs in eager, not compiled,"
+            )
             message = (
-                f"{self._name} runs in eager, not compiled, in calls of this kind: {fallback}. "
+                f"{self._name} {how} in calls of this kind: {fallback}. "
                 "sg.explain counts these calls; strict=True makes this an error"
             )
             warnings.warn(message, FallbackWarning, stacklevel=user_frame()[1])

@@ -38,7 +38,8 @@ def _device(mode: Any) -> str:
         return str(mode.device)
     raise Unsupported(
         f"a __torch_function__ mode ({type(mode).__qualname__}) is active: it would not see the calls of a compiled "
-        "function. Call the jitted function outside of it"
+        "function. Call the jitted function outside of it",
+        splits=False,
     )
 
 

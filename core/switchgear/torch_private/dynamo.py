@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
+
+import torch
 
 from switchgear.torch_private.names import private
 
@@ -24,3 +27,61 @@ def opaque(function: Function) -> Function:
     if not issubclass(_Action, Exception):  # where it is missing, nothing is compiled
         _set_strategy(function.__code__, _Strategy(_Action.SKIP, _Action.SKIP))
     return function
+
+
+def taken_apart(
+    function: Callable[..., Any],
+    backend: Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]],
+    note: Callable[[str], None],
+    dynamic: bool | None,
+) -> Callable[..., Any]:
+    """The function as TorchDynamo runs it, each graph by what `backend` makes of it; `note(reason)` for each break.
+
+    A frame in which TorchDynamo itself fails runs in eager from then on.
+    """
+    dynamo = importlib.import_module("torch._dynamo")
+    context = dynamo.optimize(backend, dynamic=dynamic)
+    if hasattr(context, "callback"):  # else it is switched off
+        context.callback = _Conversion(context.callback, note)
+    taken: Callable[..., Any] = context(function)
+    return taken
+
+
+class _Conversion:
+    """TorchDynamo's conversion of a frame, once for each kind of call; PyTorch knows the backend by the attribute.
+
+    Numbers are specialised on, as by capture: else they are tensors whose `item()` no trace holds.
+    """
+
+    def __init__(self, convert: Callable[..., Any], note: Callable[[str], None]) -> None:
+        self._torchdynamo_orig_backend = convert
+        self._note = note
+        self._config = importlib.import_module("torch._dynamo.config")
+        self._breaks = importlib.import_module("torch._dynamo.utils").counters["graph_break"]
+        self._left = importlib.import_module("torch._dynamo.types").ConvertFrameReturn
+
+    def __call__(self, *frame: Any) -> Any:
+        before = self._breaks.copy()
+        try:
+            with self._config.patch(specialize_float=True):
+                result = self._torchdynamo_orig_backend(*frame)
+        except Exception as error:
+            # raised, it would end a call that has done half of what it does
+            self._note(f"{type(error).__name__}: {_first_line(str(error))}")
+            result = self._left()
+        for reason in self._breaks - before:
+            self._note(_first_line(reason))
+        return result
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0]
+
+
+def tracing() -> bool:
+    """Whether something traces here: `torch.compile`, `torch.export`, a `torch.func` transform, a dispatch mode."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_dispatch_stack() > 0
+    )

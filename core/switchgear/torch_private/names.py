@@ -62,7 +62,8 @@ _BY_USE = {
     """,
     "TorchDynamo": """
         torch._C._dynamo.eval_frame.set_code_exec_strategy torch._C._dynamo.eval_frame._FrameAction
-        torch._C._dynamo.eval_frame._FrameExecStrategy
+        torch._C._dynamo.eval_frame._FrameExecStrategy torch._dynamo.optimize torch._dynamo.config
+        torch._dynamo.types.ConvertFrameReturn torch._dynamo.utils.counters
     """,
     "autocast": """
         torch._C._DisableAutocast torch._C._autocast_supported_devices torch._C._is_any_autocast_enabled
@@ -135,7 +136,7 @@ def check_names() -> None:
     """Raise `Unsupported` where a private name is missing: without it a call is captured wrong, or not at all."""
     missing = missing_names()
     if missing:
-        raise Unsupported(_lack(missing))
+        raise Unsupported(_lack(missing), splits=False)
 
 
 def _lack(missing: dict[str, str]) -> str:

@@ -1,0 +1,123 @@
+"""Splitting: TorchDynamo takes apart what capture refuses, and each graph that it finds is compiled by itself."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import fx
+
+from switchgear import torch_private as internals
+from switchgear.runtime.entry import Entry
+from switchgear.runtime.fallback import Fallbacks
+
+
+class GraphCompiler(Protocol):
+    """The compiler of one graph."""
+
+    fallbacks: Fallbacks
+    last: Entry | None
+
+    def __call__(self, *args: Any) -> Any:
+        """Run the graph."""
+
+
+#: What compiles a graph for the dynamic dimensions of the tensors among its parameters.
+CompileGraph = Callable[[fx.GraphModule, Mapping[str, frozenset[int]]], GraphCompiler]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Graph:
+    """A graph that TorchDynamo found, and how many calls there are in it."""
+
+    compiler: GraphCompiler
+    operators: int
+
+    @property
+    def refusals(self) -> list[str]:
+        """Why it runs in eager, if it does."""
+        return [str(one) for one in self.compiler.fallbacks.reasons.values() if one.calls]
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether executors run it in every call so far."""
+        return self.compiler.last is not None and not self.refusals
+
+
+class Split:
+    """What TorchDynamo makes of one function."""
+
+    def __init__(
+        self, function: Callable[..., Any], compile_graph: CompileGraph, dynamic: bool | None
+    ) -> None:
+        self.graphs: list[Graph] = []
+        self.breaks: Counter[str] = Counter()
+        self._compile_graph = compile_graph
+        self.run = internals.taken_apart(
+            function, self._graph, lambda reason: self.breaks.update([reason]), dynamic
+        )
+
+    def _graph(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        compiler, run = graph_runner(graph, inputs, self._compile_graph)
+        self.graphs.append(Graph(compiler, sum(map(_is_call, graph.graph.nodes))))
+        return run
+
+    def __str__(self) -> str:
+        compiled = [graph for graph in self.graphs if graph.is_compiled]
+        done, all_ = (sum(graph.operators for graph in some) for some in (compiled, self.graphs))
+        share = f" ({done / all_:.0%})" if all_ else ""
+        lines = [
+            f"TorchDynamo: {len(compiled)} of {len(self.graphs)} graphs compiled, with {done} of {all_} calls{share}"
+        ]
+        lines += [
+            f"  in eager: a graph of {graph.operators} calls: {reason}"
+            for graph in self.graphs
+            for reason in graph.refusals
+        ]
+        lines += [f"  graph break: {count} x {reason}" for reason, count in self.breaks.items()]
+        return "\n".join(lines)
+
+
+def _is_call(node: fx.Node) -> bool:
+    return node.op.startswith("call_")
+
+
+def graph_runner(
+    graph: fx.GraphModule, inputs: Sequence[Any], compile_graph: CompileGraph
+) -> tuple[GraphCompiler, Callable[..., Any]]:
+    """The compiler of a graph of TorchDynamo's, and what takes the arguments that TorchDynamo gives."""
+    kept, dynamic = _without_sizes(graph, inputs)
+    # its code is written now: a graph of TorchDynamo's would do it in the first call, while that is captured
+    compiler = compile_graph(fx.GraphModule(graph, graph.graph), dynamic)
+    if len(kept) == len(inputs):
+        return compiler, compiler
+    return compiler, lambda *args: compiler(*[args[index] for index in kept])
+
+
+def _without_sizes(
+    graph: fx.GraphModule, inputs: Sequence[Any]
+) -> tuple[list[int], Mapping[str, frozenset[int]]]:
+    """Let a graph ask its tensors for the sizes that it is given; the other inputs, and which dimensions vary."""
+    nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    dynamic, homes = {}, dict[str, tuple[fx.Node, int]]()
+    for node, value in zip(nodes, inputs, strict=True):
+        shape: Sequence[Any] = value.shape if isinstance(value, torch.Tensor) else ()
+        dims = [dim for dim, size in enumerate(shape) if isinstance(size, torch.SymInt)]
+        if dims:
+            dynamic[str(node.target)] = frozenset(dims)
+        for dim in dims:
+            homes.setdefault(str(shape[dim]), (node, dim))
+    kept = []
+    for index, (node, value) in enumerate(zip(nodes, inputs, strict=True)):
+        if not isinstance(value, torch.SymInt) or str(value) not in homes:
+            kept.append(index)
+            continue
+        with graph.graph.inserting_after(nodes[-1]):
+            node.replace_all_uses_with(graph.graph.call_method("size", homes[str(value)]))
+    dropped = [node for index, node in enumerate(nodes) if index not in kept]
+    for node in dropped:
+        graph.graph.erase_node(node)
+    return kept, dynamic
