@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import os
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+import switchgear as sg
 from switchgear.fusion.choose import Contestants
 from switchgear.who import plugins
 from tests import under_test
@@ -81,6 +83,12 @@ def isolated_plugins(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
         monkeypatch.delenv(plugins.DISABLE_VARIABLE, raising=False)
         monkeypatch.setattr(plugins, "entry_points", shipped)
         yield
+
+
+@pytest.fixture(autouse=True)
+def nothing_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is refused runs in eager, which takes no time: most tests are about what is refused, and why."""
+    monkeypatch.setitem(sg.jit.__kwdefaults__, "fallback", os.environ.get("FB", "eager"))
 
 
 @pytest.fixture(autouse=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from switchgear import torch_private as internals
 from switchgear.capture.recorder import active_recorder
 from switchgear.capture.session import Captured, capture
 from switchgear.capture.signature import Argument
@@ -52,6 +53,7 @@ def grad(
     return gradients
 
 
+@internals.opaque
 def value_and_grad(
     function: Callable[..., Any],
     argnums: int | Sequence[int] = 0,
@@ -95,6 +97,7 @@ def _position(number: int, args: tuple[Any, ...]) -> int:
     return number % len(args)
 
 
+@internals.opaque
 def vjp(
     function: Callable[..., Any], *primals: Any, **options: Any
 ) -> tuple[Any, Callable[..., Any]]:

@@ -42,13 +42,15 @@ def _region(context_fn: Callable[[], Any]) -> AbstractContextManager[None]:
         return contextlib.nullcontext()
     if recorder.inside_region:
         raise Unsupported(
-            f"a region of torch.utils.checkpoint inside another, in {recorder.here()}; mark one of them alone"
+            f"a region of torch.utils.checkpoint inside another, in {recorder.here()}; mark one of them alone",
+            splits=False,
         )
     saves = internals.selective_policy(context_fn)
     if saves is NotImplemented:
         raise Unsupported(
             f"torch.utils.checkpoint with a context_fn of its own, in {recorder.here()}: the recomputation is "
-            "compiled, so no context could act on it; use create_selective_checkpoint_contexts, or none"
+            "compiled, so no context could act on it; use create_selective_checkpoint_contexts, or none",
+            splits=False,
         )
     return recorder.region(saves)
 

@@ -24,5 +24,6 @@ class SavedTensorsHooks(Handler):
 def _refuse(original: Callable[..., Any], hooks: Any) -> NoReturn:
     raise Unsupported(
         f"{type(hooks).__module__}.{type(hooks).__name__} inside a jitted function: it would see what the capture "
-        "saves, once; set it around the call"
+        "saves, once; set it around the call",
+        splits=False,
     )

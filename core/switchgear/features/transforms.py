@@ -65,5 +65,6 @@ def _below_transforms(tensor: torch.Tensor) -> torch.Tensor:
 
 def _refuse_tracer(name: str) -> None:
     raise Unsupported(
-        f"torch.func.{name} inside a jitted function, which is traced already; call it outside"
+        f"torch.func.{name} inside a jitted function, which is traced already; call it outside",
+        splits=False,
     )

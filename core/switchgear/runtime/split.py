@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from switchgear import torch_private as internals
+from switchgear.errors import Unsupported
 from switchgear.runtime.entry import Entry
 from switchgear.runtime.fallback import Fallbacks
 
@@ -39,7 +40,8 @@ class Graph:
     @property
     def refusals(self) -> list[str]:
         """Why it runs in eager, if it does."""
-        return [str(one) for one in self.compiler.fallbacks.reasons.values() if one.calls]
+        reasons = self.compiler.fallbacks.reasons.values()
+        return [str(one).partition("\n")[0] for one in reasons if one.calls]
 
     @property
     def is_compiled(self) -> bool:
@@ -61,6 +63,9 @@ class Split:
         )
 
     def _graph(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        # in eager its checkpoint takes inputs that it wrote to itself for overwritten, so that a graph refused must have none
+        if any(part is not graph and _writes(part) for part in graph.modules()):
+            raise Unsupported("a write inside a region of torch.utils.checkpoint, or one like it")
         compiler, run = graph_runner(graph, inputs, self._compile_graph)
         self.graphs.append(Graph(compiler, sum(map(_is_call, graph.graph.nodes))))
         return run
@@ -79,6 +84,12 @@ class Split:
         ]
         lines += [f"  graph break: {count} x {reason}" for reason, count in self.breaks.items()]
         return "\n".join(lines)
+
+
+def _writes(part: torch.nn.Module) -> bool:
+    nodes = part.graph.nodes if isinstance(part, fx.GraphModule) else ()
+    names = [getattr(node.target, "__name__", node.target) for node in nodes if _is_call(node)]
+    return any(name.endswith("_") and not name.endswith("__") for name in names)
 
 
 def _is_call(node: fx.Node) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -63,7 +64,9 @@ class _Conversion:
     def __call__(self, *frame: Any) -> Any:
         before = self._breaks.copy()
         try:
-            with self._config.patch(specialize_float=True):
+            with self._config.patch(specialize_float=True), warnings.catch_warnings():
+                # of how it traces what it takes apart, which the caller did not ask it to
+                warnings.filterwarnings("ignore", module=r"torch\._dynamo")
                 result = self._torchdynamo_orig_backend(*frame)
         except Exception as error:
             # raised, it would end a call that has done half of what it does
