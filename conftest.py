@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import os
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -88,7 +87,7 @@ def isolated_plugins(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
 @pytest.fixture(autouse=True)
 def nothing_split(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is refused runs in eager, which takes no time: most tests are about what is refused, and why."""
-    monkeypatch.setitem(sg.jit.__kwdefaults__, "fallback", os.environ.get("FB", "eager"))
+    monkeypatch.setattr(sg.jit, "__kwdefaults__", {**(sg.jit.__kwdefaults__ or {}), "fallback": "eager"})
 
 
 @pytest.fixture(autouse=True)

@@ -67,7 +67,7 @@ class PluginWarning(UserWarning):
 
 
 class FallbackWarning(UserWarning):
-    """A call that capture refuses runs the original function, in eager."""
+    """A call that capture refuses runs the original function, split by TorchDynamo or in eager."""
 
 
 class RecompileWarning(UserWarning):

@@ -62,6 +62,64 @@ def test_every_public_name_is_tested_here() -> None:
     assert {name for name in public if f"internals.{name}" not in text} == set()
 
 
+# --- TorchDynamo ---
+
+
+def test_opaque_functions_and_what_they_call_are_not_traced() -> None:
+    def inner(x: T) -> bool:
+        return torch.compiler.is_compiling()
+
+    def outer(x: T) -> bool:
+        return inner(x)
+
+    def called(x: T) -> tuple[T, bool]:
+        return x + 1, opaque(x)
+
+    opaque = internals.opaque(outer)
+    assert opaque is outer
+    assert torch.compile(called, backend="eager")(torch.ones(2))[1] is False
+    torch.compiler.reset()
+
+
+def test_taken_apart() -> None:
+    sizes: list[int] = []
+    notes: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        if len(sizes) == 2:
+            raise RuntimeError("of the backend")
+        sizes.append(len(graph.graph.nodes))
+        return graph.forward
+
+    def function(x: T, factor: float) -> T:
+        y = x * factor
+        torch._dynamo.graph_break()
+        return y + factor
+
+    torch.compiler.reset()
+    taken = internals.taken_apart(function, backend, notes.append, None)
+    assert torch.equal(taken(torch.ones(2), 2.5), torch.full((2,), 5.0))
+    assert sizes == [3, 3]  # of an input, a call and an output: the float is none
+    assert notes == ["Call to `torch._dynamo.graph_break()`"]
+    assert torch.equal(taken(torch.ones(2), 1.5), torch.full((2,), 3.0))
+    assert any("of the backend" in note for note in notes)
+    torch.compiler.reset()
+
+
+def test_tracing() -> None:
+    found = []
+
+    def function(x: T) -> T:
+        found.append(internals.tracing())
+        return x.sum()
+
+    function(torch.ones(2))
+    torch.func.grad(function)(torch.ones(2))
+    with internals.new_fake_mode():
+        function(torch.ones(2))
+    assert found == [False, True, True]
+
+
 # --- fake tensors ---
 
 

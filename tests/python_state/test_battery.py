@@ -8,12 +8,12 @@ from tests.python_state.cases import CASES
 from tests.python_state.running import examine
 
 #: What is done outside of Python's objects is not found yet.
-_OUTSIDE = ("printed_text", "printed_tensor", "logged_text", "line_in_a_file", "clock", "warning_of_the_user")
+OUTSIDE = ("printed_text", "printed_tensor", "logged_text", "line_in_a_file", "clock", "warning_of_the_user")
 
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.xfail) if name.partition(".")[2] in _OUTSIDE else name for name in CASES],
+    [pytest.param(name, marks=pytest.mark.xfail) if name.partition(".")[2] in OUTSIDE else name for name in CASES],
 )
 def test_case(name: str) -> None:
     finding = examine(CASES[name])

@@ -63,7 +63,7 @@ class Split:
         )
 
     def _graph(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        # in eager its checkpoint takes inputs that it wrote to itself for overwritten, so that a graph refused must have none
+        # a graph that is refused runs in eager, where such a region takes what it wrote itself for overwritten
         if any(part is not graph and _writes(part) for part in graph.modules()):
             raise Unsupported("a write inside a region of torch.utils.checkpoint, or one like it")
         compiler, run = graph_runner(graph, inputs, self._compile_graph)

@@ -119,7 +119,9 @@ class PythonState(Handler):
         writes = tuple(changes(reached, packing))
         ran = world.recording.code_that_ran()
         if ran is not None and any("globals" in code.co_names for code in ran):
-            raise Unsupported("the function calls globals(), and may read what no guard can tell")
+            raise Unsupported(
+                "the function calls globals(), and may read what no guard can tell", splits=False
+            )
         reads = reads_made(reached.reads, reached.links, ran)
         for stream in reached.streams.values():
             stream.refuse_use()

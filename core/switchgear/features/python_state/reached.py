@@ -450,7 +450,8 @@ class Reached:
             self._hold(ClassAttributes(base, base.__qualname__))
         if user_objects.is_users_class(type(kind)) and hasattr(type(kind), "__getattr__"):
             raise Unsupported(
-                f"the function reaches {kind.__qualname__}, the attributes of which {type(kind).__qualname__} makes up"
+                f"the function reaches {kind.__qualname__}, the attributes of which {type(kind).__qualname__} makes up",
+                splits=False,
             )
 
     def _named(self, names: Set[str]) -> None:

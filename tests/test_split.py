@@ -1,0 +1,341 @@
+"""What capture refuses is taken apart by TorchDynamo, each graph compiled; it leaves alone what is jitted."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import switchgear as sg
+from switchgear.errors import DataDependent, FallbackWarning, Unsupported
+from switchgear.jit import dynamo_backend
+from tests.python_state.cases import CASES
+from tests.python_state.running import examine
+from tests.python_state.test_battery import OUTSIDE
+
+#: TorchDynamo reads `.grad` of everything that it wraps.
+GRAD = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+WEIGHT = torch.linspace(-1, 1, 16).reshape(4, 4).requires_grad_()
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def split(function: Any, **options: Any) -> Any:
+    return sg.jit(function, executors=["torch"], fallback="split", **options)
+
+
+@contextlib.contextmanager
+def says_split(reason: str = "") -> Iterator[None]:
+    with pytest.warns(FallbackWarning, match=rf"(?s)is split by TorchDynamo, .*{reason}") as caught:
+        yield
+    assert [warning.category for warning in caught] == [FallbackWarning]
+
+
+def branch(x: Tensor) -> Tensor:
+    y = torch.sin(x @ WEIGHT)
+    if y.sum() > 0:
+        y = y * 2
+    return torch.cos(y)
+
+
+def broken(x: Tensor) -> Tensor:
+    if x.sum() > 100:
+        x = x + 1
+    torch._dynamo.graph_break()
+    return (x @ WEIGHT).tanh()
+
+
+def drawing(x: Tensor) -> Tensor:
+    x = torch.dropout(x, 0.5, True)
+    x = x * 2 if x.sum() > 0 else torch.rand_like(x) + x
+    return torch.dropout(x @ WEIGHT, 0.5, True)
+
+
+def hooked(x: Tensor) -> Tensor:
+    y = (x @ WEIGHT).sin()
+    y.register_hook(lambda grad: grad * 3)
+    return y * 2
+
+
+def regions(x: Tensor) -> Tensor:
+    x = x * 2 if x.sum() > 0 else x
+    y = checkpoint(lambda x: torch.dropout((x @ WEIGHT).relu(), 0.5, True), x, use_reentrant=False)
+    with torch.no_grad():
+        z = y.cos()
+    return y * z + torch.vmap(torch.sin)(x)
+
+
+def item(x: Tensor) -> Tensor:
+    total: float = x.sum().item()
+    return x * total + WEIGHT.sum()
+
+
+def consumed(x: Tensor) -> Tensor:
+    return torch.stack([x * factor for factor in (n for n in range(int(x.sum().abs()) % 3 + 1))]).sum(0) @ WEIGHT
+
+
+FUNCTIONS: list[Callable[[Tensor], Tensor]] = [branch, broken, drawing, hooked, regions, item, consumed]
+
+
+def observed(called: Callable[..., Tensor], *args: Any) -> list[Tensor]:
+    """The result, the first and the second derivatives, and the random stream afterwards."""
+    torch.manual_seed(3)
+    x = torch.linspace(-1, 2, 12).reshape(3, 4).requires_grad_()
+    result = called(x, *args)
+    first = torch.autograd.grad(result.sin().sum(), (x, WEIGHT), create_graph=True)
+    second = torch.autograd.grad(torch.cat(first).square().sum(), (x, WEIGHT))
+    return [result, *first, *second, torch.get_rng_state()]
+
+
+def assert_same(found: list[Tensor], expected: list[Tensor]) -> None:
+    assert [torch.equal(*pair) for pair in zip(found, expected, strict=True)] == [True] * len(expected)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_as_in_eager(function: Callable[[Tensor], Tensor]) -> None:
+    jitted, expected = split(function), observed(function)
+    with says_split():
+        assert_same(observed(jitted), expected)
+    assert_same(observed(jitted), expected)
+    assert "2 of 2 calls (100%) were split by TorchDynamo:" in sg.explain(jitted)
+
+
+def test_generator_as_an_argument() -> None:
+    def function(x: Tensor, factors: Iterator[float]) -> Tensor:
+        x = x * next(factors) @ WEIGHT
+        return x.mul(next(factors))
+
+    jitted, expected = split(function), observed(function, iter([2.0, 3.0]))
+    factors = (factor for factor in (2.0, 3.0, 5.0))
+    with says_split("generator"):
+        assert_same(observed(jitted, factors), expected)
+    assert next(factors) == 5
+
+
+def test_module_in_training() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
+            self.calls = 0
+            self.seen: list[int] = []
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            x = self.parts(x)
+            self.seen.append(self.calls)
+            return self.parts(x * 2 if x.sum() > 0 else x)
+
+    def trained(jit: bool) -> Any:
+        torch.manual_seed(0)
+        model = Counting()
+        called = split(model) if jit else model
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            called(torch.randn(5, 4)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return model.calls, model.seen, [value.tolist() for value in model.state_dict().values()]
+
+    expected = trained(jit=False)
+    with says_split():
+        assert trained(jit=True) == expected
+
+
+def test_sizes_that_change() -> None:
+    jitted = split(branch)
+    with says_split():
+        for rows in (3, 4, 5, 6, 7, 8):
+            x = torch.linspace(-1, 2, rows * 4).reshape(rows, 4)
+            assert torch.equal(jitted(x), branch(x))
+    text = sg.explain(jitted)
+    assert "TorchDynamo: 4 of 4 graphs compiled" in text  # two for the first sizes, two for any
+
+
+def test_explain_counts_graphs_and_their_calls() -> None:
+    jitted = split(broken)
+    with says_split("item|data"):
+        jitted(torch.ones(3, 4))
+    assert "\nTorchDynamo: 2 of 2 graphs compiled, with 4 of 4 calls (100%)\n" in sg.explain(jitted)
+    assert "graph break: 1 x Call to `torch._dynamo.graph_break()`" in sg.explain(jitted)
+
+
+def test_a_graph_that_is_refused_runs_as_it_is() -> None:
+    jitted = split(hooked)
+    expected = observed(hooked)
+    with says_split():
+        assert_same(observed(jitted), expected)
+    text = sg.explain(jitted)
+    assert "TorchDynamo: 0 of 1 graphs compiled, with 0 of " in text
+    assert "in eager: a graph of" in text
+
+
+def test_an_error_of_the_user_comes_as_it_is_and_what_was_done_is_done_once() -> None:
+    done = []
+
+    def function(x: Tensor) -> Tensor:
+        if x.sum() > 0:
+            done.append("first")
+        torch._dynamo.graph_break()
+        done.append("second")
+        return x @ torch.ones(7)
+
+    jitted = split(function)
+    with says_split(), pytest.raises(RuntimeError, match="size mismatch") as caught:
+        jitted(torch.ones(3, 4))
+    assert type(caught.value) is RuntimeError
+    assert done == ["first", "second"]
+
+
+def test_eager_and_error() -> None:
+    x = torch.ones(3, 4)
+    jitted = sg.jit(branch, executors=["torch"], fallback="eager")
+    with pytest.warns(FallbackWarning, match="runs in eager, not compiled"):
+        assert torch.equal(jitted(x), branch(x))
+    assert "1 of 1 calls (100%) ran in eager, not compiled:" in sg.explain(jitted)
+    with pytest.raises(DataDependent):
+        sg.jit(branch, executors=["torch"], fallback="error")(x)
+    with pytest.raises(ValueError, match=r"one of 'split', 'eager', 'error', not 'none'"):
+        sg.jit(branch, fallback="none")  # type: ignore[call-overload]
+
+
+class Subclass(Tensor):
+    pass
+
+
+@pytest.mark.parametrize("argument", [torch.ones(3, 4).to_sparse(), torch.ones(3, 4).as_subclass(Subclass)])
+def test_a_call_that_is_refused_for_its_tensors_runs_in_eager(argument: Tensor) -> None:
+    jitted = split(lambda x: x + x)
+    with pytest.warns(FallbackWarning, match="runs in eager, not compiled"):
+        jitted(argument)
+    assert not jitted._switchgear.splits
+
+
+def test_inside_a_transform_and_around_a_builtin_it_is_eager() -> None:
+    x = torch.ones(3, 4)
+    jitted = split(hooked)
+    with pytest.warns(FallbackWarning, match="runs in eager, not compiled"):
+        torch.func.grad(lambda x: jitted(x).sum())(x)
+    jitted = split(torch.Tensor.item)
+    with pytest.warns(FallbackWarning, match="runs in eager, not compiled"):
+        assert jitted(x.sum()) == 12
+
+
+def test_running_statistics_in_a_checkpointed_region() -> None:
+    norm = nn.BatchNorm1d(4)
+
+    def function(x: Tensor) -> Tensor:
+        x = x * 2 if x.sum() > 0 else x
+        y: Tensor = checkpoint(norm, x, use_reentrant=False)
+        return y @ WEIGHT
+
+    jitted, x = split(function), torch.linspace(-1, 2, 12).reshape(3, 4).requires_grad_()
+    with says_split():
+        found = torch.autograd.grad(jitted(x).sin().sum(), x)
+    assert norm.num_batches_tracked == 2
+    norm.reset_running_stats()
+    assert torch.equal(*found, *torch.autograd.grad(function(x).sin().sum(), x))
+
+
+def test_a_forward_that_is_replaced() -> None:
+    model = nn.Linear(4, 4)
+    model.forward = branch  # type: ignore[method-assign, assignment]
+    jitted, x = split(model), torch.ones(3, 4)
+    with says_split():
+        assert torch.equal(jitted(x), branch(x))
+    model.forward = broken  # type: ignore[method-assign, assignment]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
+        assert torch.equal(jitted(x), broken(x))
+
+
+REFUSED = [name for name, case in CASES.items() if case.falls_back and name.partition(".")[2] not in OUTSIDE]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_python_state(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sg.jit, "__kwdefaults__", {**(sg.jit.__kwdefaults__ or {}), "fallback": "split"})
+    finding = examine(CASES[name])
+    assert finding.is_good, f"{finding.outcome.value}: {finding.detail}"
+
+
+# --- the backend ---
+
+
+@GRAD
+@pytest.mark.parametrize("function", [branch, broken, drawing, regions])
+def test_backend(function: Callable[[Tensor], Tensor]) -> None:
+    options: dict[str, Any] = {"executors": ["torch"]}
+    compiled = torch.compile(function, backend=dynamo_backend, options=options)
+    expected = observed(function)
+    for _ in range(2):
+        assert_same(observed(compiled), expected)
+
+
+def test_backend_for_any_size() -> None:
+    compiled = torch.compile(lambda x: (x @ WEIGHT).reshape(-1), backend=dynamo_backend, dynamic=True)
+    for rows in (3, 4, 5):
+        x = torch.linspace(-1, 2, rows * 4).reshape(rows, 4)
+        assert torch.equal(compiled(x), (x @ WEIGHT).reshape(-1))
+
+
+def test_backend_says_what_it_refuses_and_raises_if_asked() -> None:
+    compiled = torch.compile(hooked, backend=dynamo_backend)
+    with pytest.warns(FallbackWarning, match=r"runs in eager.*register_hook"):
+        compiled(torch.ones(3, 4))
+    compiled = torch.compile(hooked, backend=dynamo_backend, options={"fallback": "error"})
+    torch.compiler.reset()
+    with pytest.raises(Unsupported, match="register_hook"):
+        compiled(torch.ones(3, 4))
+
+
+# --- TorchDynamo around what is jitted ---
+
+
+@GRAD
+def test_what_is_jitted_is_opaque() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.GELU())
+    function, module = sg.jit(torch.sin, executors=["torch"]), sg.jit(model, executors=["torch"])
+    method = sg.jit(model.forward, executors=["torch"])
+    gradient = sg.grad(lambda x: x.sin().sum(), executors=["torch"])
+    frames: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        frames.extend(str(node.target) for node in graph.graph.nodes if node.op.startswith("call_"))
+        return graph.forward
+
+    def around(x: Tensor) -> Tensor:
+        y = function(x) + module(x) + module.forward(x) + method(x) + gradient(x)
+        (grad,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        return grad.sum()
+
+    x = torch.linspace(-1, 2, 12).reshape(3, 4).requires_grad_()
+    expected = torch.autograd.grad(around(x), x)
+    assert torch.equal(*expected, *torch.autograd.grad(torch.compile(around, backend=backend)(x), x))
+    assert all("add" in frame or "sum" in frame or "grad" in frame for frame in frames), frames
+
+
+def test_what_is_jitted_inside_is_split_as_it_is_outside() -> None:
+    jitted, x = split(branch), torch.ones(3, 4)
+    with says_split():
+        found = torch.compile(lambda x: jitted(x) + 1, backend="eager")(x)
+    assert torch.equal(found, branch(x) + 1)
+    assert "TorchDynamo: 2 of 2 graphs compiled" in sg.explain(jitted)
+
+
+def test_dynamo_is_not_imported_with_the_package() -> None:
+    code = "import sys, switchgear; assert 'torch._dynamo' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
