@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import warnings
 from collections.abc import Callable, Sequence
@@ -9,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from switchgear.errors import Unsupported
 from switchgear.torch_private.names import private
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -25,7 +27,9 @@ def opaque(function: Function) -> Function:
     """
     function.__dict__["_torchdynamo_disable"] = True
     function.__dict__["_torchdynamo_disable_msg"] = "it is compiled by Switchgear already"
-    if not issubclass(_Action, Exception):  # where it is missing, nothing is compiled
+    with contextlib.suppress(
+        AttributeError, Unsupported
+    ):  # where one is missing, nothing is compiled
         _set_strategy(function.__code__, _Strategy(_Action.SKIP, _Action.SKIP))
     return function
 
@@ -58,11 +62,11 @@ class _Conversion:
         self._torchdynamo_orig_backend = convert
         self._note = note
         self._config = importlib.import_module("torch._dynamo.config")
-        self._breaks = importlib.import_module("torch._dynamo.utils").counters["graph_break"]
+        self._counters = importlib.import_module("torch._dynamo.utils").counters
         self._left = importlib.import_module("torch._dynamo.types").ConvertFrameReturn
 
     def __call__(self, *frame: Any) -> Any:
-        before = self._breaks.copy()
+        before = self._counters["graph_break"].copy()
         try:
             with self._config.patch(specialize_float=True), warnings.catch_warnings():
                 # of how it traces what it takes apart, which the caller did not ask it to
@@ -70,15 +74,12 @@ class _Conversion:
                 result = self._torchdynamo_orig_backend(*frame)
         except Exception as error:
             # raised, it would end a call that has done half of what it does
-            self._note(f"{type(error).__name__}: {_first_line(str(error))}")
+            reason = str(error).strip().partition("\n\n")[0].replace("\n", " ")
+            self._note(f"{type(error).__name__}: {reason}")
             result = self._left()
-        for reason in self._breaks - before:
-            self._note(_first_line(reason))
+        for reason in self._counters["graph_break"] - before:
+            self._note(reason.strip().partition("\n")[0])
         return result
-
-
-def _first_line(text: str) -> str:
-    return text.strip().partition("\n")[0]
 
 
 def tracing() -> bool:

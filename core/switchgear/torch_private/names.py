@@ -62,7 +62,7 @@ _BY_USE = {
     """,
     "TorchDynamo": """
         torch._C._dynamo.eval_frame.set_code_exec_strategy torch._C._dynamo.eval_frame._FrameAction
-        torch._C._dynamo.eval_frame._FrameExecStrategy torch._dynamo.optimize torch._dynamo.config
+        torch._C._dynamo.eval_frame._FrameExecStrategy torch._dynamo.optimize
         torch._dynamo.types.ConvertFrameReturn torch._dynamo.utils.counters
     """,
     "autocast": """
