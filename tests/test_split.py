@@ -19,7 +19,6 @@ from switchgear.errors import DataDependent, FallbackWarning, Unsupported
 from switchgear.jit import dynamo_backend
 from tests.python_state.cases import CASES
 from tests.python_state.running import examine
-from tests.python_state.test_battery import OUTSIDE
 
 #: TorchDynamo reads `.grad` of everything that it wraps.
 GRAD = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
@@ -262,7 +261,7 @@ def test_a_forward_that_is_replaced() -> None:
         assert torch.equal(jitted(x), broken(x))
 
 
-REFUSED = [name for name, case in CASES.items() if case.falls_back and name.partition(".")[2] not in OUTSIDE]
+REFUSED = [name for name, case in CASES.items() if case.falls_back]
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -40,8 +40,8 @@ from switchgear.runtime.cache import Cache, call_key
 from switchgear.runtime.entry import Entry
 from switchgear.runtime.fallback import Fallback, Fallbacks
 from switchgear.runtime.module_state import is_uninitialised
-from switchgear.runtime.varying import VaryingSizes, kind_of
 from switchgear.runtime.split import Split, graph_runner
+from switchgear.runtime.varying import VaryingSizes, kind_of
 from switchgear.torch_private.names import check_names, warn_if_untested
 from switchgear.who.fuel import Fuel
 from switchgear.who.hookspecs import PassPlacement

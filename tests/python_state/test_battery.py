@@ -7,14 +7,8 @@ import pytest
 from tests.python_state.cases import CASES
 from tests.python_state.running import examine
 
-#: What is done outside of Python's objects is not found yet.
-OUTSIDE = ("printed_text", "printed_tensor", "logged_text", "line_in_a_file", "clock", "warning_of_the_user")
 
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.xfail) if name.partition(".")[2] in OUTSIDE else name for name in CASES],
-)
+@pytest.mark.parametrize("name", CASES)
 def test_case(name: str) -> None:
     finding = examine(CASES[name])
     assert finding.is_good, f"{finding.outcome.value}: {finding.detail}"

@@ -280,6 +280,7 @@ def capture(
             try:
                 with (
                     undone_on((CaptureError, _SharedMemory, ContainerMatters)),
+                    _errors_of_fakes(),
                     _functional_writes(),
                 ):
                     return attempt(
@@ -353,6 +354,23 @@ def _run(
         if not is_same or any(id(part) in containers for part in containers_in(result)):
             raise ContainerMatters
     return result
+
+
+@contextlib.contextmanager
+def _errors_of_fakes() -> Iterator[None]:
+    """Refuse what PyTorch says of wrappers and modes alone: operators that call functions, tensors made elsewhere."""
+    try:
+        yield
+    except (NotImplementedError, AssertionError) as error:
+        trace = error.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        module = trace.tb_frame.f_globals.get("__name__", "") if trace is not None else ""
+        if not module.startswith(("torch._ops", "torch._subclasses", "torch.storage")):
+            raise
+        raise Unsupported(
+            f"the function does what no trace can hold: {str(error).splitlines()[0]}"
+        ) from error
 
 
 def _refuse_generators(result: Any) -> None:

@@ -9,6 +9,7 @@ from switchgear.features.generators import Generators
 from switchgear.features.inner_grad import GradFnReads, InnerGrad
 from switchgear.features.input_queries import InputQueries
 from switchgear.features.modes_changed import ModesChanged
+from switchgear.features.outside import Outside
 from switchgear.features.python_state import PythonState
 from switchgear.features.refusals import Refusals
 from switchgear.features.reshapes import Reshapes
@@ -31,5 +32,6 @@ BUILT_IN = (
     Feature("custom_functions", (CustomFunctions(),)),
     Feature("checkpoint", (Checkpointing(),)),
     Feature("saved_tensors_hooks", (SavedTensorsHooks(),)),
+    Feature("outside", (Outside(),)),
     Feature("python_state", (PythonState(),)),
 )

@@ -62,7 +62,7 @@ class Split:
             function, self._graph, lambda reason: self.breaks.update([reason]), dynamic
         )
 
-    def _graph(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    def _graph(self, graph: fx.GraphModule, inputs: Sequence[object]) -> Callable[..., Any]:
         # a graph that is refused runs in eager, where such a region takes what it wrote itself for overwritten
         if any(part is not graph and _writes(part) for part in graph.modules()):
             raise Unsupported("a write inside a region of torch.utils.checkpoint, or one like it")
@@ -97,7 +97,7 @@ def _is_call(node: fx.Node) -> bool:
 
 
 def graph_runner(
-    graph: fx.GraphModule, inputs: Sequence[Any], compile_graph: CompileGraph
+    graph: fx.GraphModule, inputs: Sequence[object], compile_graph: CompileGraph
 ) -> tuple[GraphCompiler, Callable[..., Any]]:
     """The compiler of a graph of TorchDynamo's, and what takes the arguments that TorchDynamo gives."""
     kept, dynamic = _without_sizes(graph, inputs)
@@ -109,13 +109,13 @@ def graph_runner(
 
 
 def _without_sizes(
-    graph: fx.GraphModule, inputs: Sequence[Any]
+    graph: fx.GraphModule, inputs: Sequence[object]
 ) -> tuple[list[int], Mapping[str, frozenset[int]]]:
     """Let a graph ask its tensors for the sizes that it is given; the other inputs, and which dimensions vary."""
     nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
     dynamic, homes = {}, dict[str, tuple[fx.Node, int]]()
     for node, value in zip(nodes, inputs, strict=True):
-        shape: Sequence[Any] = value.shape if isinstance(value, torch.Tensor) else ()
+        shape: Sequence[object] = value.shape if isinstance(value, torch.Tensor) else ()
         dims = [dim for dim, size in enumerate(shape) if isinstance(size, torch.SymInt)]
         if dims:
             dynamic[str(node.target)] = frozenset(dims)

@@ -36,7 +36,7 @@ def opaque(function: Function) -> Function:
 
 def taken_apart(
     function: Callable[..., Any],
-    backend: Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]],
+    backend: Callable[[torch.fx.GraphModule, Sequence[object]], Callable[..., Any]],
     note: Callable[[str], None],
     dynamic: bool | None,
 ) -> Callable[..., Any]:

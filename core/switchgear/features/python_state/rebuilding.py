@@ -142,7 +142,7 @@ class Packing:
         return self.reached.knows(value) and not isinstance(value, (tuple, frozenset))
 
 
-def _pattern(value: object) -> Any:
+def _pattern(value: object) -> object:
     if isinstance(value, deque):
         return value.maxlen
     if isinstance(value, types.FunctionType):
@@ -184,7 +184,7 @@ def _attributes(value: object) -> Iterable[tuple[str, Any]]:
     return (*(own_dict(value) or {}).items(), *slots.items())
 
 
-def build(template: Template, results: Results) -> Any:
+def build(template: Template, results: Results) -> object:
     """The value of a call."""
     if isinstance(template, Leaf):
         return results.leaves[template.index]
@@ -197,7 +197,7 @@ def build(template: Template, results: Results) -> Any:
     return _build(template, lambda part: build(part, results), results.made)
 
 
-def _build(template: Built, part: Callable[[Template], Any], made: dict[int, Any]) -> Any:
+def _build(template: Built, part: Callable[[Template], object], made: dict[int, Any]) -> Any:
     kind: Any = template.kind
     if issubclass(kind, (tuple, frozenset)):
         items = [part(item) for item in template.items]
@@ -210,7 +210,8 @@ def _build(template: Built, part: Callable[[Template], Any], made: dict[int, Any
         cell.cell_contents = part(template.items[0])
         return cell
     if kind is types.MethodType:
-        method = made[template.index] = kind(*map(part, template.items))
+        function: Any = part(template.items[0])
+        method = made[template.index] = types.MethodType(function, part(template.items[1]))
         return method
     value = made[template.index] = _empty(template)
     if isinstance(value, dict):
@@ -231,14 +232,15 @@ def _build(template: Built, part: Callable[[Template], Any], made: dict[int, Any
 
 
 def _function(
-    template: Built, part: Callable[[Template], Any], made: dict[int, Any]
+    template: Built, part: Callable[[Template], object], made: dict[int, Any]
 ) -> types.FunctionType:
     code, scope, name = template.pattern
-    cells = tuple([part(cell) for cell in template.items[2:]])
-    defaults = part(template.items[0])
+    cells: Any = tuple([part(cell) for cell in template.items[2:]])
+    defaults: Any = part(template.items[0])
+    keyword_defaults: Any = part(template.items[1])
     function = types.FunctionType(code, scope.value, name, defaults, cells or None)
     made[template.index] = function
-    function.__kwdefaults__ = part(template.items[1])
+    function.__kwdefaults__ = keyword_defaults
     for attribute, item in template.attributes:
         setattr(function, attribute, part(item))
     return function

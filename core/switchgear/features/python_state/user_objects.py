@@ -10,8 +10,19 @@ from typing import Any
 
 #: Packages whose functions and classes are taken to be as they are.
 _FIXED = frozenset(sys.stdlib_module_names - {"__main__", "collections"}) | {
-    *("torch", "numpy", "sympy", "mpmath", "scipy", "switchgear", "pluggy"),
-    *("functorch", "networkx", "packaging", "tokenizers", "huggingface_hub", "safetensors"),
+    "torch",
+    "numpy",
+    "sympy",
+    "mpmath",
+    "scipy",
+    "switchgear",
+    "pluggy",
+    "functorch",
+    "networkx",
+    "packaging",
+    "tokenizers",
+    "huggingface_hub",
+    "safetensors",
 }
 #: What of these reads attributes of modules all the same.
 _MODULES = ("torch.nn.modules.", "torch.nn.utils.", "torch.optim.")

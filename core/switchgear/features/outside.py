@@ -1,0 +1,103 @@
+"""What a function does outside of Python's objects: a trace would not do it again, so it falls back.
+
+The usual doors are watched while a function is captured: print, logging, warnings that are always shown, files, clocks.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import logging
+import pathlib
+import sys
+import time
+import types
+import warnings
+from collections.abc import Callable, Iterator
+
+from switchgear.capture.handler import Handler
+from switchgear.capture.recorder import active_recorder
+from switchgear.errors import Unsupported
+from switchgear.patches import redirected
+
+_CLOCKS = (
+    *("time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns"),
+    *("process_time", "thread_time", "sleep"),
+)
+#: What is called by code of these is no doing of the user's.
+_NOT_USERS = sys.stdlib_module_names - {"__main__"} | {"torch", "switchgear"}
+
+
+class Outside(Handler):
+    """Prints, logs, warns, opens files, asks what time it is."""
+
+    @contextlib.contextmanager
+    def around(self) -> Iterator[None]:
+        """Watch the doors."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(redirected(builtins, "print", _refusing("prints")))
+            stack.enter_context(redirected(builtins, "open", _refusing("opens a file")))
+            stack.enter_context(redirected(pathlib.Path, "open", _refusing("opens a file")))
+            stack.enter_context(redirected(builtins, "input", _refusing("asks for input")))
+            stack.enter_context(redirected(logging.Logger, "_log", _log))
+            stack.enter_context(redirected(warnings, "warn", _warn))
+            for name in _CLOCKS:
+                stack.enter_context(redirected(time, name, _refusing(f"calls time.{name}()")))
+            yield
+
+
+def _refusing(what: str) -> Callable[..., object]:
+    def refuse(original: Callable[..., object], *args: object, **kwargs: object) -> object:
+        # the caller of what `redirected` puts in the place of the original
+        if _is_users(_caller(2)):
+            _refuse(what)
+        return original(*args, **kwargs)
+
+    return refuse
+
+
+def _caller(depth: int) -> str:
+    """The name of the module whose code calls, past that of pathlib."""
+    frame: types.FrameType | None = sys._getframe(depth + 1)
+    while frame is not None and frame.f_globals.get("__name__") == "pathlib":
+        frame = frame.f_back
+    return frame.f_globals.get("__name__", "") if frame is not None else ""
+
+
+def _is_users(module: str) -> bool:
+    return module.partition(".")[0] not in _NOT_USERS
+
+
+def _refuse(what: str) -> None:
+    recorder = active_recorder()
+    if recorder is not None and not recorder.is_paused:
+        raise Unsupported(
+            f"the function {what}, in {recorder.here()}, which the first call alone would do; do it outside of the "
+            "function"
+        )
+
+
+def _log(
+    original: Callable[..., object], logger: object, level: int, *args: object, **kwargs: object
+) -> object:
+    frame = sys._getframe(3)
+    names = frame.f_code.co_name, frame.f_back.f_code.co_name if frame.f_back else ""
+    if not any(name.endswith("_once") for name in names):
+        _refuse("logs")
+    return original(logger, level, *args, **kwargs)
+
+
+def _warn(
+    original: Callable[..., object],
+    message: object,
+    category: type[Warning] | None = None,
+    stacklevel: int = 1,
+    *args: object,
+    **kwargs: object,
+) -> object:
+    kind = type(message) if isinstance(message, Warning) else category or UserWarning
+    actions = [entry[0] for entry in warnings.filters if issubclass(kind, entry[2])]
+    if actions[:1] == ["always"] and _is_users(_caller(2)):
+        _refuse("warns")
+    # past this function and what `redirected` puts in the place of the original
+    return original(message, category, stacklevel + 2, *args, **kwargs)
