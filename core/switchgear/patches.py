@@ -1,9 +1,10 @@
-"""Attributes replaced for a while."""
+"""Attributes replaced for a while, and who calls what stands in their place."""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
+import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
@@ -40,3 +41,11 @@ def redirected(holder: Any, name: str, target: Callable[..., Any]) -> Iterator[N
     of_class = isinstance(found, classmethod | types.ClassMethodDescriptorType)
     with replaced(holder, name, classmethod(call) if of_class else call):
         yield
+
+
+def caller(depth: int, *passed: str) -> str:
+    """The name of the module whose code called, `depth` frames up from who asks, past those of these names."""
+    frame: types.FrameType | None = sys._getframe(depth + 1)
+    while frame is not None and frame.f_globals.get("__name__") in passed:
+        frame = frame.f_back
+    return frame.f_globals.get("__name__", "") if frame is not None else ""

@@ -146,6 +146,36 @@ def environment_variable() -> Scenario:
     )
 
 
+@case()
+def environment_that_grows() -> Scenario:
+    os.environ.pop("PYTHON_STATE_CASE", None)
+
+    def drive(call: Call) -> Steps:
+        for value in (None, "1", "2", None):
+            if value is not None:
+                os.environ["PYTHON_STATE_CASE"] = value
+            else:
+                os.environ.pop("PYTHON_STATE_CASE", None)
+            yield step(call, points(3))
+
+    return Scenario(lambda x: x * sum(name.startswith("PYTHON_STATE") for name in os.environ), drive)
+
+
+@case(falls_back="a variable is set")
+def environment_variable_set() -> Scenario:
+    def forward(x: Tensor) -> Tensor:
+        os.environ["PYTHON_STATE_CASE"] = "3"
+        return x * 2
+
+    def drive(call: Call) -> Steps:
+        for _ in range(3):
+            os.environ.pop("PYTHON_STATE_CASE", None)
+            yield step(call, points(3))
+            yield os.environ.pop("PYTHON_STATE_CASE", None)
+
+    return Scenario(forward, drive)
+
+
 @case(falls_back="a warning is shown")
 def warning_of_the_user() -> Scenario:
     def forward(x: Tensor) -> Tensor:

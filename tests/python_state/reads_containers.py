@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.python_state.scenario import Scenario, case, changed, put
+from tests.python_state.scenario import Call, Scenario, Steps, case, changed, points, put, step
 
 
 @case()
@@ -151,3 +151,15 @@ def types_in_a_list() -> Scenario:
         return x * 2, [type(dim).__name__ for dim in dims]
 
     return changed(shaped, lambda: dims.__setitem__(0, 1.0), lambda: dims.__setitem__(0, True))
+
+
+@case()
+def list_that_matters_from_its_third_length_on() -> Scenario:
+    marks = [1]
+
+    def drive(call: Call) -> Steps:
+        for mark in (2, 3, 4, 5):
+            yield step(call, points(3))
+            marks.append(mark)
+
+    return Scenario(lambda x: x * 2 if len(marks) < 3 else x * 3, drive)

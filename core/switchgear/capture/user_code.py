@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
+import pathlib
 import sys
 import types
-from pathlib import Path
+import warnings
 
 import torch
+import typing_extensions
 
-#: A context manager of PyTorch's is entered by way of contextlib.
+#: A context manager of PyTorch's is entered by way of contextlib, what is watched called by way of the others.
 _OWN_FILES = (
-    str(Path(torch.__file__).parent),
-    str(Path(__file__).parent.parent),
-    contextlib.__file__,
+    str(pathlib.Path(torch.__file__).parent),
+    str(pathlib.Path(__file__).parent.parent),
+    *(
+        str(module.__file__)
+        for module in (contextlib, logging, os, pathlib, typing_extensions, warnings)
+    ),
+    "<frozen ",
 )
 
 

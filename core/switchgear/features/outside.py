@@ -8,17 +8,17 @@ from __future__ import annotations
 import builtins
 import contextlib
 import logging
+import os
 import pathlib
 import sys
 import time
-import types
 import warnings
 from collections.abc import Callable, Iterator
 
 from switchgear.capture.handler import Handler
 from switchgear.capture.recorder import active_recorder
 from switchgear.errors import Unsupported
-from switchgear.patches import redirected
+from switchgear.patches import caller, redirected
 
 _CLOCKS = (
     *("time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns"),
@@ -26,6 +26,8 @@ _CLOCKS = (
 )
 #: What is called by code of these is no doing of the user's.
 _NOT_USERS = sys.stdlib_module_names - {"__main__"} | {"torch", "switchgear"}
+#: What users call, that calls what is watched.
+_PASSED = ("pathlib", "logging", "os", "_collections_abc")
 
 
 class Outside(Handler):
@@ -41,6 +43,10 @@ class Outside(Handler):
             stack.enter_context(redirected(builtins, "input", _refusing("asks for input")))
             stack.enter_context(redirected(logging.Logger, "_log", _log))
             stack.enter_context(redirected(warnings, "warn", _warn))
+            for name in ("putenv", "unsetenv"):
+                stack.enter_context(
+                    redirected(os, name, _refusing("sets a variable of the environment"))
+                )
             for name in _CLOCKS:
                 stack.enter_context(redirected(time, name, _refusing(f"calls time.{name}()")))
             yield
@@ -49,19 +55,11 @@ class Outside(Handler):
 def _refusing(what: str) -> Callable[..., object]:
     def refuse(original: Callable[..., object], *args: object, **kwargs: object) -> object:
         # the caller of what `redirected` puts in the place of the original
-        if _is_users(_caller(2)):
+        if _is_users(caller(2, *_PASSED)):
             _refuse(what)
         return original(*args, **kwargs)
 
     return refuse
-
-
-def _caller(depth: int) -> str:
-    """The name of the module whose code calls, past that of pathlib."""
-    frame: types.FrameType | None = sys._getframe(depth + 1)
-    while frame is not None and frame.f_globals.get("__name__") == "pathlib":
-        frame = frame.f_back
-    return frame.f_globals.get("__name__", "") if frame is not None else ""
 
 
 def _is_users(module: str) -> bool:
@@ -82,7 +80,7 @@ def _log(
 ) -> object:
     frame = sys._getframe(3)
     names = frame.f_code.co_name, frame.f_back.f_code.co_name if frame.f_back else ""
-    if not any(name.endswith("_once") for name in names):
+    if _is_users(caller(2, *_PASSED)) and not any(name.endswith("_once") for name in names):
         _refuse("logs")
     return original(logger, level, *args, **kwargs)
 
@@ -97,7 +95,7 @@ def _warn(
 ) -> object:
     kind = type(message) if isinstance(message, Warning) else category or UserWarning
     actions = [entry[0] for entry in warnings.filters if issubclass(kind, entry[2])]
-    if actions[:1] == ["always"] and _is_users(_caller(2)):
+    if actions[:1] == ["always"] and _is_users(caller(2, *_PASSED)):
         _refuse("warns")
     # past this function and what `redirected` puts in the place of the original
     return original(message, category, stacklevel + 2, *args, **kwargs)

@@ -126,7 +126,8 @@ class PythonState(Handler):
         for stream in reached.streams.values():
             stream.refuse_use()
         _refuse_attributes_of_tensors(recorder)
-        world.state = State(reads, world.arguments)
+        written = frozenset(id(write.holder.target) for write in writes)
+        world.state = State(reads, world.arguments, written)
         recorder.guards.append(guard_on(world.state, world.arguments, reached.settle))
         if not writes and not is_odd(result, reached):
             return result

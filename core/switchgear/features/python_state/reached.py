@@ -26,7 +26,7 @@ from switchgear import torch_private as internals
 from switchgear.capture.signature import Argument, Attribute, Held
 from switchgear.errors import Unsupported
 from switchgear.features.python_state import user_objects
-from switchgear.features.python_state.frozen import freeze, is_array, is_atom
+from switchgear.features.python_state.frozen import freeze, is_atom
 from switchgear.features.python_state.holders import (
     CONTAINERS,
     MISSING,
@@ -272,8 +272,6 @@ class Reached:
                 f"the function reaches {label}, a {kind.__name__}, which every use changes and nothing puts back; "
                 "use it outside of the function"
             )
-        elif isinstance(value, os._Environ) or is_array(value):
-            return
         else:
             return
         self._class(kind)
@@ -327,6 +325,15 @@ class Reached:
             self._note(own, name, MISSING, label)
         if not _is_state(value, name):
             self._inherited(type(value), name, inherited)
+
+    def read_environment(self, variable: str | None) -> None:
+        """Take note of the read of a variable of the environment; None: of which there are."""
+        variables = os.environ._data  # type: ignore[attr-defined]
+        if variable is None:
+            self._note(os.environ, "_data", variables, "os.environ")
+            return
+        key = os.environ.encodekey(variable)
+        self._note(variables, key, variables.get(key, MISSING), f"os.environ[{variable!r}]")
 
     def _label(self, value: object) -> str:
         return self._labels.get(id(value), type(value).__name__)
@@ -430,8 +437,6 @@ class Reached:
 
     def _space(self, value: types.ModuleType | type, label: str) -> None:
         """A module or class: of its attributes, those that code names are read."""
-        if value is os:
-            self._environment()
         name = value.__name__ if isinstance(value, types.ModuleType) else value.__module__
         if not user_objects.is_users(name):
             return
@@ -457,8 +462,6 @@ class Reached:
     def _named(self, names: Set[str]) -> None:
         new = names - self._names
         self._names |= names
-        if "environ" in new or "getenv" in new:
-            self._environment()
         for name in sorted(new & self._spaces.keys()):
             for space in tuple(self._spaces[name]):
                 self._look_up(space, name)
@@ -468,11 +471,6 @@ class Reached:
             self._variables(vars(space), {name})
         else:
             self._inherited(space, name, class_attribute(space, name), name)
-
-    def _environment(self) -> None:
-        variables = os.environ._data  # type: ignore[attr-defined]
-        self.reach(variables, "os.environ")
-        self._note(os.environ, "_data", variables, "os.environ", "environ")
 
 
 def own_dict(value: object) -> dict[str, Any] | None:

@@ -25,13 +25,16 @@ from switchgear.features.python_state.frozen import (
     Data,
     Either,
     Instance,
+    freeze,
     is_atom,
     same,
 )
-from switchgear.features.python_state.holders import MISSING
+from switchgear.features.python_state.holders import MISSING, Content, dict_base
 
 #: In the place of a key: the owner itself.
 ITSELF: Any = type("Itself", (), {})()
+#: As many may lead to one trace; more are a trace each, until `recompile_limit`.
+_MOST_VALUES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +149,12 @@ def guard_on(state: State, arguments: Iterable[int], settle: Callable[[], None])
 class State:
     """What was read, as `root` looks at it in `owners`, and in the objects among the arguments of a call."""
 
-    def __init__(self, reads: list[Read], arguments: Mapping[int, object]) -> None:
+    def __init__(
+        self, reads: list[Read], arguments: Mapping[int, object], written: Set[int]
+    ) -> None:
         self._reads = reads
+        #: The ids of what calls write to.
+        self._written = written
         self._indices = tuple(arguments)
         #: The objects of a call that did not fit.
         self._missed: tuple[object, ...] = ()
@@ -174,21 +181,23 @@ class State:
         if missed is None:
             return "Python state"
         now = missed.now(objects)
-        return f"{missed.label} changed from {_shown(missed.value)} to {_shown(now)}"
+        return f"{missed.label} (from {_shown(missed.value)} to {_shown(now)})"
 
     def forget(self) -> bool:
-        """Let what does not hold in the call that did not fit be as it is there, too; False if all holds.
+        """Let what does not hold in the call that did not fit be as it is there, too; False if that is too much.
 
-        Of containers, which grow, nothing is asked any more.
+        Of containers that the function writes to, which grow, nothing is asked any more.
         """
         objects = self._objects()
         missed = [read for read in self._reads if not read.holds(objects)]
+        if any(len(_values(read)) == _MOST_VALUES for read in missed):
+            return False
         for read in missed:
             now = read.now(objects)
-            if is_atom(now):
-                read.value = Either((*getattr(read.value, "values", (read.value,)), now))
-            else:
+            if id(now) in self._written or (read.place is not None and not is_atom(now)):
                 self._reads.remove(read)
+            else:
+                read.value = Either((*_values(read), freeze(now, _NOW)))
         if missed:
             self.build(objects)
         return bool(missed)
@@ -196,6 +205,26 @@ class State:
     def listed(self) -> list[str]:
         """What is asked for, a place each."""
         return sorted(map(str, self._reads))
+
+
+class _Now:
+    """What containers hold now."""
+
+    def content(self, container: Any) -> Content:
+        if isinstance(container, dict):
+            return dict(dict_base(container).items(container))
+        return dict(enumerate(container))
+
+    def is_of_call(self, value: object) -> bool:
+        return False
+
+
+_NOW = _Now()
+
+
+def _values(read: Read) -> tuple[object, ...]:
+    """What a place may hold."""
+    return read.value.values if isinstance(read.value, Either) else (read.value,)
 
 
 class _Nodes:
@@ -243,7 +272,9 @@ def _add_read(node: Any, read: Read, objects: Mapping[int, object]) -> None:
         _add_value(node, read.value, read.now(objects), label)
         return
     is_dict = isinstance(read.owner, dict)
-    if read.value is MISSING and is_dict:
+    if len(_values(read)) > 1 and MISSING in _values(read):
+        node.add_lambda_guard(lambda _: read.holds(), label, None)
+    elif read.value is MISSING and is_dict:
         node.add_dict_contains_guard(False, read.key, label, None)
     elif read.value is MISSING and not isinstance(read.owner, types.CellType):
         node.add_no_hasattr_guard(read.key, label, None)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import cProfile
+import os
 import sys
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from switchgear.features.python_state import user_objects
 from switchgear.features.python_state.reached import Reached
+from switchgear.patches import caller, redirected
 
 #: What reads attributes of modules for its own ends: of what it does with them, there are other guards.
 _SILENT = (str(Path(__file__).parent.parent.parent), str(Path(nn.modules.module.__file__)))
@@ -47,8 +50,12 @@ class Recording:
             if sys.getprofile() is None:
                 self._profile.enable()
                 self._is_profiling = True
+        variables: Any = type(os.environ)
         try:
-            yield
+            with contextlib.ExitStack() as stack:
+                for name in ("__getitem__", "__iter__", "__len__"):
+                    stack.enter_context(redirected(variables, name, self._environment))
+                yield
         finally:
             if self._is_profiling:
                 self._profile.disable()
@@ -79,6 +86,14 @@ class Recording:
             return original(instance, name)
 
         return __getattribute__
+
+    def _environment(
+        self, original: Callable[..., Any], environment: object, variable: str | None = None
+    ) -> Any:
+        # past what `redirected` puts in the place of the original
+        if user_objects.is_users(caller(2, "os", "_collections_abc")):
+            self._reached.read_environment(variable)
+        return original(environment) if variable is None else original(environment, variable)
 
     def _note(self, instance: object, name: str, file: str) -> None:
         silent = self._silent.get(file)
