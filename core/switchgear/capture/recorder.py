@@ -962,7 +962,12 @@ def makes_views(overload: Any) -> bool:
 
 
 def is_random(overload: Any, given: tuple[Any, Any]) -> bool:
-    """Whether a call of an overload draws from a random stream; attention is tagged so, but draws for dropout alone."""
+    """Whether a call of an overload draws from a random stream; attention is tagged so, but draws for dropout alone.
+
+    What other processes take part in counts too: like a draw, it is made once, in order, and whoever reads it.
+    """
+    if overload.namespace == "_c10d_functional":
+        return True
     if torch.Tag.nondeterministic_seeded not in overload.tags:
         return False
     declared = overload._schema.arguments

@@ -5,6 +5,7 @@ from switchgear.features.autocast import Autocast
 from switchgear.features.checkpointing import Checkpointing
 from switchgear.features.custom_functions import CustomFunctions
 from switchgear.features.data_reads import DataReads
+from switchgear.features.distributed import Distributed
 from switchgear.features.generators import Generators
 from switchgear.features.inner_grad import GradFnReads, InnerGrad
 from switchgear.features.input_queries import InputQueries
@@ -21,6 +22,7 @@ from switchgear.features.transforms import Transforms
 BUILT_IN = (
     Feature("input_queries", (InputQueries(),)),
     Feature("refusals", (Refusals(),)),
+    Feature("distributed", (Distributed(),)),
     Feature("modes_changed", (ModesChanged(),)),
     Feature("transforms", (Transforms(),)),
     Feature("inner_grad", (InnerGrad(), GradFnReads())),
