@@ -163,3 +163,54 @@ def list_that_matters_from_its_third_length_on() -> Scenario:
             marks.append(mark)
 
     return Scenario(lambda x: x * 2 if len(marks) < 3 else x * 3, drive)
+
+
+@case(entries=2)
+def large_table() -> Scenario:
+    table = {f"layer{number}": float(number) for number in range(20)}
+    return changed(
+        lambda x: x * table["layer3"],
+        lambda: table.update(layer3=5.0),
+        lambda: table.update(layer3=3.0),
+        lambda: table.update(layer3=5.0),
+    )
+
+
+@case(entries=1)
+def large_table_written_back() -> Scenario:
+    table = {f"layer{number}": float(number) for number in range(20)}
+
+    def there_and_back() -> None:
+        table["layer3"] = 7.0
+        table["layer3"] = 3.0
+
+    return changed(lambda x: x * table["layer3"], there_and_back, there_and_back)
+
+
+@case(entries=2)
+def tuple_replaced_by_an_equal_one() -> Scenario:
+    holder = types.SimpleNamespace(shape=(2, 6))
+    return changed(
+        lambda x: x.reshape(holder.shape),
+        lambda: put(holder, shape=tuple(map(int, (2, 6)))),
+        lambda: put(holder, shape=tuple(map(int, (6, 2)))),
+        lambda: put(holder, shape=tuple(map(int, (6, 2)))),
+    )
+
+
+@case(entries=2)
+def default_that_is_replaced() -> Scenario:
+    def scaled(x: Tensor, by: tuple[float, float] = (2.0, 3.0)) -> Tensor:
+        return x * by[0] + by[1]
+
+    return changed(
+        lambda x: scaled(x),
+        lambda: put(scaled, __defaults__=(tuple(map(float, (2.0, 3.0))),)),
+        lambda: put(scaled, __defaults__=((4.0, 3.0),)),
+    )
+
+
+@case(entries=2)
+def registry_of_functions() -> Scenario:
+    registry: dict[str, Any] = {f"unused{number}": torch.cos for number in range(12)} | {"act": torch.relu}
+    return changed(lambda x: registry["act"](x), lambda: registry.update(act=torch.sigmoid))

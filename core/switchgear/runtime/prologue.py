@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ from switchgear.capture.structure import Structure
 from switchgear.ir.composites import leaves_of
 from switchgear.runtime.modes import same_modes
 from switchgear.runtime.module_state import modules_guard
+
+_IS_VIEW = torch.Tensor._is_view
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -217,10 +220,11 @@ def _relation_guards(captured: Captured, tensors: Sequence[torch.Tensor]) -> Ite
         )
     if captured.bases_matter and grown:
         why = "which inputs are views of what does not require grad"
+        pick = itemgetter(*grown, grown[0])  # a tuple, of one, too
         yield guard(
             "constants",
             why,
-            lambda inputs: any(is_view_of_constant(inputs[index]) for index in grown),
+            lambda inputs: any(map(is_view_of_constant, filter(_IS_VIEW, pick(inputs)))),
         )
     bases = [index for index, source in enumerate(captured.sources) if isinstance(source, Base)]
     if bases:

@@ -78,6 +78,8 @@ _IMPLICIT = frozenset(
         ),
     }
 )
+#: Those of them that users replace.
+_REPLACED = frozenset({"forward", "__call__", "__getattr__", "__setattr__", "__getitem__"})
 _IMPLIED = _IMPLICIT | {"__init__", "__new__", "__post_init__", "backward", "setup_context"}
 #: What is the same object in every call, if it is equal.
 _SAME_EVERYWHERE = (
@@ -278,7 +280,10 @@ class Reached:
         for base in _users_bases(kind):
             self._behind(vars(base).get("__getattribute__"), f"{base.__name__}.__getattribute__")
             for name in vars(base).keys() & _IMPLICIT:
-                self._inherited(kind, name, class_attribute(kind, name))
+                if name in _REPLACED:
+                    self._inherited(kind, name, class_attribute(kind, name))
+                else:
+                    self._behind(vars(base)[name], f"{base.__name__}.{name}")
         own = own_dict(value)
         if own is not None:
             self._hold(Items(own, label))

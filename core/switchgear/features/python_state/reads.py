@@ -35,6 +35,8 @@ from switchgear.features.python_state.holders import MISSING, Content, dict_base
 ITSELF: Any = type("Itself", (), {})()
 #: As many may lead to one trace; more are a trace each, until `recompile_limit`.
 _MOST_VALUES = 8
+#: A dict of more is compared by its version.
+_FEW_ITEMS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,9 @@ def reads_made(
 def guard_on(state: State, arguments: Iterable[int], settle: Callable[[], None]) -> Guard:
     """The guard that all is as it was; `arguments` are the places of the objects among those of a call."""
     names = "".join(f"a{index}, " for index in arguments)
-    check = f"state.check({names})" if names else "state.root.check((state.owners,))"
+    check = "state.root.check((state.owners,)) or state.refresh()"
+    if names:
+        check = f"state.check({names})"
     return Guard(check, state.why, {"state": state}, state.forget, settle, state.listed)
 
 
@@ -163,13 +167,23 @@ class State:
         """Make the tree, while all is as it was."""
         fixed = [read for read in self._reads if read.place is None]
         self.owners = tuple({id(read.owner): read.owner for read in fixed}.values())
-        self.root = _tree(self._reads, (self.owners, *objects.values()), [*objects])
+        self.root, self._kept = _tree(self._reads, (self.owners, *objects.values()), [*objects])
 
     def check(self, *objects: Any) -> bool:
         """Whether it holds in a call with these objects."""
-        fits = bool(self.root.check((self.owners, *objects)))
-        self._missed = () if fits else objects
-        return fits
+        return bool(self.root.check((self.owners, *objects))) or self.refresh(*objects)
+
+    def refresh(self, *objects: Any) -> bool:
+        """Whether it holds, where the tree says no: it compares some places by identity, and is made again then."""
+        self._missed = objects
+        named = self._objects()
+        said = self.root.check_verbose((self.owners, *objects)).verbose_code_parts
+        suspects = [self._reads[int(number)] for number in said[:1] if number.isdecimal()]
+        if not all(read.holds(named) for read in (*suspects, *self._reads)):
+            return False
+        self.build(named)
+        self._missed = ()
+        return True
 
     def _objects(self) -> dict[int, Any]:
         return dict(zip(self._indices, self._missed, strict=bool(self._missed)))
@@ -258,16 +272,41 @@ class _Nodes:
         return self._nodes[steps]
 
 
-def _tree(reads: list[Read], call: tuple[Any, ...], indices: list[int]) -> Any:
+def _tree(reads: list[Read], call: tuple[Any, ...], indices: list[int]) -> tuple[Any, list[object]]:
+    """The tree, each of whose guards has the number of a read as its label, and what it knows by identity."""
     nodes = _Nodes(call, indices)
     objects = dict(zip(indices, call[1:], strict=True))
-    for read in reads:
-        _add_read(nodes.of(read), read, objects)
-    return nodes.root
+    kept: list[object] = []
+    for number, read in enumerate(reads):
+        node, label = nodes.of(read), [str(number)]
+        if read.place is None and _is_by_identity(read):
+            kept.append(_add_identity(node, read, label))
+        else:
+            _add_read(node, read, objects, label)
+    return nodes.root, kept
 
 
-def _add_read(node: Any, read: Read, objects: Mapping[int, object]) -> None:
-    label = [read.label]
+def _is_by_identity(read: Read) -> bool:
+    """Whether it is a container that is compared sooner by what it is than by its content: a tuple, a large dict."""
+    frozen = read.value
+    if not isinstance(frozen, Contents) or not (_is_plain(read) or type(read.owner) is dict):
+        return False
+    is_deep = any(isinstance(item, (Contents, Instance, Either, Data)) for item in frozen.items)
+    is_large = frozen.kind is dict and len(frozen.items) > _FEW_ITEMS
+    return not is_deep and (frozen.kind is tuple or is_large)
+
+
+def _add_identity(node: Any, read: Read, label: list[str]) -> object:
+    now = read.now()
+    access = "dict" if isinstance(read.owner, dict) else "attribute"
+    child = internals.guard_child(node, access, read.key, now)
+    child.add_id_match_guard(id(now), label, None)
+    if isinstance(now, dict):
+        child.add_dict_version_guard(now, label, None)
+    return now
+
+
+def _add_read(node: Any, read: Read, objects: Mapping[int, object], label: list[str]) -> None:
     if read.key is ITSELF:
         _add_value(node, read.value, read.now(objects), label)
         return
@@ -289,7 +328,7 @@ def _add_read(node: Any, read: Read, objects: Mapping[int, object]) -> None:
 def _is_plain(read: Read) -> bool:
     """Whether `getattr` gives what lies there, without running code."""
     if isinstance(read.owner, type):
-        return type(read.value) in (types.FunctionType, property) or is_atom(read.value)
+        return type(read.value) in (types.FunctionType, property, Contents) or is_atom(read.value)
     return not isinstance(read.owner, (dict, types.CellType)) or (
         isinstance(read.owner, types.CellType) and read.value is not MISSING
     )
