@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -63,6 +64,11 @@ def drawing(x: Tensor) -> Tensor:
     return torch.dropout(x @ WEIGHT, 0.5, True)
 
 
+def drawing_from_numpy(x: Tensor) -> Tensor:
+    x = x * 2 if x.sum() > 0 else x
+    return x @ WEIGHT * float(numpy.random.rand()) + torch.from_numpy(numpy.random.randint(0, 9, 4))
+
+
 def hooked(x: Tensor) -> Tensor:
     y = (x @ WEIGHT).sin()
     y.register_hook(lambda grad: grad * 3)
@@ -86,12 +92,22 @@ def consumed(x: Tensor) -> Tensor:
     return torch.stack([x * factor for factor in (n for n in range(int(x.sum().abs()) % 3 + 1))]).sum(0) @ WEIGHT
 
 
-FUNCTIONS: list[Callable[[Tensor], Tensor]] = [branch, broken, drawing, hooked, regions, item, consumed]
+FUNCTIONS: list[Callable[[Tensor], Tensor]] = [
+    branch,
+    broken,
+    drawing,
+    hooked,
+    regions,
+    item,
+    consumed,
+    drawing_from_numpy,
+]
 
 
 def observed(called: Callable[..., Tensor], *args: Any) -> list[Tensor]:
     """The result, the first and the second derivatives, and the random stream afterwards."""
     torch.manual_seed(3)
+    numpy.random.seed(3)
     x = torch.linspace(-1, 2, 12).reshape(3, 4).requires_grad_()
     result = called(x, *args)
     first = torch.autograd.grad(result.sin().sum(), (x, WEIGHT), create_graph=True)

@@ -313,6 +313,12 @@ def test_custom_operator_keeps_its_templates_apart() -> None:
         assert_trains_as_eager(lambda x, factor=factor: scaled_sine(x, factor), leaf(3))
 
 
+@pytest.mark.parametrize("overload", [False, True])
+def test_an_operator_of_torch_library_called_by_its_name(overload: bool) -> None:
+    packet = torch.ops.switchgear_test_derived.scaled_sine
+    assert_trains_as_eager(lambda x: (packet.default if overload else packet)(x, 3.0) * x, leaf(3))
+
+
 def test_custom_operator_to_higher_order() -> None:
     def function(x: Tensor) -> Tensor:
         y: Tensor = scaled_sine(x, 3.0)

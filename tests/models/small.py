@@ -13,17 +13,12 @@ Batch = dict[str, torch.Tensor]
 BATCH, LENGTH, VOCABULARY, HIDDEN, SIDE = 2, 12, 97, 32, 32
 
 
-def text() -> Batch:
-    """Token ids with themselves as labels."""
-    ids = torch.randint(3, VOCABULARY, (BATCH, LENGTH))
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
-
-
 def padded_text() -> Batch:
-    """Token ids of which the last of one sequence are padding."""
-    batch = text()
-    batch["attention_mask"][1, -3:] = 0
-    return batch
+    """Token ids with themselves as labels, the last of one sequence padding."""
+    ids = torch.randint(3, VOCABULARY, (BATCH, LENGTH))
+    mask = torch.ones_like(ids)
+    mask[1, -3:] = 0
+    return {"input_ids": ids, "attention_mask": mask, "labels": ids.clone()}
 
 
 def spectrograms() -> Batch:
@@ -62,7 +57,7 @@ class Kind:
     model: str
     config: str
     options: Mapping[str, object]
-    batch: Callable[[], Batch] = text
+    batch: Callable[[], Batch] = padded_text
     generates: bool = False
     always: Mapping[str, object] = field(default_factory=dict)
 
@@ -113,7 +108,7 @@ _IMAGE = {**_PLAIN, "image_size": SIDE, "patch_size": 8}
 
 
 def _writer(family: str, options: Mapping[str, object], model: str = "ForCausalLM") -> Kind:
-    return Kind(family + model, family + "Config", options, text, True)
+    return Kind(family + model, family + "Config", options, padded_text, True)
 
 
 def _reader(family: str, options: Mapping[str, object]) -> Kind:
@@ -147,9 +142,7 @@ KINDS: dict[str, Kind] = {
             **_TOKENS,
         },
     ),
-    "bloom": _writer(
-        "Bloom", {"hidden_size": HIDDEN, "n_layer": 2, "n_head": 4, "vocab_size": VOCABULARY, **_TOKENS}
-    ),
+    "bloom": _writer("Bloom", {"hidden_size": HIDDEN, "n_layer": 2, "n_head": 4, "vocab_size": VOCABULARY, **_TOKENS}),
     "gpt-neox": _writer("GPTNeoX", {**_TEXT, **_TOKENS}),
     "gptj": _writer("GPTJ", {**_GPT, "rotary_dim": 4}),
     "falcon": _writer(

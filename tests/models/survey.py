@@ -36,20 +36,21 @@ class Report:
     model: str
     mode: str
     outcome: str
-    reasons: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
+    refusals: tuple[str, ...] = ()
     entries: int = 0
     ratio: float | None = None
 
     @property
     def is_right(self) -> bool:
         """Whether it is equal to eager, and compiled within the limits."""
-        return self.outcome == "right" and not self.reasons and self.entries <= LIMITS.get(self.mode, 2)
+        return self.outcome == "right" and not self.refusals and self.entries <= LIMITS.get(self.mode, 2)
 
     def __str__(self) -> str:
-        how = "fell back" if self.reasons else "compiled"
+        how = "fell back" if self.refusals else "compiled"
         times = f"{self.ratio:.2f} of eager's time" if self.ratio is not None else ""
         head = f"{self.model:<12}{self.mode:<10}{self.outcome:<9}{how:<11}{self.entries:>3} entries  {times}"
-        return "\n    ".join([head.rstrip(), *self.reasons])
+        return "\n    ".join([head.rstrip(), *self.faults, *self.refusals])
 
 
 Jit = Callable[[torch.nn.Module], torch.nn.Module]
@@ -71,7 +72,7 @@ def examine(name: str, jit: Jit) -> Iterator[Report]:
     yield _judged(name, "train", lambda jitted, base: _train(kind, jitted, base, batch), model.train(), jit)
     if not kind.generates:
         return
-    prompt = {name: value for name, value in batch.items() if name != "labels"}
+    prompt = _prompt(batch)
     model.eval()
     yield _judged(name, "growing", lambda jitted, base: _generate(jitted, prompt), model, jit)
     try:
@@ -81,6 +82,14 @@ def examine(name: str, jit: Jit) -> Iterator[Report]:
     yield _judged(
         name, "static", lambda jitted, base: _generate(jitted, prompt, cache_implementation="static"), model, jit
     )
+
+
+def _prompt(batch: Batch) -> Batch:
+    """What a model goes on from; none of it is padding."""
+    prompt = {name: value for name, value in batch.items() if name != "labels"}
+    if "attention_mask" in prompt:
+        prompt["attention_mask"] = torch.ones_like(prompt["attention_mask"])
+    return prompt
 
 
 Run = Callable[[torch.nn.Module, torch.nn.Module], object]
@@ -99,13 +108,13 @@ def _judged(name: str, mode: str, run: Run, model: torch.nn.Module, jit: Jit) ->
         except Exception as error:
             return Report(name, mode, "error", (f"{type(error).__name__}: {error}",))
     faults = list(differences(expected, found, mode))
-    texts = [f"{kind}: {reason}" for kind, reason in reasons]
+    refusals = tuple(f"{kind}: {reason}" for kind, reason in reasons)
     outcome = "differs" if faults else "right"
-    entries = sg.cache_info(jitted).entries
     ratio = None
     if mode in LIMITS and not faults:
         ratio = _fastest(lambda: run(jitted, twin)) / _fastest(lambda: run(base, base))
-    return Report(name, mode, outcome, (*texts, *faults[:4]), entries, ratio)
+    entries = sg.cache_info(jitted).entries  # with those of the runs that were timed
+    return Report(name, mode, outcome, tuple(faults[:4]), refusals, entries, ratio)
 
 
 def _evaluate(kind: Kind, model: torch.nn.Module, base: torch.nn.Module, batch: Batch) -> object:

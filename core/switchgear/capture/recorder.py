@@ -768,7 +768,8 @@ class Recorder:
             args, kwargs = settled((args, kwargs))
         given: tuple[Any, Any] = map_tensors(self.tracker.proxy_of_fake, (args, kwargs))
         # a custom operator's autograd is a Function, which turns grad mode off while the operator itself runs
-        grad_enabled = torch.is_grad_enabled() or (frame.fn is func and frame.grad_enabled)
+        is_called = frame.fn in (func, func.overloadpacket)
+        grad_enabled = torch.is_grad_enabled() or (is_called and frame.grad_enabled)
         flags: Iterator[bool] = iter(())
         self.offsets_matter |= func in _ALIGNED
         # nothing is known of what called it (compiled code of TorchScript's) if no call of a function is open

@@ -52,11 +52,13 @@ def taken_apart(
     return taken
 
 
-class _Conversion:
-    """TorchDynamo's conversion of a frame, once for each kind of call; PyTorch knows the backend by the attribute.
+#: Numbers are specialised on, as by capture: else they are tensors whose `item()` no trace holds. What NumPy draws comes
+#: from its own stream: by default, TorchDynamo draws it from that of PyTorch.
+_FAITHFUL = {"specialize_float": True, "use_numpy_random_stream": True}
 
-    Numbers are specialised on, as by capture: else they are tensors whose `item()` no trace holds.
-    """
+
+class _Conversion:
+    """TorchDynamo's conversion of a frame, once for each kind of call; PyTorch knows the backend by the attribute."""
 
     def __init__(self, convert: Callable[..., Any], note: Callable[[str], None]) -> None:
         self._torchdynamo_orig_backend = convert
@@ -68,7 +70,7 @@ class _Conversion:
     def __call__(self, *frame: Any) -> Any:
         before = self._counters["graph_break"].copy()
         try:
-            with self._config.patch(specialize_float=True), warnings.catch_warnings():
+            with self._config.patch(**_FAITHFUL), warnings.catch_warnings():
                 # of how it traces what it takes apart, which the caller did not ask it to
                 warnings.filterwarnings("ignore", module=r"torch\._dynamo")
                 result = self._torchdynamo_orig_backend(*frame)
