@@ -52,8 +52,8 @@ def taken_apart(
     return taken
 
 
-#: Numbers are specialised on, as by capture: else they are tensors whose `item()` no trace holds. What NumPy draws comes
-#: from its own stream: by default, TorchDynamo draws it from that of PyTorch.
+#: Numbers are specialised on, as by capture: else they are tensors whose `item()` no trace holds. NumPy draws from its
+#: own stream: by default, TorchDynamo draws from that of PyTorch.
 _FAITHFUL = {"specialize_float": True, "use_numpy_random_stream": True}
 
 
