@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import LocalSource
 from torch._guards import TracingContext, tracing
 from torch._inductor import config
+from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.codecache import FxGraphCache, write_atomic
 from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.decomposition import select_decomp_table
@@ -38,6 +40,11 @@ from .quoting import quoted_paths
 from .variants import Compiled
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+if hasattr(os, "register_at_fork"):
+    # A forked process has none of the threads of Inductor's pool, and waits for them: as of 2.13, Inductor makes the
+    # pool of processes anew there, and not that of threads.
+    os.register_at_fork(after_in_child=AsyncCompile.pool.cache_clear)
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -140,6 +141,20 @@ print([str(one.message) for one in caught if one.category is sg.errors.PluginWar
 """
 
 
+#: A process forked from one that has compiled, which compiles something else.
+FORKS = """
+import faulthandler, os, torch, switchgear as sg
+f = sg.jit(lambda x: (torch.sin(x) * {number}).exp(), executors=["inductor", "torch"], dynamic=False)
+f(torch.ones(8, 8))
+child = os.fork()
+if child == 0:
+    faulthandler.dump_traceback_later(60, exit=True)
+    f(torch.ones(3, 5))
+    os._exit("inductor" not in {{choice.owner for choice in sg.last_choices(f)}})
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
 def run(program: str, variables: Mapping[str, str | None], preexec: Callable[[], None] | None = None) -> str:
     """What a program prints in a process of its own, with these variables; None removes one."""
     changed = {**os.environ, **variables}
@@ -195,3 +210,9 @@ def test_folders_with_odd_names(tmp_path: Path) -> None:
     assert place.strip() == str(folder / "torch" / "__init__.py")
     run(PROGRAM.format(number=5), surroundings)
     assert [*folder.glob("torchinductor_*/**/*.main.so")]
+
+
+@unix
+@compiles
+def test_a_forked_process_compiles() -> None:
+    run(FORKS.format(number=random.random()), {"TORCHINDUCTOR_COMPILE_THREADS": "2"})

@@ -181,6 +181,28 @@ def enum_member() -> Scenario:
     return changed(module, lambda: put(module, scale=Mode.SUM))
 
 
+class Listed(enum.EnumMeta):
+    def __contains__(cls, member: object) -> bool:
+        return member in [one.value for one in cls]
+
+
+class Reduction(enum.StrEnum, metaclass=Listed):
+    MEAN = "mean"
+    SUM = "sum"
+
+
+@case()
+def enum_with_a_metaclass_of_its_own() -> Scenario:
+    class Pools(Scaled):
+        def forward(self, x: Tensor) -> Tensor:
+            assert self.scale in Reduction
+            y = self.lin(x)
+            return y.mean(-1) if self.scale == Reduction.MEAN else y.sum(-1)  # type: ignore[no-any-return]
+
+    module = Pools(scale="mean")
+    return changed(module, lambda: put(module, scale="sum"))
+
+
 @case()
 def property_over_a_field() -> Scenario:
     class Computes(Scaled):

@@ -458,7 +458,7 @@ class Reached:
     def _class(self, kind: type) -> None:
         for base in _users_bases(kind):
             self._hold(ClassAttributes(base, base.__qualname__))
-        if user_objects.is_users_class(type(kind)) and hasattr(type(kind), "__getattr__"):
+        if any("__getattr__" in vars(base) for base in _users_bases(type(kind))):
             raise Unsupported(
                 f"the function reaches {kind.__qualname__}, the attributes of which {type(kind).__qualname__} makes up",
                 splits=False,
