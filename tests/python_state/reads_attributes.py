@@ -183,7 +183,7 @@ def enum_member() -> Scenario:
 
 class Listed(enum.EnumMeta):
     def __contains__(cls, member: object) -> bool:
-        return member in [one.value for one in cls]
+        return member in cls._value2member_map_
 
 
 class Reduction(enum.StrEnum, metaclass=Listed):
