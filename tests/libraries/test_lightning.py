@@ -86,7 +86,7 @@ def test_a_module_inside(precision: str, tmp_path: Path) -> None:
 def test_the_training_step(tmp_path: Path) -> None:
     losses, parameters = fitted(Classifier(network()), tmp_path)
     classifier = Classifier(network())
-    classifier.training_step = sg.jit(classifier.training_step, executors=["torch"])
+    classifier.training_step = sg.jit(classifier.training_step, executors=["torch"])  # type: ignore[method-assign]
     own_losses, own_parameters = fitted(classifier, tmp_path)
     assert own_losses == losses
     assert_same(own_parameters, parameters)

@@ -204,6 +204,23 @@ def enum_with_a_metaclass_of_its_own() -> Scenario:
 
 
 @case()
+def flags_that_matter_together() -> Scenario:
+    class Doubles(Scaled):
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.lin(x)
+            return y * 2 if self.scale and self.flag else y  # type: ignore[no-any-return]
+
+    module = Doubles(scale=False, flag=False)
+    return changed(
+        module,
+        lambda: put(module, scale=True),
+        lambda: put(module, scale=False, flag=True),
+        lambda: put(module, scale=True),
+        lambda: put(module, flag=False),
+    )
+
+
+@case()
 def property_over_a_field() -> Scenario:
     class Computes(Scaled):
         @property

@@ -12,14 +12,14 @@ class Guard:
     """A condition on a call.
 
     `condition` is Python over the flattened arguments `a0`, `a1`, …, the tuple `inputs` of the trace's input tensors,
-    and the names in `scope`. `why` says what is otherwise in a call that does not meet it. `forget` has it leave out
-    what it misses a call by, where that was found to lead to the same trace.
+    and the names in `scope`. `why` says what is otherwise in a call that does not meet it. `forget(other)` has it hold
+    for what `other` was made for, too, which was found to lead to the same trace; False if it does not.
     """
 
     condition: str
     why: str | Callable[[], str]
     scope: Mapping[str, Any] = field(default_factory=dict)
-    forget: Callable[[], bool] | None = None
+    forget: Callable[[Guard], bool] | None = None
     #: Called once the entry is compiled, which runs the backward of a user's Function: all is to be as before.
     settle: Callable[[], None] | None = None
     #: What it asks for in words, a line each; where nothing is given, that is `why`.

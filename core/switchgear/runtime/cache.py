@@ -73,7 +73,7 @@ class Cache:
     def general(self, key: tuple[Any, ...], new: Entry) -> Entry:
         """An older entry that computes what a new one does, by now without the guards that set their calls apart."""
         for entry in self._buckets.get(key, ()):
-            if same_program(entry.captured, new.captured) and entry.forget():
+            if same_program(entry.captured, new.captured) and entry.forget(new):
                 return entry
         return new
 

@@ -113,10 +113,10 @@ class Entry:
         """What it takes for granted of a call, in words."""
         return self._prologue.listed()
 
-    def forget(self) -> bool:
-        """Drop what sets the last call that did not fit apart, if features say that it can be dropped."""
-        forgotten = [guard.forget() for guard in self.captured.guards if guard.forget is not None]
-        return any(forgotten)
+    def forget(self, other: Entry) -> bool:
+        """Serve what another entry does, which computes the same for a call that did not fit, if features say so."""
+        pairs = zip(self.captured.guards, other.captured.guards, strict=False)
+        return any([one.forget(two) for one, two in pairs if one.forget and two.forget])
 
     def _finishing(self) -> Run:
         outputs = self.captured.outputs

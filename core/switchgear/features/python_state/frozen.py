@@ -44,16 +44,6 @@ class Instance:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Either:
-    """One of several values, all of which lead to the same trace."""
-
-    values: tuple[object, ...]
-
-    def __repr__(self) -> str:
-        return " or ".join(map(repr, self.values))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Data:
     """What was in an array of NumPy's."""
 
@@ -104,8 +94,6 @@ def same(value: object, frozen: object) -> bool:
         return True
     if frozen is TENSOR:
         return isinstance(value, torch.Tensor)
-    if isinstance(frozen, Either):
-        return any(same(value, one) for one in frozen.values)
     if isinstance(frozen, Instance):
         return type(value) is frozen.kind
     if isinstance(frozen, Data):

@@ -23,13 +23,11 @@ from switchgear.features.python_state.frozen import (
     TENSOR,
     Contents,
     Data,
-    Either,
     Instance,
-    freeze,
     is_atom,
     same,
 )
-from switchgear.features.python_state.holders import MISSING, Content, dict_base
+from switchgear.features.python_state.holders import MISSING
 
 #: In the place of a key: the owner itself.
 ITSELF: Any = type("Itself", (), {})()
@@ -160,6 +158,8 @@ class State:
         #: The ids of what calls write to.
         self._written = written
         self._indices = tuple(arguments)
+        #: What else leads to this trace.
+        self._alternatives: list[State] = []
         #: The objects of a call that did not fit.
         self._missed: tuple[object, ...] = ()
 
@@ -174,7 +174,17 @@ class State:
         return bool(self.root.check((self.owners, *objects))) or self.refresh(*objects)
 
     def refresh(self, *objects: Any) -> bool:
-        """Whether it holds, where the tree says no: it compares some places by identity, and is made again then."""
+        """Whether it or an alternative holds, where the tree says no.
+
+        The tree compares some places by identity, and is made again where these alone are others.
+        """
+        if any(one.root.check((one.owners, *objects)) for one in self._alternatives):
+            return True
+        return self._holds_anew(*objects) or any(
+            one._holds_anew(*objects) for one in self._alternatives
+        )
+
+    def _holds_anew(self, *objects: Any) -> bool:
         self._missed = objects
         named = self._objects()
         said = self.root.check_verbose((self.owners, *objects)).verbose_code_parts
@@ -197,48 +207,37 @@ class State:
         now = missed.now(objects)
         return f"{missed.label} (from {_shown(missed.value)} to {_shown(now)})"
 
-    def forget(self) -> bool:
-        """Let what does not hold in the call that did not fit be as it is there, too; False if that is too much.
+    def forget(self, guard: Guard) -> bool:
+        """Take what the call that did not fit was captured with, by `guard`, for an alternative; False if it is none.
 
         Of containers that the function writes to, which grow, nothing is asked any more.
         """
+        other = guard.scope["state"]
+        if other._indices != self._indices or len(self._alternatives) == _MOST_VALUES:
+            return False
         objects = self._objects()
         missed = [read for read in self._reads if not read.holds(objects)]
-        if any(len(_values(read)) == _MOST_VALUES for read in missed):
-            return False
-        for read in missed:
-            now = read.now(objects)
-            if id(now) in self._written or (read.place is not None and not is_atom(now)):
-                self._reads.remove(read)
-            else:
-                read.value = Either((*_values(read), freeze(now, _NOW)))
-        if missed:
-            self.build(objects)
+        self._leave_out_grown(objects)
+        other._leave_out_grown(objects)
+        if not all(read.holds(objects) for read in self._reads):
+            self._alternatives.append(other)
         return bool(missed)
+
+    def _leave_out_grown(self, objects: Mapping[int, object]) -> None:
+        kept = [read for read in self._reads if not self._grows(read, objects)]
+        if len(kept) < len(self._reads):
+            self._reads = kept
+            self.root = internals.guard_root()
+            self.root.add_lambda_guard(lambda call: False, ["made again where all holds"], None)
+
+    def _grows(self, read: Read, objects: Mapping[int, object]) -> bool:
+        now = read.now(objects)
+        of_call = read.place is not None and not read.holds(objects) and not is_atom(now)
+        return id(now) in self._written or of_call
 
     def listed(self) -> list[str]:
         """What is asked for, a place each."""
         return sorted(map(str, self._reads))
-
-
-class _Now:
-    """What containers hold now."""
-
-    def content(self, container: Any) -> Content:
-        if isinstance(container, dict):
-            return dict(dict_base(container).items(container))
-        return dict(enumerate(container))
-
-    def is_of_call(self, value: object) -> bool:
-        return False
-
-
-_NOW = _Now()
-
-
-def _values(read: Read) -> tuple[object, ...]:
-    """What a place may hold."""
-    return read.value.values if isinstance(read.value, Either) else (read.value,)
 
 
 class _Nodes:
@@ -291,7 +290,7 @@ def _is_by_identity(read: Read) -> bool:
     frozen = read.value
     if not isinstance(frozen, Contents) or not (_is_plain(read) or type(read.owner) is dict):
         return False
-    is_deep = any(isinstance(item, (Contents, Instance, Either, Data)) for item in frozen.items)
+    is_deep = any(isinstance(item, (Contents, Instance, Data)) for item in frozen.items)
     is_large = frozen.kind is dict and len(frozen.items) > _FEW_ITEMS
     return not is_deep and (frozen.kind is tuple or is_large)
 
@@ -311,9 +310,7 @@ def _add_read(node: Any, read: Read, objects: Mapping[int, object], label: list[
         _add_value(node, read.value, read.now(objects), label)
         return
     is_dict = isinstance(read.owner, dict)
-    if len(_values(read)) > 1 and MISSING in _values(read):
-        node.add_lambda_guard(lambda _: read.holds(), label, None)
-    elif read.value is MISSING and is_dict:
+    if read.value is MISSING and is_dict:
         node.add_dict_contains_guard(False, read.key, label, None)
     elif read.value is MISSING and not isinstance(read.owner, types.CellType):
         node.add_no_hasattr_guard(read.key, label, None)
@@ -358,7 +355,7 @@ def _add_value(node: Any, frozen: object, value: Any, label: list[str]) -> None:
         node.add_lambda_guard(members.__eq__, label, None)
     elif isinstance(frozen, Instance):
         node.add_type_match_guard(id(frozen.kind), label, None)
-    elif isinstance(frozen, (Contents, Data, Either)) or frozen is TENSOR or _needs_care(frozen):
+    elif isinstance(frozen, (Contents, Data)) or frozen is TENSOR or _needs_care(frozen):
         node.add_lambda_guard(lambda now: same(now, frozen), label, None)
     elif is_atom(frozen) and not isinstance(frozen, enum.Enum):
         node.add_equals_match_guard(frozen, label, None)
