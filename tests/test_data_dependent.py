@@ -588,3 +588,53 @@ def test_operators(name: str) -> None:
         fine.add(Outcome.FELL_BACK)  # the mean divides by lengths that PyTorch puts into a tensor without an operator
     assert {verdict.outcome for verdict in verdicts} <= fine, verdicts
     assert any(verdict.outcome is Outcome.EQUAL for verdict in verdicts)
+
+
+# -- what is drawn ----------------------------------------------------------------------------------------------------
+
+
+def layer_drop(x: Tensor, p: float) -> Tensor:
+    for _ in range(3):
+        if torch.rand([]) < p:
+            continue
+        x = torch.dropout(x * 2, 0.5, True)
+    return x
+
+
+@pytest.mark.parametrize("p", [0.0, -1.0])
+def test_a_draw_compared_with_what_it_never_is(p: float) -> None:
+    jitted = sg.jit(layer_drop, executors=EXECUTORS, strict=True)
+    for seed in range(3):
+        found = []
+        for function in (layer_drop, jitted):
+            torch.manual_seed(seed)
+            found.append((function(torch.ones(4), p), torch.get_rng_state()))
+        assert_equal(found[1], found[0])
+    assert entries(jitted) == 1
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x if torch.rand(()) >= 0 else -x,
+        lambda x: x if torch.rand(()) <= -0.5 else -x,
+        lambda x: x if torch.rand(()) > -0.5 else -x,
+    ],
+)
+def test_other_comparisons_with_a_draw(function: Callable[[Tensor], Tensor]) -> None:
+    x = torch.randn(3)
+    assert_equal(sg.jit(function, executors=EXECUTORS, strict=True)(x), function(x))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x if torch.rand(()) < 0.5 else -x,
+        lambda x: x if torch.rand(()) <= 0 else -x,
+        lambda x: x if torch.randn(()) < 0 else -x,
+        lambda x: x if torch.rand(()) - 0.5 < 0 else -x,
+    ],
+)
+def test_a_draw_that_decides_is_not_known(function: Callable[[Tensor], Tensor]) -> None:
+    with falls_back("draws random numbers", "DataDependent"):
+        sg.jit(function, executors=EXECUTORS)(torch.randn(3))
