@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 import pickle
@@ -734,9 +735,31 @@ def test_transformer_encoder_layer_in_train_and_eval() -> None:
     x = numbers(2, 3, 8, dtype=torch.float32)
     check(layer, x)
     check(layer.eval(), x)
-    # without grad eager takes a fused path, which asks for function modes: ours is the composed one
+    # without grad eager takes a fused path
     with torch.no_grad():
-        torch.testing.assert_close(jit(layer.eval())(x), layer(x), rtol=1e-5, atol=1e-6)
+        assert torch.equal(jit(layer)(x), layer(x))
+
+
+PADDING = torch.tensor([[False, False, True], [False, False, False]])
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize("options", [{}, {"src_key_padding_mask": PADDING}])
+def test_fused_encoder(options: dict[str, T]) -> None:
+    encoder = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2).eval()
+    x, jitted = numbers(2, 3, 8, dtype=torch.float32), sg.jit(encoder, executors=["torch"], fallback="split")
+    with torch.no_grad(), falls_back("it makes a nested tensor") if options else contextlib.nullcontext():
+        assert torch.equal(jitted(x, **options), encoder(x, **options))
+
+
+@pytest.mark.parametrize("options", [{}, {"need_weights": False}, {"key_padding_mask": PADDING}])
+def test_fused_attention(options: dict[str, Any]) -> None:
+    attention = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    x = numbers(2, 3, 8, dtype=torch.float32)
+    with torch.no_grad():
+        found, expected = (called(x, x, x, **options) for called in (jit(attention), attention))
+    assert torch.equal(found[0], expected[0])
+    assert found[1] is expected[1] or torch.equal(found[1], expected[1])
 
 
 def test_parameters_and_buffers_added_later_are_noticed() -> None:

@@ -6,6 +6,7 @@ from switchgear.features.checkpointing import Checkpointing
 from switchgear.features.custom_functions import CustomFunctions
 from switchgear.features.data_reads import DataReads
 from switchgear.features.distributed import Distributed
+from switchgear.features.fast_paths import FastPaths
 from switchgear.features.generators import Generators
 from switchgear.features.inner_grad import GradFnReads, InnerGrad
 from switchgear.features.input_queries import InputQueries
@@ -34,6 +35,7 @@ BUILT_IN = (
     Feature("custom_functions", (CustomFunctions(),)),
     Feature("checkpoint", (Checkpointing(),)),
     Feature("saved_tensors_hooks", (SavedTensorsHooks(),)),
+    Feature("fast_paths", (FastPaths(),)),
     Feature("outside", (Outside(),)),
     Feature("python_state", (PythonState(),)),
 )

@@ -60,6 +60,9 @@ _STRANGE = {
     **dict.fromkeys(
         ("quantize_per_tensor", "quantize_per_channel", "quantize_per_tensor_dynamic"), "quantised"
     ),
+    **dict.fromkeys(
+        ("_nested_tensor_from_mask", "_nested_tensor_from_mask_left_aligned"), "nested"
+    ),
     "to_mkldnn": "mkldnn",
     "as_subclass": "tensor subclass",
 }
@@ -101,7 +104,9 @@ def refuse(
     if name in _STRANGE:
         raise Unsupported(
             f"{name} inside a jitted function, in {here()}: it makes a {_STRANGE[name]} tensor; call it, and what uses "
-            "its result, outside the jitted function"
+            "its result, outside the jitted function",
+            splits=_STRANGE[name]
+            != "nested",  # TorchDynamo makes none, and what is padding differs
         )
     if name in _REFUSED_NAMES:
         full = resolve_name(func) or f"{getattr(func, '__module__', '')}.{name}"

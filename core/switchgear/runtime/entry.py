@@ -116,7 +116,8 @@ class Entry:
     def forget(self, other: Entry) -> bool:
         """Serve what another entry does, which computes the same for a call that did not fit, if features say so."""
         pairs = zip(self.captured.guards, other.captured.guards, strict=False)
-        return any(one.forget(two) for one, two in pairs if one.forget and two.forget)
+        forgotten = [one.forget(two) for one, two in pairs if one.forget and two.forget]
+        return any(forgotten)
 
     def _finishing(self) -> Run:
         outputs = self.captured.outputs

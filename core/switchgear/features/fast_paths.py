@@ -1,0 +1,28 @@
+"""Fused layers of `torch.nn`, which eager takes without gradients unless a tensor overrides functions.
+
+What stands for a tensor in a capture overrides none, whatever modes are at work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+
+import torch
+from torch import nn
+
+from switchgear.capture.handler import Handler
+from switchgear.patches import redirected
+
+
+class FastPaths(Handler):
+    """Multi-head attention and the layers of an encoder."""
+
+    def around(self) -> AbstractContextManager[None]:
+        """They ask for no mode. Others have the function under a name of their own."""
+        return redirected(torch.overrides, "has_torch_function", _is_overridden)
+
+
+def _is_overridden(original: Callable[..., bool], arguments: Iterable[object]) -> bool:
+    kinds = {type(value) for value in arguments if isinstance(value, torch.Tensor)}
+    return not kinds <= {torch.Tensor, nn.Parameter}
