@@ -29,6 +29,7 @@ from torch._inductor.output_code import CompiledFxGraphConstants
 from torch._inductor.pattern_matcher import stable_topological_sort
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._inductor.utils import BoxedBool
+from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP, DimDynamic, ShapeEnv
@@ -135,7 +136,7 @@ def compile_region(region: Region, sizes: Sequence[int], options: Mapping[str, A
         compiled = None if region.place is None else _found(region.place, inputs)
         if compiled is None:
             with mode, enable_python_dispatcher() if sizes else contextlib.nullcontext():
-                graph = make_fx(permuted, decomposition_table=select_decomp_table())(*inputs)
+                graph = make_fx(permuted, decomposition_table=_decompositions())(*inputs)
                 _simplify(graph)
             (end,) = graph.graph.find_nodes(op="output")
             # without this, the strides of outputs are Inductor's choice
@@ -168,6 +169,19 @@ def compile_region(region: Region, sizes: Sequence[int], options: Mapping[str, A
         return results
 
     return Compiled(laid_out, holds)
+
+
+def _decompositions() -> dict[Any, Callable[..., Any]]:
+    return {**select_decomp_table(), torch.ops.aten.cat.default: _cat}
+
+
+def _cat(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
+    """As Inductor has it, laid out as by PyTorch's kernel: one that is left without empty ones keeps its strides."""
+    result = select_decomp_table()[torch.ops.aten.cat.default](tensors, dim)
+    if result is NotImplemented:
+        return result
+    formats = {suggest_memory_format(tensor) for tensor in tensors}
+    return result.contiguous(memory_format=formats.pop() if len(formats) == 1 else torch.contiguous_format)
 
 
 def _simplify(graph: torch.fx.GraphModule) -> None:

@@ -212,6 +212,16 @@ def test_inputs_in_any_layout() -> None:
         check(lambda a: (a.sin() + 1) * a.sum(0), value)
 
 
+def test_what_is_joined_to_nothing() -> None:
+    # as the first keys of a cache; the view is one of eager's strides alone
+    def joined(x: Tensor) -> Tensor:
+        keys = torch.cat([torch.tensor([]), torch.sin(x).view(2, 3, 4, 5).transpose(1, 2)], -2)
+        return keys.transpose(-2, -1).view(8, 5, 3).exp()
+
+    check(joined, torch.randn(2, 3, 20))
+    check(joined, torch.randn(2, 3, 20, requires_grad=True))
+
+
 def test_strides_of_outputs() -> None:
     image = torch.randn(2, 3, 4, 5)
     last = image.to(memory_format=torch.channels_last)
