@@ -616,19 +616,6 @@ def test_a_draw_compared_with_what_it_never_is(p: float) -> None:
 @pytest.mark.parametrize(
     "function",
     [
-        lambda x: x if torch.rand(()) >= 0 else -x,
-        lambda x: x if torch.rand(()) <= -0.5 else -x,
-        lambda x: x if torch.rand(()) > -0.5 else -x,
-    ],
-)
-def test_other_comparisons_with_a_draw(function: Callable[[Tensor], Tensor]) -> None:
-    x = torch.randn(3)
-    assert_equal(sg.jit(function, executors=EXECUTORS, strict=True)(x), function(x))
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
         lambda x: x if torch.rand(()) < 0.5 else -x,
         lambda x: x if torch.rand(()) <= 0 else -x,
         lambda x: x if torch.randn(()) < 0 else -x,

@@ -97,3 +97,18 @@ def test_hidden_writes_of_a_training_step_are_compiled() -> None:
     for _ in range(2):
         assert torch.equal(jitted(ours, x), step(eagers, x))
         assert torch.equal(ours, eagers)
+
+
+def test_a_list_that_every_call_finds_longer() -> None:
+    log, logged = list[int](), list[int]()
+
+    def function(x: Tensor, log: list[int]) -> Tensor:
+        log.append(1)
+        return x * 2 if len(log) > 12 else x
+
+    x = torch.ones(3)
+    jitted = sg.jit(lambda x: function(x, log), executors=["torch"])
+    with falls_back("the function changes log, and every call finds it otherwise"):
+        for _ in range(15):
+            assert torch.equal(jitted(x), function(x, logged))
+            assert log == logged

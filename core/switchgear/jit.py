@@ -182,6 +182,7 @@ class Compiler:
                     self._varying.give_up(kind_of(spec, leaves))
                 elif marks:
                     key = call_key(leaves, spec, self.module, marks)
+                general = self.cache.general(key, entry)
             except ContainerMatters:
                 if self._whole:
                     what = "a function inside changes a container among its arguments"
@@ -190,7 +191,6 @@ class Compiler:
                 return self._find(args, kwargs, unfit)
             except (Unsupported, DataDependent) as error:
                 return self._refused(error, key)
-            general = self.cache.general(key, entry)
             if general is entry:
                 self.cache.add(key, entry, reason)
             entry = general

@@ -53,6 +53,17 @@ def number_appended() -> Scenario:
 
 
 @case()
+def length_that_decides_after_appends() -> Scenario:
+    log: list[int] = []
+
+    def forward(x: Tensor) -> Tensor:
+        log.append(1)
+        return x * 2 if len(log) > 3 else x
+
+    return repeated(forward, lambda: log, 6)
+
+
+@case()
 def dict_entry_of_a_closure() -> Scenario:
     features: dict[str, Tensor] = {}
 

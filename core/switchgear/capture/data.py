@@ -147,9 +147,8 @@ class Data:
         for item in reversed(lines):
             if missing.isdisjoint(proxy.name for proxy in item.outputs):
                 continue
-            answer = _known_of_draw(item, lines)
-            if answer is not None:
-                self._values[item.output.name] = torch.tensor(answer)
+            if _is_never(item, lines):
+                self._values[item.output.name] = torch.tensor(False)
                 missing.remove(item.output.name)
                 continue
             if item.is_random or item.symbol == AUTOGRAD_GRAD:
@@ -207,24 +206,14 @@ class Data:
             self._from_inputs.add(name)
 
 
-#: What a comparison of a number that is not negative, with one that is 0 or with one below, gives.
-_OF_DRAWS = {
-    _aten.lt.Scalar: (False, False),
-    _aten.ge.Scalar: (True, True),
-    _aten.le.Scalar: (None, False),
-    _aten.gt.Scalar: (None, True),
-}
-
-
-def _known_of_draw(item: BoundSymbol, lines: list[BoundSymbol]) -> bool | None:
-    """What `torch.rand([]) < 0.0`, or a comparison like it, gives whatever is drawn; None where that is not known."""
-    if item.symbol.fn not in _OF_DRAWS or item.output.shape:
-        return None
+def _is_never(item: BoundSymbol, lines: list[BoundSymbol]) -> bool:
+    """Whether it is `torch.rand([]) < p` for a p that is not positive: false, whatever is drawn."""
+    if item.symbol.fn is not _aten.lt.Scalar or item.output.shape:
+        return False
     drawn, bound = item.args
-    if not isinstance(bound, (int, float)) or not bound <= 0:
-        return None
-    is_draw = any(line.symbol.fn is _aten.rand.default and line.output == drawn for line in lines)
-    return _OF_DRAWS[item.symbol.fn][bound < 0] if is_draw else None
+    if not isinstance(bound, (int, float)) or bound > 0:
+        return False
+    return any(line.symbol.fn is _aten.rand.default and line.output == drawn for line in lines)
 
 
 def _select_zeros(

@@ -105,8 +105,8 @@ def refuse(
         raise Unsupported(
             f"{name} inside a jitted function, in {here()}: it makes a {_STRANGE[name]} tensor; call it, and what uses "
             "its result, outside the jitted function",
-            splits=_STRANGE[name]
-            != "nested",  # TorchDynamo makes none, and what is padding differs
+            # TorchDynamo makes no nested tensors, and what is padding differs
+            splits=_STRANGE[name] != "nested",
         )
     if name in _REFUSED_NAMES:
         full = resolve_name(func) or f"{getattr(func, '__module__', '')}.{name}"

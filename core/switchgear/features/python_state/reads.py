@@ -19,6 +19,7 @@ import torch
 from switchgear import torch_private as internals
 from switchgear.capture.guards import Guard
 from switchgear.capture.signature import Argument, Attribute, follow
+from switchgear.errors import Unsupported
 from switchgear.features.python_state.frozen import (
     TENSOR,
     Contents,
@@ -210,30 +211,23 @@ class State:
     def forget(self, guard: Guard) -> bool:
         """Take what the call that did not fit was captured with, by `guard`, for an alternative; False if it is none.
 
-        Of containers that the function writes to, which grow, nothing is asked any more.
+        Raises `Unsupported` where the function itself has changed at each call what it is captured for.
         """
         other = guard.scope["state"]
-        if other._indices != self._indices or len(self._alternatives) == _MOST_VALUES:
-            return False
         objects = self._objects()
         missed = [read for read in self._reads if not read.holds(objects)]
-        self._leave_out_grown(objects)
-        other._leave_out_grown(objects)
-        if not all(read.holds(objects) for read in self._reads):
+        if other._indices != self._indices or not missed:
+            return False
+        if len(self._alternatives) < _MOST_VALUES:
             self._alternatives.append(other)
-        return bool(missed)
-
-    def _leave_out_grown(self, objects: Mapping[int, object]) -> None:
-        kept = [read for read in self._reads if not self._grows(read, objects)]
-        if len(kept) < len(self._reads):
-            self._reads = kept
-            self.root = internals.guard_root()
-            self.root.add_lambda_guard(lambda call: False, ["made again where all holds"], None)
-
-    def _grows(self, read: Read, objects: Mapping[int, object]) -> bool:
-        now = read.now(objects)
-        of_call = read.place is not None and not read.holds(objects) and not is_atom(now)
-        return id(now) in self._written or of_call
+            return True
+        if any(id(read.now(objects)) in self._written for read in missed):
+            raise Unsupported(
+                f"the function changes {missed[0].label}, and every call finds it otherwise; change it outside of the "
+                "jitted function",
+                splits=False,
+            )
+        return False
 
     def listed(self) -> list[str]:
         """What is asked for, a place each."""
