@@ -625,3 +625,35 @@ def test_a_draw_compared_with_what_it_never_is(p: float) -> None:
 def test_a_draw_that_decides_is_not_known(function: Callable[[Tensor], Tensor]) -> None:
     with falls_back("draws random numbers", "DataDependent"):
         sg.jit(function, executors=EXECUTORS)(torch.randn(3))
+
+
+# -- branches on masks, by default -------------------------------------------------------------------------------------
+
+
+def padded(x: Tensor, mask: Tensor) -> Tensor:
+    return x.softmax(-1) if mask.all() else x.masked_fill(~mask, -1e9).softmax(-1)
+
+
+def test_a_branch_on_a_mask_is_specialised_on_by_default() -> None:
+    jitted = sg.jit(padded, executors=EXECUTORS, strict=True)
+    x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    for mask in (torch.ones(4) > 0, torch.arange(4) > 1, torch.ones(4) > 0, torch.arange(4) > 2):
+        assert_equal(
+            first_and_second(lambda x, mask=mask: jitted(x, mask), x),
+            first_and_second(lambda x, mask=mask: padded(x, mask), x),
+        )
+    assert entries(jitted) == 2
+    with pytest.raises(errors.DataDependent):
+        sg.jit(padded, executors=EXECUTORS, strict=True, specialize_on_data=False)(x, torch.ones(4) > 0)
+
+
+def test_many_outcomes_are_no_longer_specialised_on() -> None:
+    def function(x: Tensor, ids: Tensor) -> Tensor:
+        return x * next(number for number in range(20) if (ids == number).any())
+
+    jitted, x = sg.jit(function, executors=EXECUTORS), torch.randn(3)
+    with falls_back("specialize_on_data", "DataDependent"):
+        for number in (*range(7), 0, 6):
+            ids = torch.tensor([number])
+            assert_equal(jitted(x, ids), function(x, ids))
+    assert entries(jitted) == 4

@@ -27,7 +27,7 @@ class UnderTest:
     """A jit whose executors are those under test; calls of it count the regions that are fused."""
 
     executors: Names = ("torch",)
-    specialize_on_data: bool = False
+    specialize_on_data: bool | None = None
     strict: bool = False
     fuel: Fuel = field(default_factory=Fuel, compare=False)
 

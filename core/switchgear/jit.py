@@ -52,6 +52,9 @@ from switchgear.who.preferences import PerOperator
 from switchgear.who.registry import Table
 from switchgear.who.selection import Selection, select
 
+#: In so many ways, the data of calls of one kind may come out before no more entries are specialised on them.
+_MOST_DATA = 4
+
 
 class Compiler:
     """Compiles one function on demand, and keeps what it compiled."""
@@ -67,7 +70,7 @@ class Compiler:
         self.module = module
         self.selection = selection
         self.link: bool = options["link"]
-        self.specialize_on_data: bool = options["specialize_on_data"]
+        self.specialize_on_data: bool | None = options["specialize_on_data"]
         self.dynamic: Dynamic | None = options["dynamic"]
         self._parameters = check_dynamic(self.dynamic, function)
         name = getattr(function, "__qualname__", None) or repr(function)
@@ -176,7 +179,10 @@ class Compiler:
                     marks = self._varying.notice(
                         kind_of(spec, leaves), leaves, self.cache.entries()
                     )
-                options = self.selection, self._rejit, self.specialize_on_data, marks, self._whole
+                on_data = self.specialize_on_data
+                if on_data is None and len(unfit) >= _MOST_DATA:
+                    on_data = False
+                options = self.selection, self._rejit, on_data, marks, self._whole
                 entry = Entry(self.function, leaves, spec, self.module, *options)
                 if entry.fixed and self.dynamic is None:
                     self._varying.give_up(kind_of(spec, leaves))
@@ -238,7 +244,7 @@ def jit(
     recompile_limit: int = 8,
     cache_size: int = 64,
     link: bool = False,
-    specialize_on_data: bool = False,
+    specialize_on_data: bool | None = None,
     dynamic: Dynamic | None = None,
     fuel: int | Fuel | None = None,
     **unknown: Any,
@@ -283,7 +289,9 @@ def jit(
     cache_size: compiled entries kept, the least recently used dropped first.
     link: print every backward line with the forward line and the rule that it comes from, in `str(trace)` too.
     specialize_on_data: where a Python value or a shape depends on the data of tensors (`item()`, a branch, indexing by
-        a mask), compile for what it is in a call, and check in every call that it is; else that is `DataDependent`.
+        a mask), compile for what it is in a call, and check in every call that it is. None: only branches on masks, ids
+        and other integers, `if mask.all()`, until they came out in so many ways that it is not worth it. What is not
+        compiled for is `DataDependent`.
     dynamic: sizes that one entry is to serve, so that another sequence length or batch does not compile again. None:
         those that have changed from one call to another; True: those of every tensor argument; a dict from parameters
         to dimensions, `dynamic={"input_ids": {1}}`; False: none. As in PyTorch, 0 and 1 are sizes of their own, and

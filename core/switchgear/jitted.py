@@ -49,7 +49,7 @@ class Options(TypedDict, total=False):
     recompile_limit: int
     cache_size: int
     link: bool
-    specialize_on_data: bool
+    specialize_on_data: bool | None
     dynamic: Dynamic | None
     fuel: int | Fuel | None
 

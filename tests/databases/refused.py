@@ -64,8 +64,6 @@ REFUSED_MODULES: dict[str, Refusal] = {
     "nn.BatchNorm1d": Refusal(DataDependent, _COUNTED, "train", partly=True),
     "nn.CTCLoss": Refusal(DataDependent, _LENGTHS),
     "nn.GaussianNLLLoss": Refusal(DataDependent, _CHECKS),
-    "nn.Transformer": Refusal(DataDependent, "it reads its target mask, to see whether it is causal", partly=True),
-    "nn.TransformerEncoder": Refusal(DataDependent, "it reads its mask, to see whether it is causal", partly=True),
 }
 
 _UNINITIALISED = Undefined("the result is memory as it was found")

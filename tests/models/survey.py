@@ -1,6 +1,7 @@
 """Small models of every kind through `jit`, beside eager: `python -m tests.models.survey --help`.
 
-Each runs in eval, for two steps of training, and writes 32 tokens with a growing and with a static cache.
+Each runs in eval, for two steps of training, padded and not, and writes 32 tokens with a growing and with a
+static cache.
 """
 
 from __future__ import annotations
@@ -70,9 +71,12 @@ def examine(name: str, jit: Jit) -> Iterator[Report]:
     model, batch = kind.build(), kind.batch()
     yield _judged(name, "eval", lambda jitted, base: _evaluate(kind, jitted, base, batch), model.eval(), jit)
     yield _judged(name, "train", lambda jitted, base: _train(kind, jitted, base, batch), model.train(), jit)
+    prompt = _unpadded(batch)
+    if "attention_mask" in batch:
+        whole = {**prompt, "labels": batch["labels"]} if "labels" in batch else prompt
+        yield _judged(name, "unpadded", lambda jitted, base: _train(kind, jitted, base, whole), model, jit)
     if not kind.generates:
         return
-    prompt = _prompt(batch)
     model.eval()
     yield _judged(name, "growing", lambda jitted, base: _generate(jitted, prompt), model, jit)
     try:
@@ -84,8 +88,8 @@ def examine(name: str, jit: Jit) -> Iterator[Report]:
     )
 
 
-def _prompt(batch: Batch) -> Batch:
-    """What a model goes on from; none of it is padding."""
+def _unpadded(batch: Batch) -> Batch:
+    """A batch without labels; none of it is padding."""
     prompt = {name: value for name, value in batch.items() if name != "labels"}
     if "attention_mask" in prompt:
         prompt["attention_mask"] = torch.ones_like(prompt["attention_mask"])

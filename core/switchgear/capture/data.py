@@ -4,7 +4,7 @@ A capture knows metadata alone. What a read needs beyond that is computed from t
 lines that it depends on, which must draw nothing; the trace gets a check in its place, and is from then on for those
 calls alone that pass it. Indexing by a mask becomes `nonzero` and indexing by integers, so that derivatives read no
 data. Checks stay out of composites and are no dead code; one that fails raises `OtherData` before anything is drawn
-or written. Without `specialize_on_data=True` such a read is `DataDependent`.
+or written. Without `specialize_on_data=True` such a read is `DataDependent`, but for branches on masks.
 """
 
 from __future__ import annotations
@@ -31,6 +31,11 @@ if TYPE_CHECKING:
     from switchgear.ir.proxy import TensorProxy
 
 _aten = torch.ops.aten
+
+_REMEDY = (
+    "a trace holds no data. Compute it outside the jitted function and pass it in, rewrite it with masks "
+    "(torch.where), or let sg.jit(..., specialize_on_data=True) compile for what the data are"
+)
 
 
 class OtherData(Exception):
@@ -77,10 +82,11 @@ def _recorded(symbol: Symbol, args: tuple[Any, ...]) -> bool:
 class Data:
     """What is in the tensors of a program under capture, computed as far as somebody asks.
 
-    Unless `of_inputs`, that is what comes from constants alone.
+    Unless `of_inputs`, that is what comes from constants alone; where it is None, also what is true or false of
+    integers and masks, which is exact whoever computes it.
     """
 
-    def __init__(self, recorder: Recorder, of_inputs: bool) -> None:
+    def __init__(self, recorder: Recorder, of_inputs: bool | None) -> None:
         self.of_inputs = of_inputs
         self._recorder = recorder
         self._values: dict[str, torch.Tensor] = {}
@@ -101,6 +107,8 @@ class Data:
             given = map_proxies(lambda proxy: self._values[proxy.name], (args, kwargs))
             given = map_numbers(hint_of, given)
             result = function(*given[0], **given[1])
+        if from_inputs and self.of_inputs is None and not isinstance(result, bool):
+            raise DataDependent(f"{need}: {_REMEDY}")
         if ACTIVE.sizes is not None and not from_inputs:
             self._note_sizes(function, args, kwargs, result, need)
         return result, from_inputs
@@ -191,19 +199,20 @@ class Data:
         if tensor is not None and internals.is_wrapper(tensor) and outer is not None:
             proxy = outer.tracker.proxy_of_fake(outer.tracker.last_fake(tensor))
             self._values[name], from_inputs = outer.data.call(_itself, (proxy,), {}, need)
-        elif tensor is not None and self.of_inputs:
+        elif tensor is not None and (self.of_inputs or self._is_mask(tensor)):
             self._values[name], from_inputs = tensor.detach(), True
         elif not self._recorder.follow_autograd:
             raise DataDependent(
                 f"{need}: a grad rule or a backward has no data while it is traced; use torch.where"
             )
         else:
-            raise DataDependent(
-                f"{need}: a trace holds no data. Compute it outside the jitted function and pass it in, rewrite it "
-                "with masks (torch.where), or let sg.jit(..., specialize_on_data=True) compile for what the data are"
-            )
+            raise DataDependent(f"{need}: {_REMEDY}")
         if from_inputs:
             self._from_inputs.add(name)
+
+    def _is_mask(self, tensor: torch.Tensor) -> bool:
+        is_exact = not (tensor.is_floating_point() or tensor.is_complex())
+        return self.of_inputs is None and is_exact
 
 
 def _is_never(item: BoundSymbol, lines: list[BoundSymbol]) -> bool:

@@ -125,7 +125,8 @@ class Recorder:
 
     `adopt` makes a tensor from outside that the function reaches for an input, by `enter`. `module_path` tells the
     path of the module being called. `follow_autograd`: find writes that autograd did not see, and compare its
-    requires_grad with the trace's own. `reads_inputs`: values and shapes may depend on the data of the inputs.
+    requires_grad with the trace's own. `reads_inputs`: values and shapes may depend on the data of the
+    inputs; None: branches may, on masks.
     """
 
     def __init__(
@@ -135,7 +136,7 @@ class Recorder:
         adopt: Callable[[torch.Tensor], torch.Tensor] | None = None,
         module_path: Callable[[], str] = str,
         follow_autograd: bool = True,
-        reads_inputs: bool = False,
+        reads_inputs: bool | None = False,
     ) -> None:
         self.names = names
         self.follow_autograd = follow_autograd

@@ -194,7 +194,7 @@ def capture(
     handlers: Handlers,
     module: torch.nn.Module | None = None,
     differentiable: frozenset[int] | None = None,
-    reads_inputs: bool = False,
+    reads_inputs: bool | None = False,
     marks: Marks = MappingProxyType({}),
     whole: bool = False,
 ) -> Captured:
@@ -203,8 +203,8 @@ def capture(
     `module` is the one whose state the function uses, for names, paths and write-back. `differentiable` says which
     arguments require grad, if not those whose tensors do. The function is run as eager would; only if that needs the
     data of a tensor, it is run again with `torch.compiler.is_compiling()` True, for libraries have another way then;
-    or, with `reads_inputs`, the trace is for calls with such data alone. `whole`: the leaves are those that
-    `flatten_arguments` gives with it.
+    or, with `reads_inputs`, the trace is for calls with such data alone; where that is None, with such masks.
+    `whole`: the leaves are those that `flatten_arguments` gives with it.
     Raises `ContainerMatters` where they have to be.
     Raises `CaptureError` and its kinds for what a trace cannot hold, and the function's own exceptions as they are.
     """

@@ -48,7 +48,7 @@ class Entry:
         module: torch.nn.Module | None,
         selection: Selection,
         rejit: Jit,
-        reads_inputs: bool = False,
+        reads_inputs: bool | None = False,
         marks: Marks = MappingProxyType({}),
         whole: bool = False,
     ) -> None:

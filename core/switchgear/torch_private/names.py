@@ -47,7 +47,7 @@ _BY_USE = {
         torch._is_functional_tensor torch._mirror_autograd_meta_to torch._sync torch._to_functional_tensor
     """,
     "autograd": """
-        torch.Tensor._base torch.Tensor._version torch._C._autograd.CreationMeta.MULTI_OUTPUT_NODE
+        torch.Tensor._base torch.Tensor._is_view torch.Tensor._version torch._C._autograd.CreationMeta.MULTI_OUTPUT_NODE
         torch._C._autograd._get_creation_meta torch._C._current_graph_task_id torch._C._set_grad_enabled
         torch.autograd.forward_ad._current_level
         torch._C._autograd._top_saved_tensors_default_hooks torch._C._autograd._pop_saved_tensors_default_hooks
