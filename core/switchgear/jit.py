@@ -168,13 +168,15 @@ class Compiler:
                     if found is not None:
                         self.last = found[0]
                         return (*found, False)
-                fallback = self.fallbacks.known(key)
+                fallback = self.fallbacks.known(key) or self.fallbacks.known(varying)
                 if fallback is not None:
                     return fallback
                 check_devices(leaves)
-                reason = next(iter(unfit.values()), "") or self.cache.why_not(
-                    key, args, kwargs, leaves
-                )
+                call = args, kwargs, leaves
+                reason = next(iter(unfit.values()), "") or self.cache.why_not(varying, *call)
+                if not unfit and self.cache.is_crowded(varying):
+                    what = f"{reason}, as for all entries before; keep it as it is, or raise recompile_limit"
+                    return self._refused(Unsupported(what, splits=False), varying)
                 if self.dynamic is None:
                     marks = self._varying.notice(
                         kind_of(spec, leaves), leaves, self.cache.entries()
@@ -285,7 +287,8 @@ def jit(
         executors that fuse.
         Never random numbers, matrix products, attention, scatters or operators from outside PyTorch. What is made again
         from an input must find it as it was: overwriting it before the backward is an error.
-    recompile_limit: compilations after which a `RecompileWarning` says what keeps changing.
+    recompile_limit: compilations after which a `RecompileWarning` says what keeps changing. Calls with the same tensors
+        that have been compiled 16 times, or twice as often as that, for other Python values, run in eager from then on.
     cache_size: compiled entries kept, the least recently used dropped first.
     link: print every backward line with the forward line and the rule that it comes from, in `str(trace)` too.
     specialize_on_data: where a Python value or a shape depends on the data of tensors (`item()`, a branch, indexing by

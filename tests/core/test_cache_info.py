@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import types
 
+import pytest
 import torch
 
 import switchgear as sg
+from tests.falling_back import falls_back
 
 
 def test_hits_and_misses_with_reasons() -> None:
@@ -37,3 +39,24 @@ def test_guards_in_words() -> None:
     text = sg.explain(jitted, guards=True)
     assert "Scaled.factor is 2.0" in text
     assert "guards of the entry last run" not in sg.explain(jitted)
+
+
+@pytest.mark.filterwarnings("ignore::switchgear.errors.RecompileWarning")
+def test_a_number_that_every_call_finds_otherwise() -> None:
+    class Counter:
+        steps = 0
+
+    counter = Counter()
+    counter.steps = 0
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        counter.steps += 1
+        return x * counter.steps
+
+    jitted = sg.jit(function, executors=["torch"])
+    with falls_back(r"steps \(from 15 to 16\) changed, as for all entries before"):
+        for step in range(1, 20):
+            assert torch.equal(jitted(torch.ones(3)), torch.full((3,), float(step)))
+    info = sg.cache_info(jitted)
+    assert (info.entries, info.fallbacks) == (16, 3)
+    assert info.reasons[3].count("steps") == 1

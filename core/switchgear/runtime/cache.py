@@ -27,6 +27,9 @@ _TOPICS = (
     "training flags or hooks",
 )
 
+#: So many entries for one kind of call are enough.
+_CROWD = 16
+
 
 class Cache:
     """Entries in least-recently-used order, at most `size`; warns once after more than `recompile_limit` of them."""
@@ -62,9 +65,14 @@ class Cache:
     def why_not(
         self, key: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]
     ) -> str:
-        """Why a call fits no entry under its key, if there is one."""
-        reasons = [entry.why_not(args, kwargs, leaves) for entry in self._buckets.get(key, ())]
-        return "; ".join(dict.fromkeys(reasons))
+        """Why a call does not fit the newest entry under its key, if there is one."""
+        for entry in self._buckets.get(key, ()):
+            return entry.why_not(args, kwargs, leaves)
+        return ""
+
+    def is_crowded(self, key: tuple[Any, ...]) -> bool:
+        """Whether so many entries are under a key that another is not worth it."""
+        return len(self._buckets.get(key, ())) >= max(_CROWD, 2 * self._limit)
 
     def entries(self) -> Iterable[Entry]:
         """All of them, the one used last first."""
@@ -102,11 +110,18 @@ class Cache:
     def _difference(self, key: tuple[Any, ...]) -> str:
         topics = zip(_TOPICS, self._last_key, key, strict=False)
         changed = [
-            f"{topic} changed from {before} to {now}"
+            "{} changed from {} to {}".format(topic, *_first_difference(before, now))
             for topic, before, now in topics
             if before != now
         ]
         return "; ".join(changed)
+
+
+def _first_difference(before: Any, now: Any) -> tuple[object, object]:
+    if not isinstance(now, tuple):
+        return before, now
+    different = (pair for pair in zip(before, now, strict=False) if pair[0] != pair[1])
+    return next(different, (before, now))
 
 
 def call_key(
