@@ -1,0 +1,113 @@
+"""The rules, each with what it saves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import switchgear as sg
+
+table = sg.Table("lean_rules")
+_aten = torch.ops.aten
+
+
+def relu_forward(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Saved is where nothing passes; a NaN passes, as in PyTorch."""
+    y = torch.relu(x)
+    return y, y <= 0
+
+
+def relu_backward(stopped: Tensor, grad: Tensor) -> Tensor:
+    """Nothing where it was stopped, for an infinite gradient too."""
+    return grad.masked_fill(stopped, 0)
+
+
+table.augmented(_aten.relu.default, forward=relu_forward, backward=relu_backward)
+
+
+def drops_on_cpu(call: sg.BoundSymbol) -> bool | str:
+    """Where PyTorch draws floating-point numbers; elsewhere its dropout keeps a mask by itself."""
+    if call.inputs[0].device.type != "cpu":
+        return "PyTorch's own dropout keeps a mask there"
+    p, training = (sg.argument(call, name) for name in ("p", "training"))
+    if sg.argument(call, "inplace"):
+        return "in place"
+    return (training and 0 < p < 1) or "nothing is drawn"
+
+
+@table.grad_rule(F.dropout, checker=drops_on_cpu)
+def dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    """Saved is the mask."""
+    kept = _draw(x, p)
+    return _drop(x, kept, p), lambda grad: _drop(grad, kept, p)
+
+
+def attends_with_weights(call: sg.BoundSymbol) -> bool | str:
+    """Where PyTorch makes the weights as a whole, and saves them three times over."""
+    query, key = (sg.argument(call, name) for name in ("query", "key"))
+    mask = sg.argument(call, "attn_mask")
+    if not any(part.symbol.name == "aten._safe_softmax.default" for part in call.subsymbols):
+        return "PyTorch's kernel keeps no weights"
+    if not 0 < sg.argument(call, "dropout_p") < 1:
+        return "without dropout"
+    if query.device.type != "cpu" or query.dtype not in (torch.float32, torch.float64):
+        return "float32 and float64 on a CPU only"
+    if call.kwargs.get("enable_gqa") or query.shape[:-2] != key.shape[:-2]:
+        return "heads that are shared, or broadcast"
+    if mask is not None and mask.requires_grad:
+        return "the mask requires grad"
+    return True
+
+
+@table.grad_rule(F.scaled_dot_product_attention, checker=attends_with_weights)
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """Saved are arguments and the dropout's mask; the backward makes the weights again."""
+    factor = query.shape[-1] ** -0.5 if scale is None else scale
+    scaled = query * factor
+
+    def weights() -> Tensor:
+        scores = scaled @ key.transpose(-2, -1)
+        if is_causal:
+            seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+            scores = torch.where(seen, scores, -torch.inf)
+        elif attn_mask is not None and attn_mask.dtype == torch.bool:
+            scores = torch.where(attn_mask, scores, -torch.inf)
+        elif attn_mask is not None:
+            scores = scores + attn_mask
+        made: Tensor = _aten._safe_softmax.default(scores, -1)
+        return made
+
+    first = weights()
+    kept = _draw(first, dropout_p)
+
+    def pullback(grad: Tensor) -> Sequence[Tensor | None]:
+        again = weights()
+        by_value = _drop(again, kept, dropout_p).transpose(-2, -1) @ grad
+        by_weights = _drop(grad @ value.transpose(-2, -1), kept, dropout_p)
+        by_scores = _aten._softmax_backward_data.default(by_weights, again, -1, again.dtype)
+        gradients = (by_scores @ key) * factor, by_scores.transpose(-2, -1) @ scaled, by_value
+        return gradients if attn_mask is None else (*gradients, None)
+
+    return _drop(first, kept, dropout_p) @ value, pullback
+
+
+def _draw(like: Tensor, p: float) -> Tensor:
+    """What is kept, as PyTorch draws it for a tensor of this layout; bytes are multiplied faster than booleans."""
+    return torch.empty_like(like, dtype=torch.uint8).bernoulli_(1 - p)
+
+
+def _drop(x: Tensor, kept: Tensor, p: float) -> Tensor:
+    return x * kept * (1 / (1 - p))
