@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+import torch.nn.functional as F
+
 import switchgear as sg
+from switchgear.testing import Sample
 
 from .pattern import PASS
 from .rules import table
@@ -20,3 +24,17 @@ def switchgear_register_grad_rules(registry: sg.Registry) -> None:
 def switchgear_passes() -> Sequence[sg.PassPlacement]:
     """The pattern."""
     return [PASS]
+
+
+@sg.hookimpl
+def switchgear_samples() -> dict[object, list[Sample]]:
+    """Calls for `switchgear test lean_rules`."""
+    x = torch.linspace(-2, 2, 48).reshape(2, 2, 3, 4)
+    attention: list[dict[str, object]] = [{"is_causal": True}, {"attn_mask": torch.ones(3, 3).tril()}]
+    return {
+        F.dropout: [Sample(F.dropout, (x, 0.3))],
+        F.scaled_dot_product_attention: [
+            Sample(F.scaled_dot_product_attention, (x, x.sin(), x.cos()), {"dropout_p": 0.3, **one})
+            for one in attention
+        ],
+    }

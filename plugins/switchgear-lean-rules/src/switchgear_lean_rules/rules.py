@@ -33,6 +33,8 @@ def drops_on_cpu(call: sg.BoundSymbol) -> bool | str:
     """Where PyTorch draws floating-point numbers; elsewhere its dropout keeps a mask by itself."""
     if call.inputs[0].device.type != "cpu":
         return "PyTorch's own dropout keeps a mask there"
+    if call.inputs[0].dtype not in (torch.float32, torch.float64):
+        return "in lower precision, rounding would differ from PyTorch's"
     p, training = (sg.argument(call, name) for name in ("p", "training"))
     if sg.argument(call, "inplace"):
         return "in place"
@@ -76,7 +78,9 @@ def attention(
 ) -> Any:
     """Saved are arguments and the dropout's mask; the backward makes the weights again."""
     factor = query.shape[-1] ** -0.5 if scale is None else scale
-    scaled = query * factor
+    # products of matrices would copy what is laid out otherwise each time
+    scaled, key, value = query.contiguous() * factor, key.contiguous(), value.contiguous()
+    raised = 1 / (1 - dropout_p)
 
     def weights() -> Tensor:
         scores = scaled @ key.transpose(-2, -1)
@@ -94,14 +98,14 @@ def attention(
     kept = _draw(first, dropout_p)
 
     def pullback(grad: Tensor) -> Sequence[Tensor | None]:
-        again = weights()
-        by_value = _drop(again, kept, dropout_p).transpose(-2, -1) @ grad
-        by_weights = _drop(grad @ value.transpose(-2, -1), kept, dropout_p)
+        again, grad = weights(), grad * raised
+        by_value = (again * kept).transpose(-2, -1) @ grad
+        by_weights = (grad @ value.transpose(-2, -1)) * kept
         by_scores = _aten._softmax_backward_data.default(by_weights, again, -1, again.dtype)
         gradients = (by_scores @ key) * factor, by_scores.transpose(-2, -1) @ scaled, by_value
         return gradients if attn_mask is None else (*gradients, None)
 
-    return _drop(first, kept, dropout_p) @ value, pullback
+    return ((first * kept) @ value) * raised, pullback
 
 
 def _draw(like: Tensor, p: float) -> Tensor:
