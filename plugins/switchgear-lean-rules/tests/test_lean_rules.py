@@ -48,6 +48,12 @@ def test_relu_saves_a_byte_an_element(relu: Any) -> None:
     assert mask.bytes == 1000
 
 
+def test_relu_that_is_left_to_pytorch() -> None:
+    jitted = sg.jit(lambda x: torch.relu(x * 2), executors=WITH, avoid={"aten.relu.default": "lean_rules"})
+    outcome(jitted, torch.randn(1000))
+    assert sum(one.bytes for one in sg.last_saved(jitted)) == 4000
+
+
 def test_relu_of_what_is_no_number() -> None:
     def weighted(x: Tensor, y: Tensor) -> Tensor:
         return torch.relu(x * 1) * y

@@ -84,13 +84,13 @@ def attention(
 
     def weights() -> Tensor:
         scores = scaled @ key.transpose(-2, -1)
+        seen = attn_mask
         if is_causal:
             seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-            scores = torch.where(seen, scores, -torch.inf)
-        elif attn_mask is not None and attn_mask.dtype == torch.bool:
-            scores = torch.where(attn_mask, scores, -torch.inf)
-        elif attn_mask is not None:
-            scores = scores + attn_mask
+        if seen is not None:
+            scores = scores + (
+                torch.where(seen, 0.0, -torch.inf).to(scores.dtype) if seen.dtype == torch.bool else seen
+            )
         made: Tensor = _aten._safe_softmax.default(scores, -1)
         return made
 
