@@ -85,9 +85,10 @@ def isolated_plugins(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
 
 
 @pytest.fixture(autouse=True)
-def nothing_split(monkeypatch: pytest.MonkeyPatch) -> None:
+def nothing_split() -> Iterator[None]:
     """What is refused runs in eager, which takes no time: most tests are about what is refused, and why."""
-    monkeypatch.setattr(sg.jit, "__kwdefaults__", {**(sg.jit.__kwdefaults__ or {}), "fallback": "eager"})
+    with sg.defaults(fallback="eager"):
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -281,9 +281,9 @@ REFUSED = [name for name, case in CASES.items() if case.falls_back]
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_python_state(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sg.jit, "__kwdefaults__", {**(sg.jit.__kwdefaults__ or {}), "fallback": "split"})
-    finding = examine(CASES[name])
+def test_python_state(name: str) -> None:
+    with sg.defaults(fallback="split"):
+        finding = examine(CASES[name])
     assert finding.is_good, f"{finding.outcome.value}: {finding.detail}"
 
 

@@ -13,6 +13,7 @@ from switchgear.ir.proxy import NumberProxy, TensorProxy
 from switchgear.ir.symbol import BoundSymbol, Symbol
 from switchgear.ir.trace import Trace
 from switchgear.jit import jit, last_backward_traces, last_choices, last_saved, last_traces
+from switchgear.options import defaults
 from switchgear.torch_private import real_dispatch
 from switchgear.who.executor import Executor, FusionExecutor
 from switchgear.who.fuel import Fuel
@@ -54,6 +55,7 @@ __all__ = [
     "argument",
     "cache_info",
     "composite",
+    "defaults",
     "errors",
     "explain",
     "get_grad",

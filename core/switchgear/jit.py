@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Unpack, get_args, overload
+from typing import Any, Unpack, overload
 
 import torch
 from torch import nn
@@ -28,14 +27,13 @@ from switchgear.ir.trace import Trace
 from switchgear.jitted import (
     MISSES,
     Decorator,
-    FallbackTo,
     JitFunction,
     Module,
-    Options,
     P,
     R,
     jitted_module,
 )
+from switchgear.options import FallbackTo, Options, check_options, with_defaults
 from switchgear.runtime.cache import Cache, call_key
 from switchgear.runtime.entry import Entry
 from switchgear.runtime.fallback import Fallback, Fallbacks
@@ -45,8 +43,8 @@ from switchgear.runtime.varying import VaryingSizes, kind_of
 from switchgear.torch_private.names import check_names, warn_if_untested
 from switchgear.who.fuel import Fuel
 from switchgear.who.hookspecs import PassPlacement
-from switchgear.who.memory import MEMORY, Memory
-from switchgear.who.order import Executors
+from switchgear.who.memory import Memory
+from switchgear.who.order import ExecutorOptions, Executors
 from switchgear.who.plugins import installed
 from switchgear.who.preferences import PerOperator
 from switchgear.who.registry import Table
@@ -230,11 +228,13 @@ def jit(function: Callable[P, R], **options: Unpack[Options]) -> Callable[P, R]:
 @overload
 def jit(function: None = None, **options: Unpack[Options]) -> Decorator: ...
 @internals.opaque
+@with_defaults
 def jit(
     function: Callable[..., Any] | nn.Module | None = None,
     *,
     methods: Sequence[str] = (),
     executors: Executors = "auto",
+    options: ExecutorOptions | None = None,
     grad_rules: Table | str | Sequence[Table | str] | None = None,
     prefer: PerOperator | None = None,
     avoid: PerOperator | None = None,
@@ -267,6 +267,8 @@ def jit(
         are not named, "-name" leaves one of these out. "auto" is [...]: all that are installed, those that fuse early,
         each region compiled by every one that takes it, measured, and left to the others where none is faster; times
         are remembered on disk. None is all that are installed, by (declared priority, name), and nothing is measured.
+    options: what executors are to do otherwise, by their names: `options={"mine": {"fast": True}}`. Each has its own,
+        the keyword arguments of its class, and runs as if made with them and listed as that object.
     grad_rules: tables of grad rules for this function alone, or names of plugins whose rules these are to be, asked
         before any executor.
     prefer, avoid: who is asked about single operators before everybody else, or not at all, forward and backward:
@@ -304,8 +306,10 @@ def jit(
     Raises `UnknownExecutor`, `ExecutorUnavailable`; calls raise `NotDifferentiable`, `RuleError`, and `CaptureError`
     where they are strict.
     """
-    options: dict[str, Any] = {
+    check_options({**unknown, "memory": memory, "fallback": fallback}, names=("methods",))
+    own: dict[str, Any] = {
         "executors": executors,
+        "options": options,
         "grad_rules": grad_rules,
         "prefer": prefer,
         "avoid": avoid,
@@ -321,31 +325,30 @@ def jit(
         "dynamic": dynamic,
         "fuel": fuel,
     }
-    if unknown:
-        close = difflib.get_close_matches(next(iter(unknown)), options, n=1)
-        hint = f", did you mean {close[0]}?" if close else ";"
-        raise TypeError(
-            f"sg.jit has no option {', '.join(unknown)}{hint} its options are {', '.join(options)}"
-        )
-    if memory not in MEMORY:
-        raise ValueError(f"memory is one of {', '.join(map(repr, MEMORY))}, not {memory!r}")
-    if fallback not in get_args(FallbackTo):
-        kinds = ", ".join(map(repr, get_args(FallbackTo)))
-        raise ValueError(f"fallback is one of {kinds}, not {fallback!r}")
     if function is None:
-        return functools.partial(jit, methods=methods, **options)
+        return functools.partial(jit, methods=methods, **own)
     if not callable(function):
         raise TypeError(f"sg.jit takes a function or a module, not a {type(function).__name__}")
     warn_if_untested()
     tables = (grad_rules,) if isinstance(grad_rules, (Table, str)) else tuple(grad_rules or ())
     single = prefer or {}, avoid or {}
     selection = select(
-        installed(), executors, tables, strict, memory, fuel, BUILT_IN, *single, check, passes
+        installed(),
+        executors,
+        tables,
+        strict,
+        memory,
+        fuel,
+        BUILT_IN,
+        *single,
+        check,
+        passes,
+        options or {},
     )
-    again = functools.partial(jit, **options)
+    again = functools.partial(jit, **own)
 
     def compiler(function: Callable[..., Any], module: nn.Module | None) -> Compiler:
-        return Compiler(function, module, selection, options)
+        return Compiler(function, module, selection, own)
 
     if isinstance(function, nn.Module):
         return jitted_module(

@@ -9,49 +9,19 @@ import inspect
 import sys
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, ParamSpec, Protocol, TypeAlias, TypedDict, TypeVar, overload
+from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
 import torch
 from torch import nn
 
 from switchgear import torch_private as internals
 from switchgear.capture.data import OtherData
-from switchgear.capture.sizes import Dynamic
 from switchgear.errors import InvalidInput, Unsupported
 from switchgear.runtime.entry import Entry
-from switchgear.who.fuel import Fuel
-from switchgear.who.hookspecs import PassPlacement
-from switchgear.who.memory import Memory
-from switchgear.who.order import Executors
-from switchgear.who.preferences import PerOperator
-from switchgear.who.registry import Table
 
 P = ParamSpec("P")
 R = TypeVar("R")
 Module = TypeVar("Module", bound=nn.Module)
-#: What becomes of a call that cannot be captured.
-FallbackTo: TypeAlias = Literal["split", "eager", "error"]
-
-
-class Options(TypedDict, total=False):
-    """The options of `jit`."""
-
-    methods: Sequence[str]
-    executors: Executors
-    grad_rules: Table | str | Sequence[Table | str] | None
-    prefer: PerOperator | None
-    avoid: PerOperator | None
-    passes: Sequence[PassPlacement | str]
-    fallback: FallbackTo
-    strict: bool
-    check: bool
-    memory: Memory
-    recompile_limit: int
-    cache_size: int
-    link: bool
-    specialize_on_data: bool | None
-    dynamic: Dynamic | None
-    fuel: int | Fuel | None
 
 
 class Decorator(Protocol):

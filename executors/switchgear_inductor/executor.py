@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -27,7 +28,8 @@ _DIVIDES = frozenset(f"aten.{name}" for name in ("div", "floor_divide", "remaind
 class InductorExecutor(sg.FusionExecutor):
     """Runs regions through Inductor, on CPU and CUDA.
 
-    `options` are Inductor's own (`torch._inductor.config`), such as `{"max_autotune": True}`. A long compilation shows
+    `options` are Inductor's own (`torch._inductor.config`), such as `max_autotune=True`; one with a dot in its name is
+    given as `**{"cpp.simdlen": 1}`. A long compilation shows
     how far it is, on a terminal by a bar and in a log by lines; `progress=False` switches that off. Regions that are
     alike, in layers that repeat, are compiled once; Inductor's cache on disk serves other processes. One of symbolic
     sizes is compiled when it is first called, and once more for sizes that Inductor decided otherwise by.
@@ -39,11 +41,11 @@ class InductorExecutor(sg.FusionExecutor):
     #: Inductor's time to compile grows faster than a region does, and parts that are alike are compiled once.
     maximum = 256
 
-    def __init__(
-        self, name: str = "inductor", *, options: Mapping[str, Any] | None = None, progress: bool = True
-    ) -> None:
+    def __init__(self, name: str = "inductor", *, progress: bool = True, **options: Any) -> None:
         super().__init__(name, priority=-200, table=rules)
-        self.options = dict(options or {})
+        if options:
+            _check_options(options)
+        self.options = options
         self.progress = progress
         self._alive: WeakValueDictionary[str, Callable[..., Any]] = WeakValueDictionary()
         self._failed: dict[str, sg.Declined] = {}
@@ -142,6 +144,19 @@ class InductorExecutor(sg.FusionExecutor):
             sg.errors.PluginWarning,
             stacklevel=2,
         )
+
+
+def _check_options(options: Iterable[str]) -> None:
+    import torch._inductor  # noqa: PLC0415 - only who gives options needs it this early
+
+    known = torch._inductor.list_options()
+    for name in options:
+        if name not in known:
+            close = difflib.get_close_matches(name, [*known, "progress"], n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise sg.errors.InvalidInput(
+                f"Inductor has no option {name}{hint} (progress=, and those that torch._inductor.list_options() lists)"
+            )
 
 
 def _reason(error: Exception) -> str:

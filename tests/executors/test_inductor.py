@@ -486,7 +486,7 @@ def test_options_reach_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(internals, "compile_fx_inner", compile_fx_inner)
     x = torch.randn(20)
-    assert_near(jit(lambda a: a.exp().sin() * 0.3, options={"cpp.simdlen": 1})(x), x.exp().sin() * 0.3)
+    assert_near(jit(lambda a: a.exp().sin() * 0.3, **{"cpp.simdlen": 1})(x), x.exp().sin() * 0.3)
     assert seen == [1]
 
 
@@ -516,9 +516,9 @@ def test_what_is_on_disk_is_not_traced_again(monkeypatch: pytest.MonkeyPatch) ->
     call(1, b, a)
     call(2, a.double(), b.double())
     call(3, a.t(), b)
-    call(4, a, b, options={"cpp.simdlen": 1})
+    call(4, a, b, **{"cpp.simdlen": 1})
     call(4, a, b)
-    call(4, a, b, options={"cpp.simdlen": 1})
+    call(4, a, b, **{"cpp.simdlen": 1})
     threads = torch.get_num_threads()
     torch.set_num_threads(threads + 1)
     try:

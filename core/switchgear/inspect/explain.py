@@ -47,7 +47,7 @@ def explain(jitted: Any, guards: bool = False) -> str:
     `sg.last_choices` has these too.
     """
     selection = compiler_of(jitted).selection
-    names = ", ".join(executor.name for executor in selection.executors)
+    names = ", ".join(f"{one.name} {one.options}".rstrip() for one in selection.claimants)
     choosers = ", ".join(chooser.label for chooser in selection.choosers)
     lines = [
         f"executors: {names}; regions as chosen by {choosers}"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from switchgear.errors import RegistrationError
+from switchgear.errors import InvalidInput, RegistrationError
 from switchgear.ir.aliasing import aliased_argument
 from switchgear.ir.choice import Declined, Implementation
 from switchgear.ir.symbol import BoundSymbol
@@ -42,6 +43,23 @@ class Executor:
             raise RegistrationError(
                 f"executor {name} gets a table that belongs to {table.owner}; use Table({name!r})"
             )
+
+    def configured(self, options: Mapping[str, Any]) -> Executor:
+        """One of its kind with these options, as `jit(options={name: ...})` asks for: `type(self)(**options)`.
+
+        Its options are the keyword-only parameters of its class's own `__init__`. A class whose objects are not made
+        by options alone overrides this. Raises `InvalidInput` for an option that there is not.
+        """
+        kind = type(self)
+        has_own = kind.__init__ is not Executor.__init__
+        own = inspect.signature(kind).parameters.values() if has_own else ()
+        names = [one.name for one in own if one.kind is one.KEYWORD_ONLY]
+        takes_any = any(one.kind is one.VAR_KEYWORD for one in own)
+        unknown = [name for name in options if name not in names]
+        if unknown and not takes_any:
+            known = f"its options are {', '.join(names)}" if names else "it has none"
+            raise InvalidInput(f"executor {self.name} has no option {', '.join(unknown)}; {known}")
+        return kind(**options)
 
     def unavailable(self) -> str | None:
         """The reason why this executor cannot run here, such as a missing device; None when it can."""
@@ -118,7 +136,7 @@ class FusionExecutor(Executor):
         return [self.compile(region) for region in regions]
 
     def fingerprint(self) -> str:
-        """What decides how fast its regions are beside its version: its options, versions of libraries it calls."""
+        """What decides how fast its regions are beside its version: its arguments, versions of libraries it calls."""
         return ""
 
     def claim(

@@ -10,30 +10,33 @@ alone, and nobody chooses who runs a region.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import EllipsisType
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-from switchgear.errors import UnknownExecutor
+from switchgear.errors import InvalidInput, UnknownExecutor
 from switchgear.who.executor import Executor, FusionExecutor
 from switchgear.who.plugins import Plugin, Plugins
 from switchgear.who.registry import Table
 
 #: The option `executors` of `jit`.
 Executors: TypeAlias = Sequence["str | Executor | EllipsisType"] | Literal["auto"] | None
+#: The option `options` of `jit`: an executor's, by its name.
+ExecutorOptions: TypeAlias = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Order:
     """Executors and packages of rules, in the order asked; `named` are those that the user wrote.
 
-    `is_measured`: plugins may choose who runs a region.
+    `is_measured`: plugins may choose who runs a region. `options` are those of executors that were given some.
     """
 
     asked: tuple[Executor | Plugin, ...]
     named: frozenset[str]
     is_measured: bool
+    options: ExecutorOptions = field(default_factory=dict)
 
     @property
     def executors(self) -> tuple[Executor, ...]:
@@ -86,6 +89,37 @@ def order(plugins: Plugins, executors: Executors) -> Order:
     for one in found.values():
         asked += rest if isinstance(one, EllipsisType) else [one]
     return Order(tuple(asked), frozenset(found) - {"..."}, True)
+
+
+def configured(asked: Order, plugins: Plugins, options: ExecutorOptions) -> Order:
+    """The same with the options of its executors. Raises `UnknownExecutor` and `InvalidInput` for others."""
+    known = {one.name: one for one in asked.asked}
+    for name in options:
+        if name not in known:
+            raise UnknownExecutor(
+                f"options names {name!r}, who takes no part (who does: {', '.join(known)})"
+            )
+        one = known[name]
+        if isinstance(one, Plugin):
+            raise InvalidInput(f"options names {name!r}, a package of rules, which has none")
+        if one not in plugins.executors:
+            raise InvalidInput(
+                f"options names {name!r}, which is an object in executors: make it with its options"
+            )
+        known[name] = _with_options(one, options[name])
+    return replace(asked, asked=tuple(known.values()), options=options)
+
+
+def _with_options(executor: Executor, options: Mapping[str, Any]) -> Executor:
+    try:
+        other: Any = executor.configured(options)
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"options of executor {executor.name}: {error}") from error
+    if not isinstance(other, Executor) or other.name != executor.name:
+        raise InvalidInput(
+            f"executor {executor.name}, given options, makes {other!r}, which is none of its name"
+        )
+    return other
 
 
 def installed(plugins: Plugins, name: str) -> Executor | Plugin:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +18,15 @@ from switchgear.who.executor import Executor, FusionExecutor, reason_unavailable
 from switchgear.who.fuel import Fuel
 from switchgear.who.hookspecs import OF_THE_CALL, PassPlacement, Stage
 from switchgear.who.memory import Memory
-from switchgear.who.order import Executors, installed, order, passed_over
+from switchgear.who.order import (
+    ExecutorOptions,
+    Executors,
+    Order,
+    configured,
+    installed,
+    order,
+    passed_over,
+)
 from switchgear.who.plugins import Chooser, Plugin, Plugins, SkipRule
 from switchgear.who.preferences import PerOperator, Preferences, preferences
 from switchgear.who.registry import GradRule, ImplementationEntry, Table, describe
@@ -44,10 +51,11 @@ class RuleSource:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Claimant(RuleSource):
-    """An executor of the call, with what it registered."""
+    """An executor of the call, with what it registered and, for messages, its options."""
 
     executor: Executor
     implementations: Mapping[str, ImplementationEntry]
+    options: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -160,13 +168,14 @@ def select(
     avoid: PerOperator = MappingProxyType({}),
     check: bool = False,
     passes: Sequence[PassPlacement | str] = (),
+    options: ExecutorOptions = MappingProxyType({}),
 ) -> Selection:
     """Who takes part in a call of `jit` with these options.
 
     The order is that of `order`. An executor that is listed and cannot run here is skipped with one `PluginWarning`;
     under `strict` that is an error.
     """
-    asked = order(plugins, executors)
+    asked = configured(order(plugins, executors), plugins, options)
     reasons = {executor: reason_unavailable(executor) for executor in asked.executors}
     for executor, reason in reasons.items():
         if reason is None:
@@ -192,7 +201,7 @@ def select(
             sources.append(_package_source(one, asked.remedy(one.name)))
         elif reasons[one] is None:
             is_first = home is not None and home.name not in homes
-            sources.append(_claimant(one, home, asked.remedy(one.name), first=is_first))
+            sources.append(_claimant(one, home, asked, first=is_first))
         else:
             continue
         if home is not None:
@@ -216,7 +225,7 @@ def select(
         Handlers(enabled((*features, *brought))),
         passed_over(plugins, asked),
         preferred,
-        check or bool(os.environ.get("SWITCHGEAR_CHECK")),
+        check,
     )
 
 
@@ -243,11 +252,14 @@ def _say_once(message: str) -> None:
 def _home(plugins: Plugins, executor: Executor) -> Plugin | None:
     """The plugin whose registrations an executor uses: an installed one's, or those of one of its name and kind."""
     installed = {own.name: own for own in plugins.executors}.get(executor.name)
-    same_kind = executor.table is None and type(executor) is type(installed)
+    if installed is None:
+        return None
+    no_other_table = executor.table in (None, installed.table)
+    same_kind = no_other_table and type(executor) is type(installed)
     return plugins.plugin_of[executor.name] if executor is installed or same_kind else None
 
 
-def _claimant(executor: Executor, home: Plugin | None, remedy: str, *, first: bool) -> Claimant:
+def _claimant(executor: Executor, home: Plugin | None, asked: Order, *, first: bool) -> Claimant:
     """What the executor registered through its plugin, else in its own table as it is now.
 
     The skip rule of a plugin is asked once, with the `first` of its executors.
@@ -259,8 +271,11 @@ def _claimant(executor: Executor, home: Plugin | None, remedy: str, *, first: bo
     implementations = home.registry.implementations_of(name) if home else table.implementations
     own = SkipRule(executor.is_constant_for_vjp, executor.is_constant_for_vjp)
     skip_rules = (own, *(_skip_rules(home) if home and first else ()))
-    label = f"{name} {version}".strip()
-    return Claimant(name, label, remedy, grad_rules, skip_rules, executor, implementations)
+    given = asked.options.get(name, {})
+    options = f"({', '.join(f'{key}={value!r}' for key, value in given.items())})" if given else ""
+    label = " ".join(filter(None, (name, version, options)))
+    remedy = asked.remedy(name)
+    return Claimant(name, label, remedy, grad_rules, skip_rules, executor, implementations, options)
 
 
 def _skip_rules(plugin: Plugin) -> tuple[SkipRule, ...]:

@@ -1,0 +1,218 @@
+"""Options of single executors, and the defaults of all options."""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import switchgear as sg
+from conftest import shipped
+from switchgear.errors import InvalidInput, UnknownExecutor
+from switchgear.jit import compiler_of
+from switchgear.options import VARIABLES
+from switchgear.who.plugins import Plugins, load
+from tests.core.made_up import Site, executor_plugin, rules_plugin
+
+SCALES = """
+class Scaling(sg.Executor):
+    def __init__(self, *, factor=1.0, offset=0.0):
+        super().__init__("scaling")
+        self.factor = factor
+        if factor == 0:
+            raise ValueError("factor is not zero")
+
+    def claim(self, call, entry):
+        if call.symbol.name != "torch.sin":
+            return sg.Declined("no sine")
+        return sg.Implementation(self.name, lambda x: torch.sin(x) * self.factor)
+
+@sg.hookimpl
+def switchgear_executors():
+    return [Scaling()]
+
+@sg.hookimpl
+def switchgear_passes():
+    return [sg.PassPlacement("nothing", "before_grad", lambda trace, context: trace)]
+"""
+
+
+@pytest.fixture
+def plugins(site: Site, monkeypatch: pytest.MonkeyPatch) -> Plugins:
+    found = load(
+        [
+            *shipped(group="switchgear"),
+            site.add("scaling", SCALES),
+            site.add("plain", executor_plugin("plain")),
+            site.add("rules", rules_plugin("rules")),
+        ]
+    )
+    for name in ("switchgear.jit", "switchgear.options"):
+        monkeypatch.setattr(importlib.import_module(name), "installed", lambda: found)
+    return found
+
+
+X = torch.linspace(-1, 1, 5)
+BOTH = ["scaling", "torch"]
+
+
+@pytest.mark.usefixtures("plugins")
+def test_options_are_an_object_in_the_list() -> None:
+    import made_up_switchgear_scaling_scaling as module  # type: ignore[import-not-found]
+
+    by_name = sg.jit(torch.sin, executors=BOTH, options={"scaling": {"factor": 3.0}})
+    by_object = sg.jit(torch.sin, executors=[module.Scaling(factor=3.0), "torch"])
+    assert torch.equal(by_name(X), torch.sin(X) * 3.0)
+    assert torch.equal(by_object(X), by_name(X))
+    assert torch.equal(sg.jit(torch.sin, executors=BOTH)(X), torch.sin(X))
+    one, two = (compiler_of(jitted).selection for jitted in (by_name, by_object))
+    assert [placement.name for placement in one.passes] == [placement.name for placement in two.passes]
+    assert "nothing" in [placement.name for placement in one.passes]
+    assert "executors: scaling (factor=3.0), torch" in sg.explain(by_name)
+
+
+@pytest.mark.usefixtures("plugins")
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"scaling": {"facter": 3.0}}, InvalidInput, "no option facter; its options are factor, offset"),
+        ({"plain": {"fast": True}}, InvalidInput, "executor plain has no option fast; it has none"),
+        ({"torch": {"fast": True}}, InvalidInput, "executor torch has no option fast; it has none"),
+        ({"scaling": {"factor": 0}}, InvalidInput, "options of executor scaling: factor is not zero"),
+        ({"rules": {"fast": True}}, InvalidInput, "'rules', a package of rules"),
+        ({"scalling": {}}, UnknownExecutor, r"'scalling', who takes no part \(who does: scaling, plain, torch, rules"),
+    ],
+)
+def test_options_that_there_are_not(options: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        sg.jit(torch.sin, executors=["scaling", "plain", "torch", "rules"], options=options)
+
+
+@pytest.mark.usefixtures("plugins")
+def test_an_object_has_its_own_options() -> None:
+    with pytest.raises(InvalidInput, match="an object in executors: make it with its options"):
+        sg.jit(torch.sin, executors=[sg.Executor("own"), "torch"], options={"own": {}})
+
+
+@pytest.mark.usefixtures("plugins")
+def test_times_are_remembered_by_options() -> None:
+    """What the contest remembers times by holds the label, whatever an executor says of its options."""
+
+    def label(**options: Any) -> str:
+        jitted = sg.jit(torch.sin, executors=BOTH, options={"scaling": options})
+        return compiler_of(jitted).selection.claimants[0].label
+
+    assert len({label(), label(factor=2.0), label(factor=3.0)}) == 3
+
+
+def test_inductor_says_which_options_it_has() -> None:
+    inductor = pytest.importorskip("switchgear_inductor").InductorExecutor()
+    configured = inductor.configured({"max_autotune": True, "progress": False})
+    assert configured.fingerprint() != inductor.fingerprint()
+    assert not configured.progress
+    with pytest.raises(InvalidInput, match="no option max_autotun; did you mean max_autotune"):
+        inductor.configured({"max_autotun": True})
+
+
+def memory(jitted: Any) -> str:
+    return compiler_of(jitted).selection.memory
+
+
+def test_defaults_hold_in_their_block() -> None:
+    before = sg.jit(torch.sin)
+    with sg.defaults(memory="lean", executors=["torch"]):
+        inside = sg.jit(torch.sin)
+        with sg.defaults(memory="balanced"):
+            assert memory(sg.jit(torch.sin)) == "balanced"
+            assert [one.name for one in compiler_of(sg.jit(torch.sin)).selection.executors] == ["torch"]
+        assert memory(sg.jit(torch.sin, memory="eager")) == "eager"
+        assert memory(sg.jit(executors=["torch"])(torch.sin)) == "lean"
+        assert memory(before) == "eager"
+        decorator = sg.jit(link=True)
+    assert memory(inside) == memory(decorator(torch.sin)) == memory(pickle.loads(pickle.dumps(inside))) == "lean"
+    assert memory(sg.jit(torch.sin)) == "eager"
+
+
+def test_defaults_hold_in_their_thread() -> None:
+    found: list[str] = []
+    with sg.defaults(memory="lean"):
+        thread = threading.Thread(target=lambda: found.append(memory(sg.jit(torch.sin))))
+        thread.start()
+        thread.join()
+    assert found == ["eager"]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"memori": "lean"}, TypeError, "no option memori, did you mean memory"),
+        ({"methods": ["forward"]}, TypeError, "no option methods"),
+        ({"memory": "least"}, ValueError, "memory is one of 'eager', 'balanced', 'lean', not 'least'"),
+        ({"executors": ["tourch"]}, UnknownExecutor, "did you mean 'torch'"),
+    ],
+)
+def test_defaults_that_there_are_not(options: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message), sg.defaults(**options):
+        pytest.fail("the block was entered")
+    assert memory(sg.jit(torch.sin)) == "eager"
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "option", "value"),
+    [
+        ("SWITCHGEAR_EXECUTORS", "torch", "executors", ["torch"]),
+        ("SWITCHGEAR_EXECUTORS", "..., -torch", "executors", [..., "-torch"]),
+        ("SWITCHGEAR_EXECUTORS", "auto", "executors", "auto"),
+        ("SWITCHGEAR_MEMORY", "lean", "memory", "lean"),
+        ("SWITCHGEAR_FALLBACK", "error", "fallback", "error"),
+        ("SWITCHGEAR_CHECK", "1", "check", True),
+        ("SWITCHGEAR_CHECK", "0", "check", False),
+    ],
+)
+def test_environment(variable: str, text: str, option: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, text)
+    own = {option: value} if option != "fallback" else {}
+    jitted: Any = sg.jit(torch.sin)
+    assert {name: jitted._switchgear_again.keywords[name] for name in own} == own
+    with sg.defaults(memory="balanced"):
+        assert memory(sg.jit(torch.sin)) == "balanced"
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        ("SWITCHGEAR_EXECUTORS", "tourch"),
+        ("SWITCHGEAR_MEMORY", "least"),
+        ("SWITCHGEAR_FALLBACK", "never"),
+        ("SWITCHGEAR_CHECK", "yes"),
+    ],
+)
+def test_a_bad_value_names_its_variable(variable: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert variable in VARIABLES
+    monkeypatch.setenv(variable, text)
+    with pytest.raises(InvalidInput, match=f"{variable}={text} in the environment: "):
+        sg.jit(torch.sin)
+
+
+def test_types_are_kept() -> None:
+    """For mypy, which checks the tests too, and fails where an error that is ignored here is none."""
+
+    def scaled(x: Tensor, factor: float = 2.0) -> Tensor:
+        return x * factor
+
+    function: Callable[[Tensor, float], Tensor] = sg.jit(scaled)
+    module: nn.Linear = sg.jit(nn.Linear(2, 2), executors=["torch"])
+    decorated: Callable[[Tensor, float], Tensor] = sg.jit(memory="lean")(scaled)
+    assert function is not decorated
+    assert module.in_features == 2
+    if TYPE_CHECKING:
+        _: str = sg.jit(scaled)(X)  # type: ignore[assignment]
+        sg.jit(scaled)("x")  # type: ignore[arg-type]
+        sg.jit(scaled, memory="least")  # type: ignore[call-overload]
+        sg.defaults(memori="lean")  # type: ignore[call-arg]
