@@ -1,201 +1,31 @@
 """Faults of plugins, each in a package of its own beside a good one: what is said, and that nothing else breaks.
 
-`python -m tests.plugins.test_faults` prints docs/faults.md.
+The quick form lays the packages out in a folder as pip would, and loads them into this process. `pytest -m slow
+tests/plugins/test_faults.py` builds a wheel of each, installs it into a folder of its own, and asks a process that
+finds them there among all that is installed; a few of those are not slow.
 """
 
 from __future__ import annotations
 
 import importlib
+import json
+import os
 import re
+import subprocess
 import sys
-import tempfile
-import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
-from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 import switchgear as sg
-from switchgear.errors import SwitchgearError
 from switchgear.who.plugins import load
 from tests.core.made_up import SIN, Site, executor_plugin, rules_plugin
+from tests.plugins.faults import FAULTS, GOOD, PAGE, TORCH, function, laid_out, unharmed
+from tests.under_test import part
 
-PAGE = Path(__file__).parents[2] / "docs" / "faults.md"
-TORCH = EntryPoint("torch", "switchgear_torch", "switchgear")
-
-
-@dataclass(frozen=True)
-class Fault:
-    """A plugin `bad` 0.7 with a fault; `message` says where it is told of."""
-
-    source: str
-    #: "load": a warning, once; "report": `switchgear plugins -v`; "call": an error; "check": one under `check=True`.
-    told: str
-    gradient: bool = False
-    auto: bool = False
-
-
-def implements(body: str, checker: str = "None") -> str:
-    return executor_plugin(
-        "bad",
-        f"""
-import torch.nn.functional as F
-count = [0]
-
-@table.implementation(F.silu, checker={checker})
-def silu(x, inplace=False):
-    count[0] += 1
-    {body}
-""",
-    )
-
-
-def rules(body: str) -> str:
-    return executor_plugin(
-        "bad",
-        f"""
-import torch.nn.functional as F
-
-@table.grad_rule(F.silu)
-def silu_rule(x, inplace=False):
-    {body}
-""",
-    )
-
-
-def passes(body: str) -> str:
-    return executor_plugin(
-        "bad",
-        f"""
-from dataclasses import replace
-
-def run(trace, context):
-    {body}
-
-@sg.hookimpl
-def switchgear_passes():
-    return [sg.PassPlacement("run", "before_grad", run)]
-""",
-    )
-
-
-def fuses(supports: str = "return None", compiles: str = "return region.function()") -> str:
-    return f"""
-class Fusing(sg.FusionExecutor):
-    def supports(self, bound_symbol):
-        {supports}
-
-    def compile(self, region):
-        {compiles}
-
-@sg.hookimpl
-def switchgear_executors():
-    return [Fusing("bad")]
-"""
-
-
-HOOK = "@sg.hookimpl\ndef {name}({arguments}):\n    {body}\n"
-FAULTS: dict[str, Fault] = {
-    "its import raises": Fault("raise RuntimeError('no driver')", "load"),
-    "a dependency is missing": Fault("import no_such_module_anywhere", "load"),
-    "a syntax error": Fault("def f(:", "load"),
-    "its import calls sys.exit": Fault("import sys; sys.exit(3)", "load"),
-    "it brings nothing": Fault("x = 1", "load"),
-    "it is for another contract": Fault("switchgear_contract = 9\n" + executor_plugin("bad"), "load"),
-    "two functions for one operator": Fault(executor_plugin("bad", SIN + SIN), "load"),
-    "a hook is misspelled": Fault("@sg.hookimpl\ndef switchgear_executor():\n    return []", "load"),
-    "a hook is not marked": Fault("def switchgear_executors():\n    return []", "load"),
-    "a hook raises": Fault(HOOK.format(name="switchgear_executors", arguments="", body="1 / 0"), "load"),
-    "a hook returns something else": Fault(
-        HOOK.format(name="switchgear_executors", arguments="", body="return 'bad'"), "load"
-    ),
-    "a table belongs to nobody": Fault(
-        executor_plugin("bad").replace("sg.Table('bad')", "sg.Table('typo')") + SIN, "load"
-    ),
-    "no such operator": Fault(executor_plugin("bad", "table.implementation('torch.silux')(torch.sin)"), "load"),
-    "a class for an operator": Fault(executor_plugin("bad", "table.implementation(torch.nn.SiLU)(torch.sin)"), "load"),
-    "a priority that is no number": Fault(executor_plugin("bad", options="priority='high'"), "load"),
-    "it changes the default dtype": Fault("torch.set_default_dtype(torch.float64)\n" + executor_plugin("bad"), "load"),
-    "it turns gradients off": Fault("torch.set_grad_enabled(False)\n" + executor_plugin("bad"), "load"),
-    "it seeds": Fault("torch.manual_seed(3)\n" + executor_plugin("bad"), "load"),
-    "it prints": Fault("print('hello')\n" + executor_plugin("bad"), "report"),
-    "it sets a variable of the environment": Fault(
-        "import os; os.environ['BAD'] = '1'\n" + executor_plugin("bad"), "report"
-    ),
-    "its availability check raises": Fault(
-        "class Bad(sg.Executor):\n    def unavailable(self):\n        1 / 0\n"
-        + HOOK.format(name="switchgear_executors", arguments="", body="return [Bad('bad')]"),
-        "report",
-    ),
-    "a checker raises": Fault(implements("return F.silu(x)", "lambda call: 1 / 0"), "call"),
-    "a checker returns a number": Fault(implements("return F.silu(x)", "lambda call: 42"), "call"),
-    "`supports` raises": Fault(fuses(supports="1 / 0"), "call"),
-    "an implementation raises": Fault(implements("raise RuntimeError('kernel')"), "call"),
-    "a wrong shape": Fault(implements("return F.silu(x)[:1]"), "call"),
-    "a wrong dtype": Fault(implements("return F.silu(x).double()"), "call"),
-    "no result": Fault(implements("return None"), "call"),
-    "it writes to its argument": Fault(implements("return F.silu(x, inplace=True).clone()"), "call"),
-    "it returns its argument": Fault(implements("return x"), "call"),
-    "a rule raises": Fault(rules("1 / 0"), "call", gradient=True),
-    "a rule returns nothing": Fault(rules("pass"), "call", gradient=True),
-    "a gradient of a wrong shape": Fault(rules("return F.silu(x), lambda grad: grad.sum()"), "call", gradient=True),
-    "a gradient too many": Fault(rules("return F.silu(x), lambda grad: (grad, grad)"), "call", gradient=True),
-    "a skip rule raises": Fault(
-        executor_plugin("bad")
-        + HOOK.format(name="switchgear_is_constant_for_vjp", arguments="bound_symbol", body="1 / 0"),
-        "call",
-        gradient=True,
-    ),
-    "a pass raises": Fault(passes("1 / 0"), "call"),
-    "a pass returns nothing": Fault(passes("return None"), "call"),
-    "a pass breaks the trace": Fault(passes("return replace(trace, bound_symbols=trace.bound_symbols[1:])"), "call"),
-    "a pass changes the results": Fault(passes("return replace(trace, outputs=())"), "call"),
-    "`compile` raises": Fault(fuses(compiles="1 / 0"), "call"),
-    "`compile` returns nothing": Fault(fuses(compiles="pass"), "call"),
-    "a region returns too little": Fault(fuses(compiles="return lambda *args: ()"), "call"),
-    "who chooses raises": Fault(
-        HOOK.format(name="switchgear_choose", arguments="regions, context", body="1 / 0") + fuses(),
-        "call",
-        auto=True,
-    ),
-    "a wrong value": Fault(implements("return F.silu(x) * 1.01"), "check"),
-    "other values in each run": Fault(implements("return F.silu(x) + count[0]"), "check"),
-    "a wrong shape from the second call on": Fault(implements("return F.silu(x)[: 4 if count[0] < 3 else 1]"), "check"),
-}
-
-
-def function(x: torch.Tensor) -> torch.Tensor:
-    return F.silu(x * 2)
-
-
-def told(fault: Fault, site: Site, install: Any) -> str:
-    """What a user is told of it."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        bad = site.add("bad", fault.source, version="0.7")
-        plugins = load([TORCH, bad, site.add("good", executor_plugin("good", SIN))])
-    install(plugins)
-    if fault.told == "load":
-        (warning,) = caught
-        return str(warning.message)
-    assert not caught, [str(one.message) for one in caught]
-    (status,) = [one for one in plugins.report if one.name == "bad"]
-    if fault.told == "report":
-        return "; ".join(filter(None, [f"{status.label}: {status.status}", status.error, *status.notes]))
-    x = torch.linspace(-1, 1, 4).requires_grad_(fault.gradient)
-    executors: Any = "auto" if fault.auto else ["bad", "torch"]
-    jitted = sg.jit(function, executors=executors, check=fault.told == "check")
-    try:
-        for _ in range(3):
-            jitted(x).sum().backward() if fault.gradient else jitted(x)
-    except SwitchgearError as error:
-        return f"{type(error).__name__}: {error}"
-    raise AssertionError("nothing was said")
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -206,33 +36,87 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
         del sys.modules[name]
 
 
-@pytest.mark.parametrize("kind", FAULTS)
-def test_fault(kind: str, folder: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    fault = FAULTS[kind]
-    jit_module = importlib.import_module("switchgear.jit")
-    message = told(fault, folder, lambda plugins: monkeypatch.setattr(jit_module, "installed", lambda: plugins))
+def assert_clear(kind: str, message: str) -> None:
+    """It names plugin and version, and, where a call fails, what to do."""
     assert re.search(r"\bbad 0\.7\b", message), message
-    if fault.told == "call":
-        assert re.search(r"leave bad out of executors|'-bad'|passes=\['-run'\]|SWITCHGEAR_DISABLE=bad", message), (
-            message
-        )
-    # the other one is unharmed, and so is a call that does not name the bad one
-    x = torch.linspace(-1, 1, 4, requires_grad=True)
-    good = sg.jit(torch.sin, executors=["good", "torch"])
-    assert torch.equal(good(x), torch.sin(x))
-    assert "execution by good" in sg.explain(good)
-    assert torch.equal(sg.jit(function, executors=["torch"])(x), function(x))
-    assert torch.get_default_dtype() is torch.float32
+    if FAULTS[kind].told == "call":
+        remedies = r"leave bad out of executors|'-bad'|passes=\['-run'\]|SWITCHGEAR_DISABLE=bad"
+        assert re.search(remedies, message), message
 
 
-@pytest.mark.parametrize("kind", [kind for kind, fault in FAULTS.items() if fault.told == "load" and "it " not in kind])
-def test_listed_it_is_an_error(kind: str, folder: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    jit_module = importlib.import_module("switchgear.jit")
-    message = told(FAULTS[kind], folder, lambda plugins: monkeypatch.setattr(jit_module, "installed", lambda: plugins))
-    for strict in (False, True):
-        with pytest.raises(sg.errors.UnknownExecutor, match="'bad' is not loaded: plugin bad is failed: ") as raised:
-            sg.jit(function, executors=["bad", "torch"], strict=strict)
-        assert message.partition(": ")[2] in str(raised.value)
+@pytest.mark.parametrize("kind", FAULTS)
+def test_fault(kind: str, tmp_path: Path) -> None:
+    with laid_out(FAULTS[kind], tmp_path) as message:
+        assert_clear(kind, message)
+        assert not unharmed()
+
+
+#: Not loaded, or loaded and put right: what is wrong is its import alone.
+NOT_LOADED = [kind for kind, fault in FAULTS.items() if fault.told == "load" and "it " not in kind]
+
+
+@pytest.mark.parametrize("kind", NOT_LOADED)
+def test_listed_it_is_an_error(kind: str, tmp_path: Path) -> None:
+    with laid_out(FAULTS[kind], tmp_path) as message:
+        for strict in (False, True):
+            with pytest.raises(
+                sg.errors.UnknownExecutor, match="'bad' is not loaded: plugin bad is failed: "
+            ) as raised:
+                sg.jit(function, executors=["bad", "torch"], strict=strict)
+            assert message.partition(": ")[2] in str(raised.value)
+
+
+PYPROJECT = """
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "switchgear-{name}"
+version = "{version}"
+
+[project.entry-points.switchgear]
+{name} = "made_up_{name}"
+
+[tool.hatch.build.targets.wheel]
+only-include = ["made_up_{name}.py"]
+"""
+OFFLINE = ("--no-build-isolation", "--no-index", "--no-deps", "--no-cache-dir", "--disable-pip-version-check", "-q")
+
+
+def project(parent: Path, name: str, version: str, source: str) -> Path:
+    """The source of a package, as its author has it."""
+    folder = parent / name
+    folder.mkdir()
+    (folder / "pyproject.toml").write_text(PYPROJECT.format(name=name, version=version))
+    (folder / f"made_up_{name}.py").write_text(f"import torch\nimport switchgear as sg\n{source}")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.slow] if part(kind, 24) else []) for kind in FAULTS]
+)
+def test_built_and_installed(kind: str, tmp_path: Path) -> None:
+    packages = [project(tmp_path, "bad", "0.7", FAULTS[kind].source), project(tmp_path, "good", "1.0", GOOD)]
+    site = tmp_path / "site-packages"
+    subprocess.run([sys.executable, "-m", "pip", "install", *OFFLINE, "--target", site, *packages], check=True)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "SWITCHGEAR_"))}
+    environment |= {"PYTHONPATH": str(site), "SWITCHGEAR_DISABLE": "contest,cublas,inductor,nvfuser"}
+    command = [sys.executable, "-m", "tests.plugins.faults", "--installed", kind]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = json.loads(done.stdout)
+    assert_clear(kind, said["message"])
+    assert not said["harm"]
+    if kind in NOT_LOADED or (FAULTS[kind].told == "call" and not FAULTS[kind].auto):
+        assert "Error: " in said["strictly"] or said["strictly"].startswith(("ExecutorFailed", "UnknownExecutor"))
+    with laid_out(FAULTS[kind], tmp_path) as message:  # the quick form says the same
+        assert words(said["message"]) == words(message)
+
+
+def words(message: str) -> str:
+    """A message without places."""
+    return re.sub(r"made_up_\w*|\S*[/\\]\S*|0x\w+|:\d+", "", message)
 
 
 def test_two_distributions_of_one_name(folder: Site) -> None:
@@ -270,45 +154,6 @@ def test_three_packages_of_rules_and_eagers_bits(folder: Site, monkeypatch: pyte
     assert "installed and not asked: one, three, two" in sg.explain(called)
 
 
-def page() -> str:
-    """docs/faults.md."""
-    said = {
-        "load": "when it is loaded",
-        "report": "`switchgear plugins -v`",
-        "call": "the call",
-        "check": "`check=True`",
-    }
-    lines = [
-        "# What is said when a plugin is at fault\n",
-        "Each row is a package `bad`, version 0.7, in tests/plugins/test_faults.py, which made this page; other plugins"
-        " and calls that do not name it go on. A plugin that did not load and is listed is an error.\n",
-        "| fault | told by | message |",
-        "|---|---|---|",
-    ]
-    jit_module: Any = importlib.import_module("switchgear.jit")
-    before = jit_module.installed
-    for kind, fault in FAULTS.items():
-        with tempfile.TemporaryDirectory() as place:
-            sys.path.insert(0, place)
-            try:
-                message = told(
-                    fault, Site(Path(place)), lambda plugins: setattr(jit_module, "installed", lambda: plugins)
-                )
-            finally:
-                sys.path.remove(place)
-                jit_module.installed = before
-                for name in [name for name in sys.modules if name.startswith("made_up_")]:
-                    del sys.modules[name]
-        message = re.sub(r"made_up_switchgear_", "", message.replace(place, ""))
-        message = re.sub(r"<function [^>]*>|0x[0-9a-f]+", "…", re.sub(r"\s+", " ", message)).replace("|", "\\|")
-        lines.append(f"| {kind} | {said[fault.told]} | {message} |")
-    return "\n".join(lines) + "\n"
-
-
 def test_the_page_tells_of_each() -> None:
     text = PAGE.read_text()
     assert [kind for kind in FAULTS if f"| {kind} | " not in text] == []
-
-
-if __name__ == "__main__":
-    print(page(), end="")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,6 +13,7 @@ import torch
 
 from switchgear.errors import RegistrationError
 from switchgear.ir.naming import symbol_of
+from switchgear.ir.symbol import Symbol
 from switchgear.nesting import map_tensors, tensors_in
 from switchgear.torch_private.operator_database import operator_database
 
@@ -80,11 +83,21 @@ def _in_database(symbol: str) -> Iterator[Sample]:
 def _by_symbol() -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
     for entry in operator_database():
-        symbol = symbol_of(entry.op)
+        symbol = symbol_in(entry)
         names = {symbol.name if symbol else "", f"aten.{entry.aten_name}"}
         for name in names:
             found.setdefault(name, []).append(entry)
     return found
+
+
+def symbol_in(entry: Any) -> Symbol | None:
+    """What an entry of the database calls: its function or, where that is written for it, that of its name."""
+    functions: list[Any] = [entry.op]
+    for root in (torch, torch.Tensor):
+        with contextlib.suppress(AttributeError):
+            functions.append(operator.attrgetter(entry.name)(root))
+    symbols = (symbol_of(function) for function in functions if callable(function))
+    return next((symbol for symbol in symbols if symbol is not None), None)
 
 
 def variants(sample: Sample, dtypes: Sequence[torch.dtype] = DTYPES) -> Iterator[Sample]:

@@ -1,0 +1,174 @@
+"""PyTorch's own operators as a plugin's, through the kit, which is to find nothing: `python -m tests.testing.database`.
+
+Each operator of PyTorch's database is implemented by a function that calls it, and differentiated by a rule whose
+pullback is PyTorch's derivative of it. What the kit says against one of these is a bug of the kit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import functools
+import re
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import switchgear as sg
+from switchgear import testing
+from switchgear.errors import RegistrationError
+from switchgear.nesting import tensors_in
+from switchgear.testing.samples import symbol_in
+from tests.databases.operators import operators, seed_everything
+from tests.databases.report import describe, examine_all
+from tests.databases.verdict import Jit, Outcome, Verdict, jit_torch
+from tests.under_test import fraction, part
+
+MODES = ("implementation", "rule")
+
+
+@functools.cache
+def targets() -> dict[str, Any]:
+    """What implementations are registered for, by the first entry of each; None where PyTorch has no one function."""
+    found: dict[str, Any] = {}
+    for name, entry in operators().items():
+        target = _target(entry)
+        if target is None or target not in found.values():
+            found[name] = target
+    return found
+
+
+def _target(entry: Any) -> Any:
+    symbol = symbol_in(entry)
+    if symbol is not None:
+        return symbol.fn
+    packet = getattr(torch.ops.aten, entry.aten_name, None)
+    with _Called() as called, warnings.catch_warnings(), contextlib.suppress(Exception):
+        warnings.simplefilter("ignore")
+        seed_everything()
+        sample = next(iter(entry.sample_inputs("cpu", torch.float32, set_seed=False)))
+        entry.op(sample.input, *sample.args, **sample.kwargs)
+    return next((one for one in called.overloads if one.overloadpacket is packet), None)
+
+
+class _Called(TorchDispatchMode):
+    """The overloads that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.overloads: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.overloads.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+def implementing(target: Any) -> sg.Executor:
+    """An executor of which the implementation calls what it implements."""
+    table = sg.Table("mine")
+    table.implementation(target)(lambda *args, **kwargs: target(*args, **kwargs))
+    return sg.Executor("mine", table=table)
+
+
+def ruling(target: Any) -> sg.Table:
+    """A rule of which the pullback is PyTorch's derivative."""
+    table = sg.Table("mine")
+
+    @table.grad_rule(target)
+    def rule(*args: Any, **kwargs: Any) -> tuple[Any, Callable[..., Any]]:
+        def pullback(*grads: Tensor) -> Any:
+            leaves, structure = pytree.tree_flatten((args, kwargs))
+            places = [place for place, one in enumerate(leaves) if isinstance(one, Tensor)]
+            real = [place for place in places if is_real(leaves[place])]
+
+            def outputs(*tensors: Tensor) -> tuple[Tensor, ...]:
+                given = dict(zip(real, tensors, strict=True))
+                again, named = pytree.tree_unflatten([given.get(i, one) for i, one in enumerate(leaves)], structure)
+                return tuple(filter(is_real, tensors_in(target(*again, **named))))
+
+            vjp = torch.func.vjp(outputs, *[leaves[place] for place in real])[1]
+            found = dict(zip(real, vjp(tuple(grad for grad in grads if grad is not None)), strict=True))
+            return tuple(found.get(place) for place in places)
+
+        return target(*args, **kwargs), pullback
+
+    return table
+
+
+def is_real(tensor: Tensor) -> bool:
+    """Whether it is of floating-point or complex numbers, which is what is differentiated."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def examine(name: str, jit: Jit = jit_torch) -> list[Verdict]:
+    """What the kit says to one entry, as a plugin's implementation and as its rule."""
+    return [examine_mode(name, mode) for mode in MODES]
+
+
+def examine_mode(name: str, mode: str) -> Verdict:
+    """What the kit says to one entry."""
+    target = targets()[name]
+    if target is None:
+        return Verdict(Outcome.SKIPPED, name, mode, "", detail="no one function of PyTorch's")
+    if mode == "rule" and not operators()[name].supports_autograd:
+        return Verdict(Outcome.SKIPPED, name, mode, "", detail="PyTorch has no derivative of it")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if mode == "rule":
+                testing.check_rule(ruling(target), target)
+            else:
+                testing.check_implementation(implementing(target), target)
+    except RegistrationError as error:
+        return Verdict(Outcome.SKIPPED, name, mode, "", detail=str(error))
+    except testing.Failures as error:
+        return Verdict(Outcome.WRONG, name, mode, "", detail=str(error))
+    return Verdict(Outcome.EQUAL, name, mode, "")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the database and report; the exit status says whether the kit found anything."""
+    options = _parser().parse_args(arguments)
+    k, parts = options.fraction
+    chosen = [name for name in targets() if re.search(options.filter, name) and part(name, parts) == k]
+    begin = time.monotonic()
+    verdicts = examine_all(chosen, examine, jit_torch, options.jobs)
+    for verdict in verdicts:
+        if verdict.outcome not in (Outcome.EQUAL, Outcome.SKIPPED):
+            print(describe(verdict))
+    print(f"\n{len(chosen)} of {len(targets())} operators in {time.monotonic() - begin:.0f} s")
+    for mode in MODES:
+        print(_summary(mode, [verdict for verdict in verdicts if verdict.mode in (mode, "any")]))
+    return int(any(verdict.outcome not in (Outcome.EQUAL, Outcome.SKIPPED) for verdict in verdicts))
+
+
+def _summary(mode: str, verdicts: list[Verdict]) -> str:
+    counts = collections.Counter(verdict.outcome for verdict in verdicts)
+    failed = counts.total() - counts[Outcome.EQUAL] - counts[Outcome.SKIPPED]
+    reasons: dict[str, list[str]] = {}
+    for verdict in verdicts:
+        if verdict.outcome is Outcome.SKIPPED:
+            reasons.setdefault(verdict.detail, []).append(verdict.name)
+    lines = [f"{mode}: {counts[Outcome.EQUAL]} passed, {failed} failed, {counts[Outcome.SKIPPED]} skipped"]
+    lines += [f"    {reason}: {len(names)} ({', '.join(names)})" for reason, names in reasons.items()]
+    return "\n".join(lines)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.testing.database", description=__doc__)
+    parser.add_argument("--filter", default="", metavar="REGEX", help="only operators whose name matches")
+    parser.add_argument("--fraction", type=fraction, default=(0, 1), metavar="K/N", help="only part K, from 0, of N")
+    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="worker processes (default: 2)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
