@@ -8,7 +8,7 @@ from switchgear.functional import grad, value_and_grad, vjp
 from switchgear.inspect.explain import CacheInfo, cache_info, explain
 from switchgear.ir.aliasing import aliased_argument, storages, written_arguments
 from switchgear.ir.choice import Choice, Declined, Implementation, Saved
-from switchgear.ir.lines import Lines, argument, composite, leaf_of
+from switchgear.ir.lines import Lines, Match, argument, composite, leaf_of
 from switchgear.ir.proxy import NumberProxy, TensorProxy
 from switchgear.ir.symbol import BoundSymbol, Symbol
 from switchgear.ir.trace import Trace
@@ -39,6 +39,7 @@ __all__ = [
     "Handler",
     "Implementation",
     "Lines",
+    "Match",
     "NumberProxy",
     "PassContext",
     "PassPlacement",

@@ -7,7 +7,7 @@ become by then, a product and the gradient of a GELU behind it, and the gradient
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import switchgear as sg
@@ -20,172 +20,125 @@ _VIEWS = frozenset({"aten.view.default", "aten._unsafe_view.default"})
 _LINEAR = "torch.nn.functional.linear"
 _MM = "aten.mm.default"
 _T = "aten.t.default"
+_ACTIVATIONS = {"aten.gelu.default": LINEAR_GELU, "aten.relu.default": LINEAR_RELU}
 _BY_ERF = "GELU by erf is not that of the epilogue, which is approximate='tanh'"
+_TWO_REGIONS = "product and activation are in different regions (no_grad or checkpoint)"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Product:
-    """A call that multiplies: what `linear_…` takes of it."""
-
-    call: sg.BoundSymbol
-    x: sg.TensorProxy
-    weight: sg.TensorProxy
-    bias: sg.TensorProxy | None
-    transposed: bool
-
-    @property
-    def arguments(self) -> tuple[Any, ...]:
-        flag = (True,) if self.transposed else ()
-        return (self.x, self.weight, self.bias, *flag)
+def round_linears(trace: sg.Trace, context: sg.PassContext) -> sg.Trace:
+    """Linear layers whose product is made of numbers of 8 bits, where that is asked for."""
+    lines = sg.Lines(trace)
+    if any(isinstance(executor, CublasExecutor) and executor.fp8 for executor in context.executors):
+        for item in trace.bound_symbols:
+            operands = _operands(item) if item.symbol.name == _LINEAR else None
+            if operands is not None:
+                context.offer(_OWNER, lines, sg.composite(LINEAR_FP8, operands, item.output, (item,)))
+    return lines.result()
 
 
 def fuse_activations(trace: sg.Trace, context: sg.PassContext) -> sg.Trace:
     """Linear layers, or products of matrices, with the GELU (tanh) or ReLU that alone reads them."""
     lines = sg.Lines(trace)
-    if any(isinstance(executor, CublasExecutor) and executor.fp8 for executor in context.executors):
-        _round_linears(lines, context)
     for item in trace.bound_symbols:
         leaf = sg.leaf_of(item)
-        activation = None if leaf is None else _ACTIVATIONS.get(leaf.symbol.name)
-        if leaf is None or activation is None or lines.maker(item.output) is None:
+        if leaf is None or leaf.symbol.name not in _ACTIVATIONS:
             continue
-        product = _product(lines.maker(leaf.inputs[0]))
-        if product is None:
+        activation = _ACTIVATIONS[leaf.symbol.name]
+        product = lines.maker(leaf.inputs[0])
+        operands = None if product is None else _operands(product)
+        if product is None or operands is None:
             continue
-        made = leaf.inputs[0]
-        reason = lines.seen_elsewhere(made)
+        reason = ""
         if activation is LINEAR_GELU and sg.argument(leaf, "approximate") != "tanh":
             reason = _BY_ERF
-        elif (product.call.grad_enabled, product.call.tags) != (item.grad_enabled, item.tags):
-            reason = "product and activation are in different regions (no_grad or checkpoint)"
-        if reason:
-            context.decline(_OWNER, item, reason)
-            continue
-        candidate = sg.composite(activation, product.arguments, item.output, (product.call, item))
-        if context.takes(_OWNER, candidate):
-            lines.replace(candidate.subsymbols, candidate)
+        elif (product.grad_enabled, product.tags) != (item.grad_enabled, item.tags):
+            reason = _TWO_REGIONS
+        context.offer(_OWNER, lines, sg.composite(activation, operands, item.output, (product, item)), reason)
     return lines.result()
 
 
-def _round_linears(lines: sg.Lines, context: sg.PassContext) -> None:
-    for item in lines.trace.bound_symbols:
-        product = _product(item) if item.symbol.name == _LINEAR else None
-        if product is not None:
-            candidate = sg.composite(LINEAR_FP8, product.arguments, item.output, (item,))
-            if context.takes(_OWNER, candidate):
-                lines.replace((item,), candidate)
+def _operands(call: sg.BoundSymbol) -> tuple[Any, ...] | None:
+    """What `linear_…` takes of a product of matrices, with a bias of one row or none; None of anything else."""
+    leaf = sg.leaf_of(call)
+    if call.symbol.name == _LINEAR:
+        x, weight, bias = (sg.argument(call, name) for name in ("input", "weight", "bias"))
+        transposed = False
+    elif leaf is not None and leaf.symbol.name == _MM:
+        x, weight = leaf.inputs
+        bias, transposed = None, True
+    elif leaf is not None and leaf.symbol.name == "aten.addmm.default" and not leaf.kwargs and len(leaf.args) == 3:
+        bias, x, weight = leaf.inputs
+        transposed = True
+    else:
+        return None
+    if len(weight.shape) != 2 or (bias is not None and bias.shape != (weight.shape[1 if transposed else 0],)):
+        return None
+    return (x, weight, bias, True) if transposed else (x, weight, bias)
 
 
-def fuse_gradients(trace: sg.Trace, context: sg.PassContext) -> sg.Trace:
-    """Products with the gradient of a GELU that alone reads them, and gradients of weights with those of biases."""
+def fuse_gelu_gradients(trace: sg.Trace, context: sg.PassContext) -> sg.Trace:
+    """Products with the gradient of a GELU (tanh) that alone reads them."""
     lines = sg.Lines(trace)
     for item in trace.bound_symbols:
         leaf = sg.leaf_of(item)
-        if leaf is None:
+        if leaf is None or leaf.symbol.name != "aten.gelu_backward.default":
             continue
-        if leaf.symbol.name == "aten.gelu_backward.default":
-            _fuse_dgelu(lines, context, item, leaf)
-        elif leaf.symbol.name == "aten.sum.dim_IntList":
-            _fuse_bgrad(lines, context, leaf)
+        grad, z = leaf.inputs
+        parts = lines.back(grad, through=_VIEWS)
+        product = sg.leaf_of(parts[0]) if parts else None
+        if product is None or product.symbol.name != _MM:
+            continue
+        whole = sg.composite(MATMUL_DGELU, (*product.inputs, z), item.output, (*parts, item))
+        context.offer(_OWNER, lines, whole, unless="" if sg.argument(leaf, "approximate") == "tanh" else _BY_ERF)
     return lines.result()
 
 
-def _fuse_dgelu(lines: sg.Lines, context: sg.PassContext, item: sg.BoundSymbol, leaf: sg.BoundSymbol) -> None:
-    grad, z = leaf.inputs
-    behind = list(_back_to_product(lines, grad))
-    product = sg.leaf_of(behind[-1]) if behind else None
-    if product is None or product.symbol.name != _MM:
-        return
-    reason = next(filter(None, (lines.seen_elsewhere(part.outputs[0]) for part in behind)), "")
-    if sg.argument(leaf, "approximate") != "tanh":
-        reason = _BY_ERF
-    if reason:
-        context.decline(_OWNER, item, reason)
-        return
-    candidate = sg.composite(MATMUL_DGELU, (*product.inputs, z), item.output, (*reversed(behind), item))
-    if context.takes(_OWNER, candidate):
-        lines.replace(candidate.subsymbols, candidate)
-
-
-def _back_to_product(lines: sg.Lines, value: sg.TensorProxy) -> Iterator[sg.BoundSymbol]:
-    """The lines that a value comes from, back through its views to what makes it."""
-    while (call := lines.maker(value)) is not None:
-        yield call
-        leaf = sg.leaf_of(call)
-        if leaf is None or leaf.symbol.name not in _VIEWS:
-            return
-        value = leaf.inputs[0]
-
-
-def _fuse_bgrad(lines: sg.Lines, context: sg.PassContext, leaf: sg.BoundSymbol) -> None:
-    (grad,) = leaf.inputs
-    if len(grad.shape) != 2 or [*leaf.args[1:], *leaf.kwargs.values()] != [[0], True]:
-        return
-    total = lines.trace.bound_symbols[lines.place[leaf.outputs[0].name]]
-    for product, transpose, transposed in _weight_gradients(lines, grad):
-        at = lines.place[product.outputs[0].name]
-        if any(lines.place[one.outputs[0].name] < at for one in lines.readers(total.outputs[0])):
-            reason = f"{total.outputs[0].name} is read before the gradient of the weight is made"
-            context.decline(_OWNER, total, reason)
+def fuse_bias_gradients(trace: sg.Trace, context: sg.PassContext) -> sg.Trace:
+    """The gradients of weights with those of the biases beside them."""
+    lines = sg.Lines(trace)
+    for total in trace.bound_symbols:
+        leaf = sg.leaf_of(total)
+        if leaf is None or leaf.symbol.name != "aten.sum.dim_IntList" or len(leaf.inputs[0].shape) != 2:
             continue
-        left, right = product.inputs
-        # others may read the transpose too, so that line stays, and is dead code if they do not
-        again = lines.fresh(left)
-        parts = (replace(transpose, output=again), replace(product, args=(again, right)), total)
-        arguments = (grad, transpose.inputs[0], True) if transposed else (grad, right)
-        candidate = sg.composite(MATMUL_BGRAD, arguments, (product.output, total.output), parts)
-        if context.takes(_OWNER, candidate):
-            lines.replace(parts[1:], candidate, product)
-        return
-
-
-def _weight_gradients(lines: sg.Lines, grad: sg.TensorProxy) -> Iterator[tuple[sg.BoundSymbol, sg.BoundSymbol, bool]]:
-    """The products of a linear layer's gradient with its rows, each with the transpose in it.
-
-    That is `grad.t() @ rows`, or, for a transposed weight, `rows.t() @ grad`.
-    """
-    transposes = [one.outputs[0] for one in map(sg.leaf_of, lines.readers(grad)) if one and one.symbol.name == _T]
-    reading = {lines.place[one.outputs[0].name]: one for value in (grad, *transposes) for one in lines.readers(value)}
-    for _, reader in sorted(reading.items()):
-        product = sg.leaf_of(reader)
-        if product is None or product.symbol.name != _MM or lines.maker(product.output) is None:
+        (grad,) = leaf.inputs
+        if [*leaf.args[1:], *leaf.kwargs.values()] != [[0], True]:
             continue
-        left, right = product.inputs
-        maker = lines.maker(left)
-        transpose = None if maker is None else sg.leaf_of(maker)
-        if transpose is not None and transpose.symbol.name == _T:
-            if transpose.inputs[0] == grad:
-                yield product, transpose, False
-            elif right == grad:
-                yield product, transpose, True
+        for product, transpose in _weight_gradients(lines, grad):
+            at = lines.place[product.output.name]
+            if any(lines.place[one.outputs[0].name] < at for one in lines.readers(total.output)):
+                reason = f"{total.output.name} is read before the gradient of the weight is made"
+                context.decline(_OWNER, total, reason)
+                continue
+            # others may read the transpose too, so that line stays, and is dead code if they do not
+            again, rows = lines.fresh(product.inputs[0]), product.inputs[1]
+            parts = (replace(transpose, output=again), replace(product, args=(again, rows)), total)
+            operands = (grad, rows) if transpose.inputs[0] == grad else (grad, transpose.inputs[0], True)
+            whole = sg.composite(MATMUL_BGRAD, operands, (product.output, total.output), parts)
+            if context.takes(_OWNER, whole):
+                lines.replace(parts[1:], whole, product)
+            break
+    return lines.result()
 
 
-def _product(call: sg.BoundSymbol | None) -> _Product | None:
-    """A call as a product that has an epilogue, if it is one: of matrices, with a bias of one row or none."""
-    leaf = None if call is None else sg.leaf_of(call)
-    if call is None:
-        return None
-    if call.symbol.name == _LINEAR:
-        x, weight, bias = (sg.argument(call, name) for name in ("input", "weight", "bias"))
-        found = _Product(call, x, weight, bias, transposed=False)
-        width = weight.shape[0]
-    elif leaf is not None and leaf.symbol.name == _MM:
-        x, weight = leaf.inputs
-        found = _Product(call, x, weight, None, transposed=True)
-        width = weight.shape[1]
-    elif leaf is not None and leaf.symbol.name == "aten.addmm.default" and not leaf.kwargs and len(leaf.args) == 3:
-        bias, x, weight = leaf.inputs
-        found = _Product(call, x, weight, bias, transposed=True)
-        width = weight.shape[1]
-    else:
-        return None
-    fits = len(found.weight.shape) == 2 and (found.bias is None or found.bias.shape == (width,))
-    return found if fits else None
+def _weight_gradients(lines: sg.Lines, grad: sg.TensorProxy) -> Iterator[tuple[sg.BoundSymbol, sg.BoundSymbol]]:
+    """`grad.t() @ rows`, or, for a transposed weight, `rows.t() @ grad`, each with its transpose."""
+    for reader in lines.readers(grad):
+        for product in map(sg.leaf_of, (reader, *lines.readers(reader.outputs[0]))):
+            if product is None or product.symbol.name != _MM or lines.maker(product.output) is None:
+                continue
+            transpose = sg.leaf_of(lines.maker(product.inputs[0]))
+            if (
+                transpose is not None
+                and transpose.symbol.name == _T
+                and grad in (transpose.inputs[0], product.inputs[1])
+            ):
+                yield product, transpose
 
 
-_ACTIVATIONS = {"aten.gelu.default": LINEAR_GELU, "aten.relu.default": LINEAR_RELU}
 #: In the order in which they run.
 PASSES: Sequence[sg.PassPlacement] = (
+    sg.PassPlacement("cublas_8_bits", "before_grad", round_linears),
     sg.PassPlacement("cublas_activations", "before_grad", fuse_activations),
-    sg.PassPlacement("cublas_gradients", "before_claim", fuse_gradients),
+    sg.PassPlacement("cublas_gelu_gradients", "before_claim", fuse_gelu_gradients),
+    sg.PassPlacement("cublas_bias_gradients", "before_claim", fuse_bias_gradients),
 )

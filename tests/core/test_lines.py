@@ -33,9 +33,11 @@ def test_makers_and_readers() -> None:
     assert lines.maker(trace.inputs[0]) is lines.maker(3) is None
     assert lines.readers(trace.inputs[0]) == (first, second)
     assert lines.readers(product.output) == (cosine,)
-    assert lines.seen_elsewhere(first.output) == f"{first.output.name} is returned, or saved"
-    assert lines.seen_elsewhere(trace.inputs[0]) == f"{trace.inputs[0].name} is read elsewhere too"
-    assert not lines.seen_elsewhere(product.output)
+    assert lines.seen_elsewhere((first, last)) == f"{first.output.name} is returned, or saved"
+    assert lines.seen_elsewhere((product, last)) == f"{product.output.name} is read elsewhere too"
+    assert not lines.seen_elsewhere((product, cosine))
+    assert lines.back(last.output, through={"aten.exp.default"}) == [cosine, last]
+    assert lines.back(trace.inputs[0]) == []
     assert lines.result() is trace
     assert last.symbol.name == "torch.exp"
 
@@ -54,6 +56,46 @@ def test_calls_are_replaced() -> None:
         "torch.tan",
         "torch.exp",
     ]
+
+
+NORM = (
+    "aten.mul.Tensor",
+    "x",
+    ("aten.rsqrt.default", ("aten.add.Tensor", ("aten.mean.dim", ("aten.mul.Tensor", "x", "x"), [-1], True), "eps")),
+)
+
+
+def norm(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.rsqrt((x * x).mean(-1, keepdim=True).double() + 1e-5) * y
+
+
+def test_a_pattern_is_matched() -> None:
+    x, y = torch.ones(2, 3), torch.ones(2, 3)
+    trace = trace_of(lambda x: norm(x, x), x)
+    lines, through = sg.Lines(trace), {"aten._to_copy.default"}
+    match = lines.match(trace.bound_symbols[-1], NORM, through)
+    assert match is not None
+    assert match.parts == trace.bound_symbols
+    assert match.values == {"x": trace.inputs[0], "eps": 1e-5}
+    assert lines.match(trace.bound_symbols[-1], NORM) is None  # a cast stands between
+    assert lines.match(trace.bound_symbols[0], NORM) is None
+    other = trace_of(norm, x, y)
+    assert sg.Lines(other).match(other.bound_symbols[-1], NORM, through) is None  # one name, two values
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matches"),
+    [
+        (("aten.cat.default", [("aten.neg.default", "x"), "x"], -1), True),
+        (("aten.cat.default", ["x", ("aten.neg.default", "x")], -1), False),
+        (("aten.cat.default", [("aten.neg.default", "x")], -1), False),
+        (("aten.cat.default", [("aten.neg.default", "x"), "x"], 0), False),
+        (("aten.cat.default", [("aten.neg.default", "x"), "x"]), False),
+    ],
+)
+def test_a_pattern_of_a_list(pattern: Any, matches: bool) -> None:
+    trace = trace_of(lambda x: torch.cat([-x, x], -1), torch.ones(3))
+    assert (sg.Lines(trace).match(trace.bound_symbols[-1], pattern) is not None) == matches
 
 
 def test_fresh_values_have_names_of_their_own() -> None:
@@ -89,6 +131,7 @@ def test_the_leaf_of_a_call() -> None:
     assert product is not None
     assert product.symbol.name == "aten.mm.default"
     names = [item.name for item in torch.ops.aten.mm.default._schema.arguments]
+    assert sg.leaf_of(None) is None
     assert [sg.argument(product, name) for name in names] == list(product.inputs)
 
 
@@ -99,9 +142,3 @@ def test_blocks_of_the_documentation_run(page: str) -> None:
     assert len(blocks) > 5
     for block in blocks:
         exec(compile(block.split("```")[0], page, "exec"), scope)
-
-
-def test_the_pattern_of_the_guide_is_short() -> None:
-    (block,) = [one for one in (DOCS / "plugins.md").read_text().split("```python\n") if "def geglu" in one]
-    pattern = block[block.index("def geglu") : block.index("h = sg.jit")]
-    assert len([line for line in pattern.splitlines() if line.strip()]) < 40

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
+import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,6 +17,17 @@ from torch.overrides import get_testing_overrides
 from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.symbol import BoundSymbol, Symbol
 from switchgear.ir.trace import Names, Trace, names_of
+
+_COMMUTATIVE = frozenset({"aten.add.Tensor", "aten.mul.Tensor"})
+_NOTHING = object()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Match:
+    """The lines that come to a pattern, in order, and what stands for its names."""
+
+    parts: tuple[BoundSymbol, ...]
+    values: Mapping[str, Any]
 
 
 class Lines:
@@ -41,11 +54,75 @@ class Lines:
         """The lines that read a value, in order."""
         return tuple([self.trace.bound_symbols[index] for index in self._readers[value.name]])
 
-    def seen_elsewhere(self, value: TensorProxy) -> str:
-        """Why a value that one line reads must exist, or an empty string."""
-        if value.name in self._returned:
-            return f"{value.name} is returned, or saved"
-        return f"{value.name} is read elsewhere too" if len(self._readers[value.name]) > 1 else ""
+    def seen_elsewhere(self, parts: Sequence[BoundSymbol]) -> str:
+        """Why something that lines make for each other must exist, or an empty string; the last one's result does."""
+        own = {self.place[part.outputs[0].name] for part in parts}
+        for value in itertools.chain.from_iterable(part.outputs for part in parts[:-1]):
+            if value.name in self._returned:
+                return f"{value.name} is returned, or saved"
+            if not own.issuperset(self._readers[value.name]):
+                return f"{value.name} is read elsewhere too"
+        return ""
+
+    def back(self, value: Any, through: Collection[str] = ()) -> list[BoundSymbol]:
+        """The lines that a value comes from, in order: its maker, and what is before calls of these operators."""
+        found: list[BoundSymbol] = []
+        while (call := self.maker(value)) is not None:
+            found.insert(0, call)
+            leaf = leaf_of(call)
+            if leaf is None or leaf.symbol.name not in through:
+                break
+            value = leaf.inputs[0]
+        return found
+
+    def match(self, call: BoundSymbol, pattern: Any, through: Collection[str] = ()) -> Match | None:
+        """How a call comes to a pattern, such as `("aten.mul.Tensor", "x", ("aten.sigmoid.default", "x"))`.
+
+        A pattern is an operator and its positional arguments: a name, of one value wherever it stands; a number, near
+        enough; a pattern; a list of them; or what is equal. Sums and products match in either order. Before an
+        operator, calls of those in `through` may stand.
+        """
+        found = self._matched(call, pattern, Match((), {}), through)
+        if found is None:
+            return None
+        parts = {self.place[part.outputs[0].name]: part for part in found.parts}
+        return Match(tuple([parts[place] for place in sorted(parts)]), found.values)
+
+    def _matched(
+        self, call: BoundSymbol, pattern: Any, found: Match, through: Collection[str]
+    ) -> Match | None:
+        leaf = leaf_of(call)
+        name, *operands = pattern
+        if leaf is None or leaf.symbol.name != name or leaf.kwargs:
+            return None
+        for given in (leaf.args, leaf.args[::-1]) if name in _COMMUTATIVE else (leaf.args,):
+            match = self._all(given, operands, Match((*found.parts, call), found.values), through)
+            if match is not None:
+                return match
+        return None
+
+    def _all(
+        self, given: Sequence[Any], operands: Sequence[Any], found: Match, through: Collection[str]
+    ) -> Match | None:
+        match: Match | None = found
+        for one, operand in itertools.zip_longest(given, operands, fillvalue=_NOTHING):
+            match = match and self._operand(one, operand, match, through)
+        return match
+
+    def _operand(
+        self, given: Any, operand: Any, found: Match, through: Collection[str]
+    ) -> Match | None:
+        if isinstance(operand, str):
+            same = found.values.get(operand, given)
+            return Match(found.parts, {**found.values, operand: given}) if same == given else None
+        if isinstance(operand, tuple):
+            calls = self.back(given, through)
+            inner = Match((*found.parts, *calls[1:]), found.values)
+            return self._matched(calls[0], operand, inner, through) if calls else None
+        if isinstance(operand, list) and isinstance(given, (list, tuple)):
+            return self._all(given, operand, found, through)
+        near = isinstance(operand, float) and isinstance(given, (int, float))
+        return found if (math.isclose(given, operand) if near else given == operand) else None
 
     def replace(
         self, parts: Sequence[BoundSymbol], call: BoundSymbol, at: BoundSymbol | None = None
@@ -82,14 +159,12 @@ def composite(
     return BoundSymbol(symbol, args, {}, output, parts, last.source, last.grad_enabled, tags, links)
 
 
-def leaf_of(call: BoundSymbol) -> BoundSymbol | None:
-    """The one operator of PyTorch that a call comes to, if there is just one."""
+def leaf_of(call: BoundSymbol | None) -> BoundSymbol | None:
+    """The one operator of PyTorch that a call comes to, if there is just one; None of None."""
     leaf = call
-    while leaf.subsymbols:
-        if len(leaf.subsymbols) > 1:
-            return None
-        (leaf,) = leaf.subsymbols
-    return leaf if leaf.output == call.output else None
+    while leaf is not None and leaf.subsymbols:
+        leaf = leaf.subsymbols[0] if len(leaf.subsymbols) == 1 else None
+    return leaf if leaf is not None and call is not None and leaf.output == call.output else None
 
 
 def argument(call: BoundSymbol, name: str) -> Any:

@@ -17,6 +17,7 @@ import pluggy
 from switchgear.capture.handler import Feature
 from switchgear.errors import RegistrationError
 from switchgear.ir.choice import Choice, Declined
+from switchgear.ir.lines import Lines
 from switchgear.ir.symbol import BoundSymbol
 from switchgear.ir.trace import Trace
 from switchgear.who.executor import Executor, FusionExecutor
@@ -64,6 +65,12 @@ class PassContext(Protocol):
         how one of those is differentiated: a rule asked before the owner's, or a skip rule.
         """
         ...
+
+    def offer(self, owner: str, lines: Lines, whole: BoundSymbol, unless: str = "") -> None:
+        """Put a composite in the place of its parts if `owner` takes it.
+
+        Not where a reason speaks against it (`unless`), or what the parts make for each other is seen elsewhere.
+        """
 
     def decline(
         self,

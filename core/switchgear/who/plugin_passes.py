@@ -15,6 +15,7 @@ from typing import Any
 
 from switchgear.errors import InvalidTrace, RuleError, SwitchgearError
 from switchgear.ir.choice import Choice
+from switchgear.ir.lines import Lines
 from switchgear.ir.proxy import hint_of
 from switchgear.ir.symbol import BoundSymbol, with_parts
 from switchgear.ir.trace import Trace
@@ -60,6 +61,14 @@ class CallContext:
                 return True
         self.decline(owner, candidate, reason, declined)
         return False
+
+    def offer(self, owner: str, lines: Lines, whole: BoundSymbol, unless: str = "") -> None:
+        """See `PassContext`."""
+        reason = unless or lines.seen_elsewhere(whole.subsymbols)
+        if reason:
+            self.decline(owner, whole.subsymbols[-1], reason)
+        elif self.takes(owner, whole):
+            lines.replace(whole.subsymbols, whole)
 
     def decline(
         self,

@@ -21,29 +21,20 @@ def chunk_losses(trace: sg.Trace, context: sg.PassContext) -> sg.Trace:
     for call in trace.bound_symbols:
         if call.symbol.name != "torch.nn.functional.cross_entropy":
             continue
-        parts = [call]
-        while (maker := lines.maker(parts[0].inputs[0])) is not None:
-            parts.insert(0, maker)
-            leaf = sg.leaf_of(maker)
-            if leaf is None or leaf.symbol.name not in _BETWEEN:
-                break
+        parts = [*lines.back(call.inputs[0], through=_BETWEEN), call]
         linear = parts[0]
         if linear.symbol.name != "torch.nn.functional.linear":
-            continue
-        if reason := _objection(lines, call, parts):
-            context.decline(_OWNER, call, reason)
             continue
         x, weight, bias = (sg.argument(linear, name) for name in ("input", "weight", "bias"))
         options = (sg.argument(call, name) for name in ("target", "ignore_index", "label_smoothing"))
         whole = sg.composite(
             SYMBOL, (x, weight, bias, *options, sg.argument(call, "reduction") == "mean"), call.output, parts
         )
-        if context.takes(_OWNER, whole):
-            lines.replace(parts, whole)
+        context.offer(_OWNER, lines, whole, unless=_objection(call, parts))
     return lines.result()
 
 
-def _objection(lines: sg.Lines, call: sg.BoundSymbol, parts: list[sg.BoundSymbol]) -> str:
+def _objection(call: sg.BoundSymbol, parts: list[sg.BoundSymbol]) -> str:
     """Why it is left as it is, or an empty string."""
     logits = call.inputs[0]
     if sg.argument(call, "weight") is not None or sg.argument(call, "reduction") not in ("mean", "sum"):
@@ -52,7 +43,7 @@ def _objection(lines: sg.Lines, call: sg.BoundSymbol, parts: list[sg.BoundSymbol
         return "targets that are probabilities, or logits that are no matrix"
     if any(part.outputs[0].shape[-1] != logits.shape[-1] for part in parts[:-1]):
         return "classes are not the last dimension of the linear layer"
-    return next(filter(None, (lines.seen_elsewhere(part.outputs[0]) for part in parts[:-1])), "")
+    return ""
 
 
 PASS = sg.PassPlacement("chunk_losses", "before_grad", chunk_losses)
