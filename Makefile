@@ -98,5 +98,5 @@ $(STAMP): pyproject.toml
 	    { echo "could not make a virtual environment: on Debian and Ubuntu, install the python3-venv package" >&2; exit 1; }
 	@echo "Installing $(TORCH) and Switchgear into $(VENV); the first time, this takes some minutes."
 	@{ [ -n "$(TORCH_INDEX)" ] && $(PIP) --retries 1 --index-url "$(TORCH_INDEX)" "$(TORCH)" 2>/dev/null; } || $(PIP) "$(TORCH)"
-	@$(PIP) --editable ".[test,dev]"
+	@$(PIP) --editable ".[test,dev,docs]"
 	@echo "$$(pwd) $(TORCH)" >"$(STAMP)"

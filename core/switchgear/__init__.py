@@ -5,6 +5,7 @@ from importlib.metadata import version
 from switchgear import errors
 from switchgear.capture.handler import PASS, Call, Feature, Handler
 from switchgear.functional import grad, value_and_grad, vjp
+from switchgear.inspect.examine import Examination, ExaminedRegion, examine
 from switchgear.inspect.explain import CacheInfo, cache_info, explain
 from switchgear.ir.aliasing import aliased_argument, storages, written_arguments
 from switchgear.ir.choice import Choice, Declined, Implementation, Saved
@@ -32,6 +33,8 @@ __all__ = [
     "Call",
     "Choice",
     "Declined",
+    "Examination",
+    "ExaminedRegion",
     "Executor",
     "Feature",
     "Fuel",
@@ -58,6 +61,7 @@ __all__ = [
     "composite",
     "defaults",
     "errors",
+    "examine",
     "explain",
     "get_grad",
     "grad",

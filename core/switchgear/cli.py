@@ -6,79 +6,115 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from switchgear.errors import SwitchgearError
-from switchgear.inspect.bisecting import bisect, described, load_check
+from switchgear.inspect.bisecting import bisect, described
+from switchgear.inspect.columns import show
 from switchgear.inspect.doctor import BEHAVIOURS, diagnosis
+from switchgear.inspect.examine import examine
+from switchgear.inspect.loading import loaded
 from switchgear.inspect.operators import operator_rows
+from switchgear.options import Defaults, defaults, executors_in
 from switchgear.testing.checks import plugin_checks
 from switchgear.testing.template import new_plugin
 from switchgear.torch_private.names import PRIVATE_NAMES, surroundings
 from switchgear.who.plugins import PluginStatus, installed, plugin_report
 
+_STATUS = """exit status: 0 if all is well; 1 if something is wrong or is not there: a plugin
+that failed, a call that would not be compiled, a check that fails; 2 if the command line
+makes no sense"""
+_EXPLAINED = """FUNCTION is captured on fakes of its inputs; nothing runs or is compiled. Told are who
+would take which operator, what would be saved, what would fall back, and why. What is
+jitted is examined with its options; for others, SWITCHGEAR_EXECUTORS, SWITCHGEAR_MEMORY
+and SWITCHGEAR_FALLBACK set them. Exit status 1 if the call would not be compiled.
+
+  switchgear explain my_package.models:loss --inputs example_inputs
+  switchgear explain train.py:step --inputs data.py:batch --executors torch"""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit status is 1 if something is wrong, or nothing is found."""
+    """Run the command line; returns the exit status."""
+    chosen = _parser().parse_args(arguments)
+    try:
+        status: int = chosen.run(chosen)
+    except SwitchgearError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="switchgear", description="Switchgear: an executor framework for PyTorch."
+        prog="switchgear",
+        description="Switchgear: an executor framework for PyTorch.",
+        epilog=_STATUS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=version("switchgear"))
     commands = parser.add_subparsers(dest="command", required=True)
-    plugins = commands.add_parser(
-        "plugins", help="what is installed, whether it loaded, and if not, why"
-    )
+
+    def command(run: Callable[[argparse.Namespace], int], help: str) -> argparse.ArgumentParser:
+        own = commands.add_parser(
+            run.__name__.lstrip("_"),
+            help=help,
+            description=help,
+            epilog=_EXPLAINED if run is _explain else _STATUS,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        own.set_defaults(run=run)
+        return own
+
+    plugins = command(_plugins, "what is installed, whether it loaded, and if not, why")
     plugins.add_argument("-v", "--verbose", action="store_true", help="with notes and tracebacks")
     plugins.add_argument("--json", action="store_true", help="everything, for programs")
-    operators = commands.add_parser(
-        "operators", help="who implements and who differentiates which operator"
+    operators = command(
+        _operators, "who implements, differentiates and skips which operator, and who would win"
     )
     operators.add_argument("name", nargs="?", default="", help="operators with this in their name")
     operators.add_argument("--executor", metavar="NAME", help="of this executor or package alone")
     operators.add_argument("--json", action="store_true", help="the same, for programs")
-    new = commands.add_parser(
-        "new", help="write the package of a new plugin, which runs, into this folder"
+    explain = command(_explain, "what would become of a call, without running it")
+    explain.add_argument(
+        "function", metavar="MODULE:FUNCTION", help="or SCRIPT.py:FUNCTION; an nn.Module, too"
     )
+    explain.add_argument(
+        "--inputs",
+        metavar="[MODULE:]FUNCTION",
+        help="makes the arguments: a tuple of them, a dict of keyword arguments, or the only one",
+    )
+    explain.add_argument("--executors", metavar="NAMES", help="such as inductor,torch")
+    explain.add_argument("--json", action="store_true", help="the same, for programs")
+    new = command(_new, "write the package of a new plugin, which runs, into this folder")
     new.add_argument("name", help="what users are to list; the package is switchgear-NAME")
-    testing = commands.add_parser(
-        "test", help="check what an installed plugin registers beside PyTorch"
-    )
-    testing.add_argument("name", help="as `switchgear plugins` shows it")
-    testing.add_argument("pytest", nargs="*", metavar="-- OPTIONS", help="options of pytest")
-    commands.add_parser("doctor", help="what is off between Switchgear and this PyTorch")
-    bisecting = commands.add_parser(
-        "bisect", help="find the one fused region that makes a check fail"
-    )
+    test = command(_test, "check what an installed plugin registers beside PyTorch")
+    test.add_argument("name", help="as `switchgear plugins` shows it")
+    test.add_argument("pytest", nargs="*", metavar="-- OPTIONS", help="options of pytest")
+    command(_doctor, "what is off between Switchgear and this PyTorch")
+    bisecting = command(_bisect, "find the one fused region that makes a check fail")
     bisecting.add_argument(
-        "check", metavar="SCRIPT:FUNCTION", help="takes the fuel for sg.jit, and raises if wrong"
+        "check", metavar="SCRIPT.py:FUNCTION", help="takes the fuel for sg.jit, and raises if wrong"
     )
-    chosen = parser.parse_args(arguments)
-    if chosen.command == "doctor":
-        return _doctor()
-    if chosen.command == "operators":
-        return _operators(chosen.name, chosen.executor, as_json=chosen.json)
-    if chosen.command == "bisect":
-        return _bisect(chosen.check)
-    if chosen.command == "new":
-        return _new(chosen.name)
-    if chosen.command == "test":
-        return _test(chosen.name, chosen.pytest)
-    return _plugins(verbose=chosen.verbose, as_json=chosen.json)
+    return parser
 
 
-def _plugins(*, verbose: bool, as_json: bool) -> int:
+def _plugins(chosen: argparse.Namespace) -> int:
     report = plugin_report()
-    if as_json:
+    if chosen.json:
         print(json.dumps([asdict(status) for status in report], indent=2))
     elif not report:
         print("no plugin is installed")
     else:
-        _columns([_columns_of(status) for status in report])
-        for status in report if verbose else ():
+        show(
+            ("plugin", "distribution", "version", "status", "executors", "remarks"),
+            [_columns_of(status) for status in report],
+        )
+        for status in report if chosen.verbose else ():
             for text in (*status.notes, status.traceback):
                 if text:
                     print(f"\n{status.name}: {text.rstrip()}")
@@ -89,76 +125,88 @@ def _columns_of(status: PluginStatus) -> tuple[str, ...]:
     count = len(status.notes)
     notes = f"{count} notes on its import (-v)" if count else ""
     reason = "; ".join(filter(None, (status.error, status.limits, notes)))
-    executors = f"executors: {', '.join(status.executors)}" if status.executors else ""
+    executors = ", ".join(status.executors)
     return status.name, status.distribution, status.version, status.status, executors, reason
 
 
-def _operators(name: str, owner: str | None, *, as_json: bool) -> int:
+def _operators(chosen: argparse.Namespace) -> int:
     rows = [
         row
         for row in operator_rows(installed())
-        if name in row.operator
-        and (owner is None or owner in (*row.implemented_by, *row.differentiated_by))
+        if chosen.name in row.operator
+        and (
+            chosen.executor is None
+            or chosen.executor in (*row.implemented_by, *row.differentiated_by)
+        )
     ]
-    if as_json:
+    if chosen.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
+    elif rows and chosen.name:
+        print("\n".join(map(str, rows)))
     elif rows:
-        _columns(
+        show(
+            ("operator", "implemented by", "differentiated by"),
             [
-                ("operator", "implemented by", "differentiated by"),
-                *(
-                    (row.operator, ", ".join(row.implemented_by), ", ".join(row.differentiated_by))
-                    for row in rows
-                ),
-            ]
+                (row.operator, ", ".join(row.implemented_by), ", ".join(row.differentiated_by))
+                for row in rows
+            ],
         )
     else:
-        print("no plugin registers such an operator", file=sys.stderr)
+        print(
+            "no plugin registers such an operator; whom executors that decide by the call take: switchgear explain",
+            file=sys.stderr,
+        )
     return int(not rows)
 
 
-def _new(name: str) -> int:
-    try:
-        folder = new_plugin(name, Path.cwd())
-    except SwitchgearError as error:
-        print(error, file=sys.stderr)
-        return 1
+def _explain(chosen: argparse.Namespace) -> int:
+    function = loaded(chosen.function)
+    arguments: Any = ()
+    if chosen.inputs:
+        module = chosen.function.rpartition(":")[0]
+        arguments = loaded(chosen.inputs if ":" in chosen.inputs else f"{module}:{chosen.inputs}")()
+    if not isinstance(arguments, (tuple, dict)):
+        arguments = (arguments,)
+    own: Defaults = {"executors": executors_in(chosen.executors)} if chosen.executors else {}
+    with defaults(**own):
+        args, kwargs = ((), arguments) if isinstance(arguments, dict) else (arguments, {})
+        found = examine(function, *args, **kwargs)
+    print(json.dumps(found.as_dict(), indent=2) if chosen.json else found)
+    return int(bool(found.fallback))
+
+
+def _new(chosen: argparse.Namespace) -> int:
+    folder = new_plugin(chosen.name, Path.cwd())
     print(f"{folder.name} is an executor that runs. Next:")
     print(
-        f"  pip install --editable {folder.name}\n  switchgear test {name}\n  {folder.name}/README.md"
+        f"  pip install --editable {folder.name}\n  switchgear test {chosen.name}\n  {folder.name}/README.md"
     )
     return 0
 
 
-def _test(name: str, options: Sequence[str]) -> int:
+def _test(chosen: argparse.Namespace) -> int:
+    name = chosen.name
     if find_spec("pytest") is None:
         print("switchgear test needs pytest: pip install 'switchgear[testing]'", file=sys.stderr)
         return 1
-    try:
-        checks = [*plugin_checks(name)]
-    except SwitchgearError as error:
-        print(error, file=sys.stderr)
-        return 1
-    if not checks:
+    if not [*plugin_checks(name)]:
         print(
             f"{name} registers no implementation and no grad rule: nothing to test", file=sys.stderr
         )
         return 1
     asked = f"-p switchgear.testing.pytest_plugin -p no:cacheprovider --switchgear-plugin {name}"
-    command = ["-m", "pytest", *asked.split(), "--pyargs", "switchgear.testing.suite", *options]
+    command = [
+        "-m",
+        "pytest",
+        *asked.split(),
+        "--pyargs",
+        "switchgear.testing.suite",
+        *chosen.pytest,
+    ]
     return subprocess.run([sys.executable, *command], check=False).returncode
 
 
-def _columns(rows: Sequence[Sequence[str]]) -> None:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells: Iterable[str] = (
-            cell.ljust(width) for cell, width in zip(row, widths, strict=True) if width
-        )
-        print("  ".join(cells).rstrip())
-
-
-def _doctor() -> int:
+def _doctor(chosen: argparse.Namespace) -> int:
     print(surroundings())
     faults = diagnosis()
     print(
@@ -168,10 +216,6 @@ def _doctor() -> int:
     return int(bool(faults))
 
 
-def _bisect(place: str) -> int:
-    try:
-        print(described(bisect(load_check(place))))
-    except (SwitchgearError, OSError) as error:
-        print(error, file=sys.stderr)
-        return 1
+def _bisect(chosen: argparse.Namespace) -> int:
+    print(described(bisect(loaded(chosen.check))))
     return 0

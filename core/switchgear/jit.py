@@ -67,6 +67,7 @@ class Compiler:
         self.function = function
         self.module = module
         self.selection = selection
+        self.options = options
         self.link: bool = options["link"]
         self.specialize_on_data: bool | None = options["specialize_on_data"]
         self.dynamic: Dynamic | None = options["dynamic"]
@@ -136,6 +137,15 @@ class Compiler:
         splits = self._fallback == "split" and found.error.splits and self._can_be_split()
         self.fallbacks.count(found, splits, self._fallback == "quiet")
         return (self._split() if splits else self.function)(*args, **kwargs)
+
+    def examined(
+        self, selection: Selection, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Entry | Fallback:
+        """What a call would run, or why it falls back, with another selection; it does not run, and is not kept."""
+        options = self.options | {"strict": False, "fallback": "quiet"}
+        fresh = Compiler(self.function, self.module, selection, options)
+        found = fresh._find(args, kwargs, {})
+        return found if isinstance(found, Fallback) else found[0]
 
     def _can_be_split(self) -> bool:
         is_python = isinstance(self.function, (types.FunctionType, types.MethodType))

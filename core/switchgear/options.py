@@ -105,7 +105,8 @@ def check_options(options: Mapping[str, Any], names: Sequence[str] = ()) -> None
             raise ValueError(f"{name} is one of {kinds}, not {options[name]!r}")
 
 
-def _executors(text: str) -> Executors:
+def executors_in(text: str) -> Executors:
+    """A list of executors as it is written outside of Python: `first,...,-other`, or `auto`."""
     if text == "auto":
         return "auto"
     items = [item.strip() for item in text.split(",")]
@@ -127,7 +128,7 @@ def _flag(text: str) -> bool:
 
 #: Variables of the environment that set an option, and how their text is read.
 VARIABLES: Mapping[str, tuple[str, Callable[[str], Any]]] = {
-    "SWITCHGEAR_EXECUTORS": ("executors", _executors),
+    "SWITCHGEAR_EXECUTORS": ("executors", executors_in),
     "SWITCHGEAR_MEMORY": ("memory", functools.partial(_word, "memory")),
     "SWITCHGEAR_FALLBACK": ("fallback", functools.partial(_word, "fallback")),
     "SWITCHGEAR_CHECK": ("check", _flag),

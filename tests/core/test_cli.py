@@ -6,11 +6,13 @@ import json
 import subprocess
 import sys
 from importlib.metadata import entry_points, version
+from pathlib import Path
 
 import pytest
 
 import switchgear as sg
 from switchgear.cli import main
+from switchgear.inspect.columns import show
 from switchgear.who import plugins
 from switchgear.who.plugins import load
 from tests.core.made_up import SIN, Site, executor_plugin, rules_plugin
@@ -49,19 +51,131 @@ def test_operators_by_name_and_owner(arguments: list[str], status: int, capsys: 
 def test_operators_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["operators", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
-    assert row == {
-        "operator": "torch.sin",
-        "implemented_by": ["b", "a"],
-        "differentiated_by": ["b", "a", "rules"],
-    }
+    assert row["operator"] == "torch.sin"
+    assert [one["owner"] for one in row["implementations"]] == ["b", "a"]
+    assert [one["owner"] for one in row["grad_rules"]] == ["b", "a", "rules"]
+    assert row["implementations"][0]["function"] == "fast_sin (made_up_switchgear_b_b:21)"
+
+
+def test_who_would_win(site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    fuses = "class F(sg.FusionExecutor): pass\n\n@sg.hookimpl\ndef switchgear_executors():\n    return [F('fuser')]\n"
+    checked = SIN.replace("implementation(torch.sin)", "implementation(torch.sin, checker=lambda call: True)")
+    absent = executor_plugin("absent", SIN).replace("sg.Executor(", "Absent(") + (
+        "\nclass Absent(sg.Executor):\n    def unavailable(self):\n        return 'no device'\n"
+    )
+    skips = "\n@sg.hookimpl\ndef switchgear_is_constant_for_vjp(bound_symbol):\n    return None\n"
+    found = load(
+        [
+            site.add("fuser", fuses),
+            site.add("absent", absent),
+            site.add("checked", executor_plugin("checked", checked)),
+            site.add("plain", executor_plugin("plain", SIN + skips)),
+            site.add("rules", rules_plugin("rules")),
+        ]
+    )
+    monkeypatch.setattr("switchgear.cli.installed", lambda: found)
+    assert main(["operators", "sin"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "absent 1.0: fast_sin" in lines[1]
+    assert lines[1].endswith("; unavailable: no device")
+    assert "where <lambda> (made_up_switchgear_checked_checked:" in lines[2]
+    assert "  by default: checked, else plain, in the default order" in lines
+    assert "  by default: checked, in the default order" in lines
+    assert lines[-2:] == [
+        "  asked before, and decide by the call: fuser",
+        "  have skip rules, asked about every call: plain",
+    ]
+
+
+MODEL = """
+import torch
+
+def loss(x, factor=2.0):
+    return torch.sin(x * factor).sum()
+
+def example():
+    return torch.ones(3, requires_grad=True)
+
+def named():
+    return {"x": torch.ones(3), "factor": 3.0}
+
+def prints(x):
+    print(x)
+    return x
+
+module = torch.nn.Linear(3, 3)
+number = 3
+"""
+
+
+@pytest.mark.parametrize("home", ["model.py", "a_model"])
+@pytest.mark.parametrize(
+    ("arguments", "status", "text"),
+    [
+        (["loss", "--inputs", "example"], 0, "torch.sin: gradient by"),
+        (["loss", "--inputs", "named"], 0, "torch.mul: execution by torch"),
+        (["module", "--inputs", "example"], 0, "saved for the backward"),
+        (["prints", "--inputs", "example"], 1, "would not be compiled: Unsupported: the function prints"),
+        (["loss", "--inputs", "example", "--executors", "torch"], 0, "executors: torch"),
+        (["loss", "--inputs", "example", "--executors", "tourch"], 1, "did you mean 'torch'"),
+        (["los", "--inputs", "example"], 1, "has no los"),
+        (["number"], 1, "is a int, and cannot be called"),
+    ],
+)
+def test_explain(
+    home: str,
+    arguments: list[str],
+    status: int,
+    text: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("model.py").write_text(MODEL)
+    Path("a_model.py").write_text(MODEL)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    assert main(["explain", f"{home}:{arguments[0]}", *arguments[1:]]) == status
+    printed = capsys.readouterr()
+    assert text in (printed.out or printed.err)
+    if not printed.err:
+        assert main(["explain", f"{home}:{arguments[0]}", *arguments[1:], "--json"]) == status
+        assert bool(json.loads(capsys.readouterr().out)["fallback"]) == bool(status)
+    monkeypatch.delitem(sys.modules, "a_model", raising=False)
+
+
+@pytest.mark.parametrize("place", ["no_such_module:f", "nowhere.py:f", "nothing"])
+def test_explain_what_is_not_there(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", place]) == 1
+    assert capsys.readouterr().err
+
+
+def test_statuses_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["explain", "--help"])
+    assert ended.value.code == 0
+    assert "Exit status 1" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        main(["explain"])
+    assert ended.value.code == 2
+
+
+def test_columns_by_rich_in_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    show(("plugin", "remarks", "nothing"), [("a [b]", "is here", "")])
+    printed = capsys.readouterr().out
+    assert "─" in printed
+    assert "a [b]" in printed
+    assert "nothing" not in printed
 
 
 def test_plugins(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plugins"]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "a      switchgear-a      1.0  loaded  executors: a",
-        "b      switchgear-b      1.0  loaded  executors: b  1 notes on its import (-v)",
-        "rules  switchgear-rules  1.0  loaded",
+        "plugin  distribution      version  status  executors  remarks",
+        "a       switchgear-a      1.0      loaded  a",
+        "b       switchgear-b      1.0      loaded  b          1 notes on its import (-v)",
+        "rules   switchgear-rules  1.0      loaded",
     ]
     assert main(["plugins", "-v"]) == 0
     assert "b: its import printed: hello" in capsys.readouterr().out

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import runpy
 from collections.abc import Callable
 from typing import Any
 
@@ -42,17 +41,6 @@ def _failure(check: Callable[[Fuel], Any], fuel: Fuel) -> Exception | None:
         return AssertionError("it returned False") if check(fuel) is False else None
     except Exception as error:
         return error
-
-
-def load_check(place: str) -> Callable[[Fuel], Any]:
-    """The function that `script.py:function` names."""
-    script, colon, name = place.rpartition(":")
-    if not colon:
-        raise SwitchgearError(f"{place!r} names no function; write script.py:function")
-    found = runpy.run_path(script).get(name)
-    if not callable(found):
-        raise SwitchgearError(f"{script} has no function {name}")
-    return found  # type: ignore[no-any-return]
 
 
 def described(region: BoundSymbol) -> str:

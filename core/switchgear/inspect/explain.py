@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from switchgear.ir.choice import Choice
+from switchgear.ir.choice import Choice, Saved
 from switchgear.jit import Compiler, compiler_of, last_choices, last_entry, last_saved
-from switchgear.who.selection import Claimant, Reasons
+from switchgear.who.selection import Claimant, Reasons, Selection
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,25 +46,8 @@ def explain(jitted: Any, guards: bool = False) -> str:
     Who was skipped is said once, and who has nothing registered for an operator is not named beside it;
     `sg.last_choices` has these too.
     """
-    selection = compiler_of(jitted).selection
-    names = ", ".join(f"{one.name} {one.options}".rstrip() for one in selection.claimants)
-    choosers = ", ".join(chooser.label for chooser in selection.choosers)
-    lines = [
-        f"executors: {names}; regions as chosen by {choosers}"
-        if choosers
-        else f"executors: {names}"
-    ]
-    sources = selection.rule_sources
-    packages = ", ".join(
-        one.name
-        for one in sources
-        if not isinstance(one, Claimant) and (one.grad_rules or one.skip_rules)
-    )
-    lines += [f"rules also by: {packages}"] * bool(packages)
-    lines += [f"skipped: {name}: {reason}" for name, reason in selection.skipped]
-    passed_over = ", ".join(selection.passed_over)
-    lines += [f"installed and not asked: {passed_over}"] * bool(passed_over)
     compiler = compiler_of(jitted)
+    lines = who_takes_part(compiler.selection)
     fallbacks = [fallback for fallback in compiler.fallbacks.reasons.values() if fallback.calls]
     lines += _beside(compiler, [(one.calls - one.splits, str(one)) for one in fallbacks], _IN_EAGER)
     lines += _beside(compiler, [(one.splits, str(one)) for one in fallbacks], _SPLIT)
@@ -84,22 +67,51 @@ def explain(jitted: Any, guards: bool = False) -> str:
     if guards:
         lines.append("guards of the entry last run:")
         lines += [f"  {line}" for line in entry.guards()]
-    counts = Counter(
-        str(_with_objections(choice, selection.skipped)) for choice in last_choices(jitted)
-    )
-    lines += [f"{count:4} x {text}" for text, count in counts.items()]
-    saved = last_saved(jitted)
-    if saved:
-        alive = [value.bytes for value in saved if value.alive]
-        own = sum(value.bytes for value in saved) - sum(alive)
-        lines.append(
-            f"saved for the backward, memory={selection.memory!r}: {own} bytes in {len(saved) - len(alive)} values, "
-            f"and {len(alive)} inputs, which live anyway, of {sum(alive)} bytes"
-        )
-        lines += [
-            f"  {value}" for value in sorted(saved, key=lambda value: (value.alive, -value.bytes))
-        ]
+    lines += counted(last_choices(jitted), compiler.selection)
+    lines += saved_lines(last_saved(jitted), compiler.selection)
     return "\n".join(lines)
+
+
+def who_takes_part(selection: Selection) -> list[str]:
+    """The executors and packages of rules of a call, those skipped, and those installed that are not asked."""
+    names = ", ".join(f"{one.name} {one.options}".rstrip() for one in selection.claimants)
+    choosers = ", ".join(chooser.label for chooser in selection.choosers)
+    lines = [
+        f"executors: {names}; regions as chosen by {choosers}"
+        if choosers
+        else f"executors: {names}"
+    ]
+    sources = selection.rule_sources
+    packages = ", ".join(
+        one.name
+        for one in sources
+        if not isinstance(one, Claimant) and (one.grad_rules or one.skip_rules)
+    )
+    lines += [f"rules also by: {packages}"] * bool(packages)
+    lines += [f"skipped: {name}: {reason}" for name, reason in selection.skipped]
+    passed_over = ", ".join(selection.passed_over)
+    lines += [f"installed and not asked: {passed_over}"] * bool(passed_over)
+    return lines
+
+
+def counted(choices: Iterable[Choice], selection: Selection) -> list[str]:
+    """Choices, equal ones together, without what is said of everything."""
+    counts = Counter(str(_with_objections(choice, selection.skipped)) for choice in choices)
+    return [f"{count:4} x {text}" for text, count in counts.items()]
+
+
+def saved_lines(saved: Sequence[Saved], selection: Selection) -> list[str]:
+    """What is saved for the backward, the largest first, and what lives anyway."""
+    if not saved:
+        return []
+    alive = [value.bytes for value in saved if value.alive]
+    own = sum(value.bytes for value in saved) - sum(alive)
+    ordered = sorted(saved, key=lambda value: (value.alive, -value.bytes))
+    return [
+        f"saved for the backward, memory={selection.memory!r}: {own} bytes in {len(saved) - len(alive)} values, "
+        f"and {len(alive)} inputs, which live anyway, of {sum(alive)} bytes",
+        *(f"  {value}" for value in ordered),
+    ]
 
 
 _IN_EAGER = "ran in eager, not compiled"

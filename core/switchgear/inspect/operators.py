@@ -1,40 +1,118 @@
-"""Who registered something for which operator, in the order in which they are asked by default."""
+"""Who registered something for which operator, and who would be taken by default."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from switchgear.who.executor import Executor, reason_unavailable
 from switchgear.who.order import order
 from switchgear.who.plugins import Plugins
+from switchgear.who.registry import GradRule, ImplementationEntry, describe
+
+
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """A function that somebody registered for an operator, and where it is written.
+
+    `checker` may decline a call, `unavailable` is why its executor cannot run here; both may be empty.
+    """
+
+    owner: str
+    version: str
+    function: str
+    checker: str = ""
+    unavailable: str = ""
+
+    def __str__(self) -> str:
+        condition = f", where {self.checker} accepts" if self.checker else ""
+        missing = f"; unavailable: {self.unavailable}" if self.unavailable else ""
+        return f"{self.owner} {self.version}: {self.function}{condition}{missing}"
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorRow:
-    """An operator, and the names of those who brought something for it, the first asked first."""
+    """An operator, and what was brought for it, the first asked first.
+
+    `before` are executors that decide by the call, in code, and are asked before the first who registered something;
+    `skip_rules` names those who may take any call out of differentiation.
+    """
 
     operator: str
-    implemented_by: tuple[str, ...]
-    differentiated_by: tuple[str, ...]
+    implementations: tuple[Brought, ...]
+    grad_rules: tuple[Brought, ...]
+    before: tuple[str, ...]
+    skip_rules: tuple[str, ...]
+
+    @property
+    def implemented_by(self) -> tuple[str, ...]:
+        """Who implements it."""
+        return tuple([one.owner for one in self.implementations])
+
+    @property
+    def differentiated_by(self) -> tuple[str, ...]:
+        """Who differentiates it."""
+        return tuple([one.owner for one in self.grad_rules])
+
+    def __str__(self) -> str:
+        lines = [self.operator]
+        for what, brought in (
+            ("implementation", self.implementations),
+            ("gradient", self.grad_rules),
+        ):
+            lines += [f"  {what}: {one}" for one in brought]
+            lines += [f"  by default: {_winner(brought)}"] * bool(brought)
+        for what, names in (
+            ("asked before, and decide by the call", self.before),
+            ("have skip rules, asked about every call", self.skip_rules),
+        ):
+            lines += [f"  {what}: {', '.join(names)}"] * bool(names)
+        return "\n".join(lines)
 
 
 def operator_rows(plugins: Plugins) -> list[OperatorRow]:
-    """One row an operator, by name. What executors decide in code (`claim`, `supports`) is not among them."""
-    rank = {one.name: place for place, one in enumerate(order(plugins, "auto").asked)}
+    """One row an operator, by name."""
+    asked = order(plugins, "auto").asked
+    rank = {one.name: place for place, one in enumerate(asked)}
     packages = {owner: one.name for one in plugins.rule_packages for owner in one.owners}
-    names = {
-        owner: packages.get(owner, owner) for plugin in plugins.plugins for owner in plugin.owners
-    }
+    owners = {owner: plugin for plugin in plugins.plugins for owner in plugin.owners}
+    names = {owner: packages.get(owner, owner) for owner in owners}
+    missing = {one.name: reason_unavailable(one) or "" for one in plugins.executors}
     registry = plugins.registry
-    brought = [
-        (names[owner], registry.implementations_of(owner), registry.grad_rules_of(owner))
-        for owner in sorted(names, key=lambda owner: rank[names[owner]])
-    ]
-    operators = {name for _, *tables in brought for table in tables for name in table}
-    return [
-        OperatorRow(
-            operator,
-            tuple(name for name, implemented, _ in brought if operator in implemented),
-            tuple(name for name, _, differentiated in brought if operator in differentiated),
+    found: dict[str, tuple[list[Brought], list[Brought]]] = {}
+    for owner in sorted(owners, key=lambda owner: rank[names[owner]]):
+        tables: tuple[Mapping[str, ImplementationEntry | GradRule], ...] = (
+            registry.implementations_of(owner),
+            registry.grad_rules_of(owner),
         )
-        for operator in sorted(operators)
-    ]
+        for place, table in enumerate(tables):
+            for operator, entry in table.items():
+                who = names[owner], owners[owner].version
+                brought = _brought(*who, entry, missing.get(owner, ""))
+                found.setdefault(operator, ([], []))[place].append(brought)
+    in_code = [one.name for one in plugins.executors if type(one).claim is not Executor.claim]
+    skipping = [plugin.name for plugin in plugins.plugins if plugin.skip_rule is not None]
+    rows = []
+    for operator, (implementations, grad_rules) in sorted(found.items()):
+        first = rank[implementations[0].owner] if implementations else 0
+        before = [name for name in in_code if rank[name] < first and not missing[name]]
+        before.sort(key=rank.__getitem__)
+        sides = tuple(implementations), tuple(grad_rules)
+        rows.append(OperatorRow(operator, *sides, tuple(before), tuple(skipping)))
+    return rows
+
+
+def _brought(
+    owner: str, version: str, entry: ImplementationEntry | GradRule, missing: str
+) -> Brought:
+    checker = "" if entry.checker is None else describe(entry.checker)
+    return Brought(owner, version, describe(entry.fn), checker, missing)
+
+
+def _winner(brought: Sequence[Brought]) -> str:
+    able = [one for one in brought if not one.unavailable]
+    if not able:
+        return "nobody of these, for they cannot run here"
+    sure = next((place for place, one in enumerate(able) if not one.checker), len(able) - 1)
+    names = ", else ".join(one.owner for one in able[: sure + 1])
+    return f"{names}, in the default order"
