@@ -88,7 +88,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="[MODULE:]FUNCTION",
         help="makes the arguments: a tuple of them, a dict of keyword arguments, or the only one",
     )
-    explain.add_argument("--executors", metavar="NAMES", help="such as inductor,torch")
+    explain.add_argument(
+        "--executors", metavar="NAMES", help="as in a list, such as first,torch or ...,-first"
+    )
     explain.add_argument("--json", action="store_true", help="the same, for programs")
     new = command(_new, "write the package of a new plugin, which runs, into this folder")
     new.add_argument("name", help="what users are to list; the package is switchgear-NAME")

@@ -23,12 +23,9 @@ def show(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def _show_rich(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from rich.box import SIMPLE_HEAD  # noqa: PLC0415 - optional
-    from rich.console import Console  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
+    from rich import box, console, table, text  # noqa: PLC0415 - it need not be installed
 
-    table = Table(*header, box=SIMPLE_HEAD, pad_edge=False)
+    columns = table.Table(*header, box=box.SIMPLE_HEAD, pad_edge=False)
     for row in rows:
-        table.add_row(*map(Text, row))
-    Console().print(table)
+        columns.add_row(*map(text.Text, row))
+    console.Console().print(columns)
