@@ -14,6 +14,7 @@ import torch
 import switchgear as sg
 from switchgear.fusion.choose import Contestants
 from switchgear.who import plugins
+from switchgear.who.modes import COMPILE_VARIABLE
 from tests import under_test
 from tests.under_test import fraction, part
 
@@ -89,6 +90,12 @@ def nothing_split() -> Iterator[None]:
     """What is refused runs in eager, which takes no time: most tests are about what is refused, and why."""
     with sg.defaults(fallback="eager"):
         yield
+
+
+@pytest.fixture(autouse=True)
+def compiled_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is fused is looked at after one call; `tests/executors/test_background.py` has the tests of the default."""
+    monkeypatch.setenv(COMPILE_VARIABLE, "now")
 
 
 @pytest.fixture(autouse=True)

@@ -27,6 +27,7 @@ from benchmarks import (
     plot,
     throughput,
     whole_step,
+    work_curve,
 )
 from benchmarks.contestants import CONTESTANTS
 from benchmarks.workloads import WORKLOADS
@@ -41,11 +42,12 @@ BENCHMARKS: dict[str, tuple[Callable[[int], Any], int]] = {
     "long_trace": (long_trace.run, 1),
     "throughput": (throughput.run, throughput.ROUNDS),
     "whole_step": (whole_step.run, 15),
+    "work_curve": (work_curve.run, 1),
 }
 #: Run only where they are named: they need what not every machine has.
-ON_REQUEST = ("gpu",)
+ON_REQUEST = ("gpu", "work_curve")
 #: Those that take a choice of workloads and contestants, and `--quick`.
-WITH_CHOICE = {"throughput": throughput.QUICK_ROUNDS, "gpu": gpu.QUICK_ROUNDS}
+WITH_CHOICE = {"throughput": throughput.QUICK_ROUNDS, "gpu": gpu.QUICK_ROUNDS, "work_curve": 1}
 EPILOG = f"""benchmarks (marked *: only where named):
   checkpoint_memory  bytes of a checkpointed GPT-2
   compile_latency    first training result of a GPT-2, by depth
@@ -55,6 +57,7 @@ EPILOG = f"""benchmarks (marked *: only where named):
   long_trace         compile time of functions of up to 50,000 operators
   throughput         time per call, first call (cold and warm), saved and peak bytes, by workload and contestant
   whole_step         a training step of an MLP with AdamW
+  work_curve*        steps finished by seconds since the first call, cold
 
 workloads of throughput:
   {", ".join(WORKLOADS)}
@@ -62,6 +65,10 @@ contestants of throughput (marked *: only where named):
   {", ".join(item.name + "*" * item.on_request for item in CONTESTANTS)}
 workloads of gpu:
   {", ".join(gpu_workloads.WORKLOADS)}
+workloads of work_curve:
+  {", ".join(work_curve.NAMES)}
+contestants of work_curve:
+  {", ".join(work_curve.COMPILERS)}
 contestants of gpu:
   {", ".join(item.name for item in gpu.contestants_on("cuda"))}
 
@@ -87,9 +94,9 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help="rounds of each benchmark; more are steadier")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every measurement there as well")
     parser.add_argument(
-        "--plot", type=Path, metavar="FILE", help="draw throughput or gpu there (.svg, .png); needs matplotlib"
+        "--plot", type=Path, metavar="FILE", help="draw throughput, gpu or work_curve there (.svg, .png); needs matplotlib"
     )
-    chosen = parser.add_argument_group("of throughput and gpu alone")
+    chosen = parser.add_argument_group("of throughput, gpu and work_curve alone")
     chosen.add_argument(
         "--workloads", nargs="+", default=[], metavar="NAME", help="in whole or in part: gpt2/training, gpt2, inference"
     )
@@ -111,6 +118,8 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         if "throughput" in options.names:
             throughput.chosen_workloads(options.workloads)
             throughput.chosen_contestants(options.contestants)
+        if "work_curve" in options.names:
+            work_curve.chosen(options.workloads)
         if "gpu" in options.names:
             gpu.chosen_workloads(options.workloads)
             gpu.chosen_contestants(options.contestants, options.device)

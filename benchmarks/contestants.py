@@ -94,10 +94,10 @@ def not_importable(name: str) -> str | None:
 
 #: Switchgear's configurations, by name.
 EXECUTORS: dict[str, dict[str, Any]] = {
-    "switchgear": {},
+    "switchgear": {"compile": "now"},
     "switchgear-torch": {"executors": ["torch"]},
     "switchgear-inductor": {"executors": ["inductor", "torch"]},
-    "switchgear-auto": {"executors": "auto"},
+    "switchgear-auto": {"executors": "auto", "compile": "now"},
 }
 EXACT = "switchgear-torch"
 

@@ -17,7 +17,7 @@ import transformers
 import switchgear as sg
 from benchmarks.compile_latency import LAYERS, first_result, per_layer
 from benchmarks.measure import Samples, table, verdict
-from switchgear_contest.disk_cache import CACHE_VARIABLE
+from switchgear.disk_cache import CACHE_VARIABLE
 
 #: The times may be these parts of the peer's: with no caches on disk, and with those that the first process left.
 COLD_LIMIT, WARM_LIMIT = 0.8, 0.5

@@ -1,11 +1,11 @@
-"""The time of every contestant as bars, of `throughput` or of `gpu`; needs matplotlib."""
+"""The time of every contestant as bars, of `throughput` or of `gpu`, and the lines of `work_curve`; needs matplotlib."""
 
 from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
 
-from benchmarks import gpu, throughput
+from benchmarks import gpu, throughput, work_curve
 from benchmarks.throughput import BASELINE
 
 if importlib.util.find_spec("matplotlib"):
@@ -16,7 +16,31 @@ else:
     AVAILABLE = False
 
 
-def write(result: throughput.Result | gpu.Result, path: Path, title: str) -> None:
+def write(result: throughput.Result | gpu.Result | work_curve.Result, path: Path, title: str) -> None:
+    """The figure of a benchmark; the file's suffix says the format."""
+    if isinstance(result, work_curve.Result):
+        write_curves(result, path, title)
+    else:
+        write_bars(result, path, title)
+
+
+def write_curves(result: work_curve.Result, path: Path, title: str) -> None:
+    """Each workload a picture: steps by seconds since the first call, a line for each contestant."""
+    names = result.workloads
+    figure = Figure(figsize=(5 * min(len(names), 3), 4 * -(-len(names) // 3)), layout="constrained")
+    for index, name in enumerate(names):
+        axes = figure.add_subplot(-(-len(names) // 3), min(len(names), 3), index + 1)
+        for who, curve in result.of(name).items():
+            axes.step([0.0, *curve.ends], range(len(curve.ends) + 1), where="post", label=who)
+        axes.set_title(name)
+        axes.set_xlabel("seconds since the first call")
+        axes.set_ylabel("steps")
+        axes.legend()
+    figure.suptitle(title, fontsize="small")
+    figure.savefig(path)
+
+
+def write_bars(result: throughput.Result | gpu.Result, path: Path, title: str) -> None:
     """Each workload a group of bars: time by eager's with its 95 % interval. The file's suffix says the format."""
     comparisons: list[throughput.Comparison | gpu.Comparison] = [*result.comparisons]
     names = dict.fromkeys(item.contestant for each in comparisons for item in each.measured)

@@ -2,11 +2,12 @@
 
 from importlib.metadata import version
 
-from switchgear import errors
+from switchgear import disk_cache, errors
 from switchgear.capture.handler import PASS, Call, Feature, Handler
 from switchgear.functional import grad, value_and_grad, vjp
 from switchgear.inspect.examine import Examination, ExaminedRegion, examine
 from switchgear.inspect.explain import CacheInfo, cache_info, explain
+from switchgear.inspect.waiting import wait
 from switchgear.ir.aliasing import aliased_argument, storages, written_arguments
 from switchgear.ir.choice import Choice, Declined, Implementation, Saved
 from switchgear.ir.lines import Lines, Match, argument, composite, leaf_of
@@ -14,7 +15,9 @@ from switchgear.ir.proxy import NumberProxy, TensorProxy
 from switchgear.ir.symbol import BoundSymbol, Symbol
 from switchgear.ir.trace import Trace
 from switchgear.jit import jit, last_backward_traces, last_choices, last_saved, last_traces
+from switchgear.machine import surroundings
 from switchgear.options import defaults
+from switchgear.progress import Progress
 from switchgear.torch_private import real_dispatch
 from switchgear.who.executor import Executor, FusionExecutor
 from switchgear.who.fuel import Fuel
@@ -46,6 +49,7 @@ __all__ = [
     "NumberProxy",
     "PassContext",
     "PassPlacement",
+    "Progress",
     "Region",
     "RegionChoice",
     "RegionContext",
@@ -60,6 +64,7 @@ __all__ = [
     "cache_info",
     "composite",
     "defaults",
+    "disk_cache",
     "errors",
     "examine",
     "explain",
@@ -76,7 +81,9 @@ __all__ = [
     "put_grad",
     "real_dispatch",
     "storages",
+    "surroundings",
     "value_and_grad",
     "vjp",
+    "wait",
     "written_arguments",
 ]

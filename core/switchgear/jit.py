@@ -44,6 +44,7 @@ from switchgear.torch_private.names import check_names, warn_if_untested
 from switchgear.who.fuel import Fuel
 from switchgear.who.hookspecs import PassPlacement
 from switchgear.who.memory import Memory
+from switchgear.who.modes import CompileMode
 from switchgear.who.order import ExecutorOptions, Executors
 from switchgear.who.plugins import installed
 from switchgear.who.preferences import PerOperator
@@ -253,6 +254,7 @@ def jit(
     strict: bool = False,
     check: bool = False,
     memory: Memory = "eager",
+    compile: CompileMode | None = None,
     recompile_limit: int = 8,
     cache_size: int = 64,
     link: bool = False,
@@ -299,6 +301,11 @@ def jit(
         executors that fuse.
         Never random numbers, matrix products, attention, scatters or operators from outside PyTorch. What is made again
         from an input must find it as it was: overwriting it before the backward is an error.
+    compile: when regions are compiled. "background": by a worker process of low priority, while operators run; once
+        they are compiled and measured, the program is exchanged between two calls, and results may change in their last
+        bits. `sg.wait` waits for that. "now": before the first call returns, so that every call gives the same bits.
+        "never": what is on disk is used, nothing is compiled. None: `SWITCHGEAR_COMPILE`, else "background" where
+        regions are measured, by default, and "now" for a list that says who runs them.
     recompile_limit: compilations after which a `RecompileWarning` says what keeps changing. Calls with the same tensors
         that have been compiled 16 times, or twice as often as that, for other Python values, run in eager from then on.
     cache_size: compiled entries kept, the least recently used dropped first.
@@ -316,7 +323,8 @@ def jit(
     Raises `UnknownExecutor`, `ExecutorUnavailable`; calls raise `NotDifferentiable`, `RuleError`, and `CaptureError`
     where they are strict.
     """
-    check_options({**unknown, "memory": memory, "fallback": fallback}, names=("methods",))
+    words = {"memory": memory, "fallback": fallback, "compile": compile}
+    check_options({**unknown, **words}, names=("methods",))
     own: dict[str, Any] = {
         "executors": executors,
         "options": options,
@@ -328,6 +336,7 @@ def jit(
         "strict": strict,
         "check": check,
         "memory": memory,
+        "compile": compile,
         "recompile_limit": recompile_limit,
         "cache_size": cache_size,
         "link": link,
@@ -353,7 +362,8 @@ def jit(
         *single,
         check,
         passes,
-        options or {},
+            options or {},
+            compile,
     )
     again = functools.partial(jit, **own)
 

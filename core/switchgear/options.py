@@ -19,6 +19,7 @@ from switchgear.errors import InvalidInput
 from switchgear.who.fuel import Fuel
 from switchgear.who.hookspecs import PassPlacement
 from switchgear.who.memory import MEMORY, Memory
+from switchgear.who.modes import COMPILE, COMPILE_VARIABLE, CompileMode
 from switchgear.who.order import ExecutorOptions, Executors, order
 from switchgear.who.plugins import installed
 from switchgear.who.preferences import PerOperator
@@ -41,6 +42,7 @@ class Defaults(TypedDict, total=False):
     strict: bool
     check: bool
     memory: Memory
+    compile: CompileMode | None
     recompile_limit: int
     cache_size: int
     link: bool
@@ -58,6 +60,7 @@ class Options(Defaults, total=False):
 _DEFAULTS: ContextVar[Mapping[str, Any]] = ContextVar("defaults", default=MappingProxyType({}))
 _WORDS: Mapping[str, tuple[str, ...]] = {
     "memory": MEMORY,
+    "compile": (*COMPILE, None),
     "fallback": get_args(FallbackTo),
 }
 
@@ -130,6 +133,7 @@ def _flag(text: str) -> bool:
 VARIABLES: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "SWITCHGEAR_EXECUTORS": ("executors", executors_in),
     "SWITCHGEAR_MEMORY": ("memory", functools.partial(_word, "memory")),
+    COMPILE_VARIABLE: ("compile", functools.partial(_word, "compile")),
     "SWITCHGEAR_FALLBACK": ("fallback", functools.partial(_word, "fallback")),
     "SWITCHGEAR_CHECK": ("check", _flag),
 }

@@ -2,7 +2,7 @@
 
 All candidates compile it, and run it beside its operators (`measuring`): in turn, on made-up tensors of its layouts,
 the least of 3 to 15 repetitions, 0.3 s in all if three need no more; no stream, mode or warning of the user's is
-touched. Alike regions are measured once. The times are kept on disk (`disk_cache`, in `SWITCHGEAR_CACHE_DIR` or the
+touched. Alike regions are measured once. The times are kept on disk (`sg.disk_cache`, in `SWITCHGEAR_CACHE_DIR` or the
 user's folder for caches) by all that they depend on: region, contestants, versions, options, processor or GPU, threads,
 precision. Not measured is what fusing does to a region's neighbours.
 """

@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
-import platform
-from collections.abc import Callable, Iterable, Sequence
-from functools import cache
-from importlib.metadata import version
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
-
-import torch
 
 import switchgear as sg
 
-from . import disk_cache
 from .measuring import seconds_of
 
 #: The seconds that each candidate takes, and last the operators; or the reason why there are none.
@@ -58,13 +50,13 @@ class Race:
                 [(line.symbol.name, owner) for line, owner in zip(lines, owners, strict=True)],
                 region.sizes,
                 *_described(region, context),
-                _surroundings(self._devices),
+                sg.surroundings(self._devices),
             )
         )
 
     def remembered(self) -> list[float] | None:
         """What was measured before, by this process or another."""
-        seconds = disk_cache.load(self.key)
+        seconds = sg.disk_cache.load(self.key)
         if not isinstance(seconds, list) or len(seconds) != len(self._names):
             return None
         return seconds if all(type(one) is float and 0 < one < math.inf for one in seconds) else None
@@ -85,7 +77,7 @@ class Race:
             seconds = seconds_of([*functions, operators], self.region.sizes, self.region.layouts, self._devices)
         except Exception as error:
             return f"not measured, for that raised {type(error).__name__}: {error}"
-        disk_cache.store(self.key, seconds)
+        sg.disk_cache.store(self.key, seconds)
         return seconds
 
     def choice(self, result: Result | None) -> sg.RegionChoice:
@@ -96,7 +88,7 @@ class Race:
         *fused, operators = result
         best = min(fused)
         if best < operators:
-            return sg.RegionChoice(self.region.candidates[fused.index(best)], times)
+            return sg.RegionChoice(self.region.candidates[fused.index(best)], times, operators - best)
         return sg.RegionChoice(None, f"not faster as measured, {times}")
 
 
@@ -112,27 +104,3 @@ def _described(region: sg.Region, context: sg.RegionContext) -> tuple[Any, ...]:
     ]
     others = [executor for executor in context.executors if not isinstance(executor, sg.FusionExecutor)]
     return fused, [context.label(executor) for executor in others]
-
-
-def _surroundings(devices: Iterable[torch.device]) -> tuple[Any, ...]:
-    """What decides times beside the region and who runs it."""
-    modes = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
-    return _versions(), (torch.get_num_threads(), *modes), sorted(f"{device}: {_model(device)}" for device in devices)
-
-
-@cache
-def _versions() -> tuple[str, str]:
-    return torch.__version__, version("switchgear")
-
-
-@cache
-def _model(device: torch.device) -> str:
-    if device.type != "cpu":
-        return str(getattr(getattr(torch, device.type, None), "get_device_name", str)(device))
-    try:
-        described = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        described = []
-    names = [line.partition(":")[2].strip() for line in described if line.startswith("model name")]
-    model = names[0] if names else platform.processor() or platform.machine()
-    return f"{model}, {torch.backends.cpu.get_cpu_capability()}, {os.cpu_count()} cores"

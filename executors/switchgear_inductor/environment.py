@@ -33,7 +33,7 @@ _ROOM = 1 << 16
 
 def fault() -> str | None:
     """Why nothing can be compiled here; None where it can, as was tried once for these surroundings."""
-    return _fault(os.environ.get("CXX") or _DEFAULT_COMPILER, os.environ.get("PATH", ""), str(_cache_dir() or ""))
+    return _fault(os.environ.get("CXX") or _DEFAULT_COMPILER, os.environ.get("PATH", ""), str(cache_dir() or ""))
 
 
 @functools.cache
@@ -53,7 +53,7 @@ def _fault(compiler: str, path: str, folder: str) -> str | None:
     return None if sys.platform == "win32" else _fault_of_compiler(command, Path(folder))
 
 
-def _cache_dir() -> Path | None:
+def cache_dir() -> Path | None:
     """Where Inductor keeps what it compiles, without importing it to ask; None where there is no temporary folder."""
     named = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     if named is not None:

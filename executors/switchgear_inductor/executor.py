@@ -14,9 +14,8 @@ import torch
 
 import switchgear as sg
 
-from . import environment
+from . import environment, loading
 from .grad_rules import rules
-from .progress import Progress
 from .variants import Compiled, Variants
 
 #: Run by a library that Inductor calls: they join a region, but make none worthwhile.
@@ -51,6 +50,9 @@ class InductorExecutor(sg.FusionExecutor):
         self._failed: dict[str, sg.Declined] = {}
         self._lock = threading.RLock()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return functools.partial(type(self), self.name, progress=self.progress, **self.options), ()
+
     def unavailable(self) -> str | None:
         """Inductor needs a C++ compiler that works, on every device, and a folder that it can write to."""
         return environment.fault()
@@ -70,10 +72,13 @@ class InductorExecutor(sg.FusionExecutor):
         kinds = [proxy.dtype.is_floating_point for proxy in bound_symbol.inputs]
         if name.rpartition(".")[0] in _DIVIDES and not any(kinds):
             return sg.Declined("integers divided by zero end the process")
-        internals = _internals()
-        if isinstance(internals, sg.Declined):
-            return internals
-        known = internals.is_lowered(bound_symbol.symbol.fn)
+        if (names := loading.lowered()) is not None:
+            known = str(bound_symbol.symbol.fn) in names
+        else:
+            internals = _internals()
+            if isinstance(internals, sg.Declined):
+                return internals
+            known = internals.is_lowered(bound_symbol.symbol.fn)
         return None if known else sg.Declined("Inductor would call PyTorch's own kernel")
 
     def supports_region(self, region: sg.Trace) -> sg.Declined | None:
@@ -86,36 +91,55 @@ class InductorExecutor(sg.FusionExecutor):
         return None
 
     def fingerprint(self) -> str:
-        """Inductor's options; its version is PyTorch's."""
-        return repr(sorted(self.options.items()))
+        """Inductor's options, those changed for the process too; its version is PyTorch's."""
+        return repr((sorted(self.options.items()), loading.changes()))
+
+    def load(self, region: sg.Trace) -> Callable[..., Any] | None:
+        """Inductor's code for a region, as it lies on disk."""
+        key = region.canonical()
+        with self._lock:
+            found = self._alive.get(key) or self._found(region, key)
+            if found is not None:
+                self._alive[key] = found
+            return found
+
+    def _found(self, trace: sg.Trace, key: str) -> Callable[..., Any] | None:
+        place = loading.place(key, loading.around(self.options))
+        names = [number.name for number in trace.numbers]
+        records = [] if place is None else loading.records(place)
+        compiled = [one for record in records if (one := loading.loaded(record, names)) is not None]
+        if trace.numbers:
+            return Variants(None, trace.function(boxed=True), len(names), compiled) if compiled else None
+        if not compiled and records and not isinstance(internals := _internals(), sg.Declined):
+            compiled = [internals.found(records[0], internals.Region(trace, place), self.options)]
+        return compiled[0].run if compiled and compiled[0] is not None else None
 
     def compile_all(self, regions: Sequence[sg.Trace]) -> Sequence[Callable[..., Any] | sg.Declined]:
         """What becomes of each region, one after another, for Inductor compiles in one thread.
 
         Where it fails, the region is left to others, with one warning.
         """
-        around = functools.cache(lambda: _internals().surroundings(self.options))
-        with Progress(len(regions), self.name, shown=self.progress) as progress:
-            return [progress.after(self._made_of(region, around)) for region in regions]
+        with sg.Progress(len(regions), self.name, shown=self.progress) as progress:
+            return [progress.after(self._made_of(region)) for region in regions]
 
     def compile(self, region: sg.Trace) -> Callable[..., Any] | sg.Declined:
         """Inductor's code for one region."""
         return self.compile_all([region])[0]
 
-    def _made_of(self, region: sg.Trace, around: Callable[[], str | None]) -> Callable[..., Any] | sg.Declined:
+    def _made_of(self, region: sg.Trace) -> Callable[..., Any] | sg.Declined:
         key = region.canonical()
         with self._lock:
             known = self._alive.get(key) or self._failed.get(key)
             if known is not None:
                 return known
-            made = self._compile(region, key, around)
+            made = self._compile(region, key)
             if isinstance(made, sg.Declined):
                 self._failed[key] = made
             else:
                 self._alive[key] = made
             return made
 
-    def _compile(self, trace: sg.Trace, key: str, around: Callable[[], str | None]) -> Callable[..., Any] | sg.Declined:
+    def _compile(self, trace: sg.Trace, key: str) -> Callable[..., Any] | sg.Declined:
         def compiled(sizes: Sequence[int]) -> Compiled:
             with self._lock, torch.inference_mode(False), torch.no_grad():
                 made: Compiled = _internals().compile_region(region, sizes, self.options)
@@ -129,7 +153,12 @@ class InductorExecutor(sg.FusionExecutor):
                 return Compiled(region.function(boxed=True))
 
         try:
-            region = _internals().Region(trace, key, None if trace.numbers else around())
+            found = None if trace.numbers else self._found(trace, key)
+            if found is not None:
+                return found
+            internals = _internals()
+            around = loading.around(self.options)
+            region = internals.Region(trace, None if internals.keeps_nothing() else loading.place(key, around))
             if trace.numbers:
                 return Variants(or_pytorch, region.function(boxed=True), len(trace.numbers))
             return compiled(()).run
@@ -176,4 +205,5 @@ def _internals() -> Any:
         reason = f"Inductor of PyTorch {torch.__version__} cannot be used: {_reason(error)}"
         warnings.warn(f"executor inductor takes nothing: {reason}", sg.errors.PluginWarning, stacklevel=2)
         return sg.Declined(reason)
+    loading.keep_lowered(internals.lowered())
     return internals

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,23 +20,23 @@ from torch._dynamo.source import LocalSource
 from torch._guards import TracingContext, tracing
 from torch._inductor import config
 from torch._inductor.async_compile import AsyncCompile
-from torch._inductor.codecache import FxGraphCache, write_atomic
+from torch._inductor.codecache import FxGraphCache
 from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.fx_passes.joint_graph import pass_patterns
 from torch._inductor.lowering import fallbacks, lowerings
 from torch._inductor.output_code import CompiledFxGraphConstants
 from torch._inductor.pattern_matcher import stable_topological_sort
-from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._inductor.utils import BoxedBool
 from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP, DimDynamic, ShapeEnv
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils._sympy.printers import PythonPrinter
 
 import switchgear as sg
 
+from .loading import function, keep, laid_out, recorded
 from .quoting import quoted_paths
 from .variants import Compiled
 
@@ -66,55 +66,64 @@ def _printed(expression: Any) -> str:
     return str(PythonPrinter().doprint(expression))
 
 
-def _function(names: Sequence[str], expression: str) -> Callable[..., Any]:
-    """What Python says of numbers of these names, which may be symbolic."""
-    function: Callable[..., Any] = eval(f"lambda {', '.join(names)}: {expression}", dict(SYMPY_INTERP))
-    return function
-
-
 class Region:
     """A region of a trace, with the layouts of what it takes and gives as functions of its numbers.
 
-    What is compiled for its `key` in the same surroundings (`around`) is found on disk at its `place`.
+    What is compiled for it is kept on disk at its `place`, unless that is None.
     """
 
-    def __init__(self, region: sg.Trace, key: str, around: str | None) -> None:
+    def __init__(self, region: sg.Trace, place: Path | None) -> None:
         names = [number.name for number in region.numbers]
         outputs = [proxy for proxy in region.outputs if proxy is not None]
         self.name = region.name
-        self.place = None if around is None else _place(key, around)
+        self.place = place
         self.function = functools.cache(region.function)
         self.kinds = [(proxy.dtype, proxy.device) for proxy in region.inputs]
-        self.layouts = _function(names, python(tuple([(proxy.shape, proxy.stride) for proxy in region.inputs])))
-        self.strides = _function(names, python(tuple([proxy.stride for proxy in outputs])))
+        self.layouts = function(names, python(tuple([(proxy.shape, proxy.stride) for proxy in region.inputs])))
+        self.names = names
+        self.strides_text = python(tuple([proxy.stride for proxy in outputs]))
+        self.strides = function(names, self.strides_text)
 
 
-def surroundings(options: Mapping[str, Any]) -> str | None:
-    """What decides beside a region what Inductor makes of it, as a key; None where it is to keep nothing on disk."""
-    with _settings(options), tracing(TracingContext(FakeTensorMode(shape_env=_environment()))):
-        if config.force_disable_caches or not config.fx_graph_cache:
+def keeps_nothing() -> bool:
+    """Whether what Inductor compiles is not to be found again: it is told so, or does what nobody knows by then."""
+    if config.force_disable_caches or not config.fx_graph_cache:
+        return True
+    # these wrap the code once it is loaded
+    # `cudagraph_policy`: 2.11 has none ("AttributeError: torch._inductor.config.cudagraph_policy does not exist")
+    if config.triton.cudagraphs or getattr(config, "cudagraph_policy", None) is not None:
+        return True
+    # of a decomposition of the user's, nobody knows what it does by now
+    return not all(getattr(fn, "func", fn).__module__.startswith("torch.") for fn in select_decomp_table().values())
+
+
+def lowered() -> list[str]:
+    """The overloads that Inductor has more for than a call of PyTorch's kernel, by name."""
+    known = {fn for fn in (*lowerings, *select_decomp_table()) if isinstance(fn, torch._ops.OpOverload)}
+    return sorted(str(fn) for fn in known if fn not in fallbacks)
+
+
+def found(record: Mapping[str, Any], region: Region, options: Mapping[str, Any]) -> Compiled | None:
+    """What Inductor keeps by the key in a record, for a region of fixed sizes, if it is still there."""
+    mode = FakeTensorMode(shape_env=_environment())
+    with _settings(options), tracing(TracingContext(mode)):
+        with mode:
+            inputs = _inputs(region, [])
+        constants = CompiledFxGraphConstants()
+        compiled, _ = FxGraphCache.load_with_key(
+            record["key"], [], inputs, True, None, is_backward=False, constants=constants
+        )
+        if compiled is None:
             return None
-        # these wrap the code once it is loaded
-        # `cudagraph_policy`: 2.11 has none ("AttributeError: torch._inductor.config.cudagraph_policy does not exist")
-        if config.triton.cudagraphs or getattr(config, "cudagraph_policy", None) is not None:
-            return None
-        # of a decomposition of the user's, nobody knows what it does by now
-        if not all(getattr(fn, "func", fn).__module__.startswith("torch.") for fn in select_decomp_table().values()):
-            return None
-        own = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
-        nothing = torch.fx.GraphModule({}, torch.fx.Graph())
-        # Inductor's own key of a graph, of which there is none; the number of threads, a constant in the code
-        # ("#pragma omp parallel num_threads(1)"), is no part of it in 2.11
-        more: Any = {"own": own, "threads": torch.get_num_threads()}
-        key, _ = FxGraphCache.prepare_key(nothing, [torch.empty(0)], more, (), remote=False)
-        return key and key[0]
+        compiled.post_compile(inputs, constants, {"cudagraphs": BoxedBool(False), "is_backward": False})
+    run = getattr(compiled, "current_callable", None) or compiled
+    return Compiled(laid_out(run, record["odd"], region.strides, 0))
 
 
 def compile_region(region: Region, sizes: Sequence[int], options: Mapping[str, Any]) -> Compiled:
     """A function that returns the region's outputs in their proxies' strides, for `sizes` and others.
 
-    For which others, Inductor decides on the way; `sizes` are those that it estimates by. What is on disk need not be
-    traced.
+    For which others, Inductor decides on the way; `sizes` are those that it estimates by.
     """
     env = _environment()
     mode = FakeTensorMode(shape_env=env)
@@ -128,47 +137,32 @@ def compile_region(region: Region, sizes: Sequence[int], options: Mapping[str, A
     # fixed layouts are guarded already; symbolic ones are PyTorch's formulas, which its kernels need not keep to
     with _settings({"size_asserts": bool(sizes), **options}), tracing(TracingContext(mode)):
         with mode, enable_python_dispatcher() if sizes else contextlib.nullcontext():
-            layouts = zip(region.layouts(*numbers), region.kinds, strict=True)
-            inputs = [
-                *numbers,
-                *[torch.empty_strided(*layout, dtype=dtype, device=device) for layout, (dtype, device) in layouts],
-            ]
-        compiled = None if region.place is None else _found(region.place, inputs)
-        if compiled is None:
-            with mode, enable_python_dispatcher() if sizes else contextlib.nullcontext():
-                graph = make_fx(permuted, decomposition_table=_decompositions())(*inputs)
-                _simplify(graph)
-            (end,) = graph.graph.find_nodes(op="output")
-            # without this, the strides of outputs are Inductor's choice
-            end.meta["user_visible_output_idxs"] = list(range(len(strides)))
-            traced = [value.meta["val"].stride() for value in end.args[0]]
-            compiled = compile_fx_inner(graph, inputs)
-            if region.place is not None:
-                _keep(region.place, compiled)
+            inputs = _inputs(region, numbers)
+            graph = make_fx(permuted, decomposition_table=_decompositions())(*inputs)
+            _simplify(graph)
+        (end,) = graph.graph.find_nodes(op="output")
+        # without this, the strides of outputs are Inductor's choice
+        end.meta["user_visible_output_idxs"] = list(range(len(strides)))
+        traced = [value.meta["val"].stride() for value in end.args[0]]
+        compiled: Any = compile_fx_inner(graph, inputs)
     run = getattr(compiled, "current_callable", None) or compiled
     number_of: Callable[[Any], Any] = env.deserialize_symexpr if sizes else int
     # in strides with gaps, or of a dimension of one, Inductor writes nothing
     known = getattr(compiled, "output_strides", None)
     made = [tuple(map(number_of, one)) for one in known] if known else traced
     odd = [index for index, stride in enumerate(strides) if not _same(made[index], stride)]
-    holds = _holds(env, numbers)
-    if not odd:
-        # an object of its own, for Inductor's caches keep theirs
-        return Compiled(functools.partial(run), holds)
+    conditions = _conditions(env, numbers, region.names)
+    key = getattr(compiled, "_fx_graph_cache_key", None)
+    if region.place is not None and key is not None and not getattr(compiled, "constants", None):
+        keep(region.place, recorded(run, odd, region.strides_text, conditions, key))
+    holds = None if conditions is None else function(region.names, conditions)
+    return Compiled(laid_out(run, odd, region.strides, len(sizes)), holds)
 
-    strides_of = region.strides
 
-    def laid_out(args: list[Any]) -> list[torch.Tensor]:
-        wanted = strides_of(*args[: len(numbers)])
-        results = list(run(args))
-        for index in odd:
-            value = results[index]
-            results[index] = torch.empty_strided(
-                value.shape, wanted[index], dtype=value.dtype, device=value.device
-            ).copy_(value)
-        return results
-
-    return Compiled(laid_out, holds)
+def _inputs(region: Region, numbers: Sequence[Any]) -> list[Any]:
+    layouts = zip(region.layouts(*numbers), region.kinds, strict=True)
+    tensors = [torch.empty_strided(*layout, dtype=dtype, device=device) for layout, (dtype, device) in layouts]
+    return [*numbers, *tensors]
 
 
 def _decompositions() -> dict[Any, Callable[..., Any]]:
@@ -192,33 +186,6 @@ def _simplify(graph: torch.fx.GraphModule) -> None:
     graph.recompile()
 
 
-def _place(key: str, around: str) -> Path:
-    """Where on disk Inductor's key of a compiled region is kept."""
-    name = hashlib.sha256(f"{around} {key}".encode()).hexdigest()
-    return Path(cache_dir()) / "switchgear" / name
-
-
-def _found(place: Path, inputs: Sequence[Any]) -> Any:
-    """The compiled region whose key is in a place, if both are still there."""
-    try:
-        key = place.read_text()
-    except OSError:
-        return None
-    constants = CompiledFxGraphConstants()
-    found, _ = FxGraphCache.load_with_key(key, [], inputs, True, None, is_backward=False, constants=constants)
-    if found is not None:
-        found.post_compile(inputs, constants, {"cudagraphs": BoxedBool(False), "is_backward": False})
-    return found
-
-
-def _keep(place: Path, compiled: Any) -> None:
-    """Keep the key of a compiled region in a place, if Inductor keeps the region."""
-    key = getattr(compiled, "_fx_graph_cache_key", None)
-    if key is not None:
-        with contextlib.suppress(OSError):
-            write_atomic(str(place), key, make_dirs=True)
-
-
 @contextlib.contextmanager
 def _settings(options: Mapping[str, Any]) -> Iterator[None]:
     """Inductor as it is to be while it compiles a region."""
@@ -240,10 +207,13 @@ def _symbol(env: ShapeEnv, index: int, size: int) -> Any:
     return env.create_symintnode(symbol, hint=size, source=source)
 
 
-def _holds(env: ShapeEnv, numbers: Sequence[Any]) -> Callable[..., bool] | None:
-    """Whether all that was decided in the environment is true of other numbers; None if nothing was."""
-    conditions = [f"({_printed(guard.expr)})" for guard in env.guards]
-    return _function([str(number.node._expr) for number in numbers], " and ".join(conditions)) if conditions else None
+def _conditions(env: ShapeEnv, numbers: Sequence[Any], names: Sequence[str]) -> str | None:
+    """All that was decided in the environment, as Python over these names of the numbers; None if nothing was."""
+    if not env.guards:
+        return None
+    renamed = {str(number.node._expr): name for number, name in zip(numbers, names, strict=True)}
+    text = " and ".join([f"({_printed(guard.expr)})" for guard in env.guards])
+    return re.sub(r"\b[A-Za-z_]\w*", lambda word: renamed.get(word[0], word[0]), text)
 
 
 def _same(stride: Sequence[Any], other: Sequence[Any]) -> bool:

@@ -27,11 +27,18 @@ class Compiled:
 class Variants:
     """Runs a region by the first of what was compiled for it that holds for the `count` numbers of a call.
 
-    Where none does, `compile` makes another for these numbers; once there are `LIMIT`, PyTorch's `function` runs it.
+    Where none does, `compile` makes another for these numbers; without it, and once there are `LIMIT`, PyTorch's
+    `function` runs it.
     """
 
-    def __init__(self, compile: Callable[[Sequence[int]], Compiled], function: Callable[..., Any], count: int) -> None:
-        self._compiled: list[Compiled] = []
+    def __init__(
+        self,
+        compile: Callable[[Sequence[int]], Compiled] | None,
+        function: Callable[..., Any],
+        count: int,
+        compiled: Sequence[Compiled] = (),
+    ) -> None:
+        self._compiled = [*compiled]
         self._compile = compile
         self._function = function
         self._count = count
@@ -42,7 +49,9 @@ class Variants:
         for one in self._compiled:
             if one.holds is None or one.holds(*numbers):
                 return self._run(one, args)
-        self._compiled.append(self._another(numbers))
+        if self._compile is None:
+            return self._function(args)
+        self._compiled.append(self._another(numbers, self._compile))
         return self._run(self._compiled[-1], args)
 
     def _run(self, compiled: Compiled, args: list[Any]) -> Any:
@@ -52,9 +61,9 @@ class Variants:
         except AssertionError:  # a tensor has other strides than the trace says, which Inductor's code does not read
             return self._function(given)
 
-    def _another(self, numbers: Sequence[int]) -> Compiled:
+    def _another(self, numbers: Sequence[int], compile: Callable[[Sequence[int]], Compiled]) -> Compiled:
         if len(self._compiled) < LIMIT:
-            return self._compile(numbers)
+            return compile(numbers)
         warnings.warn(
             f"Inductor compiled a region {LIMIT} times, each time for some sizes only; PyTorch runs it for all others",
             sg.errors.PluginWarning,

@@ -16,8 +16,9 @@ from torch import Tensor
 
 import switchgear as sg
 from conftest import shipped
+from switchgear import disk_cache, machine
 from switchgear.who import plugins
-from switchgear_contest import contest, disk_cache, measuring
+from switchgear_contest import contest, measuring
 from tests.core.made_up import Site
 from tests.core.training import assert_same, assert_trains_as_eager, choice, forward, leaf, lines, operators
 
@@ -236,7 +237,7 @@ def test_what_times_depend_on(
     check()
     monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
     check()
-    monkeypatch.setattr(contest, "_versions", lambda: ("2.99", "0.1.0"))
+    monkeypatch.setattr(machine, "_versions", lambda: ("2.99", "0.1.0"))
     check()
     assert len(measured) == len(list(folder.iterdir())) == 7
     check()

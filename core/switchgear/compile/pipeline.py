@@ -13,10 +13,13 @@ from typing import Any
 import torch
 
 from switchgear import torch_private as internals
+from switchgear.capture.active import ACTIVE
 from switchgear.capture.session import compiling
-from switchgear.capture.sizes import concrete
+from switchgear.capture.sizes import Sizes, concrete
+from switchgear.compile.background import Job, resettled, settle
 from switchgear.compile.checks_first import checks_first
 from switchgear.compile.pass_through import pass_through
+from switchgear.errors import DataDependent, Unsupported
 from switchgear.fusion.fuse import fuse
 from switchgear.grad.differentiate import Joint, differentiate
 from switchgear.grad.inner_gradients import inner_gradients
@@ -31,6 +34,7 @@ from switchgear.ir.verify import verify
 from switchgear.optimise.common_subexpressions import common_subexpressions
 from switchgear.optimise.fold_constants import fold_constants
 from switchgear.optimise.no_ops import no_ops
+from switchgear.who.answers import Answers
 from switchgear.who.claim import claim
 from switchgear.who.hookspecs import Stage
 from switchgear.who.plugin_passes import CallContext, run_pass
@@ -52,6 +56,15 @@ class Program:
     boxed: bool
     blame: Mapping[str, tuple[str, str]]
     check: bool
+    #: What it will be made again for.
+    job: Job | None = None
+    #: The answers that its regions are run by, if they were compiled in the background.
+    answers: Answers | None = None
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether it would be made otherwise by now."""
+        return self.job is not None and self.job.done
 
     def line(self, number: int) -> BoundSymbol | None:
         """The bound symbol that line `number` of the function's file is, if it is one."""
@@ -131,14 +144,15 @@ def compile_forward(
 class Training:
     """The programs of a differentiated trace, and what is needed to make backwards for other grad outputs.
 
-    `parts` says what is saved. `inner` are the positions of those saved values through which a gradient of the backward
-    itself may flow, and which are neither inputs nor outputs. `merged` names the values of the prepared trace that
-    another one stood for when it was split. `make_backward` gives the program for the grad outputs that are expected,
-    made when it is first asked for: where others arrive, it would be in vain.
+    `make_forward` gives the forward, made again where it is outdated. `parts` says what is saved. `inner` are the
+    positions of those saved values through which a gradient of the backward itself may flow, and which are neither
+    inputs nor outputs. `merged` names the values of the prepared trace that another one stood for when it was split.
+    `make_backward` gives the program for the grad outputs that are expected, made when it is first asked for: where
+    others arrive, it would be in vain.
     """
 
-    forward: Program
-    make_backward: Callable[[], Program]
+    make_forward: LazyProgram
+    make_backward: LazyProgram
     parts: Partitioned
     inner: tuple[int, ...]
     prepared: Trace
@@ -157,6 +171,11 @@ class Training:
             joint=replace(joint, trace=fixed[1]),
             merged=merged,
         )
+
+    @property
+    def forward(self) -> Program:
+        """The forward made last."""
+        return self.make_forward.program or self.make_forward()
 
     @property
     def backward(self) -> Program:
@@ -197,34 +216,52 @@ def compile_training(
     parts = partition(joint, overwritten, selection.memory)
     forward.keep("partition", parts.forward, start)
     backward.keep("partition", parts.backward, start)
-    forward_program = _executable(
-        forward, selection, boxed=False, choices=(*choices, *joint.choices)
+    make_forward = LazyProgram(
+        partial(_executable, forward, selection, boxed=False, choices=(*choices, *joint.choices))
     )
+    make_forward()
     known = {
         proxy.name for proxy in proxies((parts.forward.inputs, joint.trace.outputs[: joint.count]))
     } - overwritten
     inner = tuple(
         i for i, proxy in enumerate(parts.saved) if proxy.requires_grad and proxy.name not in known
     )
-    _claim(backward, selection)
-    later = _LazyProgram(partial(_finished, backward, selection, boxed=True))
+    later = LazyProgram(partial(_executable, backward, selection, boxed=True))
     if joint.trace.numbers:
         later()  # what is decided about symbolic sizes holds for the entry
-    return Training(forward_program, later, parts, inner, stages[-1], joint, merged)
+    return Training(make_forward, later, parts, inner, stages[-1], joint, merged)
 
 
 @dataclass(slots=True, eq=False)
-class _LazyProgram:
-    """A program that is compiled when it is first asked for, and once."""
+class LazyProgram:
+    """A program that is made when it is first asked for, and again once it is outdated."""
 
     make: Callable[[], Program]
     program: Program | None = None
+    sizes: Sizes | None = field(default_factory=lambda: ACTIVE.sizes)
 
     def __call__(self) -> Program:
+        """The program as it is to be by now."""
+        program = self.program
+        if program is not None and not program.is_outdated:
+            return program
         with compiling(), torch.no_grad(), internals.autocast_off():
             if self.program is None:
                 self.program = self.make()
+            elif self.program.is_outdated:
+                self.program = self._made_again(self.program)
         return self.program
+
+    def _made_again(self, program: Program) -> Program:
+        """The program anew, or as it is where another one would hold for fewer sizes."""
+        if self.sizes is None:
+            return self.make()
+        settled = replace(program, job=None)
+        try:
+            new, constraints = self.sizes.compile_more(self.make)
+        except (Unsupported, DataDependent):
+            return settled
+        return settled if constraints else new
 
 
 def compile_backward(
@@ -350,39 +387,40 @@ def _executable(
     choices: tuple[Choice, ...] = (),
     destined: Mapping[int, int] = MappingProxyType({}),
 ) -> Program:
-    _claim(stages, selection)
-    return _finished(stages, selection, boxed=boxed, choices=choices, destined=destined)
-
-
-def _claim(stages: _Stages, selection: Selection) -> None:
-    """Have executors claim the last stage."""
-    trace = stages.plugin_passes("before_claim", selection)
-    if any(CHECK in item.tags for item in trace.bound_symbols):
-        stages.run("checks_first", checks_first)
-    stages.run("claim", partial(claim, selection=selection))
-
-
-def _finished(
-    stages: _Stages,
-    selection: Selection,
-    *,
-    boxed: bool,
-    choices: tuple[Choice, ...] = (),
-    destined: Mapping[int, int] = MappingProxyType({}),
-) -> Program:
-    """The program of a trace that is claimed."""
-    stages.change("pass_through", pass_through)
-    stages.plugin_passes("before_fusion", selection, gives_gradients=boxed)
-    if selection.fusion:
-        stages.run("fuse", partial(fuse, selection=selection))
+    """The program of a trace that nobody has claimed yet; the stages given stay as they are."""
+    stages = replace(stages, traces=[*stages.traces], choices=[*stages.choices])
+    source = stages.traces[-1]
+    chosen, job = settle(source, selection, boxed)
+    _fuse(stages, chosen, boxed)
+    if chosen.answers is not None:
+        job = resettled(source, selection, boxed, chosen.answers)
     stages.run("dead_code", dead_code)
-    stages.plugin_passes("after_claim", selection, gives_gradients=boxed, destined=destined)
+    stages.plugin_passes("after_claim", chosen, gives_gradients=boxed, destined=destined)
     trace = stages.run("free_last_used", free_last_used)
     executed = dict.fromkeys(choice for item in trace.bound_symbols for choice in item.choices)
     function = compile_trace(trace, boxed=boxed)
     choices = (*choices, *stages.choices, *executed)
     blame = {one.name: (one.label, one.remedy) for one in selection.claimants}
-    return Program(tuple(stages.traces), function, choices, boxed, blame, selection.check)
+    return Program(
+        tuple(stages.traces), function, choices, boxed, blame, selection.check, job, chosen.answers
+    )
+
+
+def fused(trace: Trace, selection: Selection, boxed: bool) -> None:
+    """Have executors claim a trace, and compile its regions."""
+    _fuse(_Stages([trace]), selection, boxed)
+
+
+def _fuse(stages: _Stages, selection: Selection, boxed: bool) -> None:
+    """Have executors claim the last stage, and put what runs as one together."""
+    trace = stages.plugin_passes("before_claim", selection)
+    if any(CHECK in item.tags for item in trace.bound_symbols):
+        stages.run("checks_first", checks_first)
+    stages.run("claim", partial(claim, selection=selection))
+    stages.change("pass_through", pass_through)
+    stages.plugin_passes("before_fusion", selection, gives_gradients=boxed)
+    if selection.fusion:
+        stages.run("fuse", partial(fuse, selection=selection))
 
 
 def expected_grad(proxy: TensorProxy) -> TensorProxy | None:

@@ -11,6 +11,7 @@ from switchgear.errors import ExecutorFailed, RuleError, SwitchgearError
 from switchgear.ir.choice import Declined
 from switchgear.ir.free_last_used import free_last_used
 from switchgear.ir.trace import Trace, compile_trace
+from switchgear.who.answers import Answer, Answers
 from switchgear.who.claim import claim
 from switchgear.who.executor import Executor, FusionExecutor
 from switchgear.who.plugin_passes import CallContext, run_pass
@@ -99,7 +100,27 @@ class Contestants:
 def choose(regions: Sequence[Region], program: str, selection: Selection) -> list[Fused | Declined]:
     """What runs each of a program's regions, all with candidates; or why the region is left to its operators."""
     context = Contestants(regions, program, selection)
+    if selection.answers is not None:
+        return [_loaded(region, selection.answers, context) for region in regions]
     choices = _asked(regions, selection.choosers, context)
+    outcomes = _compiled(regions, choices, context, selection)
+    if selection.written is not None:
+        for region, choice, outcome in zip(regions, choices, outcomes, strict=True):
+            executor = outcome.executor.name if isinstance(outcome, Fused) else None
+            gain = choice.gain if executor else 0.0
+            selection.written.known[region.trace.canonical()] = Answer(
+                executor, outcome.reason, gain
+            )
+    return outcomes
+
+
+def _compiled(
+    regions: Sequence[Region],
+    choices: Sequence[RegionChoice],
+    context: Contestants,
+    selection: Selection,
+) -> list[Fused | Declined]:
+    """What the executors chosen make of the regions, as far as there is fuel."""
     entrants: list[tuple[Region, FusionExecutor] | Declined] = []
     left = selection.fuel.left
     for region, choice in zip(regions, choices, strict=True):
@@ -126,6 +147,26 @@ def choose(regions: Sequence[Region], program: str, selection: Selection) -> lis
                 Fused(executor, function, context.name(region, executor), choice.reason)
             )
     return outcomes
+
+
+def _loaded(region: Region, answers: Answers, context: Contestants) -> Fused | Declined:
+    """What the answers say of a region, found without compiling anything."""
+    answer = answers.of(region)
+    if answer.executor is None:
+        return Declined(answer.reason)
+    executor = next((one for one in region.candidates if one.name == answer.executor), None)
+    if executor is None:
+        return Declined(f"{answer.executor}, which was to run it, does not take it here")
+    name = context.name(region, executor)
+    try:
+        function, why = executor.load(replace(region.trace, name=name)), ""
+    except Exception as error:
+        function, why = None, f" ({type(error).__name__}: {error})"
+    if function is None:
+        answers.missing.append(name)
+        return Declined(f"what {executor.name} compiled for it is not found any more{why}")
+    answers.taken.append(answer)
+    return Fused(executor, function, name, answer.reason)
 
 
 def _asked(

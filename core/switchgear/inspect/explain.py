@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from switchgear.compile.background import objection
+from switchgear.inspect.waiting import progress_of
 from switchgear.ir.choice import Choice, Saved
 from switchgear.jit import Compiler, compiler_of, last_choices, last_entry, last_saved
 from switchgear.who.selection import Claimant, Reasons, Selection
@@ -55,6 +57,9 @@ def explain(jitted: Any, guards: bool = False) -> str:
     if fallbacks and compiler.last is None:
         return "\n".join(lines)
     entry = last_entry(jitted)
+    if selection.compile == "background" and (reason := objection(selection)):
+        lines.append(f"regions were compiled before the first call returned: {reason}")
+    lines += progress_of(entry)
     sizes = entry.captured.sizes
     if entry.fixed:
         lines.append(f"dynamic sizes: fixed, for with symbolic ones there was {entry.fixed}")

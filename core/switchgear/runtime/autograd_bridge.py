@@ -19,7 +19,13 @@ import torch
 from switchgear import torch_private as internals
 from switchgear.capture.session import compiling
 from switchgear.capture.sizes import Computed, Constraint, Sizes, concrete
-from switchgear.compile.pipeline import Program, Training, compile_backward, differentiable_backward
+from switchgear.compile.pipeline import (
+    LazyProgram,
+    Program,
+    Training,
+    compile_backward,
+    differentiable_backward,
+)
 from switchgear.errors import DataDependent, Unsupported
 from switchgear.ir.aliasing import storages
 from switchgear.ir.evaluation import evaluate
@@ -71,22 +77,9 @@ class Bridge:
         )
         self.sparse = any(p is not None and p.shape and not any(p.stride) for p in outputs)
         self.saves = bool(training.saved)
-        self.run_forward = runner(training.forward, autocast=autocast)
-        given = {proxy.name for proxy in training.prepared.inputs}
-        ends, views = (*outputs, *training.saved), maybe_views(training.forward)
-        given_out = {*range(self.count), *self.inner[:1]}
-        home = storages(training.parts.forward.bound_symbols)
-        homes = {
-            i: home.get(p.name, p.name) for i in sorted(given_out) if (p := ends[i]) is not None
-        }
-        first = {name: i for i, name in reversed(homes.items()) if name not in given}
-        self.again = frozenset(i for i, name in homes.items() if first.get(name, i) != i)
-        made = {
-            i
-            for i in views
-            if i in given_out and (p := ends[i]) is not None and p.name not in given
-        }
-        self.made = tuple(sorted(made | self.again))
+        self._autocast = autocast
+        self.made: tuple[int, ...] = ()
+        self.take_forward(training.forward)
         expected: list[Any] = [
             None if p is None else (p.stride, p.dtype, False, False)
             for p in training.joint.grad_outputs
@@ -95,14 +88,12 @@ class Bridge:
         nothing = (None,) * len(self.inner)
         if sizes is not None:
             expected = [p and (EXPECTED if any(p[0]) else p[0], *p[1:]) for p in expected]
-        #: Whether a call gives what the forward does, and leaves nothing for the backward.
-        self.is_simple = not (self.made or self.saves or self.plain or sizes or self.inner)
         #: By pattern, for calls of any sizes that meet the constraints.
-        self._generals: dict[
-            Any, list[tuple[Callable[[], Program], tuple[Constraint | Computed, ...]]]
-        ] = {(*expected, *nothing, wanted, ()): [(training.make_backward, ())]}
+        self._generals: dict[Any, list[tuple[LazyProgram, tuple[Constraint | Computed, ...]]]] = {
+            (*expected, *nothing, wanted, ()): [(training.make_backward, ())]
+        }
         #: By pattern and the sizes of the calls.
-        self._backwards: dict[Any, Program] = {}
+        self._backwards: dict[Any, LazyProgram] = {}
         self._differentiable: dict[Any, tuple[Callable[..., Any], Trace]] = {}
         self.last: _Last | None = None
         self._last_backward: Program | None = None
@@ -110,6 +101,35 @@ class Bridge:
         self.unwatched = False
         #: Whether any backward has been differentiated, so that gradients of inner values may arrive.
         self.differentiated = False
+
+    def take_forward(self, program: Program) -> None:
+        """Run this forward from now on, which saves what the one before did."""
+        training = self.training
+        given = {proxy.name for proxy in training.prepared.inputs}
+        ends = (*training.ends[: self.count], *training.saved)
+        given_out = {*range(self.count), *self.inner[:1]}
+        home = storages(training.parts.forward.bound_symbols)
+        homes = {
+            i: home.get(p.name, p.name) for i in sorted(given_out) if (p := ends[i]) is not None
+        }
+        first = {name: i for i, name in reversed(homes.items()) if name not in given}
+        again = frozenset(i for i, name in homes.items() if first.get(name, i) != i)
+        views = {
+            i
+            for i in maybe_views(program)
+            if i in given_out and (p := ends[i]) is not None and p.name not in given
+        }
+        # other threads may be running the forward before: this is right for both
+        self.again = again
+        self.made = tuple(sorted({*views, *again, *self.made}))
+        #: Whether a call gives what the forward does, and leaves nothing for the backward.
+        self.is_simple = not (self.made or self.saves or self.plain or self.sizes or self.inner)
+        self.run_forward = runner(program, autocast=self._autocast)
+
+    def programs(self) -> list[LazyProgram]:
+        """The backwards that there are."""
+        generals = [lazy for kind in self._generals.values() for lazy, _ in kind]
+        return [one for one in (*generals, *self._backwards.values()) if one.program is not None]
 
     @property
     def last_backward(self) -> Program:
@@ -156,7 +176,7 @@ class Bridge:
         `sizes` are those of the call. The backward that is expected takes any, each other one is for its own.
         """
         last = self.last
-        if last is not None and last.fits(grads, wanted, sizes):
+        if last is not None and last.fits(grads, wanted, sizes) and not last.program.is_outdated:
             return last
         _check_strided(grads)
         program = self._program(_pattern(grads, wanted), grads, wanted, sizes)
@@ -170,11 +190,11 @@ class Bridge:
         self, pattern: Any, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]
     ) -> Program:
         general = pattern if self.sizes is None else self._general(pattern, sizes)
-        program = self._backwards.get((pattern, sizes)) or self._for_any_sizes(general, sizes)
+        program = self._known(pattern, general, sizes)
         if program is not None:
             return program
         with compiling(), torch.no_grad():
-            program = self._backwards.get((pattern, sizes)) or self._for_any_sizes(general, sizes)
+            program = self._known(pattern, general, sizes)
             if (
                 program is None
                 and self.sizes is not None
@@ -186,9 +206,17 @@ class Bridge:
                 training = self._training_at(sizes)
                 # regions would be compiled for these sizes alone
                 selection = self.selection.without_fusion() if self.sizes else self.selection
-                program = compile_backward(training, selection, _proxies(training, pattern), wanted)
-                _keep(self._backwards, (pattern, sizes), program)
+                grads_of = _proxies(training, pattern)
+                lazy = LazyProgram(
+                    partial(compile_backward, training, selection, grads_of, wanted), sizes=None
+                )
+                program = lazy()
+                _keep(self._backwards, (pattern, sizes), lazy)
         return program
+
+    def _known(self, pattern: Any, general: Any, sizes: tuple[int, ...]) -> Program | None:
+        lazy = self._backwards.get((pattern, sizes))
+        return self._for_any_sizes(general, sizes) if lazy is None else lazy()
 
     def _general(self, pattern: Any, sizes: tuple[int, ...]) -> Any:
         """A pattern of grad outputs for calls of any sizes: of the strides of their outputs, or expanded from a scalar.
@@ -215,9 +243,9 @@ class Bridge:
 
     def _for_any_sizes(self, general: Any, sizes: tuple[int, ...]) -> Program | None:
         binding = self.sizes.binding(sizes) if self.sizes else {}
-        for program, constraints in self._generals.get(general, ()):
+        for lazy, constraints in self._generals.get(general, ()):
             if all(constraint.holds(binding) for constraint in constraints):
-                return program()
+                return lazy()
         return None
 
     def _compile_general(
@@ -228,7 +256,8 @@ class Bridge:
         make = partial(compile_backward, self.training, self.selection, grads, wanted)
         try:
             program, constraints = self.sizes.compile_more(make)
-            self._generals.setdefault(general, []).append((lambda: program, constraints))
+            lazy = LazyProgram(make, program, self.sizes)
+            self._generals.setdefault(general, []).append((lazy, constraints))
         except (Unsupported, DataDependent):  # a program for the sizes of the call takes its place
             return None
         return self._for_any_sizes(general, sizes)
@@ -303,7 +332,7 @@ class _Last:
         self.needed = (False, *wanted)
         special = sparse or sizes or self.takes_sizes or self._autocast
         outer = len(grads) - inner
-        self.is_simple = (
+        self.is_simple = program.job is None and (
             all(self._defined[:outer]) and not any(self._defined[outer:]) and not special
         )
 

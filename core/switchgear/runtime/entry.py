@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -17,14 +19,16 @@ from switchgear.capture.shared_memory import sharing
 from switchgear.capture.signature import Argument, Base, Closure, Held, InputSource
 from switchgear.capture.sizes import Marks, symbolic
 from switchgear.capture.structure import Structure
+from switchgear.capture.user_code import user_frame
 from switchgear.compile.pipeline import (
+    LazyProgram,
     Program,
     compile_forward,
     compile_training,
     expected_grad,
     prepare,
 )
-from switchgear.errors import Unsupported
+from switchgear.errors import PluginWarning, Unsupported
 from switchgear.runtime.autograd_bridge import Bridge, Jit
 from switchgear.runtime.epilogue import Finisher, finisher
 from switchgear.runtime.execution import maybe_views, runner
@@ -53,6 +57,8 @@ class Entry:
         whole: bool = False,
     ) -> None:
         self.spec = spec
+        self._name = getattr(function, "__qualname__", "a function")
+        self.forward: Program
         #: Casts are part of the trace.
         self._autocast = internals.autocast_active()
         #: Why dynamic sizes are fixed for this entry, if they are.
@@ -92,8 +98,11 @@ class Entry:
                 make({})
         #: Whether it is for a module whose call is its forward and nothing else.
         self.is_forward_alone = module is not None and not any_hooks([module])
+        #: How often it ran before its forward was exchanged for one with regions.
+        self.calls_before = 0
+        self._calls = itertools.count()
         #: What the function returns for the inputs that `prologue` gives.
-        self.run: Run = self._finishing()
+        self.run: Run = self._waiting(self._finishing())
 
     def why_not(self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]) -> str:
         """What is otherwise in a call of the same key that it does not fit."""
@@ -118,6 +127,46 @@ class Entry:
         pairs = zip(self.captured.guards, other.captured.guards, strict=False)
         forgotten = [one.forget(two) for one, two in pairs if one.forget and two.forget]
         return any(forgotten)
+
+    def _waiting(self, run: Run) -> Run:
+        """The same, until what is compiled in the background is there; then the program is exchanged."""
+        if self.forward.job is None:
+            return run
+        job, calls = self.forward.job, self._calls
+
+        def run_waiting(inputs: Sequence[torch.Tensor]) -> Any:
+            if job.done:
+                self.exchange()
+                return self.run(inputs)
+            next(calls)
+            return run(inputs)
+
+        return run_waiting
+
+    def exchange(self) -> None:
+        """Take the forward that there is by now in the place of an outdated one."""
+        with compiling():
+            job = self.forward.job
+            if job is None or not job.done:
+                return
+            for message in job.told(self._name):
+                warnings.warn(message, PluginWarning, stacklevel=user_frame()[1])
+            self.calls_before = next(self._calls)
+            self.forward = self._make_forward()
+            if self.bridge is not None:
+                self.bridge.take_forward(self.forward)
+            self.run = self._waiting(self._finishing())
+
+    def programs(self) -> list[Program]:
+        """The forward, and the backwards that were asked for."""
+        backwards = [] if self.bridge is None else self.bridge.programs()
+        return [self.forward, *[one.program for one in backwards if one.program is not None]]
+
+    def exchange_all(self) -> None:
+        """`exchange`, and the same for the backwards."""
+        self.exchange()
+        for lazy in [] if self.bridge is None else self.bridge.programs():
+            lazy()
 
     def _finishing(self) -> Run:
         outputs = self.captured.outputs
@@ -202,7 +251,9 @@ class Entry:
         self.bridge: Bridge | None = None
         if torch.is_inference_mode_enabled() or not any(grad_outputs):
             self._prepared = stages, selection, choices
-            self.forward: Program = compile_forward(*self._prepared, self._destined(tensors))
+            make = partial(compile_forward, *self._prepared, self._destined(tensors))
+            self._make_forward = LazyProgram(make)
+            self.forward = self._make_forward()
             return
         ends = [(mutation, stages[-1].outputs[mutation.output]) for mutation in outputs.mutations]
         mutated = {proxy.name: mutation.input for mutation, proxy in ends if proxy is not None}
@@ -210,7 +261,7 @@ class Entry:
         changed = [*(mutation.input for mutation in outputs.mutations), *reshaped]
         beside = {other for _, other, _ in sharing(tensors, changed)}.union(reshaped)
         training = compile_training(stages, selection, grad_outputs, mutated, beside, choices)
-        self.forward = training.forward
+        self._make_forward, self.forward = training.make_forward, training.forward
         self.bridge = Bridge(
             training,
             selection,

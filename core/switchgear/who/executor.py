@@ -135,6 +135,19 @@ class FusionExecutor(Executor):
         """What `compile` makes of each of a program's regions, in their order."""
         return [self.compile(region) for region in regions]
 
+    def load(self, region: Trace) -> Callable[..., Any] | None:
+        """What `compile` of an alike region made, here or in another process, found without compiling; else None.
+
+        Executors that have it take part in `compile="background"`: a worker process, in which there is another one of
+        the kind with the same `fingerprint()`, compiles, and leaves on disk what this finds.
+        """
+        return None
+
+    @property
+    def finds_compiled(self) -> bool:
+        """Whether it has a `load` of its own."""
+        return type(self).load is not FusionExecutor.load
+
     def fingerprint(self) -> str:
         """What decides how fast its regions are beside its version: its arguments, versions of libraries it calls."""
         return ""

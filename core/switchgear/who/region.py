@@ -44,7 +44,11 @@ class Region:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RegionChoice:
-    """Who runs a region: one of its candidates, or None for those who run its operators one by one; and why."""
+    """Who runs a region: one of its candidates, or None for those who run its operators one by one; and why.
+
+    `gain` are the seconds that a call is shorter for it than with its operators, if they are known.
+    """
 
     executor: FusionExecutor | None
     reason: str = ""
+    gain: float = 0.0

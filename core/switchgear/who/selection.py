@@ -14,10 +14,12 @@ from switchgear.capture.sizes import depends_on_sizes
 from switchgear.errors import ExecutorUnavailable, PluginWarning, RuleError
 from switchgear.ir.choice import Declined, Implementation
 from switchgear.ir.symbol import BoundSymbol
+from switchgear.who.answers import Answers
 from switchgear.who.executor import Executor, FusionExecutor, reason_unavailable
 from switchgear.who.fuel import Fuel
 from switchgear.who.hookspecs import OF_THE_CALL, PassPlacement, Stage
 from switchgear.who.memory import Memory
+from switchgear.who.modes import CompileMode, default_mode
 from switchgear.who.order import (
     ExecutorOptions,
     Executors,
@@ -80,6 +82,14 @@ class Selection:
     passed_over: tuple[str, ...] = ()
     preferences: Preferences = field(default_factory=Preferences)
     check: bool = False
+    #: Who takes part, packages included: by name, or as an object where it is not installed.
+    team: tuple[str | Executor, ...] = ()
+    #: When regions are compiled.
+    compile: CompileMode = "now"
+    #: What regions are to be run by, if that is known.
+    answers: Answers | None = None
+    #: Where it is noted what became of each region.
+    written: Answers | None = None
 
     @property
     def fusion(self) -> Mapping[str, FusionExecutor]:
@@ -169,6 +179,7 @@ def select(
     check: bool = False,
     passes: Sequence[PassPlacement | str] = (),
     options: ExecutorOptions = MappingProxyType({}),
+    compile: CompileMode | None = None,
 ) -> Selection:
     """Who takes part in a call of `jit` with these options.
 
@@ -176,7 +187,14 @@ def select(
     under `strict` that is an error.
     """
     asked = configured(order(plugins, executors), plugins, options)
-    reasons = {executor: reason_unavailable(executor) for executor in asked.executors}
+    mode = compile or default_mode(_choosers(asked))
+    # of those that compile in a worker process it is asked there
+    reasons = {
+        executor: None
+        if mode != "now" and _compiles_elsewhere(executor)
+        else reason_unavailable(executor)
+        for executor in asked.executors
+    }
     for executor, reason in reasons.items():
         if reason is None:
             continue
@@ -226,7 +244,32 @@ def select(
         passed_over(plugins, asked),
         preferred,
         check,
+        _team(asked, plugins, [one for one, why in reasons.items() if why is not None]),
+        mode,
     )
+
+
+def _team(
+    asked: Order, plugins: Plugins, skipped: Sequence[Executor]
+) -> tuple[str | Executor, ...]:
+    team: list[str | Executor] = []
+    for one in asked.asked:
+        if isinstance(one, Plugin) or one in plugins.executors:
+            team += [] if one in skipped else [one.name]
+        elif one not in skipped:
+            team.append(one)
+    return tuple(team)
+
+
+def _choosers(asked: Order) -> bool:
+    """Whether a plugin takes part that chooses who runs a region."""
+    return asked.is_measured and any(
+        isinstance(one, Plugin) and one.chooser is not None for one in asked.asked
+    )
+
+
+def _compiles_elsewhere(executor: Executor) -> bool:
+    return isinstance(executor, FusionExecutor) and executor.finds_compiled
 
 
 def _passes(

@@ -13,6 +13,16 @@ from typing import Any
 CACHE_VARIABLE = "SWITCHGEAR_CACHE_DIR"
 
 
+def folder() -> Path:
+    """Where the files are. Raises `RuntimeError` where there is no home directory."""
+    named = os.environ.get(CACHE_VARIABLE)
+    return (
+        Path(named)
+        if named
+        else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "switchgear"
+    )
+
+
 def load(key: str) -> Any:
     """What was stored by this key; None if nothing can be read."""
     try:
@@ -40,7 +50,4 @@ def store(key: str, value: Any) -> None:
 
 
 def _file(key: str) -> Path:
-    """Raises `RuntimeError` where there is no home directory."""
-    named = os.environ.get(CACHE_VARIABLE)
-    folder = Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "switchgear"
-    return folder / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
+    return folder() / f"{hashlib.sha256(key.encode()).hexdigest()}.json"

@@ -15,11 +15,14 @@ _WIDTH = 24
 class Progress:
     """A bar on a terminal, lines in a log elsewhere, for a compilation that takes more than `patience` seconds."""
 
-    def __init__(self, count: int, name: str, *, shown: bool, patience: float = 2.0) -> None:
+    def __init__(
+        self, count: int, name: str, *, shown: bool, patience: float = 2.0, unit: str = "regions"
+    ) -> None:
         self.count = count
         self.name = name
         self.shown = shown
         self.patience = patience
+        self.unit = unit
         self.done = 0
         self._terminal = sys.stderr.isatty()
         self._begun = self._said = time.monotonic()
@@ -27,16 +30,26 @@ class Progress:
     def after(self, item: _Item) -> _Item:
         """One more is done: `item`."""
         self.done += 1
-        now = time.monotonic()
-        if self.shown and now - self._begun > self.patience and (self._terminal or now - self._said > self.patience):
-            self._said = now
-            self._show(f"{self.done}/{self.count} regions, {now - self._begun:.0f} s")
+        self.tick()
         return item
+
+    def tick(self) -> None:
+        """Show how far it is, if it takes long."""
+        now = time.monotonic()
+        is_late = now - self._begun > self.patience
+        if self.shown and is_late and (self._terminal or now - self._said > self.patience):
+            self._said = now
+            self._show(f"{self.done}/{self.count} {self.unit}, {now - self._begun:.0f} s")
 
     def __enter__(self) -> Progress:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
         if self._terminal and self._said > self._begun:
             print(file=sys.stderr)
 

@@ -1,0 +1,389 @@
+"""Compiling in the background: programs are compiled and measured by a worker process while operators run.
+
+A program whose regions nobody has compiled yet is sent to the worker, and made without regions. The worker compiles
+and measures as this process would, and leaves on disk what `FusionExecutor.load` finds, and who is to run each region
+(`Answers`). From then on the program is out of date (`Job.done`): it is made again, nothing is compiled for that, and
+takes the place of the former between two calls (`runtime/entry.py`, `runtime/autograd_bridge.py`).
+
+A worker that dies, hangs or cannot write costs speed and nothing else: `Job.failure` says so.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import logging
+import os
+import pickle
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import IO, Any
+
+import torch
+
+from switchgear import disk_cache
+from switchgear.compile.parcel import pack
+from switchgear.ir.trace import Trace
+from switchgear.machine import surroundings
+from switchgear.who.answers import Answers, from_json
+from switchgear.who.executor import Executor
+from switchgear.who.modes import COMPILE_VARIABLE
+from switchgear.who.selection import Selection
+
+LOG = logging.getLogger("switchgear.background")
+#: Seconds after which a worker that has nothing to do ends.
+IDLE = 60.0
+#: Seconds that a worker may take for one program.
+PATIENCE = 1800.0
+#: So often a program is sent, should its worker die.
+ATTEMPTS = 2
+
+
+class Job:
+    """A program that a worker compiles; once it is `done`, a program made again finds what came of it."""
+
+    def __init__(self, key: str, name: str, task: bytes) -> None:
+        self.key = key
+        self.name = name
+        self.task = task
+        self.done = False
+        #: Why nothing came of it.
+        self.failure = ""
+        #: What the worker warned of.
+        self.warnings: list[str] = []
+        self._is_told = False
+        self.finished = threading.Event()
+        self.start = time.monotonic()
+
+    def told(self, function: str) -> list[str]:
+        """What the user of a function is to be told of it, once."""
+        messages, self.warnings = self.warnings, []
+        if self.failure and not self._is_told:
+            self._is_told = True
+            messages.append(
+                f"the {self.name} of {function} runs operator by operator: {self.failure}; "
+                "compile='now' compiles in this process"
+            )
+        return messages
+
+    def finish(self, answers: Answers, failure: str = "") -> None:
+        """Let programs made from now on know."""
+        self.failure = failure
+        _ANSWERS[self.key] = answers
+        _JOBS.pop(self.key, None)
+        self.task = b""
+        self.done = True
+        self.finished.set()
+        seconds = time.monotonic() - self.start
+        outcome = failure or f"{answers.fused} of {len(answers.known)} kinds of regions are fused"
+        LOG.log(
+            logging.WARNING if failure else logging.INFO,
+            "%s: %s, after %.1f s",
+            self.name,
+            outcome,
+            seconds,
+        )
+
+
+_ANSWERS: dict[str, Answers] = {}
+_JOBS: dict[str, Job] = {}
+
+
+def settle(trace: Trace, selection: Selection, boxed: bool) -> tuple[Selection, Job | None]:
+    """Who takes part in making a program of a trace now, and what is under way that it will be made again for."""
+    if selection.compile == "now" or not selection.fusion:
+        return selection, None
+    if objection(selection):
+        return (
+            selection if selection.compile == "background" else selection.without_fusion()
+        ), None
+    key = _key(trace, selection, boxed)
+    answers = _ANSWERS.get(key) or from_json(disk_cache.load(key))
+    if answers is not None:
+        return replace(selection, answers=Answers(answers.known, answers.default)), None
+    if selection.compile == "never":
+        nothing = Answers(default="compile='never', and it was not compiled before")
+        return replace(selection, answers=nothing), None
+    return selection.without_fusion(), _submitted(key, trace, selection, boxed)
+
+
+def resettled(trace: Trace, selection: Selection, boxed: bool, answers: Answers) -> Job | None:
+    """What is under way where some of the answers are of no use any more: what was compiled is gone from the disk."""
+    key = _key(trace, selection, boxed)
+    if not answers.missing or selection.compile != "background" or key in _ANSWERS:
+        return None
+    return _submitted(key, trace, selection, boxed)
+
+
+def objection(selection: Selection) -> str:
+    """Why nothing can be compiled in another process; empty if it can."""
+    if selection.fuel.left is not None:
+        return "fuel is counted in this process"
+    for executor in selection.fusion.values():
+        if not executor.finds_compiled:
+            return (
+                f"executor {executor.name} has no `load` that finds what another process compiled"
+            )
+    for one in selection.team:
+        if isinstance(one, Executor) and not _travels(one):
+            return f"executor {one.name} is an object that another process cannot make"
+    if any(placement.owner == "the call" for placement in selection.passes):
+        return "the call has passes of its own"
+    if not sys.executable:
+        return "this Python does not say which program it is (sys.executable)"
+    return ""
+
+
+def _travels(executor: Executor) -> bool:
+    if type(executor).__module__ == "__main__":
+        return False
+    try:
+        pickle.dumps(executor)
+    except Exception:
+        return False
+    return True
+
+
+def _key(trace: Trace, selection: Selection, boxed: bool) -> str:
+    """All that decides what becomes of a program's regions."""
+    executors = [
+        (one.label, type(one.executor).__qualname__, selection.fusion[one.name].fingerprint())
+        if one.name in selection.fusion
+        else one.label
+        for one in selection.claimants
+    ]
+    devices = {proxy.device for call in trace.bound_symbols for proxy in call.outputs}
+    choosers = [chooser.label for chooser in selection.choosers]
+    single = selection.preferences.prefer, selection.preferences.avoid
+    passes = [placement.name for placement in selection.passes]
+    who = executors, choosers, single, passes, boxed
+    return repr((trace.canonical(), who, surroundings(devices)))
+
+
+def _submitted(key: str, trace: Trace, selection: Selection, boxed: bool) -> Job:
+    job = _JOBS.get(key)
+    if job is None:
+        task = {
+            "key": key,
+            "trace": pack(trace),
+            "boxed": boxed,
+            "team": pickle.dumps(selection.team),
+            "fingerprints": {name: one.fingerprint() for name, one in selection.fusion.items()},
+            "is_measured": bool(selection.choosers),
+            "passes": [placement.name for placement in selection.passes],
+            "preferences": selection.preferences,
+            "threads": torch.get_num_threads(),
+            "precision": torch.get_float32_matmul_precision(),
+            "deterministic": torch.are_deterministic_algorithms_enabled(),
+            "dtype": torch.get_default_dtype(),
+            "variables": dict(os.environ),
+        }
+        job = _JOBS[key] = Job(key, trace.name, pickle.dumps(task))
+        _POOL.submit(job)
+    return job
+
+
+class Pool:
+    """A worker process and the thread that talks to it, both started when there is something to do.
+
+    They end after `IDLE` seconds without, and with this process.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: queue.Queue[Job] = queue.Queue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self.process: subprocess.Popen[bytes] | None = None
+        self._errors: IO[bytes] | None = None
+        self._closed = False
+
+    def submit(self, job: Job) -> None:
+        """Have a job done, after those submitted before."""
+        with self._lock:
+            self._jobs.put(job)
+            if self._thread is None:
+                atexit.unregister(self.close)
+                atexit.register(self.close)
+                self._thread = threading.Thread(target=self._serve, name="switchgear", daemon=True)
+                self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                job = self._jobs.get(timeout=IDLE)
+            except queue.Empty:
+                with self._lock:
+                    if self._jobs.empty():
+                        self._thread = None
+                        self.end()
+                        return
+                continue
+            try:
+                self._run(job)
+            except Exception as error:
+                self.end()
+                job.finish(Answers(default=_failed(str(error))), f"{type(error).__name__}: {error}")
+
+    def _run(self, job: Job) -> None:
+        fault = ""
+        for _ in range(ATTEMPTS):
+            if self._closed:
+                return
+            process = self._started()
+            late = threading.Timer(PATIENCE, kill, (process,))
+            late.daemon = True
+            late.start()
+            try:
+                reply = _asked(process, job.task)
+            except (OSError, EOFError, ValueError):
+                fault = self._fault(process, late.finished.is_set())
+                self.end()
+                continue
+            finally:
+                late.cancel()
+            job.warnings = reply["warnings"]
+            failure = reply["failure"]
+            job.finish(from_json(reply["answers"]) or Answers(default=_failed(failure)), failure)
+            return
+        job.finish(Answers(default=_failed(fault)), fault)
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self.process is None or self.process.poll() is not None:
+            self.end()
+            places = [place or os.getcwd() for place in sys.path]
+            variables = {"PYTHONPATH": os.pathsep.join(places), COMPILE_VARIABLE: "now"}
+            self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the worker
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "switchgear.compile.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                env={**os.environ, **variables},
+                start_new_session=True,
+                bufsize=0,
+            )
+        return self.process
+
+    def _fault(self, process: subprocess.Popen[bytes], late: bool) -> str:
+        """What became of a worker that did not answer."""
+        if late:
+            return f"the worker took more than {PATIENCE:.0f} s, and was ended"
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(5)
+        status = process.returncode
+        how = (
+            f"by signal {-status}" if status is not None and status < 0 else f"with status {status}"
+        )
+        said = ""
+        if self._errors is not None:
+            self._errors.seek(0)
+            lines = self._errors.read().decode(errors="replace").strip().splitlines()
+            said = f": {lines[-1]}" if lines else ""
+        return f"the worker process ended {how}{said}"
+
+    def end(self) -> None:
+        """End the worker, and what it started."""
+        process, self.process = self.process, None
+        if process is not None:
+            kill(process)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(5)
+            _close(process)
+        if self._errors is not None:
+            self._errors.close()
+            self._errors = None
+
+    def close(self) -> None:
+        """End the worker, and start no other."""
+        self._closed = True
+        self.end()
+
+    def forget(self) -> None:
+        """In a forked process: the worker is the parent's, and so are the thread and the ends of its pipes."""
+        atexit.unregister(self.close)
+        if self.process is not None:
+            _close(self.process)
+            self.process.returncode = 0  # not this process's child, so not its to wait for
+
+
+def _failed(failure: str) -> str:
+    return f"not compiled in the background: {failure}"
+
+
+def _asked(process: subprocess.Popen[bytes], task: bytes) -> dict[str, Any]:
+    """A worker's reply to a task."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    send(process.stdin, task)
+    reply: dict[str, Any] = json.loads(receive(process.stdout))
+    return reply
+
+
+def send(pipe: IO[bytes], message: bytes) -> None:
+    """Write a message and its length."""
+    rest = memoryview(len(message).to_bytes(8, "little") + message)
+    while rest:
+        rest = rest[pipe.write(rest) :]
+
+
+def receive(pipe: IO[bytes]) -> bytes:
+    """Read what `send` wrote. Raises `EOFError` at the end of the pipe."""
+    return _read(pipe, int.from_bytes(_read(pipe, 8), "little"))
+
+
+def _read(pipe: IO[bytes], count: int) -> bytes:
+    parts: list[bytes] = []
+    while count:
+        part = pipe.read(count)
+        if not part:
+            raise EOFError
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """End a worker and all that it started, which are a group of processes."""
+    with contextlib.suppress(OSError):
+        if hasattr(os, "killpg"):
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()
+
+
+def _close(process: subprocess.Popen[bytes]) -> None:
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()
+
+
+_POOL = Pool()
+
+
+def pool() -> Pool:
+    """This process's."""
+    return _POOL
+
+
+def _after_fork() -> None:
+    """What a worker of the parent's was to do is asked for again when it is needed."""
+    global _POOL
+    lost: Sequence[Job] = [*_JOBS.values()]
+    _JOBS.clear()
+    _POOL.forget()
+    _POOL = Pool()
+    for job in lost:
+        job.done = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

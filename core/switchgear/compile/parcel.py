@@ -1,0 +1,139 @@
+"""Parcels: a trace as bytes, for another process to compile.
+
+A trace travels as what is computed of which layouts: without links, choices, sources and the data of constants. What
+has no name by which the other process finds it (a generator, a closure) travels as something that stands for it; no
+executor compiles such a thing.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import types
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from switchgear import torch_private as internals
+from switchgear.capture.active import ACTIVE
+from switchgear.capture.sizes import Sizes, symbolic
+from switchgear.ir.proxy import NumberProxy, TensorProxy, hint_of
+from switchgear.ir.symbol import BoundSymbol, Symbol, changed
+from switchgear.ir.trace import Trace
+
+#: Kinds that travel as pickle has them: they hold nothing but what is looked at in its turn.
+_PLAIN = frozenset(
+    {
+        *(TensorProxy, NumberProxy, BoundSymbol, Trace, slice, type(Ellipsis)),
+        *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
+    }
+)
+_FUNCTIONS = (
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    type,
+)
+
+
+class Unsent:
+    """Stands for a value that did not travel."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+
+def _unsent(*args: object, **kwargs: object) -> object:
+    """Stands for a function that did not travel, and is not called."""
+    raise NotImplementedError("a function that stayed in another process")
+
+
+def pack(trace: Trace) -> bytes:
+    """The trace, and the symbolic sizes that are active, as bytes."""
+    sizes = ACTIVE.sizes
+    hints = [hint_of(sizes.symbols[number.name]) for number in sizes.numbers] if sizes else []
+    body = tuple([_bare(item) for item in trace.bound_symbols])
+    constants = dict.fromkeys(trace.constants, torch.empty(0))
+    bare = replace(trace, bound_symbols=body, constants=constants, provenance=())
+    buffer = io.BytesIO()
+    _Pickler(buffer).dump((sizes.numbers if sizes else [], hints))
+    _Pickler(buffer).dump(bare)
+    return buffer.getvalue()
+
+
+def unpack(parcel: bytes) -> tuple[Trace, Sizes | None]:
+    """What `pack` was given; the trace's symbolic sizes belong to the sizes returned."""
+    buffer = io.BytesIO(parcel)
+    numbers, hints = pickle.load(buffer)
+    if not numbers:
+        return _Unpickler(buffer, {}).load(), None
+    sizes = Sizes()
+    with symbolic(sizes):
+        for number, hint in zip(numbers, hints, strict=True):
+            place = f"{number.tensor}.size({number.dim})"
+            sizes.symbols[number.name] = internals.new_size(sizes.env, place, hint)
+            sizes.numbers.append(number)
+        return _Unpickler(buffer, sizes.symbols).load(), sizes
+
+
+def _bare(item: BoundSymbol) -> BoundSymbol:
+    parts = tuple([_bare(part) for part in item.subsymbols])
+    return changed(
+        item, kwargs=dict(item.kwargs), links=(), choices=(), source=None, subsymbols=parts
+    )
+
+
+class _Pickler(pickle.Pickler):
+    def persistent_id(self, value: Any) -> Any:
+        if isinstance(value, internals.SYMBOLIC):
+            return internals.python_of_number(value)
+        return None
+
+    def reducer_override(self, value: Any) -> Any:
+        kind = type(value)
+        if kind in _PLAIN or issubclass(kind, (frozenset, set)):
+            return NotImplemented
+        if kind is Symbol:
+            return Symbol, (value.name, value.fn, None, None, value.effect)
+        if isinstance(value, torch._ops.OpOverload):
+            return _overload, (str(value),)
+        if isinstance(value, _FUNCTIONS):
+            return NotImplemented if _is_found(value) else (_stand_in, ())
+        return Unsent, (kind.__qualname__,)
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, buffer: io.BytesIO, symbols: Mapping[str, torch.SymInt]) -> None:
+        super().__init__(buffer)
+        self._scope = {"torch": torch, **symbols}
+
+    def persistent_load(self, text: Any) -> Any:
+        return eval(text, dict(self._scope))
+
+
+def _overload(name: str) -> Any:
+    value: Any = torch.ops
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _stand_in() -> Any:
+    return _unsent
+
+
+def _is_found(function: Any) -> bool:
+    """Whether another process finds a function by its name: it is of a module of PyTorch's or ours."""
+    module = getattr(function, "__module__", None) or getattr(
+        getattr(function, "__objclass__", None), "__module__", ""
+    )
+    if str(module).partition(".")[0] not in ("torch", "switchgear", "builtins", "math", "operator"):
+        return False
+    try:
+        pickle.dumps(function)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return False
+    return True

@@ -1,0 +1,133 @@
+"""The worker process: compiles and measures the regions of programs that another process sends.
+
+It reads tasks from its standard input and answers on its standard output (`background.send`). It runs at a lower
+priority, and ends with all that it started when the process that it works for does: the pipe then comes to its end.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import queue
+import signal
+import threading
+import time
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from switchgear import disk_cache
+from switchgear import torch_private as internals
+from switchgear.capture.session import compiling
+from switchgear.capture.sizes import symbolic
+from switchgear.compile.background import receive, send
+from switchgear.compile.parcel import unpack
+from switchgear.compile.pipeline import fused
+from switchgear.errors import SwitchgearError
+from switchgear.who.answers import Answers, as_json
+from switchgear.who.plugins import installed
+from switchgear.who.selection import Selection, select
+
+#: How much less of the processor it asks for than others.
+NICENESS = 10
+
+
+def main() -> None:
+    """Answer tasks until there are none to come."""
+    replies = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # what plugins print is none of the replies
+    if hasattr(os, "nice"):
+        os.nice(NICENESS)
+    tasks: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(tasks,), daemon=True).start()
+    threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
+    torch.set_grad_enabled(False)
+    while True:
+        send(replies, json.dumps(reply(tasks.get())).encode())
+
+
+def _read(tasks: queue.SimpleQueue[bytes]) -> None:
+    """Take in tasks on a thread, so that the end of the pipe is noticed while one is under way."""
+    pipe = io.FileIO(0, closefd=False)
+    try:
+        while True:
+            tasks.put(receive(pipe))
+    except (EOFError, OSError):
+        _end()
+
+
+def _watch(parent: int) -> None:
+    """End with the process that it works for even if one forked by that holds the pipe open."""
+    while os.getppid() == parent:
+        time.sleep(2)
+    _end()
+
+
+def _end() -> None:
+    if hasattr(os, "killpg") and os.getpgid(0) == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(0)
+
+
+def reply(message: bytes) -> dict[str, Any]:
+    """What becomes of the regions of a program."""
+    answers, failure = Answers(), ""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", UserWarning)
+        try:
+            failure = _compile(pickle.loads(message), answers)
+        except Exception as error:
+            failure = f"{type(error).__name__}: {error}"
+    told = [
+        str(one.message) for one in caught if one.category.__module__ == SwitchgearError.__module__
+    ]
+    return {"answers": None if failure else as_json(answers), "failure": failure, "warnings": told}
+
+
+def _compile(task: dict[str, Any], answers: Answers) -> str:
+    """Compile and measure; returns why it cannot."""
+    os.environ.clear()
+    os.environ.update(task["variables"])
+    torch.set_num_threads(task["threads"])
+    torch.set_float32_matmul_precision(task["precision"])
+    if torch.are_deterministic_algorithms_enabled() != task["deterministic"]:
+        torch.use_deterministic_algorithms(task["deterministic"])
+    torch.set_default_dtype(task["dtype"])
+    selection = _selection(task, answers)
+    for name, fingerprint in task["fingerprints"].items():
+        if name not in selection.fusion:
+            return (
+                f"executor {name} is {dict(selection.skipped).get(name, 'missing')} in the worker"
+            )
+        own = selection.fusion[name].fingerprint()
+        if own != fingerprint:
+            return f"executor {name} is {own} in the worker, not {fingerprint}"
+    trace, sizes = unpack(task["trace"])
+    with compiling(), torch.no_grad(), internals.autocast_off(), symbolic(sizes):
+        fused(trace, selection, task["boxed"])
+    disk_cache.store(task["key"], as_json(answers))
+    return ""
+
+
+def _selection(task: dict[str, Any], answers: Answers) -> Selection:
+    """Who takes part, as in the process that the task comes from."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # who cannot run here is told otherwise
+        selection = select(installed(), pickle.loads(task["team"]), (), False, compile="now")
+    names = task["passes"]
+    return replace(
+        selection,
+        choosers=selection.choosers if task["is_measured"] else (),
+        passes=tuple([one for one in selection.passes if one.name in names]),
+        preferences=task["preferences"],
+        written=answers,
+    )
+
+
+if __name__ == "__main__":
+    main()

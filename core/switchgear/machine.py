@@ -1,0 +1,37 @@
+"""What decides beside a program how fast it runs: versions, threads, precision, the devices' models."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterable
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+
+def surroundings(devices: Iterable[torch.device]) -> tuple[object, ...]:
+    """All of it for programs on these devices, as a key of what was measured or compiled."""
+    modes = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
+    models = sorted(f"{device}: {_model(device)}" for device in devices)
+    return _versions(), (torch.get_num_threads(), *modes), models
+
+
+@cache
+def _versions() -> tuple[str, str]:
+    return torch.__version__, version("switchgear")
+
+
+@cache
+def _model(device: torch.device) -> str:
+    if device.type != "cpu":
+        return str(getattr(getattr(torch, device.type, None), "get_device_name", str)(device))
+    try:
+        described = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        described = []
+    names = [line.partition(":")[2].strip() for line in described if line.startswith("model name")]
+    model = names[0] if names else platform.processor() or platform.machine()
+    return f"{model}, {torch.backends.cpu.get_cpu_capability()}, {os.cpu_count()} cores"

@@ -1,0 +1,255 @@
+"""What was compiled for a region, found on disk and run without importing Inductor, which takes seconds.
+
+Beside a region's key lies the code that Inductor wrote for it, the libraries that this calls, and for which sizes it
+holds. The code's imports of Inductor are answered by stand-ins, for it needs but a few names of it. What needs more is
+loaded by Inductor (`internals.found`).
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import sys
+import tempfile
+import types
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _config_module
+
+from . import environment
+from .variants import Compiled
+
+#: Variables that Inductor and its compiler listen to begin with these.
+_LISTENED = ("TORCH", "TRITON", "CXX", "CC", "CPLUS", "OMP", "CUDA_HOME", "PYTORCH")
+#: What Inductor's code calls of PyTorch's kernels, with `out=`, under their names there.
+_EXTERN = frozenset({"mm", "addmm", "bmm", "baddbmm", "convolution"})
+#: What it imports, and does not call unless it is told to.
+_UNUSED = r"\b(run_intermediate_hooks|maybe_profile|align)\("
+#: Of these, what says only where things are.
+_PLACES = frozenset({"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"})
+
+
+def around(options: Mapping[str, Any]) -> str:
+    """What decides beside a region what Inductor makes of it, as a key."""
+    variables = sorted(
+        (name, value) for name, value in os.environ.items() if name.startswith(_LISTENED) and name not in _PLACES
+    )
+    device = torch.cuda.get_device_name() if torch.cuda.is_initialized() else ""
+    versions = torch.__version__, torch.version.git_version, sys.version, _own()
+    machine = torch.get_num_threads(), torch.backends.cpu.get_cpu_capability(), device
+    modes = torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()
+    return repr((versions, machine, modes, sorted(options.items(), key=str), changes(), variables))
+
+
+def changes() -> str:
+    """What the user changed of Inductor's options in this process; nothing, where it is not even imported."""
+    config = sys.modules.get("torch._inductor.config")
+    return "" if config is None else _changes(config, config.get_hash())
+
+
+@functools.lru_cache(4)
+def _changes(config: Any, hash: bytes) -> str:
+    """The options that are neither at their default nor as a variable says."""
+    unset = _config_module._UNSET_SENTINEL
+    entries = config._config
+    changed: dict[str, Any] = {}
+    for name, value in config.get_config_copy().items():
+        entry = entries[name]
+        preset = [one for one in (entry.env_value_force, entry.env_value_default) if one is not unset]
+        if value != (preset[0] if preset else entry.default) and entry.justknob is None:
+            changed[name] = value
+    return repr(sorted(changed.items())) if changed else ""
+
+
+_LOWERED = "lowered"
+
+
+def lowered() -> frozenset[str] | None:
+    """The overloads that Inductor generates code for, as was noted by who imported it; None where it is to be asked."""
+    if "torch._inductor.lowering" in sys.modules:
+        return None
+    return _lowered(place(_LOWERED, repr((torch.__version__, torch.version.git_version, _own()))))
+
+
+@functools.lru_cache(1)
+def _lowered(note: Path | None) -> frozenset[str] | None:
+    try:
+        return None if note is None else frozenset(json.loads(note.read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def keep_lowered(names: Sequence[str]) -> None:
+    """Note these overloads for other processes."""
+    note = place(_LOWERED, repr((torch.__version__, torch.version.git_version, _own())))
+    if note is not None and not note.exists():
+        write(note, json.dumps(names))
+
+
+@functools.cache
+def _own() -> str:
+    here = Path(__file__).parent
+    return hashlib.sha256(b"".join(sorted(file.read_bytes() for file in here.glob("*.py")))).hexdigest()
+
+
+def place(key: str, around: str) -> Path | None:
+    """Where on disk what was compiled for a region is kept."""
+    folder = environment.cache_dir()
+    return folder and folder / "switchgear" / f"{hashlib.sha256(f'{around} {key}'.encode()).hexdigest()}.json"
+
+
+def records(place: Path) -> list[dict[str, Any]]:
+    """What was kept there: a record for each kind of sizes that something was compiled for."""
+    try:
+        kept = json.loads(place.read_text())
+    except (OSError, ValueError):
+        return []
+    return [one for one in kept if isinstance(one, dict)] if isinstance(kept, list) else []
+
+
+def keep(place: Path, record: Mapping[str, Any]) -> None:
+    """Add a record; where the folder cannot be written to, nothing is kept."""
+    others = [one for one in records(place) if one.get("holds") != record.get("holds")]
+    write(place, json.dumps([*others, record]))
+
+
+def write(place: Path, text: str) -> None:
+    """Write a file at once, or not at all."""
+    with suppress(OSError):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, new = tempfile.mkstemp(dir=place.parent, suffix=".new")
+        try:
+            with os.fdopen(descriptor, "w") as file:
+                file.write(text)
+            os.replace(new, place)
+        except BaseException:
+            os.unlink(new)
+            raise
+
+
+def recorded(call: Any, odd: Sequence[int], strides: str, holds: str | None, key: str) -> dict[str, Any]:
+    """The record of what Inductor compiled: of `call`, what it is made of, if that can be run without Inductor."""
+    record: dict[str, Any] = {"odd": [*odd], "strides": strides, "holds": holds, "key": key}
+    scope: Mapping[str, Any] = getattr(getattr(call, "__func__", call), "__globals__", {})
+    libraries: dict[str, str] = {}
+    for name, value in scope.items():
+        home = getattr(value, "__self__", None)
+        if isinstance(value, types.BuiltinFunctionType) and isinstance(home, types.ModuleType) and name[:4] == "cpp_":
+            libraries[name] = str(home.__file__)
+    code = scope.get("__file__")
+    if code is None or not str(code).endswith(".py"):
+        return record
+    source = Path(code).read_text()
+    if not _EXTERN.issuperset(re.findall(r"\bextern_kernels\.(\w+)", source)) or re.search(_UNUSED, source):
+        return record
+    try:
+        _run(source, libraries)
+    except Exception:  # it needs more of Inductor than there are stand-ins for
+        return record
+    return {**record, "code": source, "libraries": libraries}
+
+
+def loaded(record: Mapping[str, Any], names: Sequence[str]) -> Compiled | None:
+    """What runs a record, for the numbers of these names; None where it needs Inductor, or is not there any more."""
+    if "code" not in record:
+        return None
+    run = _run(record["code"], record["libraries"])
+    holds = None if record["holds"] is None else function(names, record["holds"])
+    return Compiled(laid_out(run, record["odd"], function(names, record["strides"]), len(names)), holds)
+
+
+def laid_out(
+    run: Callable[..., Any], odd: Sequence[int], strides: Callable[..., Any], count: int
+) -> Callable[[list[Any]], Any]:
+    """The same with the `odd` ones of its results in their proxies' strides, in which Inductor does not write."""
+    if not odd:
+        # an object of its own, for Inductor's caches keep theirs
+        return functools.partial(run)
+
+    def run_laid_out(args: list[Any]) -> list[torch.Tensor]:
+        wanted = strides(*args[:count])
+        results = list(run(args))
+        for index in odd:
+            value = results[index]
+            results[index] = torch.empty_strided(
+                value.shape, wanted[index], dtype=value.dtype, device=value.device
+            ).copy_(value)
+        return results
+
+    return run_laid_out
+
+
+def function(names: Sequence[str], expression: str) -> Callable[..., Any]:
+    """What Python says of numbers of these names, which may be symbolic."""
+    code = compile(f"lambda {', '.join(names)}: {expression}", "<sizes>", "eval")
+    scope: dict[str, Any] = {"torch": torch}
+    if any(name not in ("torch", *names) for name in _names(code)):
+        from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP  # noqa: PLC0415 - it imports sympy
+
+        scope |= SYMPY_INTERP
+    made: Callable[..., Any] = eval(code, scope)
+    return made
+
+
+def _names(code: types.CodeType) -> set[str]:
+    inner = [_names(one) for one in code.co_consts if isinstance(one, types.CodeType)]
+    return set(code.co_names).union(*inner)
+
+
+def _run(source: str, libraries: Mapping[str, str]) -> Callable[..., Any]:
+    """The function `call` of code that Inductor wrote, with its libraries."""
+    kernels = iter(libraries.items())
+
+    class AsyncCompile:
+        def cpp_pybinding(self, argtypes: Any, source: str, *rest: Any, **more: Any) -> Any:
+            return _kernel(next(kernels)[1])
+
+        def wait(self, scope: Any) -> None:
+            pass
+
+    stand_ins: dict[str, dict[str, Any]] = {
+        "torch._inductor.hooks": {"run_intermediate_hooks": None},
+        "torch._inductor.utils": {"maybe_profile": None},
+        "torch._inductor.codegen.memory_planning": {"_align": None},
+        "torch._inductor.async_compile": {"AsyncCompile": AsyncCompile},
+        "torch._inductor.select_algorithm": {
+            "extern_kernels": types.SimpleNamespace(**{name: getattr(torch, name) for name in _EXTERN})
+        },
+    }
+
+    def imported(name: str, scope: Any = None, locals: Any = None, names: Any = (), level: int = 0) -> Any:
+        if name.startswith("torch._inductor"):
+            return types.SimpleNamespace(**{each: stand_ins[name][each] for each in names})
+        return __import__(name, scope, locals, names, level)
+
+    own = {**vars(builtins), "__import__": imported}
+    scope: dict[str, Any] = {"__builtins__": own, "__name__": "switchgear_inductor_code"}
+    exec(compile(source, "<inductor>", "exec"), scope)
+    if any(scope.get(name) is None for name in libraries):
+        raise ValueError("it does not call the libraries that are kept for it")
+    run: Callable[..., Any] = scope["call"]
+    return run
+
+
+@functools.cache
+def _kernel(path: str) -> Callable[..., Any]:
+    """The function that a library that Inductor built brings to Python."""
+    # it reads from there where a tensor's data is, when it is loaded
+    address = torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr  # type: ignore[attr-defined]
+    os.environ["_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"] = str(address)
+    spec = importlib.util.spec_from_file_location(f"{Path(path).stem}.kernel", path)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"{path} is no library")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    kernel: Callable[..., Any] = module.kernel
+    return kernel
