@@ -94,7 +94,10 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help="rounds of each benchmark; more are steadier")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every measurement there as well")
     parser.add_argument(
-        "--plot", type=Path, metavar="FILE", help="draw throughput, gpu or work_curve there (.svg, .png); needs matplotlib"
+        "--plot",
+        type=Path,
+        metavar="FILE",
+        help="draw throughput, gpu or work_curve (.svg, .png); needs matplotlib",
     )
     chosen = parser.add_argument_group("of throughput, gpu and work_curve alone")
     chosen.add_argument(

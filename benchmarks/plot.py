@@ -1,4 +1,4 @@
-"""The time of every contestant as bars, of `throughput` or of `gpu`, and the lines of `work_curve`; needs matplotlib."""
+"""The times of `throughput` and `gpu` as bars, the steps of `work_curve` as lines; needs matplotlib."""
 
 from __future__ import annotations
 

@@ -362,8 +362,8 @@ def jit(
         *single,
         check,
         passes,
-            options or {},
-            compile,
+        options or {},
+        compile,
     )
     again = functools.partial(jit, **own)
 

@@ -58,7 +58,7 @@ class Options(Defaults, total=False):
 
 
 _DEFAULTS: ContextVar[Mapping[str, Any]] = ContextVar("defaults", default=MappingProxyType({}))
-_WORDS: Mapping[str, tuple[str, ...]] = {
+_WORDS: Mapping[str, tuple[str | None, ...]] = {
     "memory": MEMORY,
     "compile": (*COMPILE, None),
     "fallback": get_args(FallbackTo),

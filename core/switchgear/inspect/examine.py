@@ -160,6 +160,7 @@ def _undecided(selection: Selection, noted: list[ExaminedRegion]) -> Selection:
     claimants = (replace(one, executor=twins[one.executor]) for one in selection.claimants)
     return replace(
         selection,
+        compile="now",
         executors=tuple(twins.values()),
         claimants=tuple(claimants),
         choosers=(Chooser(choose, choose, "sg.examine", ""),) if selection.choosers else (),

@@ -57,6 +57,7 @@ def explain(jitted: Any, guards: bool = False) -> str:
     if fallbacks and compiler.last is None:
         return "\n".join(lines)
     entry = last_entry(jitted)
+    selection = compiler.selection
     if selection.compile == "background" and (reason := objection(selection)):
         lines.append(f"regions were compiled before the first call returned: {reason}")
     lines += progress_of(entry)
