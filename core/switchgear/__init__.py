@@ -3,7 +3,8 @@
 from importlib.metadata import version
 
 from switchgear import disk_cache, errors
-from switchgear.capture.handler import PASS, Call, Feature, Handler
+from switchgear.capture.call import Call
+from switchgear.capture.handler import PASS, Feature, Handler
 from switchgear.functional import grad, value_and_grad, vjp
 from switchgear.inspect.examine import Examination, ExaminedRegion, examine
 from switchgear.inspect.explain import CacheInfo, cache_info, explain

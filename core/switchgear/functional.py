@@ -17,7 +17,7 @@ from switchgear.capture.recorder import active_recorder
 from switchgear.capture.session import Captured, capture
 from switchgear.capture.signature import Argument
 from switchgear.capture.structure import flatten
-from switchgear.capture.tracking import metadata_proxy
+from switchgear.capture.values import metadata_proxy
 from switchgear.compile.pipeline import expected_grad
 from switchgear.errors import InvalidInput
 from switchgear.grad.differentiate import differentiate

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from switchgear import torch_private as internals
-from switchgear.capture.data import OtherData
+from switchgear.capture.guards import OtherData
 from switchgear.capture.recorder import active_recorder
 from switchgear.capture.session import ContainerMatters
 from switchgear.capture.signature import check_devices, flatten_arguments

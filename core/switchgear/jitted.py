@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from switchgear import torch_private as internals
-from switchgear.capture.data import OtherData
+from switchgear.capture.guards import OtherData
 from switchgear.errors import InvalidInput, Unsupported
 from switchgear.runtime.entry import Entry
 

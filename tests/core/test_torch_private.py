@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from switchgear import torch_private as internals
-from switchgear.capture.tracking import metadata_proxy
+from switchgear.capture.values import metadata_proxy
 from switchgear.errors import Unsupported
 from tests.core.against_eager import numbers
 from tests.databases.verdict import global_state

@@ -11,7 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from switchgear.capture.tracking import metadata_proxy
+from switchgear.capture.values import metadata_proxy
 from switchgear.ir.aliasing import viewed_argument
 from switchgear.ir.choice import Implementation
 from switchgear.ir.proxy import TensorProxy

@@ -7,6 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
+class OtherData(Exception):
+    """A check failed: the entry is for calls with other data. Nothing has been written or drawn."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Guard:
     """A condition on a call.

@@ -10,18 +10,16 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from switchgear.capture.call import Call, Operation
+from switchgear.capture.recorder import Recorder
 from switchgear.capture.signature import InputSource
 from switchgear.capture.user_code import user_frame
 from switchgear.errors import RegistrationError, SwitchgearError
-from switchgear.ir.symbol import BoundSymbol, Symbol
-
-if TYPE_CHECKING:
-    from switchgear.capture.recorder import Recorder
 
 #: The names of features that are left out, separated by commas.
 DISABLE_VARIABLE = "SWITCHGEAR_DISABLE_FEATURES"
@@ -34,32 +32,6 @@ class _Pass:
 
 #: What a handler answers to a call that is not its own.
 PASS: Any = _Pass()
-
-
-@dataclass(slots=True, eq=False)
-class Call:
-    """One call of a torch-level function, as long as it is open.
-
-    `given` are its arguments as a trace holds them, positional and by name; `lines` its parts, as recorded; `before`
-    what stays outside of the composite that these become if it is `whole`. `wrote`: to one of its arguments.
-    """
-
-    fn: Callable[..., Any] | None
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = field(default_factory=dict)
-    symbol: Symbol | None = None
-    given: tuple[Any, Any] = ((), {})
-    lines: list[BoundSymbol] = field(default_factory=list)
-    before: list[BoundSymbol] = field(default_factory=list)
-    output: Any = None
-    grad_enabled: bool = False
-    wrote: bool = False
-    whole: bool = True
-    #: Whether it writes to its first argument, or to `out` if that is given.
-    writes: bool = False
-    out: torch.Tensor | None = None
-    #: What the operator that draws is recorded with, where the call itself is made without it.
-    generator: torch.Generator | None = None
 
 
 class Handler:
@@ -111,10 +83,12 @@ class Handler:
     def closing(self, recorder: Recorder, call: Call) -> None:
         """Its parts are recorded: rewrite `call.lines`, or clear `call.whole`."""
 
-    def operator(
-        self, recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Answer the call of an operator overload, or `PASS`."""
+    def operator(self, recorder: Recorder, call: Operation) -> Any:
+        """Answer the call of an operator overload, or `PASS`; `call.args` may be changed."""
+        return PASS
+
+    def by_data(self, recorder: Recorder, call: Operation, need: str) -> Any:
+        """Answer a call whose result depends on the data of a tensor, or `PASS`; `need` says so, for messages."""
         return PASS
 
 
@@ -216,11 +190,13 @@ class Handlers:
         for handler in self._closing:
             self._ask(handler, "closing", recorder, call)
 
-    def operator(
-        self, recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def operator(self, recorder: Recorder, call: Operation) -> Any:
         """The first answer to the call of an operator overload, or `PASS`."""
-        return self._first("operator", self._operating, recorder, func, args, kwargs)
+        return self._first("operator", self._operating, recorder, call)
+
+    def by_data(self, recorder: Recorder, call: Operation, need: str) -> Any:
+        """The first answer to the call of an operator overload that needs data, or `PASS`."""
+        return self._first("by_data", self._overriding("by_data"), recorder, call, need)
 
     def _first(self, method: str, handlers: Iterable[Handler], *args: Any) -> Any:
         for handler in handlers:

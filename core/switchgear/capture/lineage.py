@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 
 from switchgear.capture.recorder import Recorder
-from switchgear.capture.tracking import DETACH
+from switchgear.capture.tracker import DETACH
 from switchgear.ir.aliasing import viewed_argument
 from switchgear.ir.composites import leaves_of
 from switchgear.ir.proxy import TensorProxy
@@ -25,7 +25,7 @@ class Lineages:
 
     def __init__(self, recorder: Recorder) -> None:
         self._tracker = recorder.tracker
-        program = recorder.program()
+        program = recorder.tape.frames[0].lines
         #: Where in the program, and by which leaf, each value was made.
         self._makers = {
             p.name: made for made in enumerate(leaves_of(program)) for p in made[1].outputs

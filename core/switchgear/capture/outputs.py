@@ -16,12 +16,13 @@ from typing import Any
 import torch
 
 from switchgear import torch_private as internals
+from switchgear.capture.history import history_of, is_spoiled, same_history, version_of
+from switchgear.capture.inputs import RecordedInput
 from switchgear.capture.lineage import Lineage, Lineages
-from switchgear.capture.recorder import RecordedInput, Recorder
+from switchgear.capture.recorder import Recorder
 from switchgear.capture.signature import check_returned
 from switchgear.capture.sizes import fixed
 from switchgear.capture.structure import Structure, flatten
-from switchgear.capture.tracking import history_of, is_spoiled, same_history, version_of
 from switchgear.errors import Unsupported
 from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.symbol import BoundSymbol
@@ -95,7 +96,9 @@ def outputs_of(recorder: Recorder, result: Any, *, views: bool) -> Outputs:
     roots = tuple((name, *place) for name, place in collector.roots.items())
     calls = tuple([collector.views[position] for position in sorted(collector.views)])
     proxies = tuple(collector.proxies.values())
-    return Outputs(proxies, returned, spec, tuple(recorder.metadata_calls), mutations, roots, calls)
+    return Outputs(
+        proxies, returned, spec, tuple(recorder.inputs.metadata_calls), mutations, roots, calls
+    )
 
 
 class _Collector:
@@ -126,7 +129,9 @@ class _Collector:
             if not found.is_view:
                 self._inputs[internals.storage_key(found.wrapper)] = found
         self._reshaped = {
-            call.inputs[0].name for call in recorder.metadata_calls if call.symbol != NEW_VERSION
+            call.inputs[0].name
+            for call in recorder.inputs.metadata_calls
+            if call.symbol != NEW_VERSION
         }
 
     @functools.cached_property
@@ -135,7 +140,7 @@ class _Collector:
 
     def mutations(self) -> Iterator[Mutation]:
         """The inputs that the function wrote to, their new values made outputs."""
-        touched = {call.inputs[0].name for call in self.recorder.metadata_calls}
+        touched = {call.inputs[0].name for call in self.recorder.inputs.metadata_calls}
         for index, found in enumerate(self.recorder.inputs):
             first, final = found.proxy, self.tracker.proxy_of(found.wrapper)
             if first.name in touched:
@@ -155,14 +160,16 @@ class _Collector:
             if final.name == first.name or self._lineages.of(found.wrapper)[0].name == first.name:
                 continue
             tracked = not same_history(history_of(found.wrapper), found.history)
-            if tracked and (first.name in self._reshaped or first.name in self.recorder.unseen):
+            if tracked and (
+                first.name in self._reshaped or first.name in self.tracker.writes.unseen
+            ):
                 raise Unsupported(
                     f"the function writes to {first.name} where autograd sees it, and gives it other sizes or strides "
                     "in place, or writes to it where autograd does not see it; return a new tensor"
                 )
             hidden = (
                 not tracked
-                and self.recorder.takes_data
+                and self.tracker.writes.takes_data
                 and version_of(found.wrapper) == found.version
             )
             yield Mutation(index, self._output(final), tracked, hidden)
@@ -227,7 +234,7 @@ class _Collector:
         lineage = self._lineages.of(leaf)
         home = next((value for value in reversed(lineage) if value.name in self._held), None)
         if home is None or any(
-            call.inputs[0].name == memory.proxy.name for call in self.recorder.metadata_calls
+            call.inputs[0].name == memory.proxy.name for call in self.recorder.inputs.metadata_calls
         ):
             raise Unsupported(
                 f"the function returns a view of {memory.proxy.name}, and gives that other sizes in place, or makes "

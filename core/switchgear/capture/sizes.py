@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, TypeAlias, TypeVar
@@ -20,7 +21,6 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 
 from switchgear import torch_private as internals
-from switchgear.capture.active import ACTIVE
 from switchgear.capture.structure import flatten
 from switchgear.errors import InvalidInput, Unsupported
 from switchgear.ir.proxy import NumberProxy, TensorProxy, is_symbolic
@@ -65,10 +65,10 @@ class Computed:
 
 
 class Sizes:
-    """The symbolic sizes of one capture."""
+    """The symbolic sizes of one capture. `here` tells the user's line, where one is at work."""
 
-    def __init__(self) -> None:
-        self.env = internals.new_shape_env(_here)
+    def __init__(self, here: Callable[[], str] = str) -> None:
+        self.env = internals.new_shape_env(here)
         self.numbers: list[NumberProxy] = []
         #: The symbolic numbers that these are, by name.
         self.symbols: dict[str, torch.SymInt] = {}
@@ -180,14 +180,23 @@ def _measuring(
     return measure
 
 
-def _here() -> str:
-    return ACTIVE.recorder.here() if ACTIVE.recorder is not None else ""
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.sizes: Sizes | None = None
+
+
+_THREAD = _Thread()
+
+
+def active_sizes() -> Sizes | None:
+    """The symbolic sizes of what is captured or compiled on this thread, if it has any."""
+    return _THREAD.sizes
 
 
 @contextlib.contextmanager
 def symbolic(sizes: Sizes | None) -> Iterator[None]:
     """What is captured and compiled inside may have these sizes."""
-    with replaced(ACTIVE, "sizes", sizes):
+    with replaced(_THREAD, "sizes", sizes):
         yield
 
 
@@ -237,14 +246,15 @@ def has_numbers(value: Any) -> bool:
 
 def depends_on_sizes(item: BoundSymbol) -> bool:
     """Whether a symbolic size is among the arguments of a call or in the layout of what it reads or makes."""
-    if ACTIVE.sizes is None:
+    if active_sizes() is None:
         return False
     return is_symbolic(*item.inputs, *item.outputs) or has_numbers((item.args, dict(item.kwargs)))
 
 
 def sizes_of(items: Iterable[BoundSymbol]) -> dict[NumberProxy, torch.SymInt]:
     """The symbolic sizes that calls depend on, in the order of the trace's, as numbers of a part of it."""
-    if ACTIVE.sizes is None:
+    sizes = active_sizes()
+    if sizes is None:
         return {}
     names: set[str] = set()
 
@@ -255,9 +265,7 @@ def sizes_of(items: Iterable[BoundSymbol]) -> dict[NumberProxy, torch.SymInt]:
     for item in items:
         layouts = tuple([(proxy.shape, proxy.stride) for proxy in (*item.inputs, *item.outputs)])
         map_numbers(noted, (item.args, dict(item.kwargs), layouts))
-    return {
-        NumberProxy(name): symbol for name, symbol in ACTIVE.sizes.symbols.items() if name in names
-    }
+    return {NumberProxy(name): symbol for name, symbol in sizes.symbols.items() if name in names}
 
 
 def concrete(value: Any, binding: Mapping[str, int]) -> Any:

@@ -17,8 +17,7 @@ from typing import Any
 import torch
 
 from switchgear import torch_private as internals
-from switchgear.capture.active import ACTIVE
-from switchgear.capture.sizes import Sizes, symbolic
+from switchgear.capture.sizes import Sizes, active_sizes, symbolic
 from switchgear.ir.proxy import NumberProxy, TensorProxy, hint_of
 from switchgear.ir.symbol import BoundSymbol, Symbol, changed
 from switchgear.ir.trace import Trace
@@ -53,7 +52,7 @@ def _unsent(*args: object, **kwargs: object) -> object:
 
 def pack(trace: Trace) -> bytes:
     """The trace, and the symbolic sizes that are active, as bytes."""
-    sizes = ACTIVE.sizes
+    sizes = active_sizes()
     hints = [hint_of(sizes.symbols[number.name]) for number in sizes.numbers] if sizes else []
     body = tuple([_bare(item) for item in trace.bound_symbols])
     constants = dict.fromkeys(trace.constants, torch.empty(0))

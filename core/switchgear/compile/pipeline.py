@@ -13,9 +13,8 @@ from typing import Any
 import torch
 
 from switchgear import torch_private as internals
-from switchgear.capture.active import ACTIVE
 from switchgear.capture.session import compiling
-from switchgear.capture.sizes import Sizes, concrete
+from switchgear.capture.sizes import Sizes, active_sizes, concrete
 from switchgear.compile.background import Job, resettled, settle
 from switchgear.compile.checks_first import checks_first
 from switchgear.compile.pass_through import pass_through
@@ -238,7 +237,7 @@ class LazyProgram:
 
     make: Callable[[], Program]
     program: Program | None = None
-    sizes: Sizes | None = field(default_factory=lambda: ACTIVE.sizes)
+    sizes: Sizes | None = field(default_factory=active_sizes)
 
     def __call__(self) -> Program:
         """The program as it is to be by now."""

@@ -4,7 +4,7 @@ from switchgear.capture.handler import Feature
 from switchgear.features.autocast import Autocast
 from switchgear.features.checkpointing import Checkpointing
 from switchgear.features.custom_functions import CustomFunctions
-from switchgear.features.data_reads import DataReads
+from switchgear.features.data import Data
 from switchgear.features.distributed import Distributed
 from switchgear.features.fast_paths import FastPaths
 from switchgear.features.generators import Generators
@@ -27,7 +27,7 @@ BUILT_IN = (
     Feature("modes_changed", (ModesChanged(),)),
     Feature("transforms", (Transforms(),)),
     Feature("inner_grad", (InnerGrad(), GradFnReads())),
-    Feature("data", (DataReads(),)),
+    Feature("data", (Data(),)),
     Feature("sizes", (SymbolicSizes(),)),
     Feature("generators", (Seeding(), Generators())),
     Feature("reshapes", (Reshapes(),)),

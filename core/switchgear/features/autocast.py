@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from switchgear import torch_private as internals
-from switchgear.capture.handler import Call, Handler
+from switchgear.capture.call import Call
+from switchgear.capture.handler import Handler
 from switchgear.capture.recorder import Recorder
 from switchgear.ir.composites import leaves_of
 from switchgear.ir.proxy import TensorProxy

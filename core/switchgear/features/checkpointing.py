@@ -8,69 +8,150 @@ is refused.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.utils.checkpoint import check_backward_validity
 
 from switchgear import torch_private as internals
+from switchgear.capture.call import Call
 from switchgear.capture.handler import Handler
-from switchgear.capture.recorder import active_recorder
+from switchgear.capture.inputs import RecordedInput
+from switchgear.capture.recorder import Recorder, active_recorder
 from switchgear.errors import Unsupported
 from switchgear.ir.proxy import TensorProxy
-from switchgear.ir.symbol import BoundSymbol, renamed
+from switchgear.ir.symbol import CHECKPOINT, SAVED, BoundSymbol, renamed
 from switchgear.ir.trace import Names
 from switchgear.ir.writes import IDENTITY
 from switchgear.nesting import tensors_in
+from switchgear.patches import replaced
+
+
+@dataclass
+class Regions:
+    """How many there were, and where the inputs lay when the open one began."""
+
+    count: int = 0
+    memory: dict[int, int] | None = None
 
 
 class Checkpointing(Handler):
-    """A region is recorded with a tag, and made again in the backward."""
+    """A region is recorded with a tag, and made again in the backward. The state is what is known of regions."""
+
+    def begin(self, recorder: Recorder) -> Regions:
+        """There are none."""
+        return Regions()
+
+    def closing(self, recorder: Recorder, call: Call) -> None:
+        """Refuse a write to an input inside a region."""
+        memory = recorder.state(self).memory
+        if call.wrote and memory is not None:
+            _refuse_writes(recorder, memory)
 
     def around(self) -> AbstractContextManager[None]:
         """PyTorch's two ways to run a region are redirected."""
-        return internals.checkpoint_regions(_region, _run_reentrant)
+        return internals.checkpoint_regions(self._region, self._run_reentrant)
+
+    def _region(self, context_fn: Callable[[], Any]) -> AbstractContextManager[None]:
+        """What runs inside is recorded as one region; `context_fn` is the argument of `checkpoint`."""
+        recorder = active_recorder()
+        if recorder is None or not torch.is_grad_enabled():
+            return contextlib.nullcontext()
+        if any(tag.startswith(CHECKPOINT) for tag in recorder.tape.tags):
+            raise Unsupported(
+                f"a region of torch.utils.checkpoint inside another, in {recorder.here()}; mark one of them alone",
+                splits=False,
+            )
+        saves = internals.selective_policy(context_fn)
+        if saves is NotImplemented:
+            raise Unsupported(
+                f"torch.utils.checkpoint with a context_fn of its own, in {recorder.here()}: the recomputation is "
+                "compiled, so no context could act on it; use create_selective_checkpoint_contexts, or none",
+                splits=False,
+            )
+        return self._recorded(recorder, saves)
+
+    @contextlib.contextmanager
+    def _recorded(self, recorder: Recorder, saves: Callable[..., bool] | None) -> Iterator[None]:
+        """Tag what runs inside, and what the policy `saves` says of it."""
+        tape, regions = recorder.tape, recorder.state(self)
+
+        def saved(*call: Any) -> frozenset[str]:
+            return frozenset({SAVED} if saves is not None and saves(*call) else ())
+
+        tags_of = tape.tags_of if saves is None else saved
+        memory = {id(entry): _memory(recorder, entry) for entry in recorder.inputs}
+        tag = f"{CHECKPOINT}{regions.count}"
+        regions.count += 1
+        with (
+            tape.tagged(tag),
+            replaced(tape, "tags_of", tags_of),
+            replaced(regions, "memory", memory),
+        ):
+            yield
+            _refuse_writes(recorder, memory)
+
+    def _run_reentrant(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """What `checkpoint(function, *args, use_reentrant=True)` does: differentiable if an argument requires grad."""
+        check_backward_validity(args)
+        wanted = [isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args]
+        if not any(wanted) or not torch.is_grad_enabled():
+            with torch.no_grad():
+                return function(*args)
+        recorder = active_recorder()
+        apart = contextlib.nullcontext() if recorder is None else _summed_apart(recorder)
+        with apart, self._region(internals.NO_CONTEXT):
+            # its gradients inside the region are summed up first
+            inner = [
+                torch.ops.aten.alias(arg) if want else arg
+                for arg, want in zip(args, wanted, strict=True)
+            ]
+            result = function(*inner)
+        _refuse_other_flags(result)
+        return result
 
 
-def _region(context_fn: Callable[[], Any]) -> AbstractContextManager[None]:
-    """What runs inside is recorded as one region; `context_fn` is the argument of `checkpoint`."""
-    recorder = active_recorder()
-    if recorder is None or not torch.is_grad_enabled():
-        return contextlib.nullcontext()
-    if recorder.inside_region:
-        raise Unsupported(
-            f"a region of torch.utils.checkpoint inside another, in {recorder.here()}; mark one of them alone",
-            splits=False,
-        )
-    saves = internals.selective_policy(context_fn)
-    if saves is NotImplemented:
-        raise Unsupported(
-            f"torch.utils.checkpoint with a context_fn of its own, in {recorder.here()}: the recomputation is "
-            "compiled, so no context could act on it; use create_selective_checkpoint_contexts, or none",
-            splits=False,
-        )
-    return recorder.region(saves)
+@contextlib.contextmanager
+def _summed_apart(recorder: Recorder) -> Iterator[None]:
+    """Sum up the gradients of what is recorded inside by themselves."""
+    lines = recorder.tape.lines
+    start = len(lines)
+    yield
+    lines[start:] = _summed_inside(lines[start:], recorder.tape.names)
 
 
-def _run_reentrant(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """What `checkpoint(function, *args, use_reentrant=True)` does: differentiable if an argument requires grad."""
-    check_backward_validity(args)
-    wanted = [isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args]
-    if not any(wanted) or not torch.is_grad_enabled():
-        with torch.no_grad():
-            return function(*args)
-    recorder = active_recorder()
-    alone = recorder.rewritten(_summed_inside) if recorder is not None else contextlib.nullcontext()
-    with alone, _region(internals.NO_CONTEXT):
-        # its gradients inside the region are summed up first
-        inner = [
-            torch.ops.aten.alias(arg) if want else arg
-            for arg, want in zip(args, wanted, strict=True)
-        ]
-        result = function(*inner)
+def _memory(recorder: Recorder, entry: RecordedInput) -> int:
+    """Where what an input holds by now lies, which a write makes another place."""
+    with torch._C.DisableTorchFunction():
+        recorder.tracker.reconcile(entry.wrapper)
+        return internals.storage_key(recorder.tracker.last_fake(entry.wrapper))
+
+
+def _first_memory(recorder: Recorder, entry: RecordedInput) -> int:
+    with torch._C.DisableTorchFunction():
+        return internals.storage_key(recorder.values.fake_of(entry.proxy))
+
+
+def _refuse_writes(recorder: Recorder, memory: dict[int, int]) -> None:
+    """Refuse writes to inputs since the region began, when they lay in `memory`: the backward would repeat them."""
+    for entry in recorder.inputs:
+        if entry.is_view:
+            continue
+        if id(entry) not in memory:
+            memory[id(entry)] = _first_memory(recorder, entry)
+        if _memory(recorder, entry) != memory[id(entry)]:
+            raise Unsupported(
+                f"in {recorder.here()} {entry.proxy.name}, an input or a buffer, is written to inside a region "
+                "of torch.utils.checkpoint; eager's backward runs the region, and so the write, once more (running "
+                "statistics count a batch twice): move the write, such as a BatchNorm in training, out of the region"
+            )
+
+
+def _refuse_other_flags(result: Any) -> None:
+    """Refuse a reentrant region of whose results PyTorch makes others differentiable than the function does."""
     direct = [
         part
         for part in (result if isinstance(result, tuple) else (result,))
@@ -86,7 +167,6 @@ def _run_reentrant(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
                 f"{'makes' if is_direct else 'does not make'} differentiable, unlike the function; "
                 "use_reentrant=False does not have that flaw"
             )
-    return result
 
 
 def _summed_inside(recorded: list[BoundSymbol], names: Names) -> list[BoundSymbol]:

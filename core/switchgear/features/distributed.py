@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import distributed, nn
 
-from switchgear.capture.handler import PASS, Call, Handler
+from switchgear.capture.call import Call, Operation
+from switchgear.capture.handler import PASS, Handler
 from switchgear.capture.recorder import Recorder, active_recorder
 from switchgear.errors import Unsupported
 from switchgear.nesting import tensors_in
@@ -89,14 +90,12 @@ class Distributed(Handler):
                 )
         return PASS
 
-    def operator(
-        self, recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def operator(self, recorder: Recorder, call: Operation) -> Any:
         """Refuse operators that communicate in place."""
-        if func.namespace in _COMMUNICATING:
+        if call.func.namespace in _COMMUNICATING:
             # TorchDynamo makes it functional, which has another gradient
             has_grad = any(_needs_grad(found.tensor) for found in recorder.inputs)
-            _refuse(recorder, str(func), splits=not has_grad)
+            _refuse(recorder, str(call.func), splits=not has_grad)
         return PASS
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from switchgear.capture.handler import Call, Handler
+from switchgear.capture.call import Call
+from switchgear.capture.handler import Handler
 from switchgear.capture.recorder import Recorder
 
 #: Their shapes are found by decompositions of PyTorch's that refuse a generator.

@@ -1,4 +1,8 @@
-"""`torch.autograd.grad` inside, and what a function asks of the nodes of autograd's graph."""
+"""`torch.autograd.grad` inside, and what a function asks of the nodes of autograd's graph.
+
+PyTorch's own call, on the wrappers and unrecorded, says which gradients there are and in which layout, and raises
+what eager raises. With `create_graph`, and inside transforms of `torch.func`, PyTorch's backward itself is recorded.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,15 @@ from typing import Any
 
 import torch
 
-from switchgear.capture.gradients_inside import record_gradients
-from switchgear.capture.handler import Call, Handler, getter
+from switchgear import torch_private as internals
+from switchgear.capture.call import Call
+from switchgear.capture.gradients_inside import AUTOGRAD_GRAD
+from switchgear.capture.handler import Handler, getter
 from switchgear.capture.recorder import Recorder
+from switchgear.capture.refused_writes import refuse_hidden
 from switchgear.errors import Unsupported
+from switchgear.ir.proxy import TensorProxy
+from switchgear.nesting import map_tensors
 
 
 class InnerGrad(Handler):
@@ -21,7 +30,11 @@ class InnerGrad(Handler):
     def answer(self, recorder: Recorder, call: Call) -> Any:
         """The gradients."""
         assert call.fn is not None
-        return record_gradients(recorder, call.fn, call.args, call.kwargs)
+        _refuse_outside_history(recorder, *call.args)
+        refuse_hidden(recorder.tape, recorder.tracker.writes.hidden)
+        if call.kwargs["create_graph"] or call.kwargs["is_grads_batched"]:
+            return recorder.track_outputs(call.fn(*call.args, **call.kwargs))
+        return _record_call(recorder, call.fn, *call.args, **call.kwargs)
 
 
 class GradFnReads(Handler):
@@ -50,3 +63,63 @@ class GradFn:
                 "register the hook outside, on the inputs or outputs of the jitted function"
             )
         return getattr(self._node, name)
+
+
+def _record_call(
+    recorder: Recorder,
+    func: Callable[..., Any],
+    outputs: Any,
+    inputs: Any,
+    *,
+    materialize_grads: bool,
+    **options: Any,
+) -> Any:
+    given = options.pop("grad_outputs")
+    given = (given,) if isinstance(given, torch.Tensor) or given is None else tuple(given)
+    given += (None,) * (len(outputs) - len(given) if given == (None,) else 0)
+    tracker = recorder.tracker
+    tracker.settle()
+    asked = map_tensors(tracker.proxy_of, (outputs, inputs, given))
+    with recorder.paused():
+        # detached, for what the engine hands through is a tensor of its own in the trace
+        cotangents = map_tensors(torch.Tensor.detach, given)
+        grads = func(outputs, inputs, grad_outputs=cotangents, **options)
+    proxies: list[TensorProxy | None] = []
+    for index, grad in enumerate(grads):
+        again = any(grad is earlier for earlier in grads[:index])
+        proxies.append(None if grad is None or again else _new_gradient(recorder, grad))
+    recorder.record(AUTOGRAD_GRAD, asked, tuple(proxies))
+    if materialize_grads:
+        pairs = zip(grads, inputs, strict=True)
+        grads = tuple([torch.zeros_like(one) if grad is None else grad for grad, one in pairs])
+    return recorder.track_outputs(grads)
+
+
+def _new_gradient(recorder: Recorder, wrapper: torch.Tensor) -> TensorProxy:
+    """The proxy of a gradient that PyTorch computed unrecorded."""
+    if not internals.is_wrapper(wrapper):
+        raise Unsupported(f"a gradient that is no strided tensor, in {recorder.here()}")
+    fake = internals.unwrap(wrapper)
+    if fake in recorder.values:
+        with recorder.paused(), internals.outside_autograd():
+            fake = fake.detach()
+        internals.rebind(wrapper, fake, aliases=False)
+    return recorder.values.define(fake, False)
+
+
+def _refuse_outside_history(recorder: Recorder, outputs: Any, inputs: Any) -> None:
+    """Gradients of a tensor from outside might flow past the trace, through the history of another one."""
+    recorder.matters.leaves = True
+    if not all(isinstance(value, torch.Tensor) for value in (*outputs, *inputs)):
+        raise Unsupported(
+            f"torch.autograd.grad for a graph edge, in {recorder.here()}; pass tensors"
+        )
+    for tensor in inputs:
+        entry = recorder.input_of(tensor)
+        for other in recorder.inputs if entry is not None else ():
+            if other is not entry and other.proxy.requires_grad and not other.tensor.is_leaf:
+                raise Unsupported(
+                    f"torch.autograd.grad with respect to an input, in {recorder.here()}, while another input "
+                    f"({other.proxy.name}) was computed outside the jitted function: it may depend on the first; "
+                    "compute it inside, or detach it"
+                )

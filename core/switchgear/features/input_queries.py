@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from switchgear import torch_private as internals
-from switchgear.capture.handler import PASS, Call, Handler, getter
+from switchgear.capture.call import Call
+from switchgear.capture.handler import PASS, Handler, getter
 from switchgear.capture.recorder import Recorder
 
 
@@ -19,8 +20,8 @@ class InputQueries(Handler):
     def take(self, recorder: Recorder, call: Call) -> Any:
         """Where an input begins in its memory; of other tensors, which a write leaves elsewhere than eager, nothing."""
         if call.fn is not torch.Tensor.storage_offset:
-            recorder.takes_data |= call.fn == getter("data")
-            recorder.leaves_matter |= call.fn == getter("is_leaf")
+            recorder.tracker.writes.takes_data |= call.fn == getter("data")
+            recorder.matters.leaves |= call.fn == getter("is_leaf")
             return PASS
         (tensor,) = call.args
         if not recorder.follow_autograd:  # a grad rule: what it is given lies where the trace says
@@ -28,11 +29,11 @@ class InputQueries(Handler):
         if (
             internals.inside_functorch()
             or recorder.enclosing is not None
-            or recorder.metadata_calls
+            or recorder.inputs.metadata_calls
         ):
             return PASS
         found = recorder.input_of(recorder.adopted(tensor))
         if found is None:
             return PASS
-        recorder.offsets_matter = True
+        recorder.matters.offsets = True
         return found.proxy.storage_offset

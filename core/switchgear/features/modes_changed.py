@@ -7,8 +7,9 @@ from typing import Any
 import torch
 
 from switchgear import torch_private as internals
-from switchgear.capture.active import ACTIVE
-from switchgear.capture.handler import PASS, Call, Handler
+from switchgear.capture.call import Call
+from switchgear.capture.handler import PASS, Handler
+from switchgear.capture.rare_modes import RARE_MODES
 from switchgear.capture.recorder import Recorder
 from switchgear.errors import Unsupported
 
@@ -40,7 +41,7 @@ class ModesChanged(Handler):
         """Refuse attention with other backends."""
         if "attention" not in getattr(call.fn, "__name__", ""):
             return
-        ACTIVE.rare_modes_matter = True
+        RARE_MODES.matter = True
         if internals.attention_backends() != recorder.state(self)[2]:
             self._refuse(recorder, "the attention backends")
 

@@ -68,7 +68,7 @@ def _is_users(module: str) -> bool:
 
 def _refuse(what: str) -> None:
     recorder = active_recorder()
-    if recorder is not None and not recorder.is_paused:
+    if recorder is not None and not recorder.tape.is_paused:
         raise Unsupported(
             f"the function {what}, in {recorder.here()}, which the first call alone would do; do it outside of the "
             "function"

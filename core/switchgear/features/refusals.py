@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch.overrides import resolve_name
 
-from switchgear.capture.handler import PASS, Call, Handler
+from switchgear.capture.call import Call
+from switchgear.capture.handler import PASS, Handler
 from switchgear.capture.recorder import Recorder
 from switchgear.errors import Unsupported
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 import torch
 
 from switchgear import torch_private as internals
-from switchgear.capture.handler import Call, Handler
+from switchgear.capture.call import Call
+from switchgear.capture.handler import Handler
 from switchgear.capture.recorder import Recorder
 from switchgear.ir.aliasing import viewed_argument
 from switchgear.ir.composites import leaves_of
@@ -26,7 +27,7 @@ class Reshapes(Handler):
         """Take note of the calls to be repeated."""
         assert call.symbol is not None
         metadata_only = call.symbol.name.rpartition(".")[2] in _METADATA_ONLY
-        recorder.reshapes |= metadata_only
+        recorder.tracker.writes.reshapes |= metadata_only
         if call.wrote or metadata_only:
             _note(recorder, call, metadata_only)
         if metadata_only:
@@ -40,7 +41,7 @@ def _note(recorder: Recorder, call: Call, metadata_only: bool) -> None:
     for tensor, before in zip(
         tensors_in((call.args, call.kwargs)), proxies(call.given), strict=True
     ):
-        found, now = recorder.entered(tensor), tracker.proxy_of_fake(tracker.last_fake(tensor))
+        found, now = recorder.inputs.of(tensor), recorder.values.proxy_of(tracker.last_fake(tensor))
         # also one that changes nothing, as `t_()` of a vector: the tensor has a new version
         if found is None:
             key = internals.storage_key(tensor)
@@ -49,7 +50,9 @@ def _note(recorder: Recorder, call: Call, metadata_only: bool) -> None:
             )
             if home is not None:
                 _refuse_view_of_leaf(tensor, home.tensor)
-                recorder.metadata_calls.append(BoundSymbol(NEW_VERSION, (home.proxy,), {}, None))
+                recorder.inputs.metadata_calls.append(
+                    BoundSymbol(NEW_VERSION, (home.proxy,), {}, None)
+                )
             continue
         viewed = any(
             now in leaf.outputs and viewed_argument(leaf) == before
@@ -60,7 +63,7 @@ def _note(recorder: Recorder, call: Call, metadata_only: bool) -> None:
             line = BoundSymbol(
                 call.symbol, args, kwargs, None, grad_enabled=torch.is_grad_enabled()
             )
-            recorder.metadata_calls.append(line)
+            recorder.inputs.metadata_calls.append(line)
 
 
 def _refuse_view_of_leaf(view: torch.Tensor, viewed: torch.Tensor) -> None:

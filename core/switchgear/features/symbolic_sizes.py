@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from switchgear.capture.active import ACTIVE
-from switchgear.capture.handler import PASS, Call, Handler
+from switchgear.capture.call import Call
+from switchgear.capture.handler import PASS, Handler
 from switchgear.capture.recorder import Recorder
-from switchgear.capture.sizes import settled
+from switchgear.capture.sizes import active_sizes, settled
 
 
 class SymbolicSizes(Handler):
@@ -15,6 +15,6 @@ class SymbolicSizes(Handler):
 
     def answer(self, recorder: Recorder, call: Call) -> Any:
         """The call with the numbers that a trace holds."""
-        if ACTIVE.sizes is not None and call.symbol is not None:
+        if active_sizes() is not None and call.symbol is not None:
             call.args, call.kwargs = settled((call.args, call.kwargs))
         return PASS

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 
 from switchgear import torch_private as internals
-from switchgear.capture.handler import PASS, Call, Handler
+from switchgear.capture.call import Call
+from switchgear.capture.composite import spliced
+from switchgear.capture.handler import PASS, Handler
 from switchgear.capture.recorder import Recorder, active_recorder
 from switchgear.errors import Unsupported
 from switchgear.nesting import map_tensors, tensors_in
@@ -46,7 +48,7 @@ class Transforms(Handler):
             lambda tensor: _adopted_below(recorder, tensor), (call.args, call.kwargs)
         )
         assert call.fn is not None
-        with recorder.spliced(call):
+        with spliced(recorder, call):
             return call.fn(*args, **kwargs)
 
 

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from switchgear import torch_private as internals
-from switchgear.capture.active import ACTIVE
-from switchgear.capture.backward_writes import backward_writes_refused
+from switchgear.capture.doors import Doors
 from switchgear.capture.handler import Handlers
 from switchgear.capture.recorder import Recorder
-from switchgear.capture.sizes import depends_on_sizes, fixed
+from switchgear.capture.refused_writes import backward_writes_refused
+from switchgear.capture.sizes import active_sizes, depends_on_sizes, fixed
 from switchgear.errors import NotDifferentiable
 from switchgear.grad.products import index_product, scatter_product
 from switchgear.ir.aliasing import in_place_twin
@@ -59,8 +59,9 @@ def derive(bound_symbol: BoundSymbol, grad_outputs: Grads, higher_order: bool = 
     )
     key = bound_symbol.symbol.fn, given, modes
     # one that holds symbolic sizes is for these alone, and has decided by them for their entry
+    sizes = active_sizes()
     cache: dict[Any, Template] = (
-        ACTIVE.sizes.templates if ACTIVE.sizes and depends_on_sizes(bound_symbol) else _CACHE
+        sizes.templates if sizes and depends_on_sizes(bound_symbol) else _CACHE
     )
     try:
         template = cache.get(key)
@@ -180,11 +181,11 @@ def _run(
     holders = {
         name: replace(p, name=name) for name, p in _placeholders(bound_symbol, grad_outputs).items()
     }
-    recorder = Recorder(Names(), Handlers(), follow_autograd=False)
-    recorder.known_call = bound_symbol.symbol.fn, bound_symbol.outputs
+    recorder = Recorder(Names(), follow_autograd=False)
+    recorder.values.known_call = bound_symbol.symbol.fn, bound_symbol.outputs
     tracker = recorder.tracker
     with (
-        recorder.recording(),
+        Doors(recorder, Handlers()).open(),
         torch._C.DisableTorchFunction(),
         torch.autograd.set_multithreading_enabled(False),
     ):
@@ -199,7 +200,7 @@ def _run(
         kwargs.pop("generator", None)
         with torch.enable_grad(), internals.autocast_off():
             made = list(tensors_in(call(*args, **kwargs)))
-        recorder.known_call = (None, ())
+        recorder.values.known_call = (None, ())
         results = {tracker.proxy_of(tensor).name: holders[f"o{i}"] for i, tensor in enumerate(made)}
         defined = [
             i for i, tensor in enumerate(made) if tensor.requires_grad and f"g{i}" in holders
@@ -225,7 +226,9 @@ def _run(
                     for i, grad in zip(wanted, found, strict=True)
                     if grad is not None
                 }
-    return _template(recorder.take(), results, tuple(grads.get(i) for i in range(len(arguments))))
+    return _template(
+        recorder.tape.take(), results, tuple(grads.get(i) for i in range(len(arguments)))
+    )
 
 
 def _template(

@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from switchgear import torch_private as internals
+from switchgear.capture.doors import Doors
 from switchgear.capture.recorder import Recorder
-from switchgear.capture.tracking import metadata_proxy
+from switchgear.capture.values import metadata_proxy
 from switchgear.errors import NotDifferentiable, StrictError
 from switchgear.grad.derived import derive, further_reads, instantiate, rebind
 from switchgear.grad.sweep import Linear, linked, refusing, sweep
@@ -91,14 +92,14 @@ def _differentiate(
         grad if out is not None and out.requires_grad else None
         for grad, out in zip(grad_outputs, outputs, strict=True)
     )
-    backward, grads = sweep(forward.linears, outputs, cotangents, forward.recorder)
+    backward, grads = sweep(forward.linears, outputs, cotangents, forward.doors)
     found = tuple(grads.get(proxy.name) if proxy.requires_grad else None for proxy in trace.inputs)
     joint = Trace(
         "joint",
         inputs=(*trace.inputs, *proxies(cotangents)),
         outputs=(*outputs, *found),
         bound_symbols=(*forward.body, *backward),
-        constants={**trace.constants, **forward.recorder.constants},
+        constants={**trace.constants, **forward.constants},
         provenance=trace.provenance,
         numbers=trace.numbers,
     )
@@ -121,9 +122,9 @@ class Forward:
         self.ends = ends
         self.names = names
         self.selection = selection
-        self.recorder = Recorder(
-            names, selection.handlers, self._adopt_constant, follow_autograd=False
-        )
+        recorder = Recorder(names, self._adopt_constant, follow_autograd=False)
+        self.constants = recorder.tape.constants
+        self.doors = Doors(recorder, selection.handlers)
         self.body: list[BoundSymbol] = []
         self.linears: list[Linear] = []
         self.choices: list[Choice] = []
@@ -165,7 +166,7 @@ class Forward:
             self._choose(item, rule_origin.owner, f"{rule_origin.form} rule")
             if not region_of(item):
                 self.kept.extend(own.saved(item))
-            applied = own.linearise(item, self.recorder, self.higher_order)
+            applied = own.linearise(item, self.doors, self.higher_order)
             self._append(applied, rule_origin, item, origin)
             return ()
         symbol = item.symbol
@@ -199,7 +200,7 @@ class Forward:
 
     def _apply(self, rule: GradRule, item: BoundSymbol, origin: BoundSymbol) -> None:
         self._append(
-            apply_rule(rule, item, self.recorder), RuleOrigin(rule.owner, rule.form), item, origin
+            apply_rule(rule, item, self.doors), RuleOrigin(rule.owner, rule.form), item, origin
         )
 
     def _append(
@@ -308,12 +309,12 @@ class Forward:
         self._env.update((proxy.name, replace(proxy, requires_grad=False)) for proxy in made)
         return renamed(item, self._env)
 
-    def _adopt_constant(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _adopt_constant(self, recorder: Recorder, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor that a rule closes over."""
-        name = self.names.claim(f"c{len(self.recorder.constants)}")
+        name = self.names.claim(f"c{len(self.constants)}")
         with internals.real_dispatch():
-            self.recorder.constants[name] = tensor.detach()
-        return self.recorder.enter(tensor, metadata_proxy(name, tensor, False))
+            self.constants[name] = tensor.detach()
+        return recorder.enter(tensor, metadata_proxy(name, tensor, False))
 
     def _choose(self, item: BoundSymbol, owner: str, reason: str, declined: Reasons = ()) -> None:
         self.choices.append(Choice("gradient", item.symbol.name, owner, reason, declined))

@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 
 from switchgear import torch_private as internals
-from switchgear.capture.gradients_inside import AUTOGRAD_GRAD, NEW_LEAF
+from switchgear.capture.gradients_inside import AUTOGRAD_GRAD
 from switchgear.errors import SwitchgearError, Unsupported
 from switchgear.grad.differentiate import Forward
 from switchgear.grad.partition import unlinked
@@ -34,7 +34,7 @@ from switchgear.ir.symbol import (
     with_parts,
 )
 from switchgear.ir.trace import Names, Trace, names_of
-from switchgear.ir.writes import IDENTITY, SET_VALUE
+from switchgear.ir.writes import IDENTITY, NEW_LEAF, SET_VALUE
 from switchgear.who.registry import GradRule
 from switchgear.who.rules import apply_rule
 from switchgear.who.selection import Selection
@@ -63,7 +63,7 @@ def inner_gradients(trace: Trace, selection: Selection) -> tuple[Trace, tuple[Ch
         for index, item in enumerate(trace.bound_symbols):
             region.add(index, item)
     body = [item if INNER_GRADIENT in item.tags else unlinked(item) for item in region.body]
-    constants = {**trace.constants, **region.recorder.constants}
+    constants = {**trace.constants, **region.constants}
     made = replace(
         trace,
         outputs=map_proxies(region.now, trace.outputs),
@@ -161,7 +161,7 @@ class _Region(Forward):
         # the enclosing gradient differentiates the call itself; the rule's forward runs beside it, for its residuals
         self.body.append(item)
         output = map_proxies(lambda proxy: replace(proxy, name=self.names.fresh()), item.output)
-        applied = apply_rule(rule, replace(item, output=output, subsymbols=()), self.recorder)
+        applied = apply_rule(rule, replace(item, output=output, subsymbols=()), self.doors)
         self.body.extend(applied.forward)
         link = Link(origin, RuleOrigin(rule.owner, rule.form))
         self.linears.append(Linear(item.inputs, item.outputs, applied.pull, link))
@@ -179,7 +179,7 @@ class _Region(Forward):
         )
         wanted = [self.now(self._root(proxy)) for proxy in inputs]
         lines, grads = sweep(
-            linears, outputs, cotangents, self.recorder, frozenset(p.name for p in wanted)
+            linears, outputs, cotangents, self.doors, frozenset(p.name for p in wanted)
         )
         defined = {proxy.name: proxy for item in with_parts(self.body) for proxy in item.outputs}
         pairs = [

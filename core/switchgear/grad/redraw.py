@@ -16,7 +16,7 @@ def random_state(device: torch.device) -> torch.Tensor:
     recorder = active_recorder()
     if recorder is not None:
         return recorder.recorded(
-            RANDOM_STATE, (device,), state_proxy(recorder.names.fresh(), device), RANDOM
+            RANDOM_STATE, (device,), state_proxy(recorder.tape.names.fresh(), device), RANDOM
         )
     return _generator(device).get_state()
 
@@ -26,7 +26,10 @@ def swap_random_state(state: torch.Tensor, device: torch.device) -> torch.Tensor
     recorder = active_recorder()
     if recorder is not None:
         return recorder.recorded(
-            SWAP_RANDOM_STATE, (state, device), state_proxy(recorder.names.fresh(), device), RANDOM
+            SWAP_RANDOM_STATE,
+            (state, device),
+            state_proxy(recorder.tape.names.fresh(), device),
+            RANDOM,
         )
     generator = _generator(device)
     before = generator.get_state()

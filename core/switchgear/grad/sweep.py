@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from switchgear.capture.recorder import Recorder
+from switchgear.capture.doors import Doors
 from switchgear.errors import NotDifferentiable
 from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.symbol import BACKWARD, INNER_GRADIENT, BoundSymbol, Link, Symbol, changed
@@ -39,7 +39,7 @@ def sweep(
     linears: list[Linear],
     outputs: Grads,
     cotangents: Grads,
-    recorder: Recorder,
+    doors: Doors,
     wanted: frozenset[str] = frozenset(),
 ) -> tuple[list[BoundSymbol], dict[str, TensorProxy]]:
     """The backward, and the gradients that arrive at the inputs and at the intermediates `wanted`, by name.
@@ -53,7 +53,7 @@ def sweep(
     def accumulate(name: str, grad: TensorProxy, *new: Link) -> None:
         links[name] += new
         if name in grads:
-            backward.extend(_sum(grads[name], grad, recorder, links[name]))
+            backward.extend(_sum(grads[name], grad, doors, links[name]))
             grad = backward[-1].outputs[0]
         grads[name] = grad
 
@@ -73,18 +73,19 @@ def sweep(
             if grad is not None and proxy.requires_grad:
                 if grad.dtype != proxy.dtype:
                     backward.extend(
-                        linked(item, linear.link, BACKWARD) for item in _cast(grad, proxy, recorder)
+                        linked(item, linear.link, BACKWARD) for item in _cast(grad, proxy, doors)
                     )
                     grad = backward[-1].outputs[0]
                 accumulate(proxy.name, grad, linear.link)
     return backward, grads
 
 
-def _cast(grad: TensorProxy, proxy: TensorProxy, recorder: Recorder) -> tuple[BoundSymbol, ...]:
+def _cast(grad: TensorProxy, proxy: TensorProxy, doors: Doors) -> tuple[BoundSymbol, ...]:
     """`grad` in the dtype of what it is the gradient of, as the autograd engine hands it on under autocast."""
-    with recorder.recording(), torch._C.DisableTorchFunction(), torch.no_grad():
-        recorder.tracker.proxy_of(recorder.tracker.wrapper_for(grad).to(proxy.dtype))
-    return recorder.take()
+    with doors.open(), torch._C.DisableTorchFunction(), torch.no_grad():
+        tracker = doors.recorder.tracker
+        tracker.proxy_of(tracker.wrapper_for(grad).to(proxy.dtype))
+    return doors.recorder.tape.take()
 
 
 def linked(item: BoundSymbol, link: Link, *tags: str) -> BoundSymbol:
@@ -98,7 +99,7 @@ def linked(item: BoundSymbol, link: Link, *tags: str) -> BoundSymbol:
 
 
 def _sum(
-    left: TensorProxy, right: TensorProxy, recorder: Recorder, links: tuple[Link, ...]
+    left: TensorProxy, right: TensorProxy, doors: Doors, links: tuple[Link, ...]
 ) -> list[BoundSymbol]:
     """`left + right`, as the autograd engine accumulates."""
     same = (left.shape, left.stride, left.dtype, left.device) == (
@@ -108,15 +109,14 @@ def _sum(
         right.device,
     )
     if not same or not is_dense(left):
-        with recorder.recording(), torch._C.DisableTorchFunction(), torch.no_grad():
-            recorder.tracker.proxy_of(
-                recorder.tracker.wrapper_for(left) + recorder.tracker.wrapper_for(right)
-            )
-        made = recorder.take()
+        with doors.open(), torch._C.DisableTorchFunction(), torch.no_grad():
+            tracker = doors.recorder.tracker
+            tracker.proxy_of(tracker.wrapper_for(left) + tracker.wrapper_for(right))
+        made = doors.recorder.tape.take()
     else:
         output = replace(
             left,
-            name=recorder.names.fresh(),
+            name=doors.recorder.tape.names.fresh(),
             requires_grad=False,
             storage_offset=0,
             is_conj=False,

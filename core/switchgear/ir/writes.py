@@ -55,6 +55,11 @@ def _identity_pullback(value: torch.Tensor) -> _Pulled:
     return value, lambda grad: grad
 
 
+def new_leaf(value: torch.Tensor) -> torch.Tensor:
+    """The value of a tensor made inside whose history begins here: `requires_grad_()`."""
+    return value
+
+
 def _written(
     view: Callable[..., torch.Tensor],
     base: torch.Tensor,
@@ -78,6 +83,7 @@ WRITTEN_VIEWS: dict[Any, Callable[..., torch.Tensor]] = {
 
 IDENTITY = Symbol("switchgear.identity", identity, _identity_pullback)
 DRAW_BERNOULLI = Symbol("switchgear.draw_bernoulli", draw_bernoulli, _draw_bernoulli_pullback)
+NEW_LEAF = Symbol("switchgear.new_leaf", new_leaf)
 #: What an in-place call leaves in an input when it changes sizes or strides of a view of it.
 NEW_VERSION = Symbol(
     "torch.autograd.graph.increment_version", torch.autograd.graph.increment_version

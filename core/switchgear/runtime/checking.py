@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from switchgear.capture.history import version_of
 from switchgear.capture.sizes import concrete, has_numbers
-from switchgear.capture.tracking import version_of
 from switchgear.compile.pipeline import Program
 from switchgear.errors import ExecutorFailed
 from switchgear.ir.aliasing import aliased_argument, written_arguments

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from switchgear import torch_private as internals
-from switchgear.capture.active import ACTIVE
+from switchgear.capture.rare_modes import RARE_MODES
 from switchgear.errors import Unsupported
 from switchgear.patches import replaced
 
@@ -45,13 +45,13 @@ def _device(mode: Any) -> str:
 
 @contextlib.contextmanager
 def rare_modes_watched() -> Iterator[None]:
-    """Inside, `ACTIVE.rare_modes_matter` says whether what is compiled so far may depend on `internals.rare_modes`."""
+    """Inside, `RARE_MODES.matter` says whether what is compiled so far may depend on `internals.rare_modes`."""
 
     def note() -> None:
-        ACTIVE.rare_modes_matter = True
+        RARE_MODES.matter = True
 
     with (
-        replaced(ACTIVE, "rare_modes_matter", internals.autocast_active()),
+        replaced(RARE_MODES, "matter", internals.autocast_active()),
         internals.rare_modes_noticed(note),
     ):
         yield
@@ -63,7 +63,7 @@ def same_modes(scope: dict[str, Any]) -> str:
     It may be false for a state that `modes_key` does not tell from this one.
     """
     rare, get_count, guard = (
-        ACTIVE.rare_modes_matter,
+        RARE_MODES.matter,
         internals.function_mode_count,
         internals.GlobalStateGuard(),
     )

@@ -197,7 +197,7 @@ def _relation_guards(captured: Captured, tensors: Sequence[torch.Tensor]) -> Ite
     """What the trace depends on beside the metadata of its inputs, as far as it does: aliasing, leaves, offsets."""
     outputs, leaves_matter = (
         captured.outputs,
-        captured.leaves_matter or bool(captured.outputs.mutations),
+        captured.matters.leaves or bool(captured.outputs.mutations),
     )
     # what the check of the metadata has not settled: a tensor that requires no grad is a leaf
     grown = [index for index, tensor in enumerate(tensors) if tensor.requires_grad]
@@ -218,7 +218,7 @@ def _relation_guards(captured: Captured, tensors: Sequence[torch.Tensor]) -> Ite
             "which inputs are leaves of autograd",
             lambda ts: [ts[i].is_leaf for i in grown],
         )
-    if captured.bases_matter and grown:
+    if captured.matters.bases and grown:
         why = "which inputs are views of what does not require grad"
         pick = itemgetter(*grown, grown[0])  # a tuple, of one, too
         yield guard(
@@ -237,6 +237,6 @@ def _relation_guards(captured: Captured, tensors: Sequence[torch.Tensor]) -> Ite
         )
     lines = (*leaves_of(captured.trace.bound_symbols), *outputs.views)
     strided = any(line.symbol.name.startswith("aten.as_strided") for line in lines)
-    if captured.offsets_matter or bases or strided:
+    if captured.matters.offsets or bases or strided:
         why = "where in its memory an input begins"
         yield guard("offsets", why, lambda inputs: [tensor.storage_offset() for tensor in inputs])

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 
+from switchgear.capture.doors import Doors
 from switchgear.capture.recorder import Recorder
 from switchgear.errors import RuleError, SwitchgearError
 from switchgear.ir.composites import splice_escaping
@@ -50,7 +51,7 @@ class OwnGradient(Protocol):
         """What a call is where no gradient is asked for."""
         ...
 
-    def linearise(self, item: BoundSymbol, recorder: Recorder, higher_order: bool) -> Applied:
+    def linearise(self, item: BoundSymbol, doors: Doors, higher_order: bool) -> Applied:
         """A call with its pullback."""
         ...
 
@@ -72,7 +73,7 @@ _transform: contextvars.ContextVar[_Transform | None] = contextvars.ContextVar(
 def get_grad(output: torch.Tensor) -> torch.Tensor:
     """Inside a grad transform: the gradient of a value that the transform returns, of its shape, dtype and device."""
     state = _running("get_grad")
-    names, tracker = state.recorder.names, state.recorder.tracker
+    names, tracker = state.recorder.tape.names, state.recorder.tracker
     proxy = tracker.proxy_of(output)
     if output not in state.asked:
         dense = tuple(
@@ -101,18 +102,19 @@ def _running(name: str) -> _Transform:
     return state
 
 
-def apply_rule(rule: GradRule, bound_symbol: BoundSymbol, recorder: Recorder) -> Applied:
+def apply_rule(rule: GradRule, bound_symbol: BoundSymbol, doors: Doors) -> Applied:
     """Run a rule's forward under the recorder, and check what it returns."""
-    application = _Application(rule, bound_symbol, recorder)
+    application = _Application(rule, bound_symbol, doors)
     return application.transform() if rule.form == "transform" else application.pair()
 
 
 class _Application:
-    def __init__(self, rule: GradRule, bound_symbol: BoundSymbol, recorder: Recorder) -> None:
+    def __init__(self, rule: GradRule, bound_symbol: BoundSymbol, doors: Doors) -> None:
         self.rule = rule
         self.bound_symbol = bound_symbol
-        self.recorder = recorder
-        self.tracker = recorder.tracker
+        self.doors = doors
+        self.recorder = doors.recorder
+        self.tracker = self.recorder.tracker
         with self._recording():
             given = bound_symbol.args, dict(bound_symbol.kwargs)
             self.args, self.kwargs = map_proxies(self.tracker.wrapper_for, given)
@@ -140,7 +142,7 @@ class _Application:
         if backward is not None:
             residuals = result[1] if isinstance(result[1], (tuple, list)) else (result[1],)
             pullback = functools.partial(backward, *residuals)
-        forward, outputs = self._named(self.recorder.take(), made)
+        forward, outputs = self._named(self.recorder.tape.take(), made)
 
         def pull(grads: Grads) -> tuple[tuple[BoundSymbol, ...], Grads]:
             with self._recording():
@@ -156,7 +158,7 @@ class _Application:
                     raise self._error(
                         "has a pullback that writes in place to an argument or a result; write to a clone"
                     )
-            return splice_escaping(self.recorder.take(), proxies(found)), found
+            return splice_escaping(self.recorder.tape.take(), proxies(found)), found
 
         return Applied(forward, outputs, pull)
 
@@ -172,7 +174,7 @@ class _Application:
                 gradients = self._put(state)
         finally:
             _transform.reset(token)
-        spliced = splice_escaping(self.recorder.take(), proxies((made, gradients)))
+        spliced = splice_escaping(self.recorder.tape.take(), proxies((made, gradients)))
         recorded, outputs = self._named(spliced, made)
         forward, backward = _split(recorded, proxies(asked))
 
@@ -185,7 +187,7 @@ class _Application:
                         and (tensor := self._materialised(grad, output)) is not None
                     ):
                         env[cotangent.name] = self.tracker.proxy_of(tensor.contiguous())
-            body = (*self.recorder.take(), *(renamed(item, env) for item in backward))
+            body = (*self.recorder.tape.take(), *(renamed(item, env) for item in backward))
             return body, map_proxies(lambda gradient: env.get(gradient.name, gradient), gradients)
 
         return Applied(forward, outputs, pull)
@@ -202,7 +204,7 @@ class _Application:
             named.append(replace(output, name=original.name, requires_grad=original.requires_grad))
             if output.name in made and output.name not in env:
                 env[output.name] = named[-1]
-                self.tracker.rename(output, named[-1])
+                self.recorder.values.rename(output, named[-1])
             else:
                 value = env.get(output.name, output)
                 identities.append(
@@ -282,7 +284,7 @@ class _Application:
 
     @contextmanager
     def _recording(self) -> Iterator[None]:
-        with self.recorder.recording(self.bound_symbol.source), torch.no_grad():
+        with self.doors.open(self.bound_symbol.source), torch.no_grad():
             try:
                 yield
             except RuleError:

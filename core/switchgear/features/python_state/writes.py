@@ -114,5 +114,5 @@ def _is_kept(value: object, before: object, packing: Packing) -> bool:
     """Whether a place holds what it did, or a wrapper of that: `self.steps += 1` assigns the buffer it wrote to."""
     if value is before or (is_atom(value) and same(value, before)):
         return True
-    known = packing.recorder.input_if_known(before)
+    known = packing.recorder.inputs.wrapper_of(before)
     return known is not None and known is value

@@ -1,0 +1,52 @@
+"""The modules that a function under capture calls: their state, and the path of the one being called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from switchgear.capture.signature import ModuleState, state_of
+from switchgear.errors import Unsupported
+
+
+class Modules:
+    """The modules that were entered, and the path of the one being called, from the names that its root gives it."""
+
+    def __init__(self, root: torch.nn.Module | None, given: list[torch.nn.Module]) -> None:
+        self.entered: list[torch.nn.Module] = []
+        self.state: dict[int, ModuleState] = {}
+        self._paths: dict[int, str] = {}
+        self._stack = [""]
+        if root is not None:
+            self._enter(root, "")
+        for module in given:
+            self._enter(module, type(module).__name__)
+
+    def path(self) -> str:
+        """The innermost module's path, or an empty string."""
+        return self._stack[-1]
+
+    def _enter(self, root: torch.nn.Module, prefix: str) -> None:
+        self.entered.append(root)
+        self._paths.update((id(part), path) for path, part in root.named_modules(prefix=prefix))
+        self.state = state_of(root, prefix) | self.state
+
+    def call(
+        self, original: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Call a module; it may be no part of the root, but one that the function closes over or makes."""
+        if id(module) not in self._paths:
+            self._enter(module, type(module).__name__)
+        path = self._paths[id(module)]
+        if isinstance(module, torch.jit.ScriptModule):
+            raise Unsupported(
+                f"{path or 'the module'} is a scripted {module.original_name}, whose parameters and operators capture "
+                "does not see; use the module that was scripted, or call the scripted one outside"
+            )
+        self._stack.append(path)
+        try:
+            return original(module, *args, **kwargs)
+        finally:
+            self._stack.pop()

@@ -1,0 +1,93 @@
+"""The tape: the lines recorded so far, by the calls that are open, and where the user is."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from switchgear.capture.call import Call
+from switchgear.capture.user_code import user_frame
+from switchgear.ir.symbol import BoundSymbol, Source, Symbol
+from switchgear.ir.trace import Names
+from switchgear.patches import replaced
+
+
+class Tape:
+    """What is recorded. `module_path` tells the path of the module being called."""
+
+    def __init__(self, names: Names, module_path: Callable[[], str]) -> None:
+        self.names = names
+        self.constants: dict[str, torch.Tensor] = {}
+        #: The calls that are open, the innermost last; the first holds what is recorded outside of any.
+        self.frames = [Call(None)]
+        #: What every line is tagged with, and where it says that it comes from, if not from the user's line.
+        self.tags: frozenset[str] = frozenset()
+        self.fixed_source: Source | None = None
+        #: More tags of an operator, by `(overload, args, kwargs, result)`.
+        self.tags_of: Callable[..., frozenset[str]] | None = None
+        #: Where PyTorch dispatches to from calls that are recorded.
+        self.dispatch_state: tuple[Any, Any] = (None, None)
+        self._module_path = module_path
+        self._paused = 0
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether calls pass unrecorded."""
+        return self._paused > 0
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let what runs inside pass unrecorded."""
+        self._paused += 1
+        try:
+            yield
+        finally:
+            self._paused -= 1
+
+    @property
+    def frame(self) -> Call:
+        """The innermost call that is open."""
+        return self.frames[-1]
+
+    @property
+    def lines(self) -> list[BoundSymbol]:
+        """What is recorded of that call."""
+        return self.frames[-1].lines
+
+    @contextlib.contextmanager
+    def framed(self, call: Call) -> Iterator[None]:
+        """Record what runs inside as the parts of a call."""
+        self.frames.append(call)
+        try:
+            yield
+        finally:
+            self.frames.pop()
+
+    def tagged(self, tag: str) -> contextlib.AbstractContextManager[None]:
+        """Give what is recorded inside a tag."""
+        return replaced(self, "tags", self.tags | {tag})
+
+    def take(self) -> tuple[BoundSymbol, ...]:
+        """The lines recorded outside of any call that is open, since the last call of `take`."""
+        lines, self.frames[0].lines = tuple(self.frames[0].lines), []
+        return lines
+
+    def record(self, symbol: Symbol, args: tuple[Any, ...], output: Any, *tags: str) -> None:
+        """Record a call that no mode saw."""
+        source, tagged = self.source(), self.tags.union(tags)
+        self.lines.append(BoundSymbol(symbol, args, {}, output, source=source, tags=tagged))
+
+    def source(self) -> Source | None:
+        """Where the user is."""
+        if self.fixed_source is not None:
+            return self.fixed_source
+        frame, _ = user_frame()
+        return frame and Source(frame.f_code.co_filename, frame.f_lineno, self._module_path())
+
+    def here(self) -> str:
+        """The user's line, for messages."""
+        source = self.source()
+        return f"{source.file}:{source.line}" if source else "the jitted function"

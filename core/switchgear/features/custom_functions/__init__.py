@@ -1,0 +1,243 @@
+"""`torch.autograd.Function`: its forward is traced, its own backward is its gradient.
+
+It passes every mode by, so its `apply` is redirected: PyTorch's own runs the forward on the wrappers, with a `ctx` of
+ours, and PyTorch decides what requires grad and what is an error. A call becomes a composite named after the class,
+for which executors and rules are registered. Its parts are what the forward dispatched, without gradients, and then
+one symbol, `HISTORY`, that gives the results the class's backward and holds all that it reads. User code runs when it
+is traced and never again. Refused: what marks tensors dirty, returns an argument or a view, or keeps a tensor as an
+attribute of `ctx`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import weakref
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+
+from switchgear import torch_private as internals
+from switchgear.capture.call import Call
+from switchgear.capture.composite import close, output_of
+from switchgear.capture.handler import Handler
+from switchgear.capture.recorder import Recorder, active_recorder
+from switchgear.capture.structure import flatten
+from switchgear.errors import Unsupported
+from switchgear.features.custom_functions.call import (
+    Context,
+    Function,
+    FunctionCall,
+    Result,
+    has_setup_context,
+    holds_tensors,
+    name_of,
+)
+from switchgear.features.custom_functions.history import Linked, record_history, value_of
+from switchgear.ir.symbol import CUSTOM_FUNCTION, Symbol
+from switchgear.nesting import map_tensors, tensors_in
+from switchgear.patches import redirected
+
+_REFUSED = {
+    "torch.nn.modules._functions.BackwardHookFunction": "a full backward hook on a module",
+    "torch.utils.checkpoint.CheckpointFunction": "reentrant checkpointing",
+}
+
+
+class _Applied:
+    """The callable of a composite: the call on other tensors."""
+
+    def __init__(self, function: Function, args: tuple[Any, ...]) -> None:
+        self.__name__ = function.__name__
+        self._function = function
+        # as they were: an argument in a trace is a plain tuple, list or dict
+        self._values = tuple(None if holds_tensors(arg) else arg for arg in args)
+
+    def __repr__(self) -> str:
+        return f"<{self.__name__} as called>"
+
+    def __call__(self, *args: Any) -> Any:
+        pairs = zip(args, self._values, strict=True)
+        return self._function.apply(*[arg if value is None else value for arg, value in pairs])
+
+
+class _Forward(torch.autograd.Function):
+    """Runs another Function's forward, so that PyTorch decides what becomes of its results."""
+
+    @staticmethod
+    def forward(ctx: Any, function: Any, context: Context, *args: Any) -> Any:
+        context.needs_input_grad = ctx.needs_input_grad[2:]
+        with internals.function_modes_on():
+            if has_setup_context(function):
+                result = function.forward(*args)
+                function.setup_context(context, args, result)
+            else:
+                result = function.forward(context, *args)
+        if any(not internals.is_wrapper(tensor) for tensor in tensors_in(result)):
+            raise Unsupported(
+                f"{name_of(function)} returns a tensor that it closes over; return a clone"
+            )
+        wrong = [
+            type(saved).__name__
+            for saved in context.to_save
+            if not isinstance(saved, torch.Tensor | None)
+        ]
+        if wrong:
+            raise TypeError(
+                f"save_for_backward can only save variables, but argument is of type {wrong[0]}"
+            )
+        ctx.mark_dirty(*context.dirty_tensors)
+        ctx.mark_non_differentiable(*context.non_differentiable)
+        return result
+
+
+#: By Function, the subclass of `Forward` that runs it: named like it, for PyTorch's messages.
+_RUNNERS: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+class CustomFunctions(Handler):
+    """Calls of a Function are recorded by the recorder at work; `apply` bypasses every mode."""
+
+    def around(self) -> contextlib.AbstractContextManager[None]:
+        """`apply` is replaced."""
+        return redirected(torch.autograd.Function, "apply", _apply)
+
+
+def _apply(original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
+    recorder = active_recorder()
+    if recorder is None or recorder.tape.is_paused or internals.inside_functorch():
+        return original(function, *args, **kwargs)
+    if issubclass(function, (_Forward, Linked)) or function.__module__ == "torch._library.autograd":
+        return original(function, *args, **kwargs)
+    name = name_of(function)
+    if name in _REFUSED:
+        raise Unsupported(
+            f"{_REFUSED[name]} inside a jitted function, in {recorder.here()}: {name} cannot be traced"
+        )
+    if kwargs or has_setup_context(function):
+        own = () if has_setup_context(function) else (None,)
+        bound = inspect.signature(function.forward).bind(*own, *args, **kwargs)
+        bound.apply_defaults()
+        args, kwargs = bound.args[len(own) :], bound.kwargs
+    args = tuple([recorder.adopted(arg) if isinstance(arg, torch.Tensor) else arg for arg in args])
+    given = tuple([_given(recorder, arg) for arg in args])
+    context = Context()
+    # what PyTorch itself does with the results is no call of the user's
+    call = Call(None, grad_enabled=torch.is_grad_enabled())
+    with recorder.tape.framed(call), torch._C.DisableTorchFunction():
+        runner = _RUNNERS.get(function) or _RUNNERS.setdefault(
+            function, type(function.__name__, (_Forward,), {})
+        )
+        made = original(runner, function, context, *args, **kwargs)
+        written = _finish(recorder, function, context, args, given, made)
+        call.output = output_of(recorder, recorder.track_outputs(made))
+    call.symbol, call.given = Symbol(name, _Applied(function, args)), (given, {})
+    call.whole = not written and not torch.is_autocast_enabled()
+    close(recorder, call, CUSTOM_FUNCTION)
+    return made
+
+
+def _given(recorder: Recorder, arg: Any) -> Any:
+    """An argument in a trace: tensors in it as proxies."""
+    if not holds_tensors(arg):
+        return arg
+    return map_tensors(lambda tensor: recorder.tracker.proxy_of(recorder.adopted(tensor)), arg)
+
+
+def _refuse_memory(
+    recorder: Recorder,
+    function: Any,
+    context: Context,
+    args: tuple[Any, ...],
+    results: tuple[Any, ...],
+) -> None:
+    """Refuse a Function that writes to an argument, returns one or a view, or keeps tensors as attributes."""
+
+    def refuse(what: str, remedy: str) -> NoReturn:
+        raise Unsupported(f"{name_of(function)}, called in {recorder.here()}, {what}; {remedy}")
+
+    if context.dirty_tensors:
+        refuse("marks a tensor dirty", "return a new one")
+    fresh = [result for result in results if isinstance(result, torch.Tensor)]
+    distinct = {id(tensor): tensor for tensor in (*fresh, *tensors_in(args))}
+    memories = [internals.storage_key(tensor) for tensor in distinct.values()]
+    if any(
+        result._is_view() or memories.count(internals.storage_key(result)) > 1 for result in fresh
+    ):
+        refuse("returns an argument, a view, or results that share memory", "return clones")
+    if any(isinstance(leaf, torch.Tensor) for leaf in flatten(context.attributes())[0]):
+        refuse("keeps a tensor as an attribute of ctx", "use ctx.save_for_backward")
+
+
+def _finish(
+    recorder: Recorder,
+    function: Any,
+    context: Context,
+    args: tuple[Any, ...],
+    given: tuple[Any, ...],
+    made: Any,
+) -> bool:
+    """Record what gives the results their history; returns whether the forward wrote to an argument."""
+    results = made if isinstance(made, tuple) else (made,)
+    fixed = {id(tensor) for tensor in context.non_differentiable}
+    _refuse_memory(recorder, function, context, args, results)
+    # of a tensor that is returned twice the last result counts, as in PyTorch
+    last = {
+        id(result): position
+        for position, result in enumerate(results)
+        if isinstance(result, torch.Tensor)
+    }
+
+    def has_history(result: torch.Tensor) -> bool:
+        if not recorder.follow_autograd:
+            # the grad pass records for whoever differentiates its backward
+            return id(result) not in fixed and (result.is_floating_point() or result.is_complex())
+        # PyTorch gives a view, or what it was told is constant, another node or none
+        return result.requires_grad and issubclass(
+            getattr(result.grad_fn, "_forward_cls", object), _Forward
+        )
+
+    linked = [
+        i
+        for i, r in enumerate(results)
+        if isinstance(r, torch.Tensor) and last[id(r)] == i and has_history(r)
+    ]
+    if linked:
+        at = {id(results[position]): Result(k) for k, position in enumerate(linked)}
+        kept: list[Any] = [at.get(id(saved), saved) for saved in context.to_save]
+        kept = [recorder.adopted(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in kept]
+        tensors = tuple(
+            position for position, arg in enumerate(args) if isinstance(arg, torch.Tensor)
+        )
+        # values, not results: nothing is told of autograd's part in them yet
+        proxies = [
+            value_of(recorder, result) if isinstance(result, torch.Tensor) else None
+            for result in results
+        ]
+        places = tuple((p, linked.index(i) if i in linked else None) for i, p in enumerate(proxies))
+        call = FunctionCall(
+            function, len(args), tensors, places, context.attributes(), context.materialize_grads
+        )
+        record_history(
+            recorder,
+            call,
+            [given[i] for i in tensors],
+            [results[i] for i in linked],
+            kept,
+            aliases=True,
+        )
+    for result in results:
+        if (
+            isinstance(result, torch.Tensor)
+            and value_of(recorder, result).requires_grad > result.requires_grad
+        ):
+            recorder.tracker.track(
+                result
+            )  # made under enable_grad, and PyTorch detached it in place
+    written = False
+    for arg, before in zip(args, given, strict=True):
+        if isinstance(arg, torch.Tensor) and recorder.tracker.proxy_of(arg) != before:
+            written = True
+            recorder.tracker.reconcile_bases(arg)
+    return written

@@ -1,0 +1,207 @@
+"""The backward of an `autograd.Function`, traced: user code that runs then and never again."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from switchgear.capture.doors import Doors
+from switchgear.capture.recorder import Recorder
+from switchgear.capture.refused_writes import backward_writes_refused
+from switchgear.errors import CaptureError, NotDifferentiable, RuleError, Unsupported
+from switchgear.features.custom_functions.call import Context, FunctionCall, Result, name_of
+from switchgear.ir.proxy import TensorProxy
+from switchgear.ir.symbol import BoundSymbol, map_proxies
+from switchgear.who.rules import Grads, Pull
+
+_ONCE_CODE = once_differentiable(lambda ctx: None).__code__
+
+
+class _Once(torch.autograd.Function):
+    """Gradients, the first `count` arguments, of a backward that is marked `once_differentiable`."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str, count: int, *tensors: torch.Tensor) -> Any:
+        ctx.name_of_function = name
+        return tuple([tensor.clone() for tensor in tensors[:count]])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> NoReturn:
+        raise NotDifferentiable(
+            f"trying to differentiate twice a function that was marked with @once_differentiable: "
+            f"{ctx.name_of_function}"
+        )
+
+
+def held_by(item: BoundSymbol) -> list[Any]:
+    """What `save_for_backward` was given."""
+    return [item.outputs[k.position] if isinstance(k, Result) else k for k in item.args[3]]
+
+
+def pullback(item: BoundSymbol, doors: Doors, higher_order: bool) -> Pull:
+    """The backward of a call whose history a line holds."""
+    call: FunctionCall = item.args[0]
+    recorder = doors.recorder
+    inputs, results = item.args[1], item.outputs
+
+    def pull(grads: Grads) -> tuple[tuple[BoundSymbol, ...], Grads]:
+        made: dict[str, torch.Tensor] = {}
+
+        def tensor(proxy: TensorProxy) -> torch.Tensor:
+            if proxy.name not in made:
+                made[proxy.name] = recorder.tracker.wrapper_for(proxy)
+            return made[proxy.name]
+
+        with _traced(item, call, doors):
+            held = held_by(item)
+            kept = map_proxies(tensor, held)
+            if higher_order:
+                seen = {proxy.name for proxy in (*inputs, *results)}
+                kept = [
+                    _as_autograd_sees(value, proxy, seen)
+                    for value, proxy in zip(kept, held, strict=True)
+                ]
+            given = [
+                _grad_output(call, proxy, None if k is None else grads[k], tensor)
+                for proxy, k in call.results
+            ]
+            context = call.context([proxy.requires_grad for proxy in inputs], kept)
+            with backward_writes_refused(recorder.tracker, [*made.values()], "it"):
+                found = _gradients(call, inputs, _backward(call, context, given))
+            _refuse_writes(recorder)
+            if (
+                higher_order
+                and getattr(_user_backward(call.function), "__code__", None) is _ONCE_CODE
+            ):
+                inside = [*(grad for grad in given if grad is not None), *map(tensor, inputs)]
+                found = _differentiable_once(call, found, inside)
+            proxies = [None if grad is None else recorder.tracker.proxy_of(grad) for grad in found]
+        return recorder.tape.take(), (*proxies, *[None] * (len(item.inputs) - len(inputs)))
+
+    return pull
+
+
+def _as_autograd_sees(value: Any, proxy: Any, seen: set[str]) -> Any:
+    """What the forward computed on its way is constant for whoever differentiates the backward."""
+    return value.detach() if isinstance(proxy, TensorProxy) and proxy.name not in seen else value
+
+
+def _differentiable_once(
+    call: FunctionCall, found: list[Any], given: list[torch.Tensor]
+) -> list[Any]:
+    """The gradients, which cannot be differentiated. PyTorch takes them for constant where no grad output is not."""
+    defined = [grad.detach() for grad in found if grad is not None]
+    marked = iter(_Once.apply(name_of(call.function), len(defined), *defined, *given))  # type: ignore[no-untyped-call]
+    return [None if grad is None else next(marked) for grad in found]
+
+
+def _grad_output(
+    call: FunctionCall, result: TensorProxy | None, grad: TensorProxy | None, tensor: Any
+) -> torch.Tensor | None:
+    if grad is not None:
+        return tensor(grad)  # type: ignore[no-any-return]
+    if result is None or not call.materialize:
+        return None
+    return torch.zeros(result.shape, dtype=result.dtype, device=result.device)
+
+
+def _user_backward(function: Any) -> Any:
+    own, vjp = function.backward, function.vjp
+    return own if vjp is torch.autograd.Function.vjp else vjp
+
+
+def _backward(
+    call: FunctionCall, context: Context, grads: list[torch.Tensor | None]
+) -> tuple[Any, ...]:
+    boxed = getattr(call.function, "boxed_grads_call", False)
+    result = _user_backward(call.function)(context, *([list(grads)] if boxed else grads))
+    found = result if isinstance(result, tuple) else (result,)
+    while len(found) > call.count and found[-1] is None:
+        found = found[:-1]
+    if len(found) != call.count:
+        raise RuleError(
+            f"returned an incorrect number of gradients (expected {call.count}, got {len(found)})"
+        )
+    return found
+
+
+def _gradients(
+    call: FunctionCall, inputs: tuple[TensorProxy, ...], found: tuple[Any, ...]
+) -> list[torch.Tensor | None]:
+    """A gradient or None per tensor among the arguments, as PyTorch's engine passes it on."""
+    for position, grad in enumerate(found):
+        if grad is not None and position not in call.tensors:
+            raise RuleError(
+                f"returned a gradient different from None for argument {position}, which is no tensor"
+            )
+        if grad is not None and not isinstance(grad, torch.Tensor):
+            raise RuleError(
+                f"returned a {type(grad).__name__} as the gradient of argument {position}"
+            )
+    return [
+        _fitting(found[position], proxy, position)
+        if proxy.requires_grad and found[position] is not None
+        else None
+        for position, proxy in zip(call.tensors, inputs, strict=True)
+    ]
+
+
+def _fitting(grad: torch.Tensor, proxy: TensorProxy, position: int) -> torch.Tensor:
+    if tuple(grad.shape) != proxy.shape:
+        try:
+            reducible = torch.broadcast_shapes(grad.shape, proxy.shape) == grad.shape
+        except RuntimeError:
+            reducible = False
+        if not reducible:
+            shapes = f"shape {tuple(grad.shape)}, the argument {proxy.shape}"
+            raise RuleError(
+                f"returned an invalid gradient for argument {position}: it has {shapes}"
+            )
+        grad = grad.sum_to_size(proxy.shape)
+    if grad.is_complex() and not proxy.dtype.is_complex:
+        raise RuleError(f"returned a complex gradient for argument {position}, which is real")
+    if grad.device != proxy.device and grad.dim():
+        raise RuleError(
+            f"returned a gradient on {grad.device} for argument {position}, which is on {proxy.device}"
+        )
+    return grad.to(proxy.device, proxy.dtype)
+
+
+def _refuse_writes(recorder: Recorder) -> None:
+    for found in recorder.inputs:
+        if recorder.tracker.proxy_of(found.wrapper) != found.proxy:
+            raise Unsupported(
+                "it writes in place to a tensor that it closes over; return a new one instead"
+            )
+
+
+@contextlib.contextmanager
+def _traced(item: BoundSymbol, call: FunctionCall, doors: Doors) -> Iterator[None]:
+    devices = {proxy.device.type for proxy in item.inputs}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(doors.open(item.source))
+        stack.enter_context(torch.no_grad())
+        for device in devices:
+            stack.enter_context(torch.autocast(device, enabled=False))
+        try:
+            yield
+        except NotDifferentiable:
+            raise
+        except CaptureError as error:
+            raise type(error)(
+                f"the backward of {name_of(call.function)}, called at {item.source}: {error}"
+            ) from error
+        except Exception as error:
+            hint = "; under torch.no_grad() it is not needed"
+            what = (
+                str(error)
+                if type(error) is RuleError
+                else f"raised {type(error).__name__}: {error}{hint}"
+            )
+            raise RuleError(
+                f"the backward of {name_of(call.function)}, called at {item.source}, {what}"
+            ) from error

@@ -1,0 +1,97 @@
+"""What is known of a call of an `autograd.Function`: its `ctx`, and what stands beside its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import torch
+from torch.autograd.function import FunctionCtx
+
+from switchgear.errors import Unsupported
+from switchgear.ir.proxy import TensorProxy
+from switchgear.nesting import tensors_in
+
+Function = type[torch.autograd.Function]
+
+
+class Context(FunctionCtx):
+    """What stands in for `ctx`, in the forward and in the backward."""
+
+    needs_input_grad: tuple[bool, ...] = ()
+    saved_tensors: tuple[Any, ...] = ()
+    materialize_grads: bool = True
+    to_save: tuple[Any, ...] = ()
+    dirty_tensors: tuple[torch.Tensor, ...] = ()
+    non_differentiable: tuple[torch.Tensor, ...] = ()
+
+    def attributes(self) -> dict[str, Any]:
+        """What the user's code put here."""
+        return {name: value for name, value in vars(self).items() if name not in _OWN_ATTRIBUTES}
+
+    @property
+    def input_grad_buffers(self) -> tuple[None, ...]:
+        """Of PyTorch 2.15: gradients that a backward may add to. There are none; it returns its own."""
+        return (None,) * len(self.needs_input_grad)
+
+    def set_output_grad_dtype(self, *dtypes: torch.dtype | None) -> NoReturn:
+        """Of PyTorch 2.14: grad outputs of another dtype than the results."""
+        raise Unsupported("ctx.set_output_grad_dtype() inside a jitted function; cast in backward")
+
+    def maybe_clear_saved_tensors(self) -> None:
+        """What is saved is freed after its last use anyway."""
+
+
+_OWN_ATTRIBUTES = frozenset({*Context.__annotations__, "saved_for_forward"})
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """In place of a saved tensor: the result at this position among those that have a history."""
+
+    position: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FunctionCall:
+    """One call of a Function, beside its tensors.
+
+    `tensors` are the positions of the tensors among its `count` arguments. `results` has, for each result, the
+    metadata of a tensor and its position among those that have a history, if it is one. `attributes` are of `ctx`.
+    """
+
+    function: Function
+    count: int
+    tensors: tuple[int, ...]
+    results: tuple[tuple[TensorProxy | None, int | None], ...]
+    attributes: Mapping[str, Any] = field(repr=False)
+    materialize: bool
+
+    def __repr__(self) -> str:
+        return f"a call of {name_of(self.function)}"
+
+    def context(self, needs: Sequence[bool], saved: Sequence[Any]) -> Context:
+        """The `ctx` of the backward."""
+        context, needed = Context(), dict(zip(self.tensors, needs, strict=True))
+        vars(context).update(self.attributes)
+        context.needs_input_grad = tuple(
+            needed.get(position, False) for position in range(self.count)
+        )
+        context.saved_tensors = tuple(saved)
+        return context
+
+
+def has_setup_context(function: Function) -> bool:
+    """Whether its `ctx` is filled by a method of its own, not by its forward."""
+    return function.setup_context is not torch.autograd.Function.setup_context
+
+
+def name_of(function: Function) -> str:
+    """Its full name."""
+    return f"{function.__module__}.{function.__qualname__}"
+
+
+def holds_tensors(value: object) -> bool:
+    """Whether there is a tensor in an argument."""
+    return next(tensors_in(value), None) is not None

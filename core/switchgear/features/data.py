@@ -1,0 +1,350 @@
+"""Data: Python values and shapes that depend on what is in the tensors of a call, and the checks that guard them.
+
+A capture knows metadata alone. What a read needs beyond that is computed from the tensors of the call itself, by the
+lines that it depends on, which must draw nothing; the trace gets a check in its place, and is from then on for those
+calls alone that pass it. Indexing by a mask becomes `nonzero` and indexing by integers, so that derivatives read no
+data. Checks stay out of composites and are no dead code; one that fails raises `OtherData` before anything is drawn
+or written. Without `specialize_on_data=True` such a read is `DataDependent`, but for branches on masks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from switchgear import torch_private as internals
+from switchgear.capture.call import Call, Operation
+from switchgear.capture.gradients_inside import AUTOGRAD_GRAD
+from switchgear.capture.guards import OtherData
+from switchgear.capture.handler import PASS, Handler
+from switchgear.capture.leaves import record_leaf
+from switchgear.capture.recorder import Recorder, active, active_recorder
+from switchgear.capture.sizes import (
+    Computed,
+    active_sizes,
+    concrete,
+    depends_on_sizes,
+    has_numbers,
+    map_numbers,
+)
+from switchgear.capture.values import metadata_proxy
+from switchgear.errors import DataDependent
+from switchgear.ir.composites import bind_outputs, leaves_of
+from switchgear.ir.proxy import TensorProxy, hint_of
+from switchgear.ir.symbol import CHECK, BoundSymbol, Symbol, map_proxies, proxies
+from switchgear.nesting import map_tensors, tensors_in
+from switchgear.patches import replaced
+
+_aten = torch.ops.aten
+
+_REMEDY = (
+    "a trace holds no data. Compute it outside the jitted function and pass it in, rewrite it with masks "
+    "(torch.where), or let sg.jit(..., specialize_on_data=True) compile for what the data are"
+)
+#: Arguments that PyTorch reads in C++ without calling an operator, by position and name.
+_BY_VALUE: dict[str, tuple[int | str, ...]] = {
+    "torch.tensor_split": (1, "tensor_indices_or_sections", "indices_or_sections"),
+    "torch.ctc_loss": (2, "input_lengths", 3, "target_lengths"),
+}
+
+
+def check_result(expected: Any, function: Callable[..., Any], *args: Any) -> None:
+    """Raise `OtherData` unless `function` gives the Python value that it gave at capture."""
+    if _recorded(CHECK_RESULT, (expected, function, *args)):
+        return
+    result = function(*args)
+    if repr(result) != repr(expected):  # nan is nan, and 0.0 is not -0.0
+        name = getattr(function, "__name__", function)
+        raise OtherData(f"{name} gave {expected}, and gives {result}")
+
+
+def check_layout(tensor: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...]) -> None:
+    """Raise `OtherData` unless a tensor has the shape and strides that it had at capture."""
+    if _recorded(CHECK_LAYOUT, (tensor, shape, stride)):
+        return
+    if (tensor.shape, tensor.stride()) != (shape, stride):
+        raise OtherData(f"a result had shape {list(shape)}, and has {list(tensor.shape)}")
+
+
+CHECK_RESULT = Symbol("switchgear.check_result", check_result)
+CHECK_LAYOUT = Symbol("switchgear.check_layout", check_layout)
+
+
+def _recorded(symbol: Symbol, args: tuple[Any, ...]) -> bool:
+    """Whether this is a capture, which a check is then part of."""
+    recorder = active_recorder()
+    if recorder is None:
+        return False
+    with torch._C.DisableTorchFunction():
+        given = map_tensors(recorder.adopted, args)
+        given = map_tensors(recorder.tracker.proxy_of, given)
+    recorder.record(symbol, given, None, CHECK)
+    return True
+
+
+class Data(Handler):
+    """What asks for data. The state is what is known of them."""
+
+    def begin(self, recorder: Recorder) -> Known:
+        """Nothing is known."""
+        outer = recorder.enclosing
+        return Known(None if outer is None else outer.states.get(self))
+
+    def answer(self, recorder: Recorder, call: Call) -> Any:
+        """`tolist()`, and the call with numbers in the place of the tensors that PyTorch reads."""
+        if call.fn is torch.Tensor.tolist:
+            return self._read(recorder, "tolist", call.args[0])
+        if call.symbol is None or call.symbol.name not in _BY_VALUE:
+            return PASS
+        name, places = call.symbol.name, _BY_VALUE[call.symbol.name]
+
+        def value(place: int | str, given: Any) -> Any:
+            is_read = place in places and isinstance(given, torch.Tensor)
+            return self._read(recorder, name, given) if is_read else given
+
+        call.args = tuple([value(place, given) for place, given in enumerate(call.args)])
+        call.kwargs = {key: value(key, given) for key, given in call.kwargs.items()}
+        return PASS
+
+    def _read(self, recorder: Recorder, name: str, tensor: torch.Tensor) -> Any:
+        """What is in a tensor, as numbers in lists."""
+        proxy, read = recorder.tracker.proxy_of(tensor), torch.Tensor.tolist
+        need = f"{name} needs the data of a tensor, in {recorder.here()}"
+        value, from_inputs = recorder.state(self).call(recorder, read, (proxy,), {}, need)
+        if from_inputs:
+            recorder.record(CHECK_RESULT, (value, read, proxy), None, CHECK)
+        return value
+
+    def operator(self, recorder: Recorder, call: Operation) -> Any:
+        """How many values a mask takes is data for their gradient: they are put by position."""
+        if call.func is not _aten.index_put.default:
+            return PASS
+        if recorder.values.proxy_of(call.args[2]).requires_grad:
+            with contextlib.suppress(DataDependent):
+                positions = self._positions(recorder, call.args[1])
+                call.args = (call.args[0], positions, *call.args[2:])
+        return PASS
+
+    def by_data(self, recorder: Recorder, call: Operation, need: str) -> Any:
+        """A Python value that a check guards, or results of the layout that one guards."""
+        if call.func is _aten.index.Tensor:
+            positions = self._positions(recorder, call.args[1])
+            return _record(recorder, Operation(call.func, (call.args[0], positions)))
+        args, kwargs = map_tensors(recorder.values.proxy_of, (call.args, call.kwargs))
+        result, from_inputs = recorder.state(self).call(recorder, call.func, args, kwargs, need)
+        if not any(True for _ in tensors_in(result)):
+            if from_inputs:
+                recorder.record(CHECK_RESULT, (result, call.func, *args), None, CHECK)
+            return result
+        layouts = tuple([metadata_proxy("", tensor, False) for tensor in tensors_in(result)])
+        with replaced(recorder.values, "known_call", (call.func, layouts)):
+            fakes = recorder.values.known_results()
+            record_leaf(recorder, call, fakes)
+        for proxy in map(recorder.values.proxy_of, tensors_in(fakes) if from_inputs else ()):
+            recorder.record(CHECK_LAYOUT, (proxy, proxy.shape, proxy.stride), None, CHECK)
+        return fakes
+
+    def _positions(self, recorder: Recorder, indices: list[Any]) -> list[Any]:
+        """Indices with masks as the positions that they select, as PyTorch's kernels have them."""
+        need = f"{_aten.nonzero.default} needs the data of a tensor, in {recorder.here()}"
+        positions: list[Any] = []
+        for index in indices:
+            if index is None or index.dtype not in (torch.bool, torch.uint8):
+                positions.append(index)
+                continue
+            rows = self.by_data(recorder, Operation(_aten.nonzero.default, (index,)), need)
+            for column in range(index.dim()):
+                select = Operation(_aten.select.int, (rows, 1, column))
+                positions.append(_record(recorder, select))
+        return positions
+
+
+def _record(recorder: Recorder, call: Operation) -> Any:
+    result = call.func(*call.args)
+    record_leaf(recorder, call, result)
+    return result
+
+
+class Known:
+    """What is in the tensors of a program under capture, computed as far as somebody asks.
+
+    Unless the recorder `reads_inputs`, that is what comes from constants alone; where that is None, also what is true
+    or false of integers and masks, which is exact whoever computes it. `outer` is of the capture around this one.
+    """
+
+    def __init__(self, outer: Known | None) -> None:
+        self._outer = outer
+        self._values: dict[str, torch.Tensor] = {}
+        self._from_inputs: set[str] = set()
+
+    def call(
+        self, recorder: Recorder, function: Callable[..., Any], args: Any, kwargs: Any, need: str
+    ) -> tuple[Any, bool]:
+        """What a call on proxies gives, and whether that depends on an input.
+
+        Raises `DataDependent`, which says that there is a `need`, where that cannot be known.
+        """
+        if function is _aten.masked_select.default:
+            # the mask says how much is selected, and the shape how often
+            function, args = _select_zeros, (args[0].dtype, args[0].device, args[0].shape, args[1])
+        with _real():
+            from_inputs = self._compute(recorder, proxies((args, kwargs)), need)
+            given = map_proxies(lambda proxy: self._values[proxy.name], (args, kwargs))
+            given = map_numbers(hint_of, given)
+            result = function(*given[0], **given[1])
+        if from_inputs and recorder.reads_inputs is None and not isinstance(result, bool):
+            raise DataDependent(f"{need}: {_REMEDY}")
+        if active_sizes() is not None and not from_inputs:
+            _note_sizes(recorder, function, args, kwargs, result, need)
+        return result, from_inputs
+
+    def _compute(self, recorder: Recorder, wanted: Iterable[TensorProxy], need: str) -> bool:
+        """Know these values; whether one of them depends on an input."""
+        names = {proxy.name for proxy in wanted}
+        missing, program = names - self._values.keys(), list[BoundSymbol]()
+        lines = [*_lines(recorder)] if missing else []
+        for line in reversed(lines):
+            if missing.isdisjoint(proxy.name for proxy in line.outputs):
+                continue
+            if _is_never(line, lines):
+                self._values[line.output.name] = torch.tensor(False)
+                missing.remove(line.output.name)
+                continue
+            _refuse_unknown(line, need)
+            missing.difference_update(proxy.name for proxy in line.outputs)
+            missing.update(proxy.name for proxy in line.inputs if proxy.name not in self._values)
+            program.append(line)
+        for name in missing:
+            self._fetch(recorder, name, need)
+        for line in reversed(program):
+            _evaluate(line, self._values)
+            if not self._from_inputs.isdisjoint(proxy.name for proxy in line.inputs):
+                self._from_inputs.update(proxy.name for proxy in line.outputs)
+        return not self._from_inputs.isdisjoint(names)
+
+    def _fetch(self, recorder: Recorder, name: str, need: str) -> None:
+        """Know a value that no line makes: a constant or an input."""
+        constants = recorder.tape.constants
+        if name in constants:
+            self._values[name] = constants[name]
+            return
+        entries = (entry for entry in recorder.inputs if entry.proxy.name == name)
+        tensor = next((entry.tensor for entry in entries), None)
+        outer = recorder.enclosing
+        if (
+            tensor is not None
+            and internals.is_wrapper(tensor)
+            and outer is not None
+            and self._outer
+        ):
+            proxy = outer.values.proxy_of(outer.tracker.last_fake(tensor))
+            value, from_inputs = self._outer.call(outer, _itself, (proxy,), {}, need)
+        elif tensor is not None and (recorder.reads_inputs or _is_mask(recorder, tensor)):
+            value, from_inputs = tensor.detach(), True
+        elif not recorder.follow_autograd:
+            raise DataDependent(
+                f"{need}: a grad rule or a backward has no data while it is traced; use torch.where"
+            )
+        else:
+            raise DataDependent(f"{need}: {_REMEDY}")
+        self._values[name] = value
+        if from_inputs:
+            self._from_inputs.add(name)
+
+
+def _is_mask(recorder: Recorder, tensor: torch.Tensor) -> bool:
+    is_exact = not (tensor.is_floating_point() or tensor.is_complex())
+    return recorder.reads_inputs is None and is_exact
+
+
+def _refuse_unknown(line: BoundSymbol, need: str) -> None:
+    if line.is_random:
+        how = "draws random numbers"
+    elif line.symbol == AUTOGRAD_GRAD:
+        how = "is computed by a backward of its own"
+    else:
+        return
+    raise DataDependent(f"{need}; it depends on {line.symbol.name}, which {how} in the same call")
+
+
+def _evaluate(line: BoundSymbol, values: dict[str, Any]) -> None:
+    """Enter what a line gives into the values by name."""
+    given = map_proxies(lambda proxy: values[proxy.name], (line.args, dict(line.kwargs)))
+    args, kwargs = map_numbers(hint_of, given)
+    bind_outputs(line.output, line.symbol.fn(*args, **kwargs), values)
+
+
+def _lines(recorder: Recorder) -> Iterator[BoundSymbol]:
+    for frame in recorder.tape.frames:
+        yield from leaves_of(frame.lines)
+
+
+def _note_sizes(
+    recorder: Recorder,
+    function: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    result: Any,
+    need: str,
+) -> None:
+    """Hold other calls to a result that constants and symbolic sizes decide."""
+    sizes, constants = active_sizes(), dict(recorder.tape.constants)
+    assert sizes is not None
+    needed = {proxy.name for proxy in proxies((args, kwargs))}
+    program: list[BoundSymbol] = []
+    for line in reversed([*_lines(recorder)]):
+        if not needed.isdisjoint(proxy.name for proxy in line.outputs):
+            needed.update(proxy.name for proxy in line.inputs)
+            program.append(line)
+    if not has_numbers((args, kwargs)) and not any(map(depends_on_sizes, program)):
+        return
+    outputs = {proxy.name for line in program for proxy in line.outputs}
+    if not needed <= outputs | constants.keys():
+        raise DataDependent(f"{need}: sizes decide it, by calls that are not at hand any more")
+    lines, expected = tuple(reversed(program)), _described(result)
+
+    def holds(binding: Mapping[str, int]) -> bool:
+        values: dict[str, Any] = dict(constants)
+        with _real():
+            for line in concrete(lines, binding):
+                _evaluate(line, values)
+            given = concrete((args, kwargs), binding)
+            given = map_proxies(lambda proxy: values[proxy.name], given)
+            return bool(_described(function(*given[0], **given[1])) == expected)
+
+    sizes.computed.append(Computed(holds, need))
+
+
+def _is_never(line: BoundSymbol, lines: list[BoundSymbol]) -> bool:
+    """Whether it is `torch.rand([]) < p` for a p that is not positive: false, whatever is drawn."""
+    if line.symbol.fn is not _aten.lt.Scalar or line.output.shape:
+        return False
+    drawn, bound = line.args
+    if not isinstance(bound, (int, float)) or bound > 0:
+        return False
+    return any(one.symbol.fn is _aten.rand.default and one.output == drawn for one in lines)
+
+
+def _select_zeros(
+    dtype: torch.dtype, device: torch.device, shape: tuple[int, ...], mask: torch.Tensor
+) -> torch.Tensor:
+    return torch.zeros((), dtype=dtype, device=device).expand(shape).masked_select(mask)
+
+
+def _described(result: Any) -> str:
+    """A result for comparison: of tensors, their layout."""
+    return repr(map_tensors(lambda tensor: (tuple(tensor.shape), tensor.stride()), result))
+
+
+def _itself(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+@contextlib.contextmanager
+def _real() -> Iterator[None]:
+    """Run on real tensors, as the trace will; the casts of autocast are lines of the program."""
+    with internals.real_dispatch(), internals.autocast_off(), active(None):
+        yield
