@@ -36,7 +36,7 @@ define CHECK_PYTHON
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-newest test-oldest doctor test-inductor nvfuser-env test-nvfuser lint format wheel-check benchmarks clean
+.PHONY: help demo test test-slow test-newest test-oldest doctor test-inductor nvfuser-env test-nvfuser lint docs format wheel-check benchmarks clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -76,6 +76,9 @@ lint: $(STAMP) ## formatting, lint, types, and what may import what
 	@$(PY) -m ruff check .
 	@$(PY) -m mypy
 	@$(PY) -c 'import sys; from importlinter.cli import lint_imports_command; sys.exit(lint_imports_command())' --no-cache
+
+docs: $(STAMP) ## the guide and the reference, into build/site; a link that leads nowhere is an error
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet --strict
 
 format: $(STAMP) ## rewrite the files as `make lint` wants them
 	@$(PY) -m ruff check --fix .

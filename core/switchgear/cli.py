@@ -40,7 +40,7 @@ and SWITCHGEAR_FALLBACK set them. Exit status 1 if the call would not be compile
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    chosen = _parser().parse_args(arguments)
+    chosen = command_line().parse_args(arguments)
     try:
         status: int = chosen.run(chosen)
     except SwitchgearError as error:
@@ -49,7 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_line() -> argparse.ArgumentParser:
+    """What it may say."""
     parser = argparse.ArgumentParser(
         prog="switchgear",
         description="Switchgear: an executor framework for PyTorch.",

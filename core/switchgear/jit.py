@@ -273,52 +273,53 @@ def jit(
     calls the former one is compiled. A bound method of a module is compiled with the module's state. The first call
     of a module with lazy parts initialises them, in eager.
 
-    methods: names of a module's methods that are jitted beside its forward.
-    executors: the whole list of executors and of packages of rules, by name or as objects, the first asked first:
-        with ["torch"] results are eager's to the bit, whatever is installed. `...` stands for the default ones that
-        are not named, "-name" leaves one of these out. "auto" is [...]: all that are installed, those that fuse early,
-        each region compiled by every one that takes it, measured, and left to the others where none is faster; times
-        are remembered on disk. None is all that are installed, by (declared priority, name), and nothing is measured.
-    options: what executors are to do otherwise, by their names: `options={"mine": {"fast": True}}`. Each has its own,
-        the keyword arguments of its class, and runs as if made with them and listed as that object.
-    grad_rules: tables of grad rules for this function alone, or names of plugins whose rules these are to be, asked
-        before any executor.
-    prefer, avoid: who is asked about single operators before everybody else, or not at all, forward and backward:
-        `prefer={F.softplus: "mine"}`, `avoid={"aten.mm.default": ["other"]}`. An operator is a function or a name that
-        traces show; what one that fuses takes are the leaves.
-    passes: passes for this function alone, after those of plugins; "-name" leaves out one of theirs.
-    fallback: what becomes of a call that cannot be captured, with one `FallbackWarning` for each reason. "split":
-        TorchDynamo takes the function apart, each graph that it finds is compiled as a function is, by the same
-        executors, and the rest runs in eager; where the call itself is refused, all of it. "eager": the original
-        function runs. "error": the call raises `CaptureError`.
-    strict: raise where otherwise a fallback happens with a reason: a call that cannot be captured, as with
-        fallback="error"; an executor listed but unavailable; a forward that an executor claims and nobody
-        differentiates.
-    check: compare what plugins' implementations and regions make, in every call, with PyTorch's operators; slow, to
-        find one that is wrong. `SWITCHGEAR_CHECK=1` does it everywhere.
-    memory: what the backward makes again instead of having it saved. "eager": views alone, so that what eager saves is
-        saved; "balanced": what takes next to no time beside matrix products; "lean": all that is cheap, which is for
-        executors that fuse.
-        Never random numbers, matrix products, attention, scatters or operators from outside PyTorch. What is made again
-        from an input must find it as it was: overwriting it before the backward is an error.
-    compile: when regions are compiled. "background": by a worker process of low priority, while operators run; once
-        they are compiled and measured, the program is exchanged between two calls, and results may change in their last
-        bits. `sg.wait` waits for that. "now": before the first call returns, so that every call gives the same bits.
-        "never": what is on disk is used, nothing is compiled. None: `SWITCHGEAR_COMPILE`, else "background" where
-        regions are measured, by default, and "now" for a list that says who runs them.
-    recompile_limit: compilations after which a `RecompileWarning` says what keeps changing. Calls with the same tensors
-        that have been compiled 16 times, or twice as often as that, for other Python values, run in eager from then on.
-    cache_size: compiled entries kept, the least recently used dropped first.
-    link: print every backward line with the forward line and the rule that it comes from, in `str(trace)` too.
-    specialize_on_data: where a Python value or a shape depends on the data of tensors (`item()`, a branch, indexing by
-        a mask), compile for what it is in a call, and check in every call that it is. None: only branches on masks, ids
-        and other integers, `if mask.all()`, until they came out in so many ways that it is not worth it. What is not
-        compiled for is `DataDependent`.
-    dynamic: sizes that one entry is to serve, so that another sequence length or batch does not compile again. None:
-        those that have changed from one call to another; True: those of every tensor argument; a dict from parameters
-        to dimensions, `dynamic={"input_ids": {1}}`; False: none. As in PyTorch, 0 and 1 are sizes of their own, and
-        what the function decides by a size (a branch, `range(len(x))`) an entry holds other calls to.
-    fuel: fuse so many regions only, the first ones, to find the one that makes a result differ.
+    - `methods`: names of a module's methods that are jitted beside its forward.
+    - `executors`: the whole list of executors and of packages of rules, by name or as objects, the first asked first:
+      with ["torch"] results are eager's to the bit, whatever is installed. `...` stands for the default ones that are
+      not named, "-name" leaves one of these out. "auto" is [...]: all that are installed, those that fuse early, each
+      region compiled by every one that takes it, measured, and left to the others where none is faster; times are
+      remembered on disk. None is all that are installed, by (declared priority, name), and nothing is measured.
+    - `options`: what executors are to do otherwise, by their names: `options={"mine": {"fast": True}}`. Each has its
+      own, the keyword arguments of its class, and runs as if made with them and listed as that object.
+    - `grad_rules`: tables of grad rules for this function alone, or names of plugins whose rules these are to be,
+      asked before any executor.
+    - `prefer`, `avoid`: who is asked about single operators before everybody else, or not at all, forward and
+      backward: `prefer={F.softplus: "mine"}`, `avoid={"aten.mm.default": ["other"]}`. An operator is a function or a
+      name that traces show; what one that fuses takes are the leaves.
+    - `passes`: passes for this function alone, after those of plugins; "-name" leaves out one of theirs.
+    - `fallback`: what becomes of a call that cannot be captured, with one `FallbackWarning` for each reason. "split":
+      TorchDynamo takes the function apart, each graph that it finds is compiled as a function is, by the same
+      executors, and the rest runs in eager; where the call itself is refused, all of it. "eager": the original
+      function runs. "error": the call raises `CaptureError`.
+    - `strict`: raise where otherwise a fallback happens with a reason: a call that cannot be captured, as with
+      fallback="error"; an executor listed but unavailable; a forward that an executor claims and nobody
+      differentiates.
+    - `check`: compare what plugins' implementations and regions make, in every call, with PyTorch's operators; slow,
+      to find one that is wrong. `SWITCHGEAR_CHECK=1` does it everywhere.
+    - `memory`: what the backward makes again instead of having it saved. "eager": views alone, so that what eager
+      saves is saved; "balanced": what takes next to no time beside matrix products; "lean": all that is cheap, which
+      is for executors that fuse. Never random numbers, matrix products, attention, scatters or operators from outside
+      PyTorch. What is made again from an input must find it as it was: overwriting it before the backward is an
+      error.
+    - `compile`: when regions are compiled. "background": by a worker process of low priority, while operators run; once
+      they are compiled and measured, the program is exchanged between two calls, and results may change in their last
+      bits. `sg.wait` waits for that. "now": before the first call returns, so that every call gives the same bits.
+      "never": what is on disk is used, nothing is compiled. None: `SWITCHGEAR_COMPILE`, else "background" where regions
+      are measured, by default, and "now" for a list that says who runs them.
+    - `recompile_limit`: compilations after which a `RecompileWarning` says what keeps changing. Calls with the same
+      tensors that have been compiled 16 times, or twice as often as that, for other Python values, run in eager from
+      then on.
+    - `cache_size`: compiled entries kept, the least recently used dropped first.
+    - `link`: print every backward line with the forward line and the rule that it comes from, in `str(trace)` too.
+    - `specialize_on_data`: where a Python value or a shape depends on the data of tensors (`item()`, a branch,
+      indexing by a mask), compile for what it is in a call, and check in every call that it is. None: only branches
+      on masks, ids and other integers, `if mask.all()`, until they came out in so many ways that it is not worth it.
+      What is not compiled for is `DataDependent`.
+    - `dynamic`: sizes that one entry is to serve, so that another sequence length or batch does not compile again.
+      None: those that have changed from one call to another; True: those of every tensor argument; a dict from
+      parameters to dimensions, `dynamic={"input_ids": {1}}`; False: none. As in PyTorch, 0 and 1 are sizes of their
+      own, and what the function decides by a size (a branch, `range(len(x))`) an entry holds other calls to.
+    - `fuel`: fuse so many regions only, the first ones, to find the one that makes a result differ.
 
     Raises `UnknownExecutor`, `ExecutorUnavailable`; calls raise `NotDifferentiable`, `RuleError`, and `CaptureError`
     where they are strict.

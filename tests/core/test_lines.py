@@ -133,12 +133,3 @@ def test_the_leaf_of_a_call() -> None:
     names = [item.name for item in torch.ops.aten.mm.default._schema.arguments]
     assert sg.leaf_of(None) is None
     assert [sg.argument(product, name) for name in names] == list(product.inputs)
-
-
-@pytest.mark.parametrize("page", ["plugins.md"])
-def test_blocks_of_the_documentation_run(page: str) -> None:
-    scope: dict[str, Any] = {"__name__": "guide"}
-    blocks = (DOCS / page).read_text().split("```python\n")[1:]
-    assert len(blocks) > 5
-    for block in blocks:
-        exec(compile(block.split("```")[0], page, "exec"), scope)

@@ -17,7 +17,7 @@ MOST = 39
 
 def sources() -> Iterator[tuple[str, str]]:
     """Modules with passes that look for patterns, and the block of the guide."""
-    blocks = (ROOT / "docs" / "plugins.md").read_text().split("```python\n")[1:]
+    blocks = (ROOT / "docs" / "pattern.md").read_text().split("```python\n")[1:]
     yield from (("guide", block.split("```")[0]) for block in blocks if "PassPlacement" in block and "def " in block)
     for path in (ROOT / "executors" / "switchgear_cublas" / "patterns.py", *ROOT.glob("plugins/*/src/*/pattern*.py")):
         yield path.relative_to(ROOT).parts[1], path.read_text()

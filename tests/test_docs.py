@@ -1,0 +1,85 @@
+"""The pages of the guide: every block runs, every command is one, every public name is in the reference."""
+
+from __future__ import annotations
+
+import doctest
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import switchgear as sg
+from switchgear import testing
+from switchgear.cli import command_line
+from switchgear.options import VARIABLES
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+SITE = (ROOT / "mkdocs.yml").read_text()
+PAGES = re.findall(r"^ +- .*: ([\w-]+\.md)$", SITE, re.MULTILINE)
+#: A fence, its language and its block.
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return [block for other, block in FENCE.findall((DOCS / page).read_text()) if other == language]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")])
+def test_blocks_run(page: str, capsys: pytest.CaptureFixture[str]) -> None:
+    scope: dict[str, Any] = {"__name__": "guide"}
+    for block in blocks(page, "python"):
+        exec(compile(block, page, "exec"), scope)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "pycon")])
+def test_examples_run(page: str) -> None:
+    examples = doctest.DocTestParser().get_doctest("\n".join(blocks(page, "pycon")), {}, page, str(DOCS / page), 0)
+    results = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(examples)
+    assert results.attempted > 3
+    assert not results.failed
+
+
+def commands() -> list[str]:
+    lines = "\n".join(block for page in PAGES for block in blocks(page, "sh")).splitlines()
+    return [line.partition("  #")[0] for line in lines if line.startswith("switchgear ")]
+
+
+@pytest.mark.parametrize("command", commands())
+def test_commands_exist(command: str) -> None:
+    assert command_line().parse_args(shlex.split(command)[1:])
+
+
+def test_every_page_is_listed() -> None:
+    left_out = re.findall(r"^  ([\w-]+\.md)$", SITE, re.MULTILINE)
+    assert sorted([*PAGES, *left_out]) == sorted(path.name for path in DOCS.glob("*.md"))
+
+
+def test_every_kind_of_block_is_known() -> None:
+    assert {kind for page in PAGES for kind, _ in FENCE.findall((DOCS / page).read_text())} == {
+        "python",
+        "pycon",
+        "sh",
+        "toml",
+    }
+
+
+def test_the_reference_has_every_public_name() -> None:
+    shown = set(re.findall(r"^::: (\S+)$", (DOCS / "reference.md").read_text(), re.MULTILINE))
+    # folders and files are called so, too
+    shown = {
+        {"switchgear.jit.jit": "switchgear.jit", "switchgear.functional.grad": "switchgear.grad"}.get(n, n)
+        for n in shown
+    }
+    names = {f"switchgear.{name}" for name in sg.__all__} | {f"switchgear.testing.{name}" for name in testing.__all__}
+    assert shown - {"switchgear.who.hookspecs"} == names
+
+
+def test_every_variable_is_on_its_page() -> None:
+    page = (DOCS / "environment.md").read_text()
+    sources = "".join(path.read_text() for folder in ("core", "executors") for path in (ROOT / folder).rglob("*.py"))
+    read = set(re.findall(r'"(SWITCHGEAR_[A-Z_]+)"', sources))
+    assert set(VARIABLES) <= read
+    assert {name for name in read if f"`{name}" not in page} == set()
