@@ -133,3 +133,13 @@ def test_bytes(memory: Any) -> None:
     number = 4  # the loss, and the gradient that its sum gives
     assert held.saved == found.saved_bytes + number
     assert held.peak == max(found.forward_peak, found.backward_peak) + 2 * number
+
+
+def test_it_begins_with_the_sums() -> None:
+    found = sg.examine(sg.jit(wave, executors=[Fusing("fusing"), "torch"]), X.clone().requires_grad_())
+    assert str(found).splitlines()[1:5] == [
+        "calls run by fusing: 7",
+        f"bytes at the peak of the forward, beside the inputs: {found.forward_peak}",
+        f"bytes at the peak of the backward: {found.backward_peak}",
+        "   1 x forward: 3 operators as one by fusing",
+    ]

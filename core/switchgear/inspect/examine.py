@@ -91,14 +91,17 @@ class Examination:
         lines = who_takes_part(self.selection)
         if self.fallback:
             return "\n".join([*lines, f"would not be compiled: {self.fallback}"])
-        lines += [f"forward: {region}" for region in self.forward_regions]
-        lines += [f"backward: {region}" for region in self.backward_regions]
-        lines += counted(self.choices, self.selection)
-        lines += saved_lines(self.saved, self.selection)
-        lines.append(f"at the peak of the forward: {self.forward_peak} bytes beside the inputs")
+        runs = Counter(one.owner for one in self.choices if one.kind == "execution")
+        del runs["decomposition"]
+        lines.append("calls run by " + ", ".join(f"{who}: {count}" for who, count in runs.items()))
+        lines.append(f"bytes at the peak of the forward, beside the inputs: {self.forward_peak}")
         if self.backward is not None:
-            lines.append(f"at the peak of the backward: {self.backward_peak} bytes")
-        return "\n".join(lines)
+            lines.append(f"bytes at the peak of the backward: {self.backward_peak}")
+        regions = [f"forward: {region}" for region in self.forward_regions]
+        regions += [f"backward: {region}" for region in self.backward_regions]
+        lines += [f"{count:4} x {region}" for region, count in Counter(regions).items()]
+        lines += counted(self.choices, self.selection)
+        return "\n".join([*lines, *saved_lines(self.saved, self.selection)])
 
 
 def examine(function: Any, /, *args: Any, **kwargs: Any) -> Examination:
