@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import itertools
 import re
@@ -429,7 +430,7 @@ def _absent(plugins: Plugins) -> None:
 
 
 def _orders(count: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], bool]]:
-    """Orders of installing and of finding packages, and whether each registers the other way around."""
+    """Orders of installing and of finding packages; and whether they import and register the other way around."""
     ahead, back = tuple(range(count)), tuple(reversed(range(count)))
     yield ahead, ahead, False
     yield back, ahead, True
@@ -456,6 +457,9 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
             source = "\n".join(["import torch.nn.functional as F", head, *(reversed(body) if around else body), last])
             entries[name] = site.add(package.entry or name, source, distribution=f"switchgear-{name}")
         candidates = [entries[names[place]] for place in found]
+        for entry in candidates if around else ():
+            with contextlib.suppress(sg.errors.SwitchgearError):  # as a program may import them before
+                entry.load()
         plugins = load([*SHIPPED, *candidates] if not around else [*candidates, *SHIPPED])
         for module in ("switchgear.jit", "switchgear.options"):
             monkeypatch.setattr(importlib.import_module(module), "installed", lambda: plugins)
