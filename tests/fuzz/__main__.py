@@ -37,6 +37,7 @@ def main() -> int:
         _progress(findings, sum(map(len, groups)), start)
     print(f"\n\n{summary(findings)}")
     different = [finding for finding in findings if finding.verdict.outcome is Outcome.DIFFERENT]
+    print("\n".join(f"{finding.seed}: {finding.verdict.kind}" for finding in different))
     alone = [(finding.seed, setup) for finding in different]
     repeated = {
         seed: differs is not False for (seed, *_), differs in over_processes(differs_alone, alone, options.jobs)
@@ -63,7 +64,7 @@ def _show(different: Sequence[Finding], options: argparse.Namespace, setup: Setu
         group.append(seed)
         if len(group) == 1:
             print(f"\n== {seed}: {kind}\n{verdict.detail}\n\n{program}", flush=True)
-    print("\n".join(f"{len(group):6}  as {group[0]}" for group in sorted(alike.values(), key=len, reverse=True)))
+    print("\n".join(f"{len(group):6}  as {group[0]}: {' '.join(group[1:])}" for group in sorted(alike.values(), key=len, reverse=True)))
     if len(different) > options.shrink:
         print(f"\n{len(different)} differ, of which {options.shrink} are made small and shown (--shrink)")
 

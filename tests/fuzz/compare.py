@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 import switchgear as sg
+from switchgear import torch_private as internals
 from tests import under_test
 from tests.fuzz.programs import SEED, Write
 from tests.under_test import UnderTest
@@ -76,6 +77,12 @@ class Subject(Protocol):
     def call(self, place: int) -> tuple[list[Tensor], tuple[Any, ...], dict[str, Any]]:
         """Leaves, arguments and keywords of a call, made anew."""
 
+    def change(self, place: int, target: Any) -> None:
+        """What happens before a call to the state of what `make` made."""
+
+    def state(self, target: Any) -> dict[str, Any]:
+        """What there is of Python state after a call."""
+
 
 @dataclass(frozen=True, slots=True)
 class Script:
@@ -95,6 +102,13 @@ class Script:
         """Leaves, arguments, and no keywords."""
         arguments, leaves = self.arguments()
         return leaves, tuple(arguments), {}
+
+    def change(self, place: int, target: Any) -> None:
+        """Nothing."""
+
+    def state(self, target: Any) -> dict[str, Any]:
+        """None that is looked at."""
+        return {}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -229,12 +243,13 @@ def observe(subject: Subject, function: Function, owner: Function, place: int, *
     owner: the module whose state it works on. apart: gradients of each result by itself, not of all.
     """
     leaves, args, kwargs = subject.call(place)
+    subject.change(place, owner)
     facts: Facts = {}
     arguments = [(f"argument {name}", value) for name, value in (*enumerate(args), *kwargs.items())]
     inputs = [(name, value) for name, value in arguments if isinstance(value, Tensor)]
     if isinstance(owner, torch.nn.Module):
-        state = {**dict(owner.named_parameters()), **dict(owner.named_buffers())}
-        inputs += [(f"state {name}", value) for name, value in state.items()]
+        held = {**dict(owner.named_parameters()), **dict(owner.named_buffers())}
+        inputs += [(f"state {name}", value) for name, value in held.items()]
         leaves = [*leaves, *owner.parameters()]
     before = [(value._version, Values.of(value)) for _, value in inputs]
     torch.default_generator.manual_seed(SEED)
@@ -244,8 +259,11 @@ def observe(subject: Subject, function: Function, owner: Function, place: int, *
         return {"call": Raised(error)}
     facts["random stream"] = Values.of(torch.get_rng_state())
     outputs: list[tuple[str, Tensor]] = []
-    for name, value in flatten("result", result):
-        if isinstance(value, Tensor):
+    state = [pair for name, value in subject.state(owner).items() for pair in flatten(name, value)]
+    for name, value in [*flatten("result", result), *state]:
+        if isinstance(value, Tensor) and (internals.is_wrapper(value) or internals.is_fake(value)):
+            facts[name] = "a tensor of the capture"
+        elif isinstance(value, Tensor):
             outputs.append((name, value))
         else:
             facts[name] = (type(value).__name__, value)

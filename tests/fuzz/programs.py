@@ -16,6 +16,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from tests.fuzz import functions
+from tests.fuzz.state import ATTRIBUTES, GLOBALS, scope_of, state_of, with_state
 from tests.fuzz.templates import step
 from tests.fuzz.writer import Writer
 
@@ -32,10 +34,12 @@ Call = Callable[[], tuple[list[Tensor], tuple[Any, ...], dict[str, Any]]]
 SEED = 7
 
 SCOPE: dict[str, Any] = {
+    "__name__": "program",
     "torch": torch,
     "F": torch.nn.functional,
     "math": math,
     "functools": functools,
+    "SimpleNamespace": SimpleNamespace,
     "checkpoint": checkpoint,
     **{function.__name__: function for function in functions.FUNCTIONS},
 }
@@ -43,6 +47,7 @@ SCOPE: dict[str, Any] = {
 IMPORTS = """import functools
 import inspect
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -91,24 +96,37 @@ class Program:
         call: Call = scope[f"call_{place}"]
         return call()
 
+    def change(self, place: int, target: Any) -> None:
+        """What happens before a call to the state of what `make` made."""
+        if "change" in (scope := scope_of(target)):
+            scope["change"](place, target)
+
+    def state(self, target: Any) -> dict[str, Any]:
+        """What there is of Python state after a call."""
+        return state_of(target)
+
     def __str__(self) -> str:
         """A file that runs, from the repository's root: every call in eager and jitted, then what differs."""
         used = [kind for kind in functions.FUNCTIONS if f"{kind.__name__}." in self.function]
         sources = [inspect.getsource(kind) for kind in used]
         options = "".join(f", {name}={value!r}" for name, value in self.options.items())
         calls = "".join(f"call_{place}, " for place in range(len(self.calls)))
-        name, target = ("Net", "Net()") if "class Net" in self.function else ("f", "f")
-        last = f"""for g in ({target}, sg.jit({target}, executors=["torch"]{options})):
-    for call in ({calls}):
+        function = f'FUNCTION = r"""\n{self.function}\n"""'
+        last = f"""calls = tuple(inspect.getsource(call) for call in ({calls}))
+program = Program(FUNCTION, calls, {self.options}, {self.write})
+for jitted in (False, True):
+    f = program.make()
+    g = sg.jit(f, executors=["torch"]{options}) if jitted else f
+    for place, call in enumerate(({calls})):
+        program.change(place, f)
         torch.manual_seed({SEED})
         _, args, kwargs = call()
-        print(g(*args, **kwargs), args)
+        print(g(*args, **kwargs), args, program.state(f))
 
 # Gradients too, and everything else.
-calls = tuple(inspect.getsource(call) for call in ({calls}))
-print(judge(Program(inspect.getsource({name}), calls, {self.options}, {self.write})).detail)
+print(judge(program).detail)
 """
-        return "\n\n\n".join([IMPORTS, *sources, self.function, *self.calls, last])
+        return "\n\n\n".join([IMPORTS, *sources, function, *self.calls, last])
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,11 +190,14 @@ def _draw(random: Random, leave_out: frozenset[str]) -> Program:
     arguments = [_argument(random) for _ in range(random.randint(1, 3))]
     keywords = _keywords(random)
     first = _call_text(0, arguments, keywords)
-    module = random.random() < 0.25
+    module, stateful = random.random() < 0.25, random.random() < 0.5
+    closure = stateful and not module and random.random() < 0.4
     options = random.choice([{}] * 7 + [{"specialize_on_data": True}] * 2 + [{"dynamic": True}])
     write = Write(random.randrange(6), random.random() < 0.5) if random.random() < 0.3 else None
     draft = Program("", (first,), options, write)
-    function = _function(random, draft, module, keywords, leave_out)
+    function = _function(random, draft, module, keywords, leave_out, stateful, closure)
+    if stateful:
+        function = with_state(random, function, module=module, closure=closure)
     program = replace(draft, function=function)
     others = [_varied(random, arguments, keywords) for _ in range(random.choice((0, 1, 1, 2, 3)))]
     kinds = [(arguments, keywords), *others, (arguments, keywords)]
@@ -273,7 +294,15 @@ MODULE = """class Net(torch.nn.Module):
 STATE = ("self.weight", "self.bias", "self.running", "self.cache", "self.count", "self.linear.weight")
 
 
-def _function(random: Random, draft: Program, module: bool, keywords: Keywords, leave_out: frozenset[str]) -> str:
+def _function(
+    random: Random,
+    draft: Program,
+    module: bool,
+    keywords: Keywords,
+    leave_out: frozenset[str],
+    stateful: bool,
+    closure: bool,
+) -> str:
     """The text of the function, written beside a run of its statements in eager."""
     try:
         _, arguments, values = draft.call(0)
@@ -281,9 +310,12 @@ def _function(random: Random, draft: Program, module: bool, keywords: Keywords, 
         raise _Unfit from error
     names = [f"a{place}" for place in range(len(arguments))]
     scope = {**SCOPE, **values, **dict(zip(names, arguments, strict=True))}
+    exec(GLOBALS if stateful else "", scope)
+    scope |= {"rate": 0.5, "seen": []} if closure else {}
     w = Writer(random, scope, list(names), leave_out=leave_out)
+    head = MODULE + textwrap.indent(ATTRIBUTES, "        ") * stateful
     if module:
-        scope["self"] = replace(draft, function=MODULE).make()
+        scope["self"] = replace(draft, function=head).make()
         w.tensors[:0] = STATE
     w.numbers += [name for name in ("k0", "scale") if name in keywords]
     w.flags += ["flag"] * ("flag" in keywords)
@@ -293,11 +325,11 @@ def _function(random: Random, draft: Program, module: bool, keywords: Keywords, 
         step(w)
     defaults = [f"{name}=None" for name in keywords]
     w.lines.append(f"return {_returned(w)}")
-    body = "\n".join(w.lines)
+    body = "\n".join(["global SCALE"] * stateful + w.lines)
     if not module:
         return f"def f({', '.join([*names, *defaults])}):\n{textwrap.indent(body, '    ')}"
-    head = f"    def forward(self, {', '.join([*names, *defaults])}):"
-    return f"{MODULE}\n{head}\n{textwrap.indent(body, '        ')}"
+    signature = f"    def forward(self, {', '.join([*names, *defaults])}):"
+    return f"{head}\n\n{signature}\n{textwrap.indent(body, '        ')}"
 
 
 def _returned(w: Writer) -> str:

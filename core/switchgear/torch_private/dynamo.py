@@ -18,6 +18,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _set_strategy = private("torch._C._dynamo.eval_frame.set_code_exec_strategy")
 _Action = private("torch._C._dynamo.eval_frame._FrameAction")
 _Strategy = private("torch._C._dynamo.eval_frame._FrameExecStrategy")
+#: What stands in a graph for reading `.data`; unlike that, no function mode is told of a call of it.
+data_of = private("torch._C._autograd._get_data_attr")
 
 
 def opaque(function: Function) -> Function:

@@ -40,8 +40,9 @@ def is_users(name: str | None) -> bool:
 
 
 def is_users_function(value: types.FunctionType) -> bool:
-    """Whether a function is defined in one."""
-    return is_users(value.__globals__.get("__name__"))
+    """Whether a function is defined in one, or in no module, as by `exec`."""
+    name = value.__globals__.get("__name__")
+    return name is None or is_users(name)
 
 
 def is_users_class(kind: type) -> bool:
