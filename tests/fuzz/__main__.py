@@ -64,7 +64,8 @@ def _show(different: Sequence[Finding], options: argparse.Namespace, setup: Setu
         group.append(seed)
         if len(group) == 1:
             print(f"\n== {seed}: {kind}\n{verdict.detail}\n\n{program}", flush=True)
-    print("\n".join(f"{len(group):6}  as {group[0]}: {' '.join(group[1:])}" for group in sorted(alike.values(), key=len, reverse=True)))
+    for group in sorted(alike.values(), key=len, reverse=True):
+        print(f"{len(group):6}  as {' '.join(group)}")
     if len(different) > options.shrink:
         print(f"\n{len(different)} differ, of which {options.shrink} are made small and shown (--shrink)")
 

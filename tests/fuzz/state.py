@@ -1,4 +1,4 @@
-"""Python state of random programs: what a function reads and writes beside its arguments, and what changes between calls.
+"""Python state of random programs: what a function reads and writes beside its arguments, and what others change.
 
 As in real code: a configuration, counters, logs and caches, as globals, attributes of a module and a closure.
 """

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from switchgear import torch_private as internals
-from switchgear.capture.signature import Base, InputSource, OwnSource
+from switchgear.capture.signature import Base, InputSource, OwnSource, base_of
 from switchgear.errors import Unsupported
 
 
@@ -21,13 +21,11 @@ from switchgear.errors import Unsupported
 class Home:
     """What inputs of one memory are views of: a tensor, and the wrapper that stands for it once it is an input.
 
-    `source` is of an input from which the tensor is found again. `flat`: none of the inputs requires grad, and the
-    tensor is their memory as a whole.
+    `source` is of an input from which the tensor is found again.
     """
 
     tensor: torch.Tensor
     source: OwnSource
-    flat: bool
     wrapper: torch.Tensor | None = None
 
     def view(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -40,46 +38,17 @@ class Home:
                 "the function writes to memory that inputs share, of which one is a view that was made with others at "
                 "once (as by chunk() or unbind()): eager lets nobody use it afterwards; pass it made by narrow()"
             )
-        root = base_of(tensor)
-        with (
-            torch.enable_grad()
-        ):  # whatever the mode is here, it is not that in which the views were made
-            if root is self.tensor:
-                return internals.view_again(tensor, self.wrapper)
-            if self.flat:
-                return self.wrapper.as_strided(
-                    tensor.shape, tensor.stride(), tensor.storage_offset()
-                )
-            if _layout(root) == _layout(self.tensor):
-                detached = self.wrapper.detach()
-                return detached if tensor is root else internals.view_again(tensor, detached)
-        raise Unsupported(
-            "the function writes to an input that shares memory with another, of which autograd knows nothing and "
-            "which requires grad; pass a clone of one"
-        )
+        with torch.enable_grad():  # the mode in which the views were made, as far as autograd tells
+            return internals.view_again(tensor, self.wrapper)
 
 
 def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype
 
 
-def base_of(tensor: Any) -> Any:
-    """What a tensor is a view of, or itself; anything else is itself."""
-    return tensor._base if isinstance(tensor, torch.Tensor) and tensor._base is not None else tensor
-
-
 def is_view_of_constant(tensor: torch.Tensor) -> bool:
     """Whether it is a view that requires grad of a base that does not."""
     return tensor.requires_grad and tensor._base is not None and not tensor._base.requires_grad
-
-
-def memory_of(tensor: Any) -> Any:
-    """All of a tensor's memory, as a flat tensor; anything else is itself."""
-    if not isinstance(tensor, torch.Tensor):
-        return tensor
-    with torch.no_grad():
-        size = tensor.untyped_storage().nbytes() // tensor.itemsize
-        return tensor.detach().as_strided((size,), (1,), 0)
 
 
 def sharing(
@@ -162,17 +131,11 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int]:
 def home_of(inputs: Sequence[tuple[torch.Tensor, InputSource]]) -> Home:
     """The base of inputs in one memory. Raises `Unsupported` where autograd knows several."""
     bases = {id(base): (base, source) for tensor, source in inputs for base in (base_of(tensor),)}
-    differentiable = [pair for pair in bases.values() if pair[0].requires_grad]
-    if len(bases) > 1 and (
-        len({tensor.dtype for tensor, _ in inputs}) > 1 or len(differentiable) > 1
-    ):
+    if len(bases) > 1:
         raise Unsupported(
-            "the function writes to an input that shares memory with another, of which autograd knows nothing and "
-            "which requires grad or is of another dtype; pass a clone of one"
+            "the function writes to an input that shares memory with another, of which autograd knows nothing (as "
+            "after .data or detach()); pass a clone of one"
         )
-    tensor, source = (differentiable or [*bases.values()])[0]
+    ((tensor, source),) = bases.values()
     assert not isinstance(source, Base)
-    if len(bases) == 1 or differentiable:
-        return Home(tensor, source, False)
-    with internals.real_dispatch():
-        return Home(memory_of(tensor), source, True)
+    return Home(tensor, source)

@@ -11,11 +11,10 @@ from switchgear.capture.shared_memory import (
     Home,
     home_of,
     is_view_of_constant,
-    memory_of,
     overlaps_itself,
     sharing,
 )
-from switchgear.capture.signature import Base, InputSource
+from switchgear.capture.signature import InputSource
 from switchgear.capture.sources import Sources
 from switchgear.errors import Unsupported
 
@@ -49,12 +48,6 @@ def find_shared(recorder: Recorder, sources: Sources, outputs: Outputs) -> None:
             raise Unsupported(
                 f"the function writes to {entry.proxy.name}, several elements of which are in one place (as after "
                 "expand); pass a clone"
-            )
-        source = sources.sources[mutation.input]
-        if mutation.tracked and isinstance(source, Base) and source.find is memory_of:
-            raise Unsupported(
-                "the function writes a value that requires grad to an input that shares memory with another, of which "
-                "autograd knows nothing; pass a clone of one"
             )
     keys = [internals.storage_key(tensor) for tensor in tensors]
     pairs = [*sharing(tensors, [own.index(mutation.input) for mutation in mutations])]

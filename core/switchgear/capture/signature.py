@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import types
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -125,21 +125,25 @@ class Held:
         return self.path
 
 
+def base_of(tensor: torch.Tensor) -> torch.Tensor:
+    """What a tensor is a view of, or itself."""
+    return tensor if tensor._base is None else tensor._base
+
+
 @dataclass(frozen=True, slots=True)
 class Base:
-    """What the tensor of another source is a view of, or all of its memory, as `find` gives it."""
+    """What the tensor of another source is a view of."""
 
     of: OwnSource
-    find: Callable[[torch.Tensor], torch.Tensor]
 
     def fetch(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What `find` gives for a tensor of the source."""
+        """The base of a tensor of the source."""
         if internals.forward_mode_active():
             raise Unsupported(
                 "the function writes to memory that inputs share, under forward-mode differentiation: their base is "
                 "without their tangents; pass a clone of one"
             )
-        return self.find(tensor)
+        return base_of(tensor)
 
     def __str__(self) -> str:
         return f"the base of {self.of}"

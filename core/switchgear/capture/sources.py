@@ -12,7 +12,7 @@ from switchgear import torch_private as internals
 from switchgear.capture.handler import Handlers
 from switchgear.capture.modules import Modules
 from switchgear.capture.recorder import Recorder
-from switchgear.capture.shared_memory import Home, base_of, memory_of
+from switchgear.capture.shared_memory import Home
 from switchgear.capture.signature import (
     Argument,
     Base,
@@ -86,7 +86,7 @@ class Sources:
         view = None
         if home is not None and not (home.wrapper is None and tensor is home.tensor):
             if home.wrapper is None:
-                base = Base(home.source, memory_of if home.flat else base_of)
+                base = Base(home.source)
                 proxy = self._proxy(home.tensor, base, f"{name}_base", home.tensor.requires_grad)
                 home.wrapper = recorder.enter(home.tensor, proxy)
             view = home.view(tensor)

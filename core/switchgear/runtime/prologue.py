@@ -18,8 +18,16 @@ from switchgear import torch_private as internals
 from switchgear.capture.guards import Guard, value_key
 from switchgear.capture.outputs import reshaped_inputs
 from switchgear.capture.session import Captured
-from switchgear.capture.shared_memory import base_of, is_view_of_constant, sharing
-from switchgear.capture.signature import Argument, Base, Closure, Held, InputSource, ModuleState
+from switchgear.capture.shared_memory import is_view_of_constant, sharing
+from switchgear.capture.signature import (
+    Argument,
+    Base,
+    Closure,
+    Held,
+    InputSource,
+    ModuleState,
+    base_of,
+)
 from switchgear.capture.structure import Structure
 from switchgear.ir.composites import leaves_of
 from switchgear.runtime.modes import same_modes

@@ -55,8 +55,12 @@ def taken_apart(
 
 
 #: Numbers are specialised on, as by capture: else they are tensors whose `item()` no trace holds. NumPy draws from its
-#: own stream: by default, TorchDynamo draws from that of PyTorch.
-_FAITHFUL = {"specialize_float": True, "use_numpy_random_stream": True}
+#: own stream: by default, TorchDynamo draws from that of PyTorch. `addcmul_` stays what it is: an `fma` rounds once.
+_FAITHFUL = {
+    "specialize_float": True,
+    "use_numpy_random_stream": True,
+    "enable_dynamo_decompositions": False,
+}
 
 
 class _Conversion:
@@ -66,13 +70,16 @@ class _Conversion:
         self._torchdynamo_orig_backend = convert
         self._note = note
         self._config = importlib.import_module("torch._dynamo.config")
+        self._settings = {
+            key: value for key, value in _FAITHFUL.items() if hasattr(self._config, key)
+        }
         self._counters = importlib.import_module("torch._dynamo.utils").counters
         self._left = importlib.import_module("torch._dynamo.types").ConvertFrameReturn
 
     def __call__(self, *frame: Any) -> Any:
         before = self._counters["graph_break"].copy()
         try:
-            with self._config.patch(**_FAITHFUL), warnings.catch_warnings():
+            with self._config.patch(**self._settings), warnings.catch_warnings():
                 # of how it traces what it takes apart, which the caller did not ask it to
                 warnings.filterwarnings("ignore", module=r"torch\._dynamo")
                 result = self._torchdynamo_orig_backend(*frame)
