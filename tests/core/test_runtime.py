@@ -563,6 +563,18 @@ def test_hooks_on_what_comes_out_and_goes_in() -> None:
     assert torch.equal(gradients(jit(torch.sin)), gradients(torch.sin))
 
 
+def test_hooks_of_what_gets_no_gradient_are_not_called() -> None:
+    def function(x: T, y: T) -> T:
+        x * 2
+        return y * y
+
+    x, y = numbers(3, grad=True), numbers(3, grad=True)
+    x.register_hook(lambda gradient: pytest.fail("eager does not call it"))
+    result = jit(function)(x, y)
+    assert torch.equal(torch.autograd.grad(result.sum(), y)[0], 2 * y)
+    assert torch.autograd.grad(jit(function)(x, y).sum(), x, allow_unused=True) == (None,)
+
+
 def test_grad_output_of_another_dtype_or_layout() -> None:
     def gradient(function: Callable[[T], T], cotangent: T) -> T:
         x = numbers(4, 3, grad=True)

@@ -951,3 +951,58 @@ WRONG: dict[str, Script] = {
 def test_once_wrong(name: str) -> None:
     verdict = judge(WRONG[name])
     assert verdict.outcome is not Outcome.DIFFERENT, verdict.detail
+
+
+def argument_and_its_data() -> Arguments:
+    torch.manual_seed(7)
+    x = torch.randn(4)
+    return [x, x.data], []
+
+
+def written_through_its_data(x: Tensor, data: Tensor) -> None:
+    data[0] = 0.5
+
+
+def marked_dirty_and_written_unseen(x: Tensor) -> None:
+    ScaledInPlace.apply(x.clone(), 0.5)  # type: ignore[no-untyped-call]
+    x.data.copy_(x * 2)
+
+
+def moments_beside_an_unseen_write(x: Tensor, moment: Tensor) -> Tensor:
+    y = x.cos()
+    x.data.mul_(0.99)
+    moment.addcmul_(x.detach(), x.detach(), value=0.5)
+    return y
+
+
+def leaf_and_moment() -> Arguments:
+    torch.manual_seed(7)
+    leaf = torch.randn(64).requires_grad_()
+    return [leaf, torch.rand(64)], [leaf]
+
+
+def plain() -> Arguments:
+    torch.manual_seed(7)
+    return [torch.randn(4)], []
+
+
+#: What TorchDynamo takes apart.
+SPLIT: list[tuple[Callable[..., Any], Callable[[], Arguments]]] = [
+    (written_through_its_data, argument_and_its_data),
+    (marked_dirty_and_written_unseen, plain),
+    (moments_beside_an_unseen_write, leaf_and_moment),
+]
+
+
+@pytest.mark.parametrize(("function", "arguments"), SPLIT, ids=[case[0].__name__ for case in SPLIT])
+def test_found_where_the_function_is_split(function: Callable[..., Any], arguments: Callable[[], Arguments]) -> None:
+    verdict = judge(Script(arguments, function, options={"fallback": "split"}))
+    assert verdict.outcome is Outcome.FALLBACK, verdict.detail
+
+
+def test_globals_of_a_function_of_no_module() -> None:
+    scope: dict[str, Any] = {"SCALE": 2.0}
+    exec("def function(x):\n    return x * SCALE", scope)
+    jitted, x = sg.jit(scope["function"], executors=["torch"]), torch.ones(3)
+    for scope["SCALE"] in (2.0, 3.0):
+        assert torch.equal(jitted(x), x * scope["SCALE"])

@@ -84,7 +84,20 @@ class Bridge:
             None if p is None else (p.stride, p.dtype, False, False)
             for p in training.joint.grad_outputs
         ]
-        wanted = tuple(proxy.requires_grad for proxy in training.prepared.inputs)
+        saved = {proxy.name for proxy in training.saved}
+        gradients = zip(
+            training.prepared.inputs, training.joint.trace.outputs[self.count :], strict=True
+        )
+        #: Inputs that require grad and get none: eager's backward comes neither to them nor to their hooks.
+        self.constant = frozenset(
+            i
+            for i, (proxy, grad) in enumerate(gradients)
+            if proxy.requires_grad and grad is None and not self.inner and proxy.name not in saved
+        )
+        wanted = tuple(
+            proxy.requires_grad and i not in self.constant
+            for i, proxy in enumerate(training.prepared.inputs)
+        )
         nothing = (None,) * len(self.inner)
         if sizes is not None:
             expected = [p and (EXPECTED if any(p[0]) else p[0], *p[1:]) for p in expected]
@@ -140,6 +153,8 @@ class Bridge:
         """What runs the trace, connected to autograd, and completes the call."""
         apply: Callable[..., Any] = internals.node_apply(_Node)
         apply_transformed: Callable[..., Any] = _Node.apply
+        if self.constant:
+            apply, apply_transformed = map(self._cut_off, (apply, apply_transformed))
         functorch_active = internals.functorch_active
 
         def run(inputs: Sequence[torch.Tensor]) -> Any:
@@ -153,6 +168,14 @@ class Bridge:
             return complete(results, inputs)
 
         return run if self.grad_enabled else run_enabled
+
+    def _cut_off(self, apply: Callable[..., Any]) -> Callable[..., Any]:
+        def call(bridge: Bridge, *inputs: torch.Tensor) -> Any:
+            return apply(
+                bridge, *[t.detach() if i in self.constant else t for i, t in enumerate(inputs)]
+            )
+
+        return call
 
     def apart(self, results: tuple[Any, ...], inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
         """The results, none of them a view of what was made inside: autograd forbids to write to such an output.
