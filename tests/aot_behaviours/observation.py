@@ -40,7 +40,8 @@ Make = Callable[[], Inputs]
 def values(*shape: int, grad: bool = False, dtype: torch.dtype = torch.float64) -> Tensor:
     """Different numbers of few bits: sums and products of them are exact, in whatever order they are made."""
     count = torch.Size(shape).numel()
-    return ((torch.arange(count) * 5 % 17 + 1).to(dtype) / 4).reshape(shape).requires_grad_(grad)
+    numbers = (torch.arange(count) * 5 % 17 + 1).to(dtype) / 4
+    return numbers.reshape(shape).clone().requires_grad_(grad)  # a leaf that is no view
 
 
 def leaves(*shapes: tuple[int, ...], grad: bool | tuple[bool, ...] = True) -> Make:
