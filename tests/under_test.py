@@ -13,6 +13,7 @@ import torch
 
 import switchgear as sg
 from switchgear.who.fuel import Fuel
+from switchgear.who.order import Executors
 
 Target = Callable[..., Any]
 Names = tuple[str | sg.Executor, ...]
@@ -31,11 +32,16 @@ class UnderTest:
     strict: bool = False
     fuel: Fuel = field(default_factory=Fuel, compare=False)
 
+    @property
+    def asked(self) -> Executors:
+        """The option of `jit`; auto alone is the default."""
+        return "auto" if self.executors == ("auto",) else list(self.executors)
+
     def __call__(self, target: Target) -> Target:
         """Jit a function or module."""
         jitted: Target = sg.jit(
             target,
-            executors=list(self.executors),
+            executors=self.asked,
             specialize_on_data=self.specialize_on_data,
             strict=self.strict,
             fuel=self.fuel,

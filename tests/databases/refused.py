@@ -55,7 +55,6 @@ REFUSED_OPERATORS: dict[str, Refusal] = {
     "sparse.mm.reduce": Refusal(Unsupported, _SPARSE),
     "sparse.sampled_addmm": Refusal(Unsupported, _SPARSE),
     "tensor_split": Refusal(DataDependent, "places to split at, given as a tensor, are read", partly=True),
-    "torch._scaled_mm_v2": Refusal(Unsupported, "its scaling recipe is an object of PyTorch's C++, no Python value"),
     "unique": Refusal(DataDependent, _SHAPE),
     "unique_consecutive": Refusal(DataDependent, _SHAPE),
 }

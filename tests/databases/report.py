@@ -205,7 +205,8 @@ def _parser(description: str) -> argparse.ArgumentParser:
         type=under_test.names,
         default=("torch",),
         metavar="NAMES",
-        help="whom to run the database on, such as inductor,torch (default: torch, which has to be exact)",
+        help="whom to run the database on, such as inductor,torch, or auto, whom jit asks by default (default: torch, "
+        "which has to be exact)",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every verdict there")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="worker processes (default: 2)")

@@ -98,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
         type=names,
         default=("torch",),
         metavar="NAMES",
-        help="whom to run the programs on, such as inductor,torch (default: torch)",
+        help="whom to run the programs on, such as inductor,torch, or auto, whom jit asks by default (default: torch)",
     )
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="worker processes (default: 2)")
     parser.add_argument("--shrink", type=int, default=20, metavar="N", help="differences to make small (default: 20)")

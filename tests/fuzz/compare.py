@@ -187,7 +187,7 @@ def _jit(target: Function, jit: UnderTest | Callable[[Function], Function], opti
     if not isinstance(jit, UnderTest):
         return jit(target)
     options = {"specialize_on_data": jit.specialize_on_data, **options}
-    jitted: Function = sg.jit(target, executors=list(jit.executors), fuel=jit.fuel, **options)
+    jitted: Function = sg.jit(target, executors=jit.asked, fuel=jit.fuel, **options)
     return jitted
 
 

@@ -975,6 +975,14 @@ def moments_beside_an_unseen_write(x: Tensor, moment: Tensor) -> Tensor:
     return y
 
 
+def differentiated_after_a_refused_write(x: Tensor) -> Tensor:
+    y = x * x
+    rows = list(x)
+    x[..., 0] = x[..., 1]
+    (gradient,) = torch.autograd.grad(y.sum(), y)
+    return gradient * len(rows)
+
+
 def leaf_and_moment() -> Arguments:
     torch.manual_seed(7)
     leaf = torch.randn(64).requires_grad_()
@@ -991,6 +999,7 @@ SPLIT: list[tuple[Callable[..., Any], Callable[[], Arguments]]] = [
     (written_through_its_data, argument_and_its_data),
     (marked_dirty_and_written_unseen, plain),
     (moments_beside_an_unseen_write, leaf_and_moment),
+    (differentiated_after_a_refused_write, non_leaf),
 ]
 
 
@@ -1006,3 +1015,28 @@ def test_globals_of_a_function_of_no_module() -> None:
     jitted, x = sg.jit(scope["function"], executors=["torch"]), torch.ones(3)
     for scope["SCALE"] in (2.0, 3.0):
         assert torch.equal(jitted(x), x * scope["SCALE"])
+
+
+def test_running_statistics_are_written_without_a_new_version() -> None:
+    """A backward through the statistics that a step in eval read may come after a step in training."""
+
+    def gradients(wrap: Callable[..., Any]) -> list[Tensor | None]:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
+        called, x = wrap(model), torch.randn(8, 4)
+        with_running = called.eval()(x).sum()
+        (with_running + called.train()(x).square().sum()).backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    jitted = gradients(lambda model: sg.jit(model, executors=["torch"], strict=True))
+    assert all(map(torch.equal, jitted, gradients(lambda model: model)))
+
+
+def written_by_foreach(x: Tensor, moment: Tensor) -> None:
+    x.data.mul_(2)
+    torch._foreach_add_([moment], [x], alpha=-0.1)
+
+
+def test_versions_beside_an_unseen_write() -> None:
+    verdict = judge(Script(lambda: ([torch.ones(3), torch.zeros(3)], []), written_by_foreach))
+    assert verdict.outcome is Outcome.EQUAL, verdict.detail

@@ -167,11 +167,8 @@ class _Collector:
                     f"the function writes to {first.name} where autograd sees it, and gives it other sizes or strides "
                     "in place, or writes to it where autograd does not see it; return a new tensor"
                 )
-            hidden = (
-                not tracked
-                and self.tracker.writes.takes_data
-                and version_of(found.wrapper) == found.version
-            )
+            # through .data, or by a BatchNorm: autograd is not told
+            hidden = not tracked and version_of(found.wrapper) == found.version
             yield Mutation(index, self._output(final), tracked, hidden)
 
     def _refuse_other_memory(self, found: RecordedInput) -> None:

@@ -43,8 +43,6 @@ class Writes:
     outdated: dict[int, torch.Tensor] = field(default_factory=dict)
     #: Whether functionalization may make views anew before they are read.
     remakes_views: bool = False
-    #: Whether a tensor was taken by `.data`, writes to which raise no version.
-    takes_data: bool = False
     #: Whether any tensor was given other sizes or strides in place.
     reshapes: bool = False
 

@@ -7,6 +7,7 @@ from switchgear.features.custom_functions import CustomFunctions
 from switchgear.features.data import Data
 from switchgear.features.distributed import Distributed
 from switchgear.features.fast_paths import FastPaths
+from switchgear.features.foreach import Foreach
 from switchgear.features.generators import Generators
 from switchgear.features.inner_grad import GradFnReads, InnerGrad
 from switchgear.features.input_queries import InputQueries
@@ -35,6 +36,7 @@ BUILT_IN = (
     Feature("custom_functions", (CustomFunctions(),)),
     Feature("checkpoint", (Checkpointing(),)),
     Feature("saved_tensors_hooks", (SavedTensorsHooks(),)),
+    Feature("foreach", (Foreach(),)),
     Feature("fast_paths", (FastPaths(),)),
     Feature("outside", (Outside(),)),
     Feature("python_state", (PythonState(),)),

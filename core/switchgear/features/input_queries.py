@@ -13,15 +13,14 @@ from switchgear.capture.recorder import Recorder
 
 
 class InputQueries(Handler):
-    """`storage_offset()` of an input, whether a tensor is a leaf, and `.data`, by which it is written to unnoticed."""
+    """`storage_offset()` of an input, and whether a tensor is a leaf."""
 
-    functions = frozenset({torch.Tensor.storage_offset, getter("is_leaf"), getter("data")})
+    functions = frozenset({torch.Tensor.storage_offset, getter("is_leaf")})
 
     def take(self, recorder: Recorder, call: Call) -> Any:
         """Where an input begins in its memory; of other tensors, which a write leaves elsewhere than eager, nothing."""
         if call.fn is not torch.Tensor.storage_offset:
-            recorder.tracker.writes.takes_data |= call.fn == getter("data")
-            recorder.matters.leaves |= call.fn == getter("is_leaf")
+            recorder.matters.leaves = True
             return PASS
         (tensor,) = call.args
         if not recorder.follow_autograd:  # a grad rule: what it is given lies where the trace says

@@ -84,16 +84,8 @@ class Bridge:
             None if p is None else (p.stride, p.dtype, False, False)
             for p in training.joint.grad_outputs
         ]
-        saved = {proxy.name for proxy in training.saved}
-        gradients = zip(
-            training.prepared.inputs, training.joint.trace.outputs[self.count :], strict=True
-        )
-        #: Inputs that require grad and get none: eager's backward comes neither to them nor to their hooks.
-        self.constant = frozenset(
-            i
-            for i, (proxy, grad) in enumerate(gradients)
-            if proxy.requires_grad and grad is None and not self.inner and proxy.name not in saved
-        )
+        #: Inputs that are passed detached, or their hooks would be called with None.
+        self.constant = frozenset() if self.inner else _constant(training)
         wanted = tuple(
             proxy.requires_grad and i not in self.constant
             for i, proxy in enumerate(training.prepared.inputs)
@@ -318,6 +310,19 @@ class Bridge:
         read = {proxy.name for proxy in proxies((trace.outputs, [item.inputs for item in lines]))}
         saved = trace.inputs[: len(self.training.saved)]
         return frozenset(index for index, proxy in enumerate(saved) if proxy.name not in read)
+
+
+def _constant(training: Training) -> frozenset[int]:
+    """The inputs that require grad and get none, where others do: eager's backward does not come to them."""
+    gradients = training.joint.trace.outputs[training.joint.count :]
+    saved = {proxy.name for proxy in training.saved}
+    inputs = enumerate(zip(training.prepared.inputs, gradients, strict=True))
+    without = frozenset(
+        i
+        for i, (proxy, gradient) in inputs
+        if proxy.requires_grad and gradient is None and proxy.name not in saved
+    )
+    return without if any(gradient is not None for gradient in gradients) else frozenset()
 
 
 def _keep(found: dict[Any, Any], key: Any, value: Any) -> None:

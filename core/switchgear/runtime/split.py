@@ -101,9 +101,6 @@ def graph_runner(
 ) -> tuple[GraphCompiler, Callable[..., Any]]:
     """The compiler of a graph of TorchDynamo's, and what takes the arguments that TorchDynamo gives."""
     kept, dynamic = _without_sizes(graph, inputs)
-    for node in graph.graph.nodes:
-        if node.target is internals.data_of:
-            node.target, node.args = getattr, (*node.args, "data")
     # its code is written now: a graph of TorchDynamo's would do it in the first call, while that is captured
     compiler = compile_graph(fx.GraphModule(graph, graph.graph), dynamic)
     if len(kept) == len(inputs):

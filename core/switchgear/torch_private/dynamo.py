@@ -18,8 +18,6 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _set_strategy = private("torch._C._dynamo.eval_frame.set_code_exec_strategy")
 _Action = private("torch._C._dynamo.eval_frame._FrameAction")
 _Strategy = private("torch._C._dynamo.eval_frame._FrameExecStrategy")
-#: What stands in a graph for reading `.data`; unlike that, no function mode is told of a call of it.
-data_of = private("torch._C._autograd._get_data_attr")
 
 
 def opaque(function: Function) -> Function:
@@ -90,6 +88,9 @@ class _Conversion:
             result = self._left()
         for reason in self._counters["graph_break"] - before:
             self._note(reason.strip().partition("\n")[0])
+            if "torch.autograd.grad`" in reason:
+                # of two results of one graph, autograd does not know that one is made of the other
+                result = self._left(frame_exec_strategy=_Strategy(_Action.SKIP, _Action.SKIP))
         return result
 
 

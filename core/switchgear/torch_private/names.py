@@ -64,7 +64,6 @@ _BY_USE = {
         torch._C._dynamo.eval_frame.set_code_exec_strategy torch._C._dynamo.eval_frame._FrameAction
         torch._C._dynamo.eval_frame._FrameExecStrategy torch._dynamo.optimize
         torch._dynamo.types.ConvertFrameReturn torch._dynamo.utils.counters
-        torch._C._autograd._get_data_attr
     """,
     "autocast": """
         torch._C._DisableAutocast torch._C._autocast_supported_devices torch._C._is_any_autocast_enabled
