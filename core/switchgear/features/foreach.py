@@ -1,4 +1,4 @@
-"""`torch._foreach_add_` and the like raise the version of what they write to: in eager, but not under functionalization."""
+"""`torch._foreach_add_` and the like raise the version of what they write to in eager, not under functionalization."""
 
 from __future__ import annotations
 
