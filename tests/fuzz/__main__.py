@@ -34,10 +34,12 @@ def main() -> int:
     start = time.monotonic()
     for results in examine_all(groups, options.jobs, setup):
         findings += results
+        for finding in results:
+            if finding.verdict.outcome is Outcome.DIFFERENT:
+                print(f"\n{finding.seed}: {finding.verdict.kind}")
         _progress(findings, sum(map(len, groups)), start)
     print(f"\n\n{summary(findings)}")
     different = [finding for finding in findings if finding.verdict.outcome is Outcome.DIFFERENT]
-    print("\n".join(f"{finding.seed}: {finding.verdict.kind}" for finding in different))
     alone = [(finding.seed, setup) for finding in different]
     repeated = {
         seed: differs is not False for (seed, *_), differs in over_processes(differs_alone, alone, options.jobs)
