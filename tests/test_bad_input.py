@@ -320,3 +320,116 @@ def test_plugin_that_fails_to_import_is_one_warning_and_a_line_of_the_report(
             sg.jit(double, executors=["broken"])
     finally:
         plugins.installed.cache_clear()
+
+
+# --- functions that fail, or fall back, in eager's own way ---
+
+FALLBACKS = pytest.mark.parametrize("fallback", ["split", "eager"])
+
+
+def mismatched(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    return y @ torch.ones(7)
+
+
+def missing_argument(x: torch.Tensor) -> Any:
+    return torch.cat()  # type: ignore[call-arg]
+
+
+def out_of_range(x: torch.Tensor) -> torch.Tensor:
+    return x[5]
+
+
+def total(x: torch.Tensor) -> float:
+    return float(x.detach().numpy().sum())
+
+
+def refused_and_raising(x: torch.Tensor) -> torch.Tensor:
+    x.detach().numpy()
+    raise KeyError("the function's own")
+
+
+@FALLBACKS
+@pytest.mark.filterwarnings("ignore::switchgear.errors.FallbackWarning")
+@pytest.mark.parametrize("function", [mismatched, missing_argument, out_of_range, refused_and_raising])
+def test_what_raises_in_eager_raises_eagers_error_from_the_line_where_eager_does(function: Any, fallback: Any) -> None:
+    jitted = sg.jit(function, executors=["torch"], fallback=fallback)
+    with pytest.raises((RuntimeError, TypeError, IndexError, KeyError)) as expected:
+        function(numbers())
+    for _ in range(2):
+        with pytest.raises(expected.type) as caught:
+            jitted(numbers())
+        assert str(caught.value) == str(expected.value)
+        assert caught.value.__context__ is None
+        place = traceback.extract_tb(caught.value.__traceback__)[-1]
+        assert (place.filename, place.lineno) == (__file__, expected.traceback[-1].lineno + 1)
+
+
+@FALLBACKS
+def test_what_raises_in_eager_has_done_in_eager_what_came_before(fallback: Any) -> None:
+    counts, x, twin = {"calls": 0}, numbers(), numbers()
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        counts["calls"] += 1
+        x.mul_(2)
+        return x @ torch.ones(7)
+
+    jitted = sg.jit(function, executors=["torch"], fallback=fallback)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", errors.FallbackWarning)
+        for called, argument in ((jitted, x), (function, twin)):
+            with pytest.raises(RuntimeError, match="size"):
+                called(argument)
+    assert counts == {"calls": 2}
+    assert torch.equal(x, twin)
+
+
+@FALLBACKS
+def test_a_generator_function_gives_a_generator(fallback: Any) -> None:
+    def powers(x: torch.Tensor) -> Iterator[torch.Tensor]:
+        yield x
+        yield x * x
+        raise KeyError("at the third")
+
+    jitted = sg.jit(powers, executors=["torch"], fallback=fallback)
+    with falls_back("generator.*return a list"):
+        results: Any = jitted(numbers())
+    assert torch.equal(next(results), numbers())
+    assert torch.equal(next(results), numbers().square())
+    with pytest.raises(KeyError, match="at the third") as caught:
+        next(results)
+    assert traceback.extract_tb(caught.value.__traceback__)[-1].name == "powers"
+
+
+@FALLBACKS
+@pytest.mark.filterwarnings("ignore::switchgear.errors.FallbackWarning")
+def test_a_fallback_inside_a_fallback(fallback: Any) -> None:
+    """Each is named once; an error of the inner one comes through both."""
+    inside = []
+
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        inside.append(len(x))
+        if len(x) == 2:
+            raise KeyError("the inner one's own")
+        return x * total(x)
+
+    jitted_inner = sg.jit(inner, executors=["torch"], fallback=fallback)
+
+    def outer(x: torch.Tensor) -> torch.Tensor:
+        return jitted_inner(x).cos() + total(x)
+
+    def plain(x: torch.Tensor) -> torch.Tensor:
+        return (x * total(x)).cos() + total(x)
+
+    jitted = sg.jit(outer, executors=["torch"], fallback=fallback)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            assert torch.equal(jitted(numbers()), plain(numbers()))
+    named = [str(warning.message) for warning in caught if warning.category is errors.FallbackWarning]
+    assert sorted(message.partition(" ")[0].rpartition(".")[2] for message in named) == ["inner", "outer"]
+    assert inside == [3, 3, 3]
+    with pytest.raises(KeyError, match="the inner one's own") as raised:
+        jitted(numbers()[:2])
+    assert inside == [3, 3, 3, 2]
+    assert traceback.extract_tb(raised.value.__traceback__)[-1].name == "inner"

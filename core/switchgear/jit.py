@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from switchgear import torch_private as internals
+from switchgear.capture.doors import is_of_a_call
 from switchgear.capture.guards import OtherData
 from switchgear.capture.recorder import active_recorder
 from switchgear.capture.session import ContainerMatters
@@ -118,8 +119,15 @@ class Compiler:
         if self.calls == 1 and self.module is not None and is_uninitialised(self.module):
             return self.function(*args, **kwargs)
         unfit: dict[Entry, str] = {}
+        failure: Exception | None = None
         while True:
-            found = self._find(args, kwargs, unfit)
+            try:
+                found = self._find(args, kwargs, unfit)
+            except Exception as error:
+                if isinstance(error, SwitchgearError) or not is_of_a_call(error):
+                    raise
+                failure = error
+                break
             if isinstance(found, Fallback):
                 break
             entry, inputs, is_new = found
@@ -135,6 +143,10 @@ class Compiler:
                     )
                 )
                 break
+        if failure is not None:
+            self.function(*args, **kwargs)  # raises eager's own error
+            raise failure
+        assert isinstance(found, Fallback)
         splits = self._fallback == "split" and found.error.splits and self._can_be_split()
         self.fallbacks.count(found, splits, self._fallback == "quiet")
         return (self._split() if splits else self.function)(*args, **kwargs)
