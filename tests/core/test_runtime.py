@@ -576,6 +576,21 @@ def test_hooks_of_what_gets_no_gradient_are_not_called() -> None:
     assert nothing is None
 
 
+def test_what_gets_no_gradient_may_be_made_of_what_was_overwritten() -> None:
+    def function(x: T, y: T) -> T:
+        x.abs()
+        return y.tanh()
+
+    y = numbers(3, grad=True)
+    for called in (function, jit(function)):
+        base = numbers(3, grad=True) * 1
+        result = called(base * base, y)
+        with torch.no_grad():
+            base.zero_()
+        (gradient,) = torch.autograd.grad(result.sum(), y)
+        torch.testing.assert_close(gradient, 1 - y.tanh().square())
+
+
 def test_grad_output_of_another_dtype_or_layout() -> None:
     def gradient(function: Callable[[T], T], cotangent: T) -> T:
         x = numbers(4, 3, grad=True)

@@ -85,7 +85,7 @@ class Bridge:
             for p in training.joint.grad_outputs
         ]
         #: Inputs that are passed detached, or their hooks would be called with None.
-        self.constant = frozenset() if self.inner else _constant(training)
+        self.constant = _constant(training)
         wanted = tuple(
             proxy.requires_grad and i not in self.constant
             for i, proxy in enumerate(training.prepared.inputs)
@@ -315,14 +315,26 @@ class Bridge:
 def _constant(training: Training) -> frozenset[int]:
     """The inputs that require grad and get none, where others do: eager's backward does not come to them."""
     gradients = training.joint.trace.outputs[training.joint.count :]
+    if not any(gradient is not None for gradient in gradients):
+        return frozenset()
     saved = {proxy.name for proxy in training.saved}
     inputs = enumerate(zip(training.prepared.inputs, gradients, strict=True))
-    without = frozenset(
+    return frozenset(
         i
         for i, (proxy, gradient) in inputs
-        if proxy.requires_grad and gradient is None and proxy.name not in saved
+        if proxy.requires_grad
+        and gradient is None
+        and saved.isdisjoint(_made_of(proxy, training.prepared))
     )
-    return without if any(gradient is not None for gradient in gradients) else frozenset()
+
+
+def _made_of(proxy: TensorProxy, trace: Trace) -> set[str]:
+    """The names of the values that are computed from one, and its own."""
+    names = {proxy.name}
+    for item in trace.bound_symbols:
+        if not names.isdisjoint(value.name for value in item.inputs):
+            names.update(value.name for value in item.outputs)
+    return names
 
 
 def _keep(found: dict[Any, Any], key: Any, value: Any) -> None:
