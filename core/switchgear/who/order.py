@@ -113,6 +113,8 @@ def configured(asked: Order, plugins: Plugins, options: ExecutorOptions) -> Orde
 def _with_options(executor: Executor, options: Mapping[str, Any]) -> Executor:
     try:
         other: Any = executor.configured(options)
+    except InvalidInput:
+        raise
     except (TypeError, ValueError) as error:
         raise InvalidInput(f"options of executor {executor.name}: {error}") from error
     if not isinstance(other, Executor) or other.name != executor.name:
