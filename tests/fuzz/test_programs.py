@@ -23,12 +23,11 @@ from tests.fuzz.programs import Program, write_program
 from tests.fuzz.search import Setup, examine, examine_all, seeds, skeleton, smallest
 
 PROGRAMS = 100
-#: `python -m tests.fuzz` tolerates none.
-TOLERATED = 2
+#: One in a thousand differs where TorchDynamo takes it apart; `python -m tests.fuzz` tolerates none.
+TOLERATED = 1
 #: Set it to the seed that a failure names, to draw the same programs again.
 SEED_VARIABLE = "SWITCHGEAR_FUZZ_SEED"
-#: What differs today, and is known (issue 15): see `test_found`. Not drawn, not compared.
-KNOWN = Setup(without=("unseen_write", "optimiser_step", "detached", "callables"), ignored=("version has risen",))
+SETUP = Setup()
 
 
 def test_random_programs(record_property: Callable[[str, object], None], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,13 +35,13 @@ def test_random_programs(record_property: Callable[[str, object], None], monkeyp
     seed = int(os.environ.get(SEED_VARIABLE) or secrets.randbelow(2**31))
     record_property("fuzz_seed", seed)
     print(f"{SEED_VARIABLE}={seed}")
-    findings = [finding for group in examine_all(seeds(seed, PROGRAMS), 1, KNOWN) for finding in group]
+    findings = [finding for group in examine_all(seeds(seed, PROGRAMS), 1, SETUP) for finding in group]
     print(summary(findings))
     different = [finding for finding in findings if finding.verdict.outcome is Outcome.DIFFERENT]
     if len(different) > TOLERATED:
         first = different[0]
-        ((_, small),) = over_processes(smallest, [(first.seed, first.verdict.kind, KNOWN)], 1)
-        program, verdict = small or (write_program(first.seed, frozenset(KNOWN.without)), first.verdict)
+        ((_, small),) = over_processes(smallest, [(first.seed, first.verdict.kind, SETUP)], 1)
+        program, verdict = small or (write_program(first.seed, frozenset(SETUP.without)), first.verdict)
         pytest.fail(
             f"{len(different)} of {len(findings)} programs differ from eager; again with {SEED_VARIABLE}={seed}. "
             f"One of them, made small:\n\n{verdict.detail}\n\n{program}"
@@ -98,7 +97,7 @@ def test_a_difference_is_made_small() -> None:
     first = next(finding for finding in findings if finding.verdict.outcome is Outcome.DIFFERENT)
     program, verdict = smallest(first.seed, first.verdict.kind, setup)
     assert verdict.outcome is Outcome.DIFFERENT
-    assert len(program.function.splitlines()) <= 6, program.function
+    assert len(program.function.splitlines()) <= 8, program.function
     assert len(program.function) < len(write_program(first.seed).function)
 
 
