@@ -15,7 +15,7 @@ import transformers
 import switchgear as sg
 from switchgear.errors import InvalidInput, RecompileWarning, Unsupported
 from switchgear.jit import compiler_of, last_entry
-from switchgear.runtime import autograd_bridge
+from switchgear.runtime import backwards
 from tests.core.against_eager import numbers
 from tests.databases.comparison import differences
 from tests.databases.verdict import Case, Outcome, judge
@@ -316,8 +316,8 @@ def test_backwards_for_other_grad_outputs_serve_all_sizes() -> None:
     bridge = last_entry(jitted).bridge
     assert entries(jitted) == 1
     assert bridge is not None
-    assert not bridge._backwards
-    assert all(len(found) == 1 and not found[0][1] for found in bridge._generals.values())
+    assert not bridge.backwards._backwards
+    assert all(len(found) == 1 and not found[0][1] for found in bridge.backwards._generals.values())
 
 
 def test_grad_outputs_of_other_strides_are_compiled_by_their_sizes() -> None:
@@ -329,11 +329,11 @@ def test_grad_outputs_of_other_strides_are_compiled_by_their_sizes() -> None:
         assert torch.equal(x.grad, 2 * x.detach() * grad)  # type: ignore[arg-type]
     bridge = last_entry(jitted).bridge
     assert bridge is not None
-    assert len(bridge._backwards) == len(LENGTHS)
+    assert len(bridge.backwards._backwards) == len(LENGTHS)
 
 
 def test_backwards_that_are_made_by_size_are_dropped_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(autograd_bridge, "KEPT", 2)
+    monkeypatch.setattr(backwards, "KEPT", 2)
     jitted = dynamic(lambda x: x * x)
     for length in (3, 5, 8, 3):
         x, grad = numbers(length, 4, grad=True), numbers(4, length).t()
@@ -341,7 +341,7 @@ def test_backwards_that_are_made_by_size_are_dropped_in_time(monkeypatch: pytest
         assert torch.equal(x.grad, 2 * x.detach() * grad)  # type: ignore[arg-type]
     bridge = last_entry(jitted).bridge
     assert bridge is not None
-    assert len(bridge._backwards) == 2
+    assert len(bridge.backwards._backwards) == 2
 
 
 def test_a_scalar_grad_output_of_another_dtype_is_not_taken_for_another_size() -> None:
@@ -578,7 +578,7 @@ def test_a_language_model_compiles_once_for_ten_lengths_and_once_more_for_one(ma
     bridge = last_entry(jitted).bridge
     assert entries(jitted) == 2
     assert bridge is not None
-    assert not bridge._backwards
+    assert not bridge.backwards._backwards
 
 
 def test_a_language_model_by_batch_and_length(quiet: None) -> None:

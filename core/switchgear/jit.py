@@ -433,7 +433,7 @@ def last_traces(jitted: Any) -> list[Trace]:
 def last_backward_traces(jitted: Any) -> list[Trace]:
     """The stages of the backward last run, or about to run, of the entry last run; empty if it has no gradient."""
     bridge = last_entry(jitted).bridge
-    return [] if bridge is None else _shown(jitted, bridge.last_backward.stages)
+    return [] if bridge is None else _shown(jitted, bridge.backwards.last_backward.stages)
 
 
 def _shown(jitted: Any, stages: tuple[Trace, ...]) -> list[Trace]:
@@ -444,7 +444,7 @@ def _shown(jitted: Any, stages: tuple[Trace, ...]) -> list[Trace]:
 def last_choices(jitted: Any) -> tuple[Choice, ...]:
     """Who was chosen for what, and why others were not, in the entry last run: gradients, forward, backward."""
     entry = last_entry(jitted)
-    backward = entry.bridge.last_backward.choices if entry.bridge is not None else ()
+    backward = entry.bridge.backwards.last_backward.choices if entry.bridge is not None else ()
     return (*entry.forward.choices, *backward)
 
 

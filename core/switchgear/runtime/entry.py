@@ -29,7 +29,8 @@ from switchgear.compile.pipeline import (
     prepare,
 )
 from switchgear.errors import PluginWarning, Unsupported
-from switchgear.runtime.autograd_bridge import Bridge, Jit
+from switchgear.runtime.autograd_bridge import Bridge
+from switchgear.runtime.backwards import Jit
 from switchgear.runtime.epilogue import Finisher, finisher
 from switchgear.runtime.execution import maybe_views, runner
 from switchgear.runtime.modes import rare_modes_watched
@@ -159,13 +160,13 @@ class Entry:
 
     def programs(self) -> list[Program]:
         """The forward, and the backwards that were asked for."""
-        backwards = [] if self.bridge is None else self.bridge.programs()
+        backwards = [] if self.bridge is None else self.bridge.backwards.programs()
         return [self.forward, *[one.program for one in backwards if one.program is not None]]
 
     def exchange_all(self) -> None:
         """`exchange`, and the same for the backwards."""
         self.exchange()
-        for lazy in [] if self.bridge is None else self.bridge.programs():
+        for lazy in [] if self.bridge is None else self.bridge.backwards.programs():
             lazy()
 
     def _finishing(self) -> Run:

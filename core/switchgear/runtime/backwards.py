@@ -1,0 +1,311 @@
+"""The backwards of an entry: the one that is expected, and others made on first use as grad outputs need them.
+
+Which one it is says a pattern: layouts of the grad outputs, which gradients are wanted, and autocast. One for symbolic
+sizes serves calls of any sizes that meet its constraints; where none does, one is made for the sizes of the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+
+from switchgear import torch_private as internals
+from switchgear.capture.session import compiling
+from switchgear.capture.sizes import Computed, Constraint, Sizes, concrete
+from switchgear.compile.pipeline import (
+    LazyProgram,
+    Program,
+    Training,
+    compile_backward,
+    differentiable_backward,
+)
+from switchgear.errors import DataDependent, Unsupported
+from switchgear.ir.evaluation import evaluate
+from switchgear.ir.proxy import TensorProxy
+from switchgear.ir.symbol import DEL, proxies
+from switchgear.ir.trace import Trace
+from switchgear.runtime.execution import runner
+from switchgear.who.rules import Grads
+from switchgear.who.selection import Selection
+
+Jit: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
+#: In a pattern, strides as those of the output.
+EXPECTED = "expected"
+#: How many backwards are kept that are not for any sizes.
+KEPT = 256
+#: The grad outputs that arrive, None where one is undefined.
+Arriving: TypeAlias = tuple[torch.Tensor | None, ...]
+
+
+class Backwards:
+    """The backwards, by pattern. `rejit` compiles one that is to be differentiated in its turn, as any function.
+
+    `sparse`: a grad output may be, of one whose strides are all 0. No gradient is wanted of the inputs `constant`.
+    """
+
+    def __init__(
+        self,
+        training: Training,
+        selection: Selection,
+        rejit: Jit,
+        sizes: Sizes | None,
+        *,
+        sparse: bool,
+        constant: frozenset[int],
+    ) -> None:
+        self.training = training
+        self.sizes = sizes
+        self._selection = selection
+        self._rejit = rejit
+        self._sparse = sparse
+        expected: list[Any] = [
+            None if p is None else (p.stride, p.dtype, False, False)
+            for p in training.joint.grad_outputs
+        ]
+        wanted = tuple(
+            proxy.requires_grad and i not in constant
+            for i, proxy in enumerate(training.prepared.inputs)
+        )
+        nothing = (None,) * len(training.inner)
+        if sizes is not None:
+            expected = [p and (EXPECTED if any(p[0]) else p[0], *p[1:]) for p in expected]
+        #: By pattern, for calls of any sizes that meet the constraints.
+        self._generals: dict[Any, list[tuple[LazyProgram, tuple[Constraint | Computed, ...]]]] = {
+            (*expected, *nothing, wanted, ()): [(training.make_backward, ())]
+        }
+        #: By pattern and the sizes of the calls.
+        self._backwards: dict[Any, LazyProgram] = {}
+        self._differentiable: dict[Any, tuple[Callable[..., Any], Trace]] = {}
+        self.last: Last | None = None
+        self._last_backward: Program | None = None
+
+    def programs(self) -> list[LazyProgram]:
+        """The backwards that there are."""
+        generals = [lazy for kind in self._generals.values() for lazy, _ in kind]
+        return [one for one in (*generals, *self._backwards.values()) if one.program is not None]
+
+    @property
+    def last_backward(self) -> Program:
+        """The backward that was asked for last, or the one that is expected."""
+        return self._last_backward or self.training.backward
+
+    def backward_for(
+        self, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]
+    ) -> Last:
+        """The backward that takes these grad outputs, and gives the gradients of the inputs that are wanted.
+
+        `sizes` are those of the call. The backward that is expected takes any, each other one is for its own.
+        """
+        last = self.last
+        if last is not None and last.fits(grads, wanted, sizes) and not last.program.is_outdated:
+            return last
+        _check_strided(grads)
+        program = self._program(_pattern(grads, wanted), grads, wanted, sizes)
+        self._last_backward = program
+        last = self.last = Last(
+            program, grads, wanted, sizes, sparse=self._sparse, inner=len(self.training.inner)
+        )
+        return last
+
+    def _program(
+        self, pattern: Any, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]
+    ) -> Program:
+        general = pattern if self.sizes is None else self._general(pattern, sizes)
+        program = self._known(pattern, general, sizes)
+        if program is not None:
+            return program
+        with compiling(), torch.no_grad():
+            program = self._known(pattern, general, sizes)
+            if (
+                program is None
+                and self.sizes is not None
+                and general is not None
+                and not self.sizes.is_narrowed
+            ):
+                program = self._compile_general(general, wanted, sizes)
+            if program is None:
+                training = self._training_at(sizes)
+                # regions would be compiled for these sizes alone
+                selection = self._selection.without_fusion() if self.sizes else self._selection
+                grads_of = _proxies(training, pattern)
+                lazy = LazyProgram(
+                    partial(compile_backward, training, selection, grads_of, wanted), sizes=None
+                )
+                program = lazy()
+                _keep(self._backwards, (pattern, sizes), lazy)
+        return program
+
+    def _known(self, pattern: Any, general: Any, sizes: tuple[int, ...]) -> Program | None:
+        lazy = self._backwards.get((pattern, sizes))
+        return self._for_any_sizes(general, sizes) if lazy is None else lazy()
+
+    def _general(self, pattern: Any, sizes: tuple[int, ...]) -> Any:
+        """A pattern of grad outputs for calls of any sizes: of the strides of their outputs, or expanded from a scalar.
+
+        None where it is another one.
+        """
+        assert self.sizes is not None
+        own = self._strides_at(sizes)
+        found = [
+            each
+            if each is None or not any(each[0])
+            else (EXPECTED, *each[1:])
+            if each[0] == stride
+            else NotImplemented
+            for each, stride in zip(pattern, own, strict=False)
+        ]
+        return None if NotImplemented in found else (*found, *pattern[len(own) :])
+
+    def _strides_at(self, sizes: tuple[int, ...]) -> tuple[Any, ...]:
+        assert self.sizes is not None
+        ends = tuple([p and p.stride for p in self.training.ends])
+        strides: tuple[Any, ...] = concrete(ends, self.sizes.binding(sizes))
+        return strides
+
+    def _for_any_sizes(self, general: Any, sizes: tuple[int, ...]) -> Program | None:
+        binding = self.sizes.binding(sizes) if self.sizes else {}
+        for lazy, constraints in self._generals.get(general, ()):
+            if all(constraint.holds(binding) for constraint in constraints):
+                return lazy()
+        return None
+
+    def _compile_general(
+        self, general: Any, wanted: tuple[bool, ...], sizes: tuple[int, ...]
+    ) -> Program | None:
+        assert self.sizes is not None
+        grads = _proxies(self.training, general)
+        make = partial(compile_backward, self.training, self._selection, grads, wanted)
+        try:
+            program, constraints = self.sizes.compile_more(make)
+            lazy = LazyProgram(make, program, self.sizes)
+            self._generals.setdefault(general, []).append((lazy, constraints))
+        except (Unsupported, DataDependent):  # a program for the sizes of the call takes its place
+            return None
+        return self._for_any_sizes(general, sizes)
+
+    def _training_at(self, sizes: tuple[int, ...]) -> Training:
+        return self.training.at(self.sizes.binding(sizes)) if self.sizes else self.training
+
+    def differentiable_for(
+        self, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]
+    ) -> Callable[..., Any]:
+        """The same as a function of what is saved and the grad outputs, for `create_graph=True`."""
+        _check_strided(grads)
+        key = _pattern(grads, wanted), sizes
+        found = self._differentiable.get(key)
+        if found is None:
+            training = self._training_at(sizes)
+            with compiling(), torch.no_grad():
+                trace = differentiable_backward(
+                    training, self._selection, _proxies(training, _pattern(grads, wanted)), wanted
+                )
+            found = self._rejit(_evaluated(trace)), trace
+            _keep(self._differentiable, key, found)
+        return found[0]
+
+    def unread(
+        self, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]
+    ) -> frozenset[int]:
+        """The positions of the saved values that are not read by the backward for these grad outputs."""
+        if torch.is_grad_enabled():
+            self.differentiable_for(grads, wanted, sizes)
+            trace = self._differentiable[_pattern(grads, wanted), sizes][1]
+        else:
+            trace = self.backward_for(grads, wanted, sizes).program.stages[-1]
+        lines = [item for item in trace.bound_symbols if item.symbol != DEL]
+        read = {proxy.name for proxy in proxies((trace.outputs, [item.inputs for item in lines]))}
+        saved = trace.inputs[: len(self.training.saved)]
+        return frozenset(index for index, proxy in enumerate(saved) if proxy.name not in read)
+
+
+def _keep(found: dict[Any, Any], key: Any, value: Any) -> None:
+    """Keep what was made for a pattern, or for one and some sizes, of which there may be any number."""
+    found[key] = value
+    if len(found) > KEPT:
+        del found[next(iter(found))]
+
+
+class Last:
+    """The backward run last, and a cheap check that other grad outputs are for it too.
+
+    `is_simple`: it takes what is saved and all of the grad outputs as they arrive, with autocast off, and gives
+    gradients alone.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        grads: Arriving,
+        wanted: tuple[bool, ...],
+        sizes: tuple[int, ...],
+        *,
+        sparse: bool,
+        inner: int,
+    ) -> None:
+        self.program = program
+        self.run = runner(program, autocast=internals.autocast_active())
+        self.takes_sizes = bool(program.stages[-1].numbers)
+        self._sizes = sizes
+        self._wanted = wanted
+        self._defined = [grad is not None for grad in grads]
+        self.check = internals.tensor_guards([grad for grad in grads if grad is not None])
+        self._autocast = internals.autocast_key()
+        self.needed = (False, *wanted)
+        special = sparse or sizes or self.takes_sizes or self._autocast
+        outer = len(grads) - inner
+        self.is_simple = program.job is None and (
+            all(self._defined[:outer]) and not any(self._defined[outer:]) and not special
+        )
+
+    def fits(self, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]) -> bool:
+        """Whether it surely takes these grad outputs."""
+        return (
+            wanted == self._wanted
+            and sizes == self._sizes
+            # before the check, which raises for another number of tensors
+            and [grad is not None for grad in grads] == self._defined
+            and self.check(*[grad for grad in grads if grad is not None])
+            and internals.autocast_key() == self._autocast
+        )
+
+
+def _proxies(training: Training, pattern: Any) -> Grads:
+    """The grad outputs of a pattern."""
+    found: list[TensorProxy | None] = []
+    for proxy, each in zip(training.ends, pattern, strict=False):
+        if proxy is None or each is None:
+            found.append(None)
+            continue
+        stride, dtype, is_conj, is_neg = each
+        layout = {
+            "stride": proxy.stride if stride is EXPECTED else stride,
+            "dtype": dtype,
+            "storage_offset": 0,
+        }
+        bits = {"is_conj": is_conj, "is_neg": is_neg, "requires_grad": False}
+        found.append(replace(proxy, name=f"g_{proxy.name}", **layout, **bits))
+    return tuple(found)
+
+
+def _check_strided(grads: Arriving) -> None:
+    if any(grad is not None and grad.layout is not torch.strided for grad in grads):
+        raise Unsupported("a grad output is not a strided tensor")
+
+
+def _pattern(grads: Arriving, wanted: tuple[bool, ...]) -> Any:
+    pattern = [None if g is None else (g.stride(), g.dtype, g.is_conj(), g.is_neg()) for g in grads]
+    return (*pattern, wanted, internals.autocast_key())
+
+
+def _evaluated(trace: Trace) -> Callable[..., Any]:
+    def backward(*arguments: Any) -> Any:
+        values = {proxy.name: value for proxy, value in zip(trace.inputs, arguments, strict=True)}
+        values.update(trace.constants)
+        evaluate(trace.bound_symbols, values)
+        return tuple(None if proxy is None else values[proxy.name] for proxy in trace.outputs)
+
+    return backward
