@@ -32,7 +32,7 @@ def load(key: str) -> Any:
     return content.get("value") if isinstance(content, dict) and content.get("key") == key else None
 
 
-def store(key: str, value: Any) -> None:
+def store(key: str, value: object) -> None:
     """Keep a value; where the folder cannot be written to, nothing is kept."""
     try:
         file = _file(key)

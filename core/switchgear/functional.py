@@ -32,10 +32,10 @@ from switchgear.who.selection import Selection
 
 
 def grad(
-    function: Callable[..., Any],
+    function: Callable[..., object],
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
-    **options: Any,
+    **options: object,
 ) -> Callable[..., Any]:
     """The gradient of a function that returns a floating-point scalar, with respect to the arguments at `argnums`.
 
@@ -46,7 +46,7 @@ def grad(
     compute = value_and_grad(function, argnums, has_aux, **options)
 
     @functools.wraps(function)
-    def gradients(*args: Any, **kwargs: Any) -> Any:
+    def gradients(*args: object, **kwargs: object) -> Any:
         value, found = compute(*args, **kwargs)
         return (found, value[1]) if has_aux else found
 
@@ -64,7 +64,7 @@ def value_and_grad(
     asked = (argnums,) if isinstance(argnums, int) else tuple(argnums)
 
     @functools.wraps(function)
-    def compute(*args: Any, **kwargs: Any) -> Any:
+    def compute(*args: object, **kwargs: object) -> Any:
         positions = tuple(_position(number, args) for number in asked)
         result, pullback = _linearised(function, args, kwargs, positions, selection)
         value = result[0] if has_aux else result
@@ -83,7 +83,7 @@ def value_and_grad(
     return jitted
 
 
-def _position(number: int, args: tuple[Any, ...]) -> int:
+def _position(number: int, args: tuple[object, ...]) -> int:
     """An entry of `argnums` as a position; negative ones count from the end."""
     if not -len(args) <= number < len(args):
         raise InvalidInput(
@@ -113,7 +113,7 @@ def vjp(
     with torch.enable_grad():
         outputs, out_spec = flatten(jitted(*spec.unflatten(leaves)), objects=True)
 
-    def pullback(cotangents: Any) -> Any:
+    def pullback(cotangents: object) -> Any:
         given = zip(outputs, flatten(cotangents, objects=True)[0], strict=True)
         pairs = [
             pair for pair in given if isinstance(pair[0], torch.Tensor) and pair[0].requires_grad
@@ -130,9 +130,9 @@ def vjp(
 
 
 def _linearised(
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    function: Callable[..., object],
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
     positions: tuple[int, ...],
     selection: Selection,
 ) -> tuple[Any, Callable[[list[Any]], tuple[Any, ...]]]:
@@ -164,7 +164,7 @@ def _linearised(
     final = [proxy for proxy in joint.trace.outputs[: joint.count] if proxy is not None]
     evaluate(live(joint.trace.bound_symbols, final), values)
 
-    def pullback(cotangents: list[Any]) -> tuple[Any, ...]:
+    def pullback(cotangents: list[object]) -> tuple[Any, ...]:
         found = _pull(captured, trace, selection, values, cotangents, higher)
         zeros = (torch.zeros_like(leaf) if _is_inexact(leaf) else None for leaf in leaves)
         grouped = spec.unflatten([found.get(index, zero) for index, zero in enumerate(zeros)])[0]
@@ -273,5 +273,5 @@ def _add(sums: dict[int, torch.Tensor], index: int, term: torch.Tensor) -> None:
     sums[index] = sums[index] + term if index in sums else term
 
 
-def _is_inexact(leaf: Any) -> bool:
+def _is_inexact(leaf: object) -> bool:
     return isinstance(leaf, torch.Tensor) and (leaf.is_floating_point() or leaf.is_complex())

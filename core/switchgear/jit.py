@@ -98,7 +98,7 @@ class Compiler:
         self._lock = threading.RLock()
 
     @internals.opaque
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Run the entry that fits, the last one run tried first, or compile one."""
         entry = self.last
         if entry is not None:
@@ -111,7 +111,7 @@ class Compiler:
                 pass  # it is found out again, with what else does not fit
         return self.look_up(args, kwargs)
 
-    def look_up(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def look_up(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         """Run the entry that fits, by its key, or compile one; or the original function, where capture refuses."""
         if active_recorder() is not None or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
             return self.function(*args, **kwargs)
@@ -152,7 +152,7 @@ class Compiler:
         return (self._split() if splits else self.function)(*args, **kwargs)
 
     def examined(
-        self, selection: Selection, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, selection: Selection, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> Entry | Fallback:
         """What a call would run, or why it falls back, with another selection; it does not run, and is not kept."""
         options = self.options | {"strict": False, "fallback": "quiet"}
@@ -173,7 +173,7 @@ class Compiler:
         return self.splits[function].run
 
     def _find(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], unfit: dict[Entry, str]
+        self, args: tuple[object, ...], kwargs: dict[str, object], unfit: dict[Entry, str]
     ) -> tuple[Entry, Sequence[torch.Tensor], bool] | Fallback:
         """The entry that fits, its inputs and whether it is new, or why there is none. None of `unfit` fits."""
         key = None
@@ -232,13 +232,17 @@ class Compiler:
             return entry, inputs, True
 
     def _marks(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any], spec: Structure
+        self,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        leaves: list[object],
+        spec: Structure,
     ) -> Marks:
         if self.dynamic is None:
             return self._varying.marks(kind_of(spec, leaves))
         return marked(self.dynamic, self._parameters, args, kwargs, leaves) if self.dynamic else {}
 
-    def _refused(self, error: Unsupported | DataDependent, key: Any = None) -> Fallback:
+    def _refused(self, error: Unsupported | DataDependent, key: object = None) -> Fallback:
         if self.strict:
             raise error
         return self.fallbacks.add(error, key)
@@ -253,7 +257,7 @@ def jit(function: None = None, **options: Unpack[Options]) -> Decorator: ...
 @internals.opaque
 @with_defaults
 def jit(
-    function: Callable[..., Any] | nn.Module | None = None,
+    function: Callable[..., object] | nn.Module | None = None,
     *,
     methods: Sequence[str] = (),
     executors: Executors = "auto",
@@ -273,7 +277,7 @@ def jit(
     specialize_on_data: bool | None = None,
     dynamic: Dynamic | None = None,
     fuel: int | Fuel | None = None,
-    **unknown: Any,
+    **unknown: object,
 ) -> Any:
     """A function or module that runs as compiled traces; also a decorator, with or without options.
 
@@ -380,7 +384,7 @@ def jit(
     )
     again = functools.partial(jit, **own)
 
-    def compiler(function: Callable[..., Any], module: nn.Module | None) -> Compiler:
+    def compiler(function: Callable[..., object], module: nn.Module | None) -> Compiler:
         return Compiler(function, module, selection, own)
 
     if isinstance(function, nn.Module):
@@ -396,7 +400,7 @@ def jit(
 
 
 def dynamo_backend(
-    graph: torch.fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any] | None = None
+    graph: torch.fx.GraphModule, inputs: Sequence[object], options: dict[str, object] | None = None
 ) -> Callable[..., Any]:
     """The backend "switchgear" of `torch.compile`, whose `options` are those of `jit`: each graph is jitted."""
 
@@ -409,7 +413,7 @@ def dynamo_backend(
     return graph_runner(graph, inputs, compile_graph)[1]
 
 
-def compiler_of(jitted: Any) -> Compiler:
+def compiler_of(jitted: object) -> Compiler:
     """The compiler behind what `jit` returned; `TypeError` for anything else."""
     compiler = getattr(jitted, "_switchgear", None)
     if not isinstance(compiler, Compiler):
@@ -417,7 +421,7 @@ def compiler_of(jitted: Any) -> Compiler:
     return compiler
 
 
-def last_entry(jitted: Any) -> Entry:
+def last_entry(jitted: object) -> Entry:
     """The entry last run."""
     entry = compiler_of(jitted).last
     if entry is None:
@@ -425,30 +429,30 @@ def last_entry(jitted: Any) -> Entry:
     return entry
 
 
-def last_traces(jitted: Any) -> list[Trace]:
+def last_traces(jitted: object) -> list[Trace]:
     """The stages of the forward of the entry last run; the last one is what is executed."""
     return _shown(jitted, last_entry(jitted).forward.stages)
 
 
-def last_backward_traces(jitted: Any) -> list[Trace]:
+def last_backward_traces(jitted: object) -> list[Trace]:
     """The stages of the backward last run, or about to run, of the entry last run; empty if it has no gradient."""
     bridge = last_entry(jitted).bridge
     return [] if bridge is None else _shown(jitted, bridge.backwards.last_backward.stages)
 
 
-def _shown(jitted: Any, stages: tuple[Trace, ...]) -> list[Trace]:
+def _shown(jitted: object, stages: tuple[Trace, ...]) -> list[Trace]:
     link = compiler_of(jitted).link
     return [replace(trace, links_shown=link) for trace in stages]
 
 
-def last_choices(jitted: Any) -> tuple[Choice, ...]:
+def last_choices(jitted: object) -> tuple[Choice, ...]:
     """Who was chosen for what, and why others were not, in the entry last run: gradients, forward, backward."""
     entry = last_entry(jitted)
     backward = entry.bridge.backwards.last_backward.choices if entry.bridge is not None else ()
     return (*entry.forward.choices, *backward)
 
 
-def last_saved(jitted: Any) -> tuple[Saved, ...]:
+def last_saved(jitted: object) -> tuple[Saved, ...]:
     """What the forward of the entry last run keeps for its backward, and why; nothing if it has no gradient."""
     bridge = last_entry(jitted).bridge
     return () if bridge is None else saved_values(bridge.training.parts)

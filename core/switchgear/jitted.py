@@ -45,7 +45,7 @@ class Compiled(Protocol):
     last: Entry | None
     calls: int
 
-    def look_up(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def look_up(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         """Run a call that the entry last run does not fit."""
 
 
@@ -78,7 +78,7 @@ class JitFunction:
 
     __call__ = _run
 
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
 
     def __repr__(self) -> str:
@@ -105,7 +105,7 @@ class JitFunction:
         return self._switchgear_again, (function,)
 
 
-def _named(function: Callable[..., Any]) -> Any:
+def _named(function: Callable[..., object]) -> Any:
     """What stands where pickle looks for a function."""
     place: Any = sys.modules.get(getattr(function, "__module__", None) or "")
     for name in getattr(function, "__qualname__", "").split("."):
@@ -118,7 +118,7 @@ def _is_own(method: types.MethodType) -> bool:
     return getattr(type(method.__self__), method.__name__, None) is method.__func__
 
 
-def _method(again: Callable[..., Any], instance: Any, name: str) -> Any:
+def _method(again: Callable[..., object], instance: object, name: str) -> Any:
     return again(getattr(type(instance), name).__get__(instance))
 
 
@@ -148,7 +148,7 @@ class JitModule:
         own = self._switchgear_forward
         return made if own is None else (*made, own)
 
-    def __setstate__(self, own: Callable[..., Any]) -> None:
+    def __setstate__(self, own: Callable[..., object]) -> None:
         object.__setattr__(self, "_switchgear_forward", own)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -180,7 +180,7 @@ class _Forward:
         own = instance._switchgear_forward
         return types.MethodType(self.function, instance) if own is None else own
 
-    def __set__(self, instance: Any, forward: Any) -> None:
+    def __set__(self, instance: object, forward: object) -> None:
         is_itself = forward == types.MethodType(self.function, instance)
         object.__setattr__(instance, "_switchgear_forward", None if is_itself else forward)
 
@@ -267,9 +267,9 @@ def _initialised_class(kind: Any, methods: Sequence[str]) -> Callable[[Any], typ
 
 def jitted_module(
     module: nn.Module,
-    compiler: Callable[[Callable[..., Any], nn.Module], Compiled],
-    again: Callable[..., Any],
-    method_again: Callable[..., Any],
+    compiler: Callable[[Callable[..., object], nn.Module], Compiled],
+    again: Callable[..., object],
+    method_again: Callable[..., object],
     methods: Sequence[str],
 ) -> nn.Module:
     """A module that shares the state of `module`, and runs what `compiler` makes of its forward and `methods`."""
@@ -301,7 +301,7 @@ def _forward_of(module: nn.Module) -> Callable[..., Any]:
     """Its forward at the time of a call, named as the module is."""
 
     @functools.wraps(module.forward)
-    def forward(*args: Any, **kwargs: Any) -> Any:
+    def forward(*args: object, **kwargs: object) -> Any:
         return module.forward(*args, **kwargs)
 
     forward.__qualname__ = type(module).__name__

@@ -12,7 +12,7 @@ import torch
 from switchgear.errors import Unsupported
 
 
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+def tensors_in(value: object) -> Iterator[torch.Tensor]:
     """The tensors in a nest of tuples, lists and dicts, in order."""
     if isinstance(value, torch.Tensor):
         yield value
@@ -24,7 +24,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(item)
 
 
-def containers_in(value: Any) -> Iterator[Any]:
+def containers_in(value: object) -> Iterator[Any]:
     """The lists, dicts, sets and deques in a nest of these and tuples, each once."""
     pending, seen = [value], set[int]()
     while pending:
@@ -37,7 +37,7 @@ def containers_in(value: Any) -> Iterator[Any]:
             yield part
 
 
-def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
+def map_tensors(function: Callable[[torch.Tensor], object], value: object) -> Any:
     """`value` with every tensor in its nest of tuples, lists, dicts and slices replaced by `function(tensor)`."""
     if isinstance(value, torch.Tensor):
         return function(value)

@@ -82,17 +82,17 @@ def defaults(**options: Unpack[Defaults]) -> Iterator[None]:
         _DEFAULTS.reset(token)
 
 
-def with_defaults(jit: Callable[..., Any]) -> Callable[..., Any]:
+def with_defaults(jit: Callable[..., object]) -> Callable[..., Any]:
     """`jit`, with what is in force for the options that a call does not give."""
 
     @functools.wraps(jit)
-    def with_those_in_force(function: Any = None, **options: Any) -> Any:
+    def with_those_in_force(function: object = None, **options: object) -> Any:
         return jit(function, **{**_from_environment(), **_DEFAULTS.get(), **options})
 
     return with_those_in_force
 
 
-def check_options(options: Mapping[str, Any], names: Sequence[str] = ()) -> None:
+def check_options(options: Mapping[str, object], names: Sequence[str] = ()) -> None:
     """Raise `TypeError` for names that are none of `Defaults` or `names`, `ValueError` for words that mean nothing."""
     known = *names, *Defaults.__annotations__
     unknown = [name for name in options if name not in known]

@@ -12,7 +12,7 @@ from typing import Any
 
 
 @contextlib.contextmanager
-def replaced(holder: Any, name: str, value: Any) -> Iterator[None]:
+def replaced(holder: object, name: str, value: object) -> Iterator[None]:
     """`holder.name`, an attribute of its own or inherited, is `value`."""
     inherited = name not in vars(holder)
     original = None if inherited else vars(holder)[name]
@@ -27,12 +27,12 @@ def replaced(holder: Any, name: str, value: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def redirected(holder: Any, name: str, target: Callable[..., Any]) -> Iterator[None]:
+def redirected(holder: object, name: str, target: Callable[..., object]) -> Iterator[None]:
     """Calls of `holder.name` from this thread are calls of `target`, which is handed the original as first argument."""
     found, thread = inspect.getattr_static(holder, name), threading.get_ident()
     original = getattr(found, "__func__", found)
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         if threading.get_ident() == thread:
             return target(original, *args, **kwargs)
         return original(*args, **kwargs)

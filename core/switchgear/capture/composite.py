@@ -52,7 +52,7 @@ def close(recorder: Recorder, call: Call, *tags: str) -> None:
     recorder.tape.lines.extend((*call.before, *lines))
 
 
-def output_of(recorder: Recorder, result: Any) -> Any:
+def output_of(recorder: Recorder, result: object) -> Any:
     """The nested output of a composite, or NotImplemented where it holds more than tensors and None."""
     if isinstance(result, torch.Tensor) and internals.is_wrapper(result):
         return recorder.values.proxy_of(recorder.tracker.fake_of(result))

@@ -139,14 +139,14 @@ class _Functions(TorchFunctionMode):
             call.output = output_of(recorder, result)
             return result
 
-    def _reopened(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _reopened(self, function: Callable[..., object]) -> Callable[..., Any]:
         """A function of PyTorch written in Python as one whose calls come in at this door."""
         if not isinstance(function, types.FunctionType) or function.__module__ not in _REOPENED:
             return function
         if self.recorder.tape.frame.fn is function:
             return function
 
-        def run(*args: Any, **kwargs: Any) -> Any:
+        def run(*args: object, **kwargs: object) -> Any:
             with self:
                 return _without_override(function)(*args, **kwargs)
 
@@ -169,7 +169,7 @@ def _sizes_decomposed(call: Call) -> contextlib.AbstractContextManager[None]:
 def _without_override(fn: types.FunctionType) -> types.FunctionType:
     """A copy of a function of PyTorch that does not hand over to function modes: the calls it makes are seen."""
 
-    def no_override(*args: Any) -> bool:
+    def no_override(*args: object) -> bool:
         return False
 
     names = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
@@ -372,7 +372,7 @@ def _lift(recorder: Recorder, call: Operation) -> torch.Tensor:
 
 
 def _with_dims(
-    recorder: Recorder, func: internals.OpOverload, args: tuple[Any, ...]
+    recorder: Recorder, func: internals.OpOverload, args: tuple[object, ...]
 ) -> tuple[Any, ...]:
     """The arguments, for strides as the kernels have them: dimensions that broadcasting adds have stride 0.
 

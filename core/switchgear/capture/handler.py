@@ -52,7 +52,7 @@ class Handler:
         return None
 
     def running(
-        self, recorder: Recorder, roots: Sequence[Any], arguments: Mapping[int, Any]
+        self, recorder: Recorder, roots: Sequence[object], arguments: Mapping[int, object]
     ) -> contextlib.AbstractContextManager[None]:
         """Entered while the function runs, once for every attempt to capture it.
 
@@ -65,7 +65,7 @@ class Handler:
         """How a call finds a tensor again that is neither an argument nor in a module, if it is known."""
         return None
 
-    def finish(self, recorder: Recorder, result: Any) -> Any:
+    def finish(self, recorder: Recorder, result: object) -> Any:
         """What is to be returned instead; `recorder.guards` and `recorder.after` may be added to."""
         return result
 
@@ -149,7 +149,7 @@ class Handlers:
 
     @contextlib.contextmanager
     def running(
-        self, recorder: Recorder, roots: Sequence[Any], arguments: Mapping[int, Any]
+        self, recorder: Recorder, roots: Sequence[object], arguments: Mapping[int, object]
     ) -> Iterator[None]:
         """What handlers want around the run of the function, the first outermost."""
         with contextlib.ExitStack() as stack:
@@ -162,7 +162,7 @@ class Handlers:
         sources = (handler.source(recorder, tensor) for handler in self._overriding("source"))
         return next((source for source in sources if source is not None), None)
 
-    def finish(self, recorder: Recorder, result: Any) -> Any:
+    def finish(self, recorder: Recorder, result: object) -> Any:
         """What is returned, once every handler has seen it."""
         for handler in self._overriding("finish"):
             result = self._ask(handler, "finish", recorder, result)
@@ -198,14 +198,14 @@ class Handlers:
         """The first answer to the call of an operator overload that needs data, or `PASS`."""
         return self._first("by_data", self._overriding("by_data"), recorder, call, need)
 
-    def _first(self, method: str, handlers: Iterable[Handler], *args: Any) -> Any:
+    def _first(self, method: str, handlers: Iterable[Handler], *args: object) -> Any:
         for handler in handlers:
             answer = self._ask(handler, method, *args)
             if answer is not PASS:
                 return answer
         return PASS
 
-    def _ask(self, handler: Handler, method: str, *args: Any) -> Any:
+    def _ask(self, handler: Handler, method: str, *args: object) -> Any:
         try:
             return getattr(handler, method)(*args)
         except Exception as error:

@@ -79,7 +79,7 @@ def _generators_known(recorder: Recorder, call: Operation) -> Given:
     return tuple(map(known, call.args)), {name: known(arg) for name, arg in kwargs.items()}
 
 
-def _outputs(recorder: Recorder, result: Any, flags: Iterator[bool]) -> Any:
+def _outputs(recorder: Recorder, result: object, flags: Iterator[bool]) -> Any:
     """The proxies of what an operator returned, each under a name of its own."""
     names: set[str] = set()
 
@@ -108,7 +108,7 @@ def calls(recorder: Recorder, name: str) -> bool:
     return symbol is not None and name in symbol.name.split(".")
 
 
-def _note_view_unseen(recorder: Recorder, args: tuple[Any, ...]) -> None:
+def _note_view_unseen(recorder: Recorder, args: tuple[object, ...]) -> None:
     """A view is made under no_grad, which is a leaf of autograd or not by what it is a view of."""
     recorder.matters.bases = True
     written = recorder.tracker.writes.memory
@@ -130,7 +130,7 @@ def _refuse_odd_gradient(recorder: Recorder, view: torch.Tensor, viewed: torch.T
 
 
 def _differentiable(
-    recorder: Recorder, call: Operation, given: Given, result: Any
+    recorder: Recorder, call: Operation, given: Given, result: object
 ) -> tuple[bool, ...]:
     """Which results of a call require grad, by asking PyTorch's own formula."""
     func = call.func

@@ -34,7 +34,11 @@ class Modules:
         self.state = state_of(root, prefix) | self.state
 
     def call(
-        self, original: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any
+        self,
+        original: Callable[..., object],
+        module: torch.nn.Module,
+        *args: object,
+        **kwargs: object,
     ) -> Any:
         """Call a module; it may be no part of the root, but one that the function closes over or makes."""
         if id(module) not in self._paths:

@@ -84,7 +84,7 @@ def differentiable_outputs(outputs: Outputs) -> bool:
     return any(outputs.proxies[place].requires_grad for place in places)
 
 
-def outputs_of(recorder: Recorder, result: Any, *, views: bool) -> Outputs:
+def outputs_of(recorder: Recorder, result: object, *, views: bool) -> Outputs:
     """What came out of the function that `recorder` watched, its return value among it.
 
     Without `views` every tensor returned that is no input itself is an output of the trace.
@@ -104,7 +104,7 @@ def outputs_of(recorder: Recorder, result: Any, *, views: bool) -> Outputs:
 class _Collector:
     """Tells apart, among what comes out, values of the trace, inputs, and views of either."""
 
-    def __init__(self, recorder: Recorder, leaves: list[Any], views: bool) -> None:
+    def __init__(self, recorder: Recorder, leaves: list[object], views: bool) -> None:
         self.recorder = recorder
         self.tracker = recorder.tracker
         self._apart = views
@@ -183,7 +183,7 @@ class _Collector:
                 f"the function resizes the storage of {found.proxy.name}; do so outside the jitted function"
             )
 
-    def returned(self, leaf: Any) -> Returned:
+    def returned(self, leaf: object) -> Returned:
         """Where a leaf of the return value is to be found after a call."""
         if not isinstance(leaf, torch.Tensor):
             leaf = fixed(leaf)

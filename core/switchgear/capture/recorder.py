@@ -118,12 +118,12 @@ class Recorder:
         """Let what runs inside pass unrecorded."""
         return self.tape.paused()
 
-    def record(self, symbol: Symbol, args: tuple[Any, ...], output: Any, *tags: str) -> None:
+    def record(self, symbol: Symbol, args: tuple[object, ...], output: object, *tags: str) -> None:
         """Record a call that no mode saw, of values of the trace."""
         self.tape.record(symbol, args, output, *tags)
 
     def recorded(
-        self, symbol: Symbol, args: tuple[Any, ...], output: TensorProxy, *tags: str
+        self, symbol: Symbol, args: tuple[object, ...], output: TensorProxy, *tags: str
     ) -> torch.Tensor:
         """Record a call of a symbol of our own; the wrapper that stands for its output."""
         given = map_tensors(self.adopted, args)
@@ -170,14 +170,14 @@ class Recorder:
             self.inputs.add(tensor, wrapper, proxy, view is not None)
         return wrapper
 
-    def track_outputs(self, result: Any) -> Any:
+    def track_outputs(self, result: object) -> Any:
         """Take note of the tensors that a call returned."""
         for tensor in tensors_in(result):
             if self._is_own(tensor):
                 self.tracker.reconcile(tensor)
         return result
 
-    def known_generator(self, value: Any) -> Any:
+    def known_generator(self, value: object) -> Any:
         """A value, or the generator among the arguments that it is or stands for."""
         # a grad rule has those of the trace
         if not isinstance(value, torch.Generator) or not self.follow_autograd:

@@ -56,7 +56,7 @@ def seeding_refused() -> Iterator[None]:
         yield
 
 
-def _refuse(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _refuse(original: Callable[..., object], *args: object, **kwargs: object) -> Any:
     recorder = active_recorder()
     if recorder is None:
         return original(*args, **kwargs)
@@ -67,7 +67,7 @@ def _refuse(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _refusing(name: str) -> Callable[..., Any]:
-    def method(generator: StandIn, *args: Any, **kwargs: Any) -> Any:
+    def method(generator: StandIn, *args: object, **kwargs: object) -> Any:
         return _refuse(getattr(generator.original, name), *args, **kwargs)
 
     return method

@@ -83,8 +83,8 @@ class Captured:
 
 
 def capture(
-    function: Callable[..., Any],
-    leaves: list[Any],
+    function: Callable[..., object],
+    leaves: list[object],
     spec: Structure,
     handlers: Handlers,
     module: torch.nn.Module | None = None,
@@ -198,7 +198,7 @@ def _functional_writes() -> Iterator[None]:
 
 
 def _identical(
-    leaves: list[Any], recorder: Recorder
+    leaves: list[object], recorder: Recorder
 ) -> Iterator[tuple[int, int | weakref.ref[torch.Tensor]]]:
     first: dict[int, int] = {}
     for index, leaf in enumerate(leaves):
@@ -211,8 +211,8 @@ def _identical(
 
 
 def _run(
-    function: Callable[..., Any],
-    leaves: list[Any],
+    function: Callable[..., object],
+    leaves: list[object],
     spec: Structure,
     recorder: Recorder,
     inputs: Sources,
@@ -260,7 +260,7 @@ def _errors_of_fakes() -> Iterator[None]:
         ) from error
 
 
-def _refuse_generators(result: Any) -> None:
+def _refuse_generators(result: object) -> None:
     if any(isinstance(leaf, StandIn) for leaf in flatten(result, objects=True)[0]):
         raise Unsupported("the function returns a torch.Generator; return what is drawn from it")
 

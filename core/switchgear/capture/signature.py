@@ -110,12 +110,12 @@ class Held:
         """By what its dimensions are marked."""
         return self.path
 
-    def fetch(self, argument: Any = None) -> Any:
+    def fetch(self, argument: object = None) -> Any:
         """What lies there now, None where nothing does or the places that shared it hold different tensors."""
         value = self._here(argument)
         return value if all(other._here(argument) is value for other in self.tied) else None
 
-    def _here(self, argument: Any) -> Any:
+    def _here(self, argument: object) -> Any:
         try:
             return follow(argument if isinstance(self.owner, Argument) else self.owner, self.steps)
         except (LookupError, AttributeError, TypeError, ValueError):
@@ -162,7 +162,7 @@ InputSource = OwnSource | Base
 
 
 def flatten_arguments(
-    args: tuple[Any, ...], kwargs: dict[str, Any], whole: bool = False
+    args: tuple[object, ...], kwargs: dict[str, object], whole: bool = False
 ) -> tuple[list[Any], Structure]:
     """The leaves of a call's arguments: tensors, Python values that a trace can be specialised on, and objects.
 
@@ -183,12 +183,12 @@ def flatten_arguments(
     return leaves, spec
 
 
-def _is_value(leaf: Any) -> bool:
+def _is_value(leaf: object) -> bool:
     parts = (leaf.start, leaf.stop, leaf.step) if isinstance(leaf, slice) else (leaf,)
     return all(isinstance(part, _VALUES) for part in parts)
 
 
-def is_object(leaf: Any) -> bool:
+def is_object(leaf: object) -> bool:
     """Whether an argument is an object of any class written in Python, or a container: a call looks into it."""
     if isinstance(leaf, (list, dict, set, deque, types.SimpleNamespace)):
         return True
@@ -196,7 +196,7 @@ def is_object(leaf: Any) -> bool:
     return is_written_in_python and not isinstance(leaf, torch.Tensor) and not _is_value(leaf)
 
 
-def _class_name(leaf: Any) -> str:
+def _class_name(leaf: object) -> str:
     return f"{type(leaf).__module__}.{type(leaf).__qualname__}"
 
 
@@ -220,7 +220,7 @@ def check_tensor(tensor: torch.Tensor, what: str) -> None:
         raise Unsupported(f"{what} is quantised or nested: not supported", splits=False)
 
 
-def check_devices(leaves: list[Any]) -> None:
+def check_devices(leaves: list[object]) -> None:
     """Refuse arguments on several accelerators; 0-dim CPU tensors go with any."""
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     devices = {tensor.device for tensor in tensors if tensor.dim() or tensor.device.type != "cpu"}
@@ -231,7 +231,7 @@ def check_devices(leaves: list[Any]) -> None:
         )
 
 
-def check_returned(leaf: Any) -> None:
+def check_returned(leaf: object) -> None:
     """Refuse a return value that a later call could not make again."""
     if _is_value(leaf) and not isinstance(leaf, _HELD):
         return

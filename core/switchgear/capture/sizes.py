@@ -42,7 +42,7 @@ class Constraint:
     condition: str
     where: str
 
-    def holds(self, binding: Mapping[str, Any]) -> bool:
+    def holds(self, binding: Mapping[str, object]) -> bool:
         """Whether it does for these sizes, by name."""
         return bool(eval(self.condition, {"torch": torch}, dict(binding)))
 
@@ -200,12 +200,12 @@ def symbolic(sizes: Sizes | None) -> Iterator[None]:
         yield
 
 
-def python(number: Any) -> str:
+def python(number: object) -> str:
     """A symbolic number as Python, by the names of sizes."""
     return internals.python_of_number(number)
 
 
-def settled(value: Any) -> Any:
+def settled(value: object) -> Any:
     """Arguments of a call, without symbolic numbers that a trace does not hold: truth values, and floats.
 
     An expression of floats may be written in another order than Python computed it, and round otherwise.
@@ -215,7 +215,7 @@ def settled(value: Any) -> Any:
     )
 
 
-def map_numbers(function: Callable[[Any], Any], value: Any) -> Any:
+def map_numbers(function: Callable[[object], object], value: object) -> Any:
     """`value` with every symbolic number in its nest of tuples, lists, dicts and slices replaced."""
     if isinstance(value, internals.SYMBOLIC):
         return function(value)
@@ -233,7 +233,7 @@ def map_numbers(function: Callable[[Any], Any], value: Any) -> Any:
     return value
 
 
-def has_numbers(value: Any) -> bool:
+def has_numbers(value: object) -> bool:
     """Whether there is a symbolic number in a nest of tuples, lists, dicts and slices."""
     if isinstance(value, (tuple, list)):
         return any(map(has_numbers, value))
@@ -258,7 +258,7 @@ def sizes_of(items: Iterable[BoundSymbol]) -> dict[NumberProxy, torch.SymInt]:
         return {}
     names: set[str] = set()
 
-    def noted(number: Any) -> Any:
+    def noted(number: object) -> Any:
         names.update(internals.names_in(number))
         return number
 
@@ -268,7 +268,7 @@ def sizes_of(items: Iterable[BoundSymbol]) -> dict[NumberProxy, torch.SymInt]:
     return {NumberProxy(name): symbol for name, symbol in sizes.symbols.items() if name in names}
 
 
-def concrete(value: Any, binding: Mapping[str, int]) -> Any:
+def concrete(value: object, binding: Mapping[str, int]) -> Any:
     """A part of a trace, or of what hangs together with one, for calls whose sizes are these."""
 
     @functools.cache
@@ -280,7 +280,7 @@ def concrete(value: Any, binding: Mapping[str, int]) -> Any:
     )
 
 
-def _decide(number: Any) -> Any:
+def _decide(number: object) -> Any:
     """A symbolic number as it is in the call at hand, to which other calls are held from now on."""
     return bool(number) if isinstance(number, torch.SymBool) else internals.decide_all(number)
 
@@ -290,8 +290,8 @@ def fixed(value: Part) -> Part:
     return _with_numbers(_decide, value)  # type: ignore[no-any-return]
 
 
-def _with_numbers(number: Callable[[Any], Any], value: Any) -> Any:
-    def made(value: Any) -> Any:
+def _with_numbers(number: Callable[[object], object], value: object) -> Any:
+    def made(value: object) -> Any:
         if isinstance(value, TensorProxy):
             shape, stride, offset = map_numbers(
                 number, (value.shape, value.stride, value.storage_offset)
@@ -325,9 +325,9 @@ def _with_numbers(number: Callable[[Any], Any], value: Any) -> Any:
 def marked(
     dynamic: Dynamic,
     signature: inspect.Signature | None,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    leaves: list[Any],
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+    leaves: list[object],
 ) -> Marks:
     """The dynamic dimensions of the tensors in a call."""
     places = [(index, leaf) for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
@@ -350,7 +350,7 @@ def marked(
     return {index: frozenset(dims[id(leaf)]) for index, leaf in places if id(leaf) in dims}
 
 
-def check_dynamic(dynamic: Any, function: Callable[..., Any]) -> inspect.Signature | None:
+def check_dynamic(dynamic: object, function: Callable[..., object]) -> inspect.Signature | None:
     """The signature of a function whose parameters `dynamic` names, if it does; `InvalidInput` if one is none."""
     if dynamic is None or isinstance(dynamic, bool):
         return None
@@ -369,7 +369,7 @@ def check_dynamic(dynamic: Any, function: Callable[..., Any]) -> inspect.Signatu
     return signature
 
 
-def _is_marking(name: Any, dims: Any) -> bool:
+def _is_marking(name: object, dims: object) -> bool:
     return (
         isinstance(name, str)
         and isinstance(dims, Collection)

@@ -28,7 +28,7 @@ class Structure:
         """Whether there is no nesting at all."""
         return self.spec.is_leaf() and not self.records
 
-    def unflatten(self, leaves: list[Any]) -> Any:
+    def unflatten(self, leaves: list[object]) -> Any:
         """The nested value with these leaves."""
         if self.records:
             leaves = list(leaves)
@@ -41,7 +41,7 @@ class Structure:
         """Python for the nested value, given that for each leaf; None for what is more than tuples, lists and dicts."""
         return None if self.records else _expression(self.spec, iter(leaves))
 
-    def taking_apart(self, scope: dict[str, Any]) -> list[str]:
+    def taking_apart(self, scope: dict[str, object]) -> list[str]:
         """Statements that take the `args` and `kwargs` of a call apart, its leaves named `a0`, `a1`, ...
 
         They return None if the structure is another. What they refer to is entered into `scope`. They raise KeyError
@@ -81,7 +81,7 @@ def _take_parts(
     structure: Structure,
     parts: Iterable[str],
     leaves: Iterator[str],
-    scope: dict[str, Any],
+    scope: dict[str, object],
     lines: list[str],
 ) -> None:
     records = {index: (kind, fields, inner) for index, kind, fields, inner in structure.records}
@@ -103,7 +103,9 @@ def _take_parts(
             lines.append(f"{next(leaves)} = {name}")
 
 
-def _open(spec: pytree.TreeSpec, name: str, scope: dict[str, Any], lines: list[str]) -> list[str]:
+def _open(
+    spec: pytree.TreeSpec, name: str, scope: dict[str, object], lines: list[str]
+) -> list[str]:
     """The names of the children of a container, and in `lines` what compares it and names them."""
     kind, size = spec.type, spec.num_children
     parts = [f"{name}_{index}" for index in range(size)]
@@ -141,7 +143,7 @@ def _open(spec: pytree.TreeSpec, name: str, scope: dict[str, Any], lines: list[s
 
 
 def flatten(
-    value: Any, *, objects: bool = False, apart: dict[str, Any] | None = None
+    value: object, *, objects: bool = False, apart: dict[str, object] | None = None
 ) -> tuple[list[Any], Structure]:
     """The leaves of a nested value, and its structure.
 
@@ -149,7 +151,7 @@ def flatten(
     transformers). Where `apart` is given, every other list, dict, set or deque is a leaf.
     """
 
-    def is_leaf(part: Any) -> bool:
+    def is_leaf(part: object) -> bool:
         return isinstance(part, (list, dict, set, deque)) and part is not apart
 
     leaves, spec = pytree.tree_flatten(value, is_leaf=_is_size if apart is None else is_leaf)
@@ -173,16 +175,16 @@ def flatten(
     return flat, Structure(spec, tuple(records))
 
 
-def _is_size(value: Any) -> bool:
+def _is_size(value: object) -> bool:
     # PyTorch's pytree takes it apart, and makes a tuple of the parts
     return isinstance(value, torch.Size)
 
 
-def _is_record(leaf: Any) -> bool:
+def _is_record(leaf: object) -> bool:
     return dataclasses.is_dataclass(leaf) and not isinstance(leaf, type)
 
 
-def _is_record_or_object(leaf: Any) -> bool:
+def _is_record_or_object(leaf: object) -> bool:
     kind: Any = type(leaf)
     pickled = ("__new__", "__reduce__", "__reduce_ex__", "__getstate__")
     return _is_record(leaf) or (
@@ -193,7 +195,7 @@ def _is_record_or_object(leaf: Any) -> bool:
     )
 
 
-def _record(kind: type, names: tuple[str, ...], values: list[Any]) -> Any:
+def _record(kind: type, names: tuple[str, ...], values: list[object]) -> Any:
     made: Any = object.__new__(kind)
     for name, value in zip(names, values, strict=True):
         object.__setattr__(made, name, value)

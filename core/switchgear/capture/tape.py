@@ -75,7 +75,7 @@ class Tape:
         lines, self.frames[0].lines = tuple(self.frames[0].lines), []
         return lines
 
-    def record(self, symbol: Symbol, args: tuple[Any, ...], output: Any, *tags: str) -> None:
+    def record(self, symbol: Symbol, args: tuple[object, ...], output: object, *tags: str) -> None:
         """Record a call that no mode saw."""
         source, tagged = self.source(), self.tags.union(tags)
         self.lines.append(BoundSymbol(symbol, args, {}, output, source=source, tags=tagged))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -93,7 +92,7 @@ class Wrappers:
         return self._holders.get(proxy.name, wrapper) is not wrapper and not wrapper.requires_grad
 
     def _record_alias(
-        self, wrapper: torch.Tensor, symbol: Symbol, args: tuple[Any, ...], commit: bool = False
+        self, wrapper: torch.Tensor, symbol: Symbol, args: tuple[object, ...], commit: bool = False
     ) -> torch.Tensor:
         make, requires_grad = torch.Tensor.detach, wrapper.requires_grad
         return self._record(wrapper, symbol, args, make, requires_grad, commit)
@@ -102,7 +101,7 @@ class Wrappers:
         self,
         wrapper: torch.Tensor,
         symbol: Symbol,
-        args: tuple[Any, ...],
+        args: tuple[object, ...],
         make: Callable[[torch.Tensor], torch.Tensor],
         requires_grad: bool,
         commit: bool,

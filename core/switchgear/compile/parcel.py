@@ -86,7 +86,7 @@ def _bare(item: BoundSymbol) -> BoundSymbol:
 
 
 class _Pickler(pickle.Pickler):
-    def persistent_id(self, value: Any) -> Any:
+    def persistent_id(self, value: object) -> Any:
         if isinstance(value, internals.SYMBOLIC):
             return internals.python_of_number(value)
         return None
@@ -124,7 +124,7 @@ def _stand_in() -> Any:
     return _unsent
 
 
-def _is_found(function: Any) -> bool:
+def _is_found(function: object) -> bool:
     """Whether another process finds a function by its name: it is of a module of PyTorch's or ours."""
     module = getattr(function, "__module__", None) or getattr(
         getattr(function, "__objclass__", None), "__module__", ""

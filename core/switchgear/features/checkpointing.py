@@ -55,7 +55,7 @@ class Checkpointing(Handler):
         """PyTorch's two ways to run a region are redirected."""
         return internals.checkpoint_regions(self._region, self._run_reentrant)
 
-    def _region(self, context_fn: Callable[[], Any]) -> AbstractContextManager[None]:
+    def _region(self, context_fn: Callable[[], object]) -> AbstractContextManager[None]:
         """What runs inside is recorded as one region; `context_fn` is the argument of `checkpoint`."""
         recorder = active_recorder()
         if recorder is None or not torch.is_grad_enabled():
@@ -79,7 +79,7 @@ class Checkpointing(Handler):
         """Tag what runs inside, and what the policy `saves` says of it."""
         tape, regions = recorder.tape, recorder.state(self)
 
-        def saved(*call: Any) -> frozenset[str]:
+        def saved(*call: object) -> frozenset[str]:
             return frozenset({SAVED} if saves is not None and saves(*call) else ())
 
         tags_of = tape.tags_of if saves is None else saved
@@ -94,7 +94,7 @@ class Checkpointing(Handler):
             yield
             _refuse_writes(recorder, memory)
 
-    def _run_reentrant(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    def _run_reentrant(self, function: Callable[..., object], args: tuple[object, ...]) -> Any:
         """What `checkpoint(function, *args, use_reentrant=True)` does: differentiable if an argument requires grad."""
         check_backward_validity(args)
         wanted = [isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args]
@@ -150,7 +150,7 @@ def _refuse_writes(recorder: Recorder, memory: dict[int, int]) -> None:
             )
 
 
-def _refuse_other_flags(result: Any) -> None:
+def _refuse_other_flags(result: object) -> None:
     """Refuse a reentrant region of whose results PyTorch makes others differentiable than the function does."""
     direct = [
         part

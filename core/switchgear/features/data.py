@@ -51,7 +51,7 @@ _BY_VALUE: dict[str, tuple[int | str, ...]] = {
 }
 
 
-def check_result(expected: Any, function: Callable[..., Any], *args: Any) -> None:
+def check_result(expected: object, function: Callable[..., object], *args: object) -> None:
     """Raise `OtherData` unless `function` gives the Python value that it gave at capture."""
     if _recorded(CHECK_RESULT, (expected, function, *args)):
         return
@@ -73,7 +73,7 @@ CHECK_RESULT = Symbol("switchgear.check_result", check_result)
 CHECK_LAYOUT = Symbol("switchgear.check_layout", check_layout)
 
 
-def _recorded(symbol: Symbol, args: tuple[Any, ...]) -> bool:
+def _recorded(symbol: Symbol, args: tuple[object, ...]) -> bool:
     """Whether this is a capture, which a check is then part of."""
     recorder = active_recorder()
     if recorder is None:
@@ -284,10 +284,10 @@ def _lines(recorder: Recorder) -> Iterator[BoundSymbol]:
 
 def _note_sizes(
     recorder: Recorder,
-    function: Callable[..., Any],
-    args: Any,
-    kwargs: Any,
-    result: Any,
+    function: Callable[..., object],
+    args: object,
+    kwargs: object,
+    result: object,
     need: str,
 ) -> None:
     """Hold other calls to a result that constants and symbolic sizes decide."""
@@ -334,7 +334,7 @@ def _select_zeros(
     return torch.zeros((), dtype=dtype, device=device).expand(shape).masked_select(mask)
 
 
-def _described(result: Any) -> str:
+def _described(result: object) -> str:
     """A result for comparison: of tensors, their layout."""
     return repr(map_tensors(lambda tensor: (tuple(tensor.shape), tensor.stride()), result))
 

@@ -66,7 +66,7 @@ class Distributed(Handler):
 
     @contextlib.contextmanager
     def running(
-        self, recorder: Recorder, roots: Sequence[Any], arguments: Mapping[int, Any]
+        self, recorder: Recorder, roots: Sequence[object], arguments: Mapping[int, object]
     ) -> Iterator[None]:
         """Refuse a module whose parameters are sharded."""
         for root in roots if "torch.distributed.tensor" in sys.modules else ():
@@ -99,7 +99,7 @@ class Distributed(Handler):
         return PASS
 
 
-def _is_functional(function: Any) -> bool:
+def _is_functional(function: object) -> bool:
     return (getattr(function, "__module__", None) or "").rpartition(".")[2] == _FUNCTIONAL
 
 
@@ -120,7 +120,7 @@ def _refuse(recorder: Recorder, what: str, splits: bool = True) -> None:
     )
 
 
-def _refuse_call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _refuse_call(original: Callable[..., object], *args: object, **kwargs: object) -> Any:
     recorder = active_recorder()
     if recorder is not None:
         _refuse(recorder, original.__name__)
@@ -128,7 +128,7 @@ def _refuse_call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
 
 
 def _refusing(name: str, instead: str) -> Callable[..., Any]:
-    def refuse(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def refuse(original: Callable[..., object], *args: object, **kwargs: object) -> Any:
         if active_recorder() is None:
             return original(*args, **kwargs)
         raise Unsupported(

@@ -52,7 +52,7 @@ class GradFnReads(Handler):
 class GradFn:
     """An autograd node as the function under capture sees it."""
 
-    def __init__(self, node: Any, here: Callable[[], str]) -> None:
+    def __init__(self, node: object, here: Callable[[], str]) -> None:
         self._node = node
         self._here = here
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 
@@ -21,7 +21,7 @@ class SavedTensorsHooks(Handler):
         return redirected(torch.autograd.graph.saved_tensors_hooks, "__enter__", _refuse)
 
 
-def _refuse(original: Callable[..., Any], hooks: Any) -> NoReturn:
+def _refuse(original: Callable[..., object], hooks: object) -> NoReturn:
     raise Unsupported(
         f"{type(hooks).__module__}.{type(hooks).__name__} inside a jitted function: it would see what the capture "
         "saves, once; set it around the call",

@@ -79,7 +79,7 @@ def clear_templates() -> None:
     _CACHE.clear()
 
 
-def _frozen(value: Any) -> Any:
+def _frozen(value: object) -> Any:
     """A value as a dictionary key: proxies by metadata, numbers by type too."""
     if isinstance(value, TensorProxy):
         return value.metadata
@@ -160,7 +160,9 @@ def _spellings(bound_symbol: BoundSymbol, higher_order: bool) -> Iterator[Callab
         yield lambda self, *args, **kwargs: twin(self.clone(), *args, **kwargs)
 
 
-def _rrelu_with_noise(self: torch.Tensor, noise: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+def _rrelu_with_noise(
+    self: torch.Tensor, noise: torch.Tensor, *args: object, **kwargs: object
+) -> Any:
     """The formula of the functional overload reads the noise as it was before it was drawn."""
     drawn = noise.clone()
     return torch.ops.aten.rrelu_with_noise.default(self, drawn, *args, **kwargs), drawn
@@ -175,7 +177,7 @@ def _index_fill(
 
 
 def _run(
-    bound_symbol: BoundSymbol, call: Callable[..., Any], grad_outputs: Grads, higher_order: bool
+    bound_symbol: BoundSymbol, call: Callable[..., object], grad_outputs: Grads, higher_order: bool
 ) -> Template:
     """Call the operator under autograd, with a placeholder for each tensor, and record its backward."""
     holders = {

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from switchgear.errors import SwitchgearError
 from switchgear.ir.symbol import BoundSymbol
 from switchgear.who.fuel import Fuel
 
 
-def bisect(check: Callable[[Fuel], Any]) -> BoundSymbol:
+def bisect(check: Callable[[Fuel], object]) -> BoundSymbol:
     """The region without which `check` passes, and with which it fails.
 
     `check` passes the fuel it gets to `sg.jit` and compares; it fails by raising or returning False. It has to do the
@@ -36,7 +35,7 @@ def bisect(check: Callable[[Fuel], Any]) -> BoundSymbol:
     return failing.regions[-1]
 
 
-def _failure(check: Callable[[Fuel], Any], fuel: Fuel) -> Exception | None:
+def _failure(check: Callable[[Fuel], object], fuel: Fuel) -> Exception | None:
     try:
         return AssertionError("it returned False") if check(fuel) is False else None
     except Exception as error:

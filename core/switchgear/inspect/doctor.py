@@ -57,12 +57,12 @@ def _guards_tell_layouts_apart() -> bool:
 def _functions_are_seen() -> bool:
     class Twice(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
             return x * 2
 
     seen: list[Any] = []
 
-    def apply(original: Callable[..., Any], function: Any, *args: Any) -> Any:
+    def apply(original: Callable[..., object], function: object, *args: object) -> Any:
         seen.append(function)
         return original(function, *args)
 
@@ -75,7 +75,7 @@ def _checkpoints_are_seen() -> bool:
     seen: list[Any] = []
 
     @contextlib.contextmanager
-    def region(context_fn: Any) -> Iterator[None]:
+    def region(context_fn: object) -> Iterator[None]:
         seen.append(context_fn)
         yield
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from switchgear.compile.background import objection
 from switchgear.inspect.waiting import progress_of
@@ -26,7 +25,7 @@ class CacheInfo:
     reasons: tuple[str, ...]
 
 
-def cache_info(jitted: Any) -> CacheInfo:
+def cache_info(jitted: object) -> CacheInfo:
     """The entries of a jitted function, hits and misses, with the reason of each miss, in their order."""
     compiler = compiler_of(jitted)
     misses = len(compiler.cache.reasons)
@@ -38,7 +37,7 @@ def cache_info(jitted: Any) -> CacheInfo:
     )
 
 
-def explain(jitted: Any, guards: bool = False) -> str:
+def explain(jitted: object, guards: bool = False) -> str:
     """A report on the calls that ran in eager and the entry last run.
 
     Of that the executors, those skipped, every choice and every saved value, with reasons.

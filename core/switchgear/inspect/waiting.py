@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any
 
 from switchgear.compile.background import Job
 from switchgear.jit import Compiler, compiler_of
@@ -12,7 +11,7 @@ from switchgear.progress import Progress
 from switchgear.runtime.entry import Entry
 
 
-def wait(jitted: Any, timeout: float | None = None) -> str:
+def wait(jitted: object, timeout: float | None = None) -> str:
     """Block until all that is compiled in the background for a jitted function is in its place; says what that gained.
 
     Waits for what its calls so far asked for: a backward is asked for by the first one that runs. Raises `TimeoutError`

@@ -71,7 +71,7 @@ def written_arguments(bound_symbol: BoundSymbol) -> tuple[TensorProxy, ...]:
     )
 
 
-def in_place_twin(fn: Any) -> torch._ops.OpOverload | None:
+def in_place_twin(fn: object) -> torch._ops.OpOverload | None:
     """The overload that leaves in its first argument what `fn` returns, by PyTorch's way of naming."""
     if not isinstance(fn, torch._ops.OpOverload):
         return None

@@ -14,7 +14,10 @@ from switchgear.ir.symbol import BoundSymbol, changed, proxies, renamed
 
 
 def is_closed(
-    given: Any, recorded: list[BoundSymbol], output: Any, constants: Mapping[str, torch.Tensor]
+    given: object,
+    recorded: list[BoundSymbol],
+    output: object,
+    constants: Mapping[str, torch.Tensor],
 ) -> bool:
     """Whether a call's parts read only its arguments, and its outputs, all different, are made by its parts."""
     if output is NotImplemented:
@@ -106,7 +109,7 @@ def bind_outputs(output: Any, result: Any, values: dict[str, Any]) -> None:
             bind_outputs(part, value, values)
 
 
-def turns_grad_off(fn: Callable[..., Any] | None, recorded: Iterable[BoundSymbol]) -> bool:
+def turns_grad_off(fn: Callable[..., object] | None, recorded: Iterable[BoundSymbol]) -> bool:
     """Whether a function of PyTorch's C++ turned grad mode off for a part that gradients might flow through.
 
     What it writes in place there shows in no wrapper, so its parts cannot be differentiated one by one.

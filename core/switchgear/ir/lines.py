@@ -45,7 +45,7 @@ class Lines:
             for name in dict.fromkeys(proxy.name for proxy in item.inputs):
                 self._readers[name].append(index)
 
-    def maker(self, value: Any) -> BoundSymbol | None:
+    def maker(self, value: object) -> BoundSymbol | None:
         """The line that makes a value; None for an input, and for one that has become part of another."""
         index = self.place.get(value.name) if isinstance(value, TensorProxy) else None
         return None if index is None or index in self._instead else self.trace.bound_symbols[index]
@@ -64,7 +64,7 @@ class Lines:
                 return f"{value.name} is read elsewhere too"
         return ""
 
-    def back(self, value: Any, through: Collection[str] = ()) -> list[BoundSymbol]:
+    def back(self, value: object, through: Collection[str] = ()) -> list[BoundSymbol]:
         """The lines that a value comes from, in order: its maker, and what is before calls of these operators."""
         found: list[BoundSymbol] = []
         while (call := self.maker(value)) is not None:
@@ -75,7 +75,9 @@ class Lines:
             value = leaf.inputs[0]
         return found
 
-    def match(self, call: BoundSymbol, pattern: Any, through: Collection[str] = ()) -> Match | None:
+    def match(
+        self, call: BoundSymbol, pattern: object, through: Collection[str] = ()
+    ) -> Match | None:
         """How a call comes to a pattern, such as `("aten.mul.Tensor", "x", ("aten.sigmoid.default", "x"))`.
 
         A pattern is an operator and its positional arguments: a name, of one value wherever it stands; a number, near
@@ -102,7 +104,11 @@ class Lines:
         return None
 
     def _all(
-        self, given: Sequence[Any], operands: Sequence[Any], found: Match, through: Collection[str]
+        self,
+        given: Sequence[object],
+        operands: Sequence[object],
+        found: Match,
+        through: Collection[str],
     ) -> Match | None:
         match: Match | None = found
         for one, operand in itertools.zip_longest(given, operands, fillvalue=_NOTHING):
@@ -149,7 +155,7 @@ class Lines:
 
 
 def composite(
-    symbol: Symbol, args: tuple[Any, ...], output: Any, parts: Sequence[BoundSymbol]
+    symbol: Symbol, args: tuple[object, ...], output: object, parts: Sequence[BoundSymbol]
 ) -> BoundSymbol:
     """A call that stands for others: they are its decomposition; it has their links and tags, and the last's line."""
     last = parts[-1]
@@ -179,7 +185,7 @@ def argument(call: BoundSymbol, name: str) -> Any:
 
 
 @functools.cache
-def _parameters(fn: Callable[..., Any]) -> Mapping[str, Any]:
+def _parameters(fn: Callable[..., object]) -> Mapping[str, Any]:
     """The parameters of a function of PyTorch's and their defaults."""
     if isinstance(fn, torch._ops.OpOverload):
         return {item.name: item.default_value for item in fn._schema.arguments}

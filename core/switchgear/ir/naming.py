@@ -23,7 +23,7 @@ _PACKED = frozenset({"torch.permute", "torch.reshape", "torch.flip", "torch.tile
 
 
 @functools.cache
-def symbol_of(fn: Callable[..., Any]) -> Symbol | None:
+def symbol_of(fn: Callable[..., object]) -> Symbol | None:
     """The symbol of a torch-level callable or an operator overload; None for what PyTorch cannot name."""
     if isinstance(fn, torch._ops.OpOverload):
         return Symbol(str(fn), fn)
@@ -35,7 +35,7 @@ def symbol_of(fn: Callable[..., Any]) -> Symbol | None:
     return _canonical(name, fn)
 
 
-def _canonical(name: str, fn: Callable[..., Any]) -> Symbol:
+def _canonical(name: str, fn: Callable[..., object]) -> Symbol:
     name = name.replace("torch.functional.", "torch.")
     method = name.removeprefix("torch.Tensor.")
     function = None if method == name or method in _NOT_AN_ALIAS else getattr(torch, method, None)
@@ -44,7 +44,7 @@ def _canonical(name: str, fn: Callable[..., Any]) -> Symbol:
     return Symbol(name, fn)
 
 
-def pack_dims(symbol: Symbol, args: tuple[Any, ...]) -> tuple[Any, ...]:
+def pack_dims(symbol: Symbol, args: tuple[object, ...]) -> tuple[Any, ...]:
     """`x.permute(0, 2, 1)` spelled as `torch.permute(x, (0, 2, 1))`."""
     if (
         symbol.name in _PACKED
@@ -55,7 +55,7 @@ def pack_dims(symbol: Symbol, args: tuple[Any, ...]) -> tuple[Any, ...]:
     return args
 
 
-def symbols_of(target: Any) -> tuple[Symbol, ...]:
+def symbols_of(target: object) -> tuple[Symbol, ...]:
     """The symbols that a registration speaks of.
 
     `target` is a torch-level callable, an operator overload, an overload packet (all its overloads), a

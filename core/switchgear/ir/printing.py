@@ -26,14 +26,14 @@ class Scope:
     `bound` gives what is called a name of its own, which costs less than a path, or an overload's wrapper in Python.
     """
 
-    def __init__(self, constants: Mapping[str, Any], taken: Iterable[str], bound: bool) -> None:
+    def __init__(self, constants: Mapping[str, object], taken: Iterable[str], bound: bool) -> None:
         self._taken = {*taken, "args", "float", "complex", "slice"}
         self._bound: dict[str, str] | None = {} if bound else None
         self.values: dict[str, Any] = dict(constants)
         self.modules = {"torch"}
         self.sizes: set[str] = set()
 
-    def constant(self, value: Any, hint: str) -> str:
+    def constant(self, value: object, hint: str) -> str:
         """The name of a value that has no Python text; `hint` if that is free."""
         for name, known in self.values.items():
             if known is value:
@@ -41,13 +41,13 @@ class Scope:
         name = hint if hint.isidentifier() and not keyword.iskeyword(hint) else "constant"
         return self._named(value, name)
 
-    def _named(self, value: Any, name: str) -> str:
+    def _named(self, value: object, name: str) -> str:
         while name in self.values or name in self.modules or name in self._taken:
             name += "_"
         self.values[name] = value
         return name
 
-    def called(self, path: str, fn: Callable[..., Any]) -> str:
+    def called(self, path: str, fn: Callable[..., object]) -> str:
         """What stands for a function, whose expression is `path`, where it is called."""
         if self._bound is None or path.isidentifier():
             return path
@@ -57,7 +57,7 @@ class Scope:
             )
         return self._bound[path]
 
-    def callable(self, name: str, fn: Callable[..., Any]) -> str:
+    def callable(self, name: str, fn: Callable[..., object]) -> str:
         """The expression that gives `fn`: its path where it has one, else the name of a constant."""
         if isinstance(fn, torch._ops.OpOverload):
             packet, _, overload = str(fn).rpartition(".")
@@ -81,7 +81,7 @@ class Scope:
         self.modules.add(path.partition(".")[0])
         return path
 
-    def expression(self, value: Any) -> str:
+    def expression(self, value: object) -> str:
         """Python for a value among the arguments of a call."""
         if isinstance(value, TensorProxy):
             return value.name
@@ -121,12 +121,12 @@ class Scope:
         self.sizes |= names - {"math", "torch", "max", "min", "abs"}
         return text
 
-    def items(self, values: Iterable[Any]) -> str:
+    def items(self, values: Iterable[object]) -> str:
         """The values, separated by commas."""
         return ", ".join(map(self.expression, values))
 
 
-def _evaluates_to(path: str, fn: Callable[..., Any]) -> bool:
+def _evaluates_to(path: str, fn: Callable[..., object]) -> bool:
     """Whether evaluating `path` after importing its root gives `fn`."""
     # builtin functions are reached by several names, and made anew for each
     return "." in path and ((found := _at(path)) is fn or (found is not None and found == fn))
@@ -141,7 +141,7 @@ def _at(path: str) -> Any:
     return found
 
 
-def describe(value: Any) -> str:
+def describe(value: object) -> str:
     """What a constant is, in one line."""
     try:
         text = (
@@ -184,7 +184,7 @@ def _call(bound_symbol: BoundSymbol, scope: Scope) -> str:
     return f"{_target(bound_symbol.output)} = {call}" if bound_symbol.outputs else call
 
 
-def _target(output: Any, *, nested: bool = False) -> str:
+def _target(output: object, *, nested: bool = False) -> str:
     if isinstance(output, TensorProxy):
         return output.name
     if not isinstance(output, tuple):

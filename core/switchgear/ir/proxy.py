@@ -120,7 +120,7 @@ def copier(kind: type[Copied]) -> Callable[..., Copied]:
     exec("\n".join(["def opened(value):", "    made = Open()", *lines, "    return made"]), scope)
     opened: Callable[[Copied], Any] = scope["opened"]
 
-    def copied(value: Copied, **changes: Any) -> Copied:
+    def copied(value: Copied, **changes: object) -> Copied:
         made = opened(value)
         for name, new in changes.items():
             setattr(made, name, new)
@@ -139,7 +139,7 @@ def bytes_of(*values: TensorProxy) -> int:
     return sum(value.bytes for value in values)
 
 
-def key_of(number: Any) -> Any:
+def key_of(number: object) -> Any:
     """A number that stands for itself, or a symbolic one as it is written: hashable."""
     return (
         (type(number), internals.python_of_number(number))
@@ -148,7 +148,7 @@ def key_of(number: Any) -> Any:
     )
 
 
-def hint_of(number: Any) -> Any:
+def hint_of(number: object) -> Any:
     """A number, a symbolic one as it is in the call at hand: for estimates alone."""
     return internals.hint_of(number) if isinstance(number, internals.SYMBOLIC) else number
 

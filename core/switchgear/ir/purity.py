@@ -34,7 +34,7 @@ def is_pure(item: BoundSymbol) -> bool:
 
 
 @functools.cache
-def _is_pure(fn: Any) -> bool:
+def _is_pure(fn: object) -> bool:
     if not isinstance(fn, torch._ops.OpOverload) or fn.namespace != "aten" or fn._schema.is_mutable:
         return False
     uninitialised = fn._opname.startswith(("empty", "new_empty"))
@@ -56,7 +56,7 @@ def call_key(item: BoundSymbol) -> Any:
     return key
 
 
-def frozen(value: Any, names: Mapping[str, Hashable] = MappingProxyType({})) -> Any:
+def frozen(value: object, names: Mapping[str, Hashable] = MappingProxyType({})) -> Any:
     """A nest of arguments as a dictionary key: proxies by name, or by what `names` says for it, numbers by type too."""
     if isinstance(value, TensorProxy):
         return (TensorProxy, names.get(value.name, value.name))

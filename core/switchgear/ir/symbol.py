@@ -45,7 +45,7 @@ class Symbol:
     effect: bool = field(default=False, compare=False, repr=False)
 
 
-def _delete(*values: Any) -> None:
+def _delete(*values: object) -> None:
     """What `del` is in a trace: the names end here."""
 
 
@@ -53,7 +53,7 @@ def _delete(*values: Any) -> None:
 DEL = Symbol("del", _delete)
 
 
-def _box(*values: Any) -> list[Any]:
+def _box(*values: object) -> list[Any]:
     """What a call takes that follows, in one list."""
     return [*values]
 
@@ -155,7 +155,7 @@ _copied = copier(BoundSymbol)
 _NESTS = frozenset({"args", "kwargs", "output"})
 
 
-def changed(bound_symbol: BoundSymbol, **changes: Any) -> BoundSymbol:
+def changed(bound_symbol: BoundSymbol, **changes: object) -> BoundSymbol:
     """`dataclasses.replace`, without looking for the same proxies again."""
     made = _copied(bound_symbol, **changes)
     if not _NESTS.isdisjoint(changes):
@@ -196,7 +196,7 @@ def renamed(
     return changed(bound_symbol, args=args, kwargs=kwargs, output=output, subsymbols=parts)
 
 
-def proxies(value: Any) -> list[TensorProxy]:
+def proxies(value: object) -> list[TensorProxy]:
     """The proxies in a nest of tuples, lists and dicts, in order."""
     found: list[TensorProxy] = []
     _collect(value, found)

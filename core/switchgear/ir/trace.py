@@ -65,7 +65,7 @@ class Trace:
         places: dict[str, int] = {}
         sizes = {number.name: f"size{index}" for index, number in enumerate(self.numbers)}
 
-        def plain(value: Any) -> Any:
+        def plain(value: object) -> Any:
             if isinstance(value, TensorProxy):
                 known = value.name in places
                 place = f"%{places.setdefault(value.name, len(places))}"

@@ -64,8 +64,8 @@ def _written(
     view: Callable[..., torch.Tensor],
     base: torch.Tensor,
     source: torch.Tensor,
-    *args: Any,
-    **kwargs: Any,
+    *args: object,
+    **kwargs: object,
 ) -> torch.Tensor:
     base = base.clone()
     view(base, *args, **kwargs).copy_(source)

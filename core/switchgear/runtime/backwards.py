@@ -112,7 +112,7 @@ class Backwards:
         return last
 
     def _program(
-        self, pattern: Any, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]
+        self, pattern: object, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]
     ) -> Program:
         general = pattern if self.sizes is None else self._general(pattern, sizes)
         program = self._known(pattern, general, sizes)
@@ -139,7 +139,7 @@ class Backwards:
                 _keep(self._backwards, (pattern, sizes), lazy)
         return program
 
-    def _known(self, pattern: Any, general: Any, sizes: tuple[int, ...]) -> Program | None:
+    def _known(self, pattern: object, general: object, sizes: tuple[int, ...]) -> Program | None:
         lazy = self._backwards.get((pattern, sizes))
         return self._for_any_sizes(general, sizes) if lazy is None else lazy()
 
@@ -166,7 +166,7 @@ class Backwards:
         strides: tuple[Any, ...] = concrete(ends, self.sizes.binding(sizes))
         return strides
 
-    def _for_any_sizes(self, general: Any, sizes: tuple[int, ...]) -> Program | None:
+    def _for_any_sizes(self, general: object, sizes: tuple[int, ...]) -> Program | None:
         binding = self.sizes.binding(sizes) if self.sizes else {}
         for lazy, constraints in self._generals.get(general, ()):
             if all(constraint.holds(binding) for constraint in constraints):
@@ -174,7 +174,7 @@ class Backwards:
         return None
 
     def _compile_general(
-        self, general: Any, wanted: tuple[bool, ...], sizes: tuple[int, ...]
+        self, general: object, wanted: tuple[bool, ...], sizes: tuple[int, ...]
     ) -> Program | None:
         assert self.sizes is not None
         grads = _proxies(self.training, general)
@@ -302,7 +302,7 @@ def _pattern(grads: Arriving, wanted: tuple[bool, ...]) -> Any:
 
 
 def _evaluated(trace: Trace) -> Callable[..., Any]:
-    def backward(*arguments: Any) -> Any:
+    def backward(*arguments: object) -> Any:
         values = {proxy.name: value for proxy, value in zip(trace.inputs, arguments, strict=True)}
         values.update(trace.constants)
         evaluate(trace.bound_symbols, values)

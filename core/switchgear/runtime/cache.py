@@ -47,9 +47,9 @@ class Cache:
 
     def find(
         self,
-        key: tuple[Any, ...],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        key: tuple[object, ...],
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
         unfit: Collection[Entry] = (),
     ) -> tuple[Entry, Sequence[torch.Tensor]] | None:
         """The entry under a key that fits the call, and its input tensors; none that is known to be `unfit`."""
@@ -63,14 +63,18 @@ class Cache:
         return None
 
     def why_not(
-        self, key: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]
+        self,
+        key: tuple[object, ...],
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        leaves: list[object],
     ) -> str:
         """Why a call does not fit the newest entry under its key, if there is one."""
         for entry in self._buckets.get(key, ()):
             return entry.why_not(args, kwargs, leaves)
         return ""
 
-    def is_crowded(self, key: tuple[Any, ...]) -> bool:
+    def is_crowded(self, key: tuple[object, ...]) -> bool:
         """Whether so many entries are under a key that another is not worth it."""
         return len(self._buckets.get(key, ())) >= max(_CROWD, 2 * self._limit)
 
@@ -78,14 +82,14 @@ class Cache:
         """All of them, the one used last first."""
         return reversed(self._order)
 
-    def general(self, key: tuple[Any, ...], new: Entry) -> Entry:
+    def general(self, key: tuple[object, ...], new: Entry) -> Entry:
         """An older entry that computes what a new one does, by now without the guards that set their calls apart."""
         for entry in self._buckets.get(key, ()):
             if same_program(entry.captured, new.captured) and entry.forget(new):
                 return entry
         return new
 
-    def add(self, key: tuple[Any, ...], entry: Entry, reason: str = "") -> None:
+    def add(self, key: tuple[object, ...], entry: Entry, reason: str = "") -> None:
         """Keep a new entry, and drop the one that was used longest ago if there are too many.
 
         `reason` says what of its data or sizes set the call apart from those that others were compiled for.
@@ -107,7 +111,7 @@ class Cache:
             if not self._buckets[place]:
                 del self._buckets[place]
 
-    def _difference(self, key: tuple[Any, ...]) -> str:
+    def _difference(self, key: tuple[object, ...]) -> str:
         topics = zip(_TOPICS, self._last_key, key, strict=False)
         changed = [
             "{} changed from {} to {}".format(topic, *_first_difference(before, now))
@@ -125,7 +129,7 @@ def _first_difference(before: Any, now: Any) -> tuple[object, object]:
 
 
 def call_key(
-    leaves: list[Any], spec: Structure, module: torch.nn.Module | None, marks: Marks
+    leaves: list[object], spec: Structure, module: torch.nn.Module | None, marks: Marks
 ) -> tuple[Any, ...]:
     """What a call is compiled for, a hashable value per topic; of dynamic sizes only whether they are 0 or 1."""
     state = () if module is None else modules_key(module.modules())
@@ -133,7 +137,7 @@ def call_key(
     return (spec, keys, modes_key(), state)
 
 
-def _leaf_key(leaf: Any, dynamic: Collection[int]) -> Any:
+def _leaf_key(leaf: object, dynamic: Collection[int]) -> Any:
     if not isinstance(leaf, torch.Tensor):
         return type(leaf) if is_object(leaf) else value_key(leaf)
     bits = (leaf.requires_grad, leaf.is_conj(), leaf.is_neg())

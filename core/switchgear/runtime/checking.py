@@ -68,7 +68,7 @@ def run_checked(program: Program, arguments: tuple[Any, ...], *, values: bool = 
 
 
 def fault(
-    program: Program, item: BoundSymbol, values: Mapping[str, Any], error: Exception
+    program: Program, item: BoundSymbol, values: Mapping[str, object], error: Exception
 ) -> Exception:
     """What to raise where the implementation of a line did: PyTorch's error if its operators raise one, too."""
     gone = any(value is BOXED for value in item.args)
@@ -84,9 +84,9 @@ def fault(
 def _run(
     program: Program,
     item: BoundSymbol,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    held: Mapping[str, Any],
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+    held: Mapping[str, object],
     *,
     values: bool,
 ) -> Any:
@@ -113,7 +113,9 @@ def _run(
 class _Arguments:
     """What a line is given, not kept alive; its versions, and `by_value` copies."""
 
-    def __init__(self, nest: tuple[tuple[Any, ...], dict[str, Any]], *, by_value: bool) -> None:
+    def __init__(
+        self, nest: tuple[tuple[object, ...], dict[str, object]], *, by_value: bool
+    ) -> None:
         self.copies = map_tensors(twin, nest) if by_value else None
         given = [*tensors_in(nest)]
         copies = [*tensors_in(self.copies)] if by_value else [None] * len(given)
@@ -138,7 +140,7 @@ class _Arguments:
         return ""
 
 
-def _shared(program: Program, item: BoundSymbol, before: _Arguments, result: Any) -> str:
+def _shared(program: Program, item: BoundSymbol, before: _Arguments, result: object) -> str:
     """Which memory a result shares that it may not."""
     seen = {place: "with an argument" for place in map(_memory, before.alive) if place}
     for index, one in enumerate(tensors_in(result)):
@@ -209,7 +211,7 @@ def _equal(one: torch.Tensor, two: torch.Tensor) -> bool:
     return bool(torch.allclose(one, two, rtol=0, atol=0, equal_nan=True))
 
 
-def _unexpected(output: Any, result: Any, place: str = "its result") -> str:
+def _unexpected(output: object, result: object, place: str = "its result") -> str:
     """How a result is not what the trace says that it is; empty if it is."""
     if isinstance(output, tuple):
         if not isinstance(result, (tuple, list)):

@@ -47,8 +47,8 @@ class Entry:
 
     def __init__(
         self,
-        function: Callable[..., Any],
-        leaves: list[Any],
+        function: Callable[..., object],
+        leaves: list[object],
         spec: Structure,
         module: torch.nn.Module | None,
         selection: Selection,
@@ -105,7 +105,9 @@ class Entry:
         #: What the function returns for the inputs that `prologue` gives.
         self.run: Run = self._waiting(self._finishing())
 
-    def why_not(self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]) -> str:
+    def why_not(
+        self, args: tuple[object, ...], kwargs: dict[str, object], leaves: list[object]
+    ) -> str:
         """What is otherwise in a call of the same key that it does not fit."""
         sizes = self.captured.sizes
         if self.fixed:
@@ -289,7 +291,7 @@ class Entry:
         return {one.output: one.input for one in mutations}
 
 
-def _then(complete: Finisher, after: Callable[[Any, Sequence[Any]], Any]) -> Finisher:
+def _then(complete: Finisher, after: Callable[[object, Sequence[object]], object]) -> Finisher:
     return lambda results, inputs: after(complete(results, inputs), objects_of(inputs))
 
 

@@ -54,10 +54,10 @@ def _goes_below(program: Program) -> bool:
     return len(lines) >= _WORTHWHILE and all(map(_is_pytorch, lines))
 
 
-def _below_autograd(function: Callable[..., Any]) -> Callable[..., Any]:
+def _below_autograd(function: Callable[..., object]) -> Callable[..., Any]:
     below_autograd, forward_mode_active = internals.below_autograd, internals.forward_mode_active
 
-    def run(*arguments: Any) -> Any:
+    def run(*arguments: object) -> Any:
         if forward_mode_active():
             return function(*arguments)
         with below_autograd():
@@ -67,7 +67,7 @@ def _below_autograd(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _by_operators_in_forward_mode(
-    program: Program, function: Callable[..., Any]
+    program: Program, function: Callable[..., object]
 ) -> Callable[..., Any]:
     """Where forward mode is on, runs the operators that plugins' implementations stand for, which know no tangents."""
     forward_mode_active = internals.forward_mode_active
@@ -85,14 +85,14 @@ def _by_operators_in_forward_mode(
             freed = free_last_used(replace(trace, bound_symbols=tuple(body)))
             return compile_trace(freed, boxed=program.boxed)
 
-    def run(*arguments: Any) -> Any:
+    def run(*arguments: object) -> Any:
         return by_operators()(*arguments) if forward_mode_active() else function(*arguments)
 
     return run
 
 
-def _without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
-    def run(*arguments: Any) -> Any:
+def _without_autocast(function: Callable[..., object]) -> Callable[..., Any]:
+    def run(*arguments: object) -> Any:
         with internals.autocast_off():
             return function(*arguments)
 
@@ -151,7 +151,7 @@ def _blaming(program: Program) -> Callable[..., Any]:
     function, values = program.function, program.check
     checked = False
 
-    def run(*arguments: Any) -> Any:
+    def run(*arguments: object) -> Any:
         nonlocal checked
         if not checked:
             results = run_checked(program, arguments, values=values)

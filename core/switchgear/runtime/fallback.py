@@ -38,11 +38,11 @@ class Fallbacks:
         self._by_key: OrderedDict[Any, Fallback] = OrderedDict()
         self._always: Fallback | None = None
 
-    def known(self, key: Any) -> Fallback | None:
+    def known(self, key: object) -> Fallback | None:
         """Why calls of that key are not compiled, as far as it is known."""
         return self._by_key.get(key, self._always)
 
-    def add(self, error: CaptureError, key: Any = None) -> Fallback:
+    def add(self, error: CaptureError, key: object = None) -> Fallback:
         """Keep, for all calls of a key if there is one, that they are refused."""
         fallback = self.reasons.setdefault(str(error), Fallback(error.with_traceback(None)))
         if key is None:

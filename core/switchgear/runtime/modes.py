@@ -33,7 +33,7 @@ def modes_key(*, rare: bool = True) -> tuple[Any, ...]:
     )
 
 
-def _device(mode: Any) -> str:
+def _device(mode: object) -> str:
     if isinstance(mode, internals.DeviceContext):
         return str(mode.device)
     raise Unsupported(
@@ -57,7 +57,7 @@ def rare_modes_watched() -> Iterator[None]:
         yield
 
 
-def same_modes(scope: dict[str, Any]) -> str:
+def same_modes(scope: dict[str, object]) -> str:
     """A cheap condition that the global state is what it is now, as far as it matters; what it needs goes to `scope`.
 
     It may be false for a state that `modes_key` does not tell from this one.

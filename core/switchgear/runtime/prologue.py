@@ -55,7 +55,7 @@ class Prologue:
         ]
         return [line for part in lines for line in part]
 
-    def why_not(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    def why_not(self, args: tuple[object, ...], kwargs: dict[str, object]) -> str:
         """What is otherwise in a call that the entry does not fit."""
         number = self._first_miss(args, kwargs)
         return "the structure of the arguments" if number is None else self.guards[number].reason()
@@ -67,7 +67,7 @@ class Inputs(tuple[torch.Tensor, ...]):
     objects: tuple[Any, ...]
 
 
-def _inputs_with(tensors: tuple[torch.Tensor, ...], objects: tuple[Any, ...]) -> Inputs:
+def _inputs_with(tensors: tuple[torch.Tensor, ...], objects: tuple[object, ...]) -> Inputs:
     inputs = Inputs(tensors)
     inputs.objects = objects
     return inputs
@@ -79,7 +79,7 @@ def objects_of(inputs: Sequence[torch.Tensor]) -> Sequence[Any]:
 
 
 def make_prologue(
-    captured: Captured, leaves: list[Any], spec: Structure, tensors: list[torch.Tensor]
+    captured: Captured, leaves: list[object], spec: Structure, tensors: list[torch.Tensor]
 ) -> Prologue:
     """The prologue of the entry captured for these arguments; `tensors` are the trace's inputs at that time."""
     guards = (
@@ -111,7 +111,7 @@ def _function(name: str, body: Iterable[str], scope: dict[str, Any]) -> Callable
     return function
 
 
-def _argument_guards(captured: Captured, leaves: list[Any]) -> Iterator[Guard]:
+def _argument_guards(captured: Captured, leaves: list[object]) -> Iterator[Guard]:
     for index, leaf in enumerate(leaves):
         if index in captured.objects:
             kind = f"kind{index}"
@@ -127,7 +127,7 @@ def _argument_guards(captured: Captured, leaves: list[Any]) -> Iterator[Guard]:
             yield Guard(f"a{index} is held{index}()", why, {f"held{index}": other})
 
 
-def _value_guard(index: int, value: Any) -> Guard:
+def _value_guard(index: int, value: object) -> Guard:
     """That an argument is a Python value that `value_key` does not tell from this one."""
     name, why = f"a{index}", f"argument {index} was {value!r}"
     if value is None or value is True or value is False:
@@ -181,7 +181,7 @@ def _layouts(
     return [shape for shape, _ in kept], [stride for _, stride in kept]
 
 
-def _fetched(source: InputSource, number: int, scope: dict[str, Any]) -> str:
+def _fetched(source: InputSource, number: int, scope: dict[str, object]) -> str:
     """The expression that gives the tensor of an input; what it needs is entered into `scope`."""
     if isinstance(source, Argument):
         return f"a{source.index}"
@@ -210,7 +210,7 @@ def _relation_guards(captured: Captured, tensors: Sequence[torch.Tensor]) -> Ite
     # what the check of the metadata has not settled: a tensor that requires no grad is a leaf
     grown = [index for index, tensor in enumerate(tensors) if tensor.requires_grad]
 
-    def guard(name: str, why: str, ask: Callable[[Sequence[torch.Tensor]], Any]) -> Guard:
+    def guard(name: str, why: str, ask: Callable[[Sequence[torch.Tensor]], object]) -> Guard:
         scope = {f"{name}_of": ask, f"{name}_then": ask(tensors)}
         return Guard(f"{name}_of(inputs) == {name}_then", why, scope)
 

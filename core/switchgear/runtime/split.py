@@ -22,7 +22,7 @@ class GraphCompiler(Protocol):
     fallbacks: Fallbacks
     last: Entry | None
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: object) -> Any:
         """Run the graph."""
 
 
@@ -53,7 +53,7 @@ class Split:
     """What TorchDynamo makes of one function."""
 
     def __init__(
-        self, function: Callable[..., Any], compile_graph: CompileGraph, dynamic: bool | None
+        self, function: Callable[..., object], compile_graph: CompileGraph, dynamic: bool | None
     ) -> None:
         self.graphs: list[Graph] = []
         self.breaks: Counter[str] = Counter()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 
@@ -17,7 +16,7 @@ from switchgear.runtime.entry import Entry, tensor_of
 Kind = tuple[Structure, tuple[int | None, ...]]
 
 
-def kind_of(spec: Structure, leaves: list[Any]) -> Kind:
+def kind_of(spec: Structure, leaves: list[object]) -> Kind:
     """What calls have to be of, for their sizes to be compared."""
     ranks = [leaf.dim() if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
     return spec, tuple(ranks)
@@ -39,7 +38,7 @@ class VaryingSizes:
         self._fixed.add(kind)
         self._marks.pop(kind, None)
 
-    def notice(self, kind: Kind, leaves: list[Any], entries: Iterable[Entry]) -> Marks:
+    def notice(self, kind: Kind, leaves: list[object], entries: Iterable[Entry]) -> Marks:
         """Compare a call that fits no entry with the one before that can be compared."""
         if kind in self._fixed:
             return {}
@@ -50,7 +49,7 @@ class VaryingSizes:
         return self.marks(kind)
 
 
-def _changed(entry: Entry, leaves: list[Any]) -> dict[int | str, frozenset[int]] | None:
+def _changed(entry: Entry, leaves: list[object]) -> dict[int | str, frozenset[int]] | None:
     """Which dimensions of the inputs of an entry have other sizes in a call; None if more is different than sizes."""
     changed: dict[int | str, frozenset[int]] = {}
     pairs = zip(entry.captured.sources, entry.captured.trace.inputs, strict=True)

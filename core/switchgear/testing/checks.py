@@ -58,7 +58,11 @@ def check_implementation(
 
 
 def check_rule(
-    owner: Table | Executor | str, target: Any, samples: Sequence[Sample] = (), *, orders: int = 2
+    owner: Table | Executor | str,
+    target: object,
+    samples: Sequence[Sample] = (),
+    *,
+    orders: int = 2,
 ) -> None:
     """Differentiate an operator by a grad rule beside PyTorch, in float64.
 
@@ -81,7 +85,7 @@ def check_rule(
         )
 
 
-def check_region(executor: Executor | str, function: Callable[..., Any], *args: Any) -> None:
+def check_region(executor: Executor | str, function: Callable[..., object], *args: object) -> None:
     """Run a function by a fusing executor beside PyTorch, with gradients where arguments require some.
 
     Raises `Failures`, also if the executor makes no region of it.
@@ -96,7 +100,7 @@ def check_region(executor: Executor | str, function: Callable[..., Any], *args: 
     _raise(f"regions of {name}", [f"{sample}: {text}" for text in found])
 
 
-def check_pass(placement: PassPlacement, function: Callable[..., Any], *args: Any) -> None:
+def check_pass(placement: PassPlacement, function: Callable[..., object], *args: object) -> None:
     """Run a function with a pass and without; values and gradients are to be the same. Raises `Failures`."""
 
     sample = Sample(function, args, name=getattr(function, "__qualname__", "function"))
@@ -105,7 +109,7 @@ def check_pass(placement: PassPlacement, function: Callable[..., Any], *args: An
     _raise(f"pass {placement.name}", found)
 
 
-def check_plugin(name: str, samples: Mapping[Any, Sequence[Sample]] | None = None) -> None:
+def check_plugin(name: str, samples: Mapping[object, Sequence[Sample]] | None = None) -> None:
     """Check every implementation and grad rule that an installed plugin registers.
 
     `samples` are by operator; by default those of its hook `switchgear_samples`. Raises `Failures`.
@@ -120,7 +124,7 @@ def check_plugin(name: str, samples: Mapping[Any, Sequence[Sample]] | None = Non
 
 
 def plugin_checks(
-    name: str, samples: Mapping[Any, Sequence[Sample]] | None = None
+    name: str, samples: Mapping[object, Sequence[Sample]] | None = None
 ) -> Iterator[tuple[str, Callable[[], None]]]:
     """The checks of `check_plugin`, each with what it is about."""
     plugin = _plugin(name)
@@ -155,7 +159,7 @@ def _plugin(name: str) -> Plugin:
     return found[0]
 
 
-def _symbols(target: Any) -> list[str]:
+def _symbols(target: object) -> list[str]:
     # what a plugin registered may be of a name that this process cannot resolve by itself
     return (
         [target]
@@ -323,7 +327,7 @@ def _in_threads(sample: Sample, options: dict[str, Any]) -> Iterator[str]:
     yield from (f"in two threads at once: {text}" for text in dict.fromkeys(wrong))
 
 
-def _require(jitted: Any, name: str, kind: str, symbol: str) -> None:
+def _require(jitted: object, name: str, kind: str, symbol: str) -> None:
     """Raise `_Declined` if the call was not taken."""
     choices = [one for one in sg.last_choices(jitted) if one.kind == kind]
     if any(one.owner == name and symbol in ("", one.symbol) for one in choices):

@@ -20,7 +20,7 @@ _ORDERS = ("result", "gradient of argument", "second derivative by argument")
 
 
 def derivatives(
-    sample: Sample, function: Callable[..., Any], wanted: Sequence[int], orders: int
+    sample: Sample, function: Callable[..., object], wanted: Sequence[int], orders: int
 ) -> Derivatives:
     """What a function gives for copies of a sample's arguments; those `wanted` require grad."""
     places = itertools.count()

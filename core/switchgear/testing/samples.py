@@ -153,7 +153,7 @@ def _repeated(one: torch.Tensor) -> torch.Tensor:
     return one[:1].expand(one.shape) if one.dim() and len(one) else one
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype).removeprefix('torch.')}{[*value.shape]}"
     return f"{value!r:.60}"

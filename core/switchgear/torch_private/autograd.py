@@ -72,7 +72,11 @@ def checkpoint_regions(
             yield
 
     def apply(
-        original: Any, cls: Any, function: Callable[..., Any], preserve: bool, *args: Any
+        original: object,
+        cls: object,
+        function: Callable[..., object],
+        preserve: bool,
+        *args: object,
     ) -> Any:
         return run_reentrant(function, args)
 
@@ -104,7 +108,9 @@ def selective_policy(context_fn: Callable[[], Any]) -> Callable[..., bool] | Non
         (True, module.CheckpointPolicy.MUST_SAVE, module.CheckpointPolicy.PREFER_SAVE),
     )
 
-    def saves(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
+    def saves(
+        overload: object, args: tuple[object, ...], kwargs: dict[str, object], result: object
+    ) -> bool:
         if overload in module.SAC_IGNORED_OPS:
             return False
         context = module.SelectiveCheckpointContext(is_recompute=False)
@@ -114,7 +120,7 @@ def selective_policy(context_fn: Callable[[], Any]) -> Callable[..., bool] | Non
     return saves
 
 
-def fastest_entry(fn: Callable[..., Any]) -> Callable[..., Any]:
+def fastest_entry(fn: Callable[..., object]) -> Callable[..., Any]:
     """What a function comes to by one call less: of an operator overload, what its wrapper in Python calls."""
     return fn._op if type(fn) is OpOverload else fn
 
@@ -145,7 +151,7 @@ def global_module_hooks() -> tuple[Any, ...]:
     return tuple([getattr(module, f"_global_{name}") for name in names])
 
 
-def clear_saved_tensors(ctx: Any) -> None:
+def clear_saved_tensors(ctx: object) -> None:
     """Let a node drop its saved tensors now, unless the graph is retained."""
     clear = getattr(ctx, "maybe_clear_saved_tensors", None)
     if clear is not None:

@@ -35,8 +35,8 @@ def opaque(function: Function) -> Function:
 
 
 def taken_apart(
-    function: Callable[..., Any],
-    backend: Callable[[torch.fx.GraphModule, Sequence[object]], Callable[..., Any]],
+    function: Callable[..., object],
+    backend: Callable[[torch.fx.GraphModule, Sequence[object]], Callable[..., object]],
     note: Callable[[str], None],
     dynamic: bool | None,
 ) -> Callable[..., Any]:
@@ -64,7 +64,7 @@ _FAITHFUL = {
 class _Conversion:
     """TorchDynamo's conversion of a frame, once for each kind of call; PyTorch knows the backend by the attribute."""
 
-    def __init__(self, convert: Callable[..., Any], note: Callable[[str], None]) -> None:
+    def __init__(self, convert: Callable[..., object], note: Callable[[str], None]) -> None:
         self._torchdynamo_orig_backend = convert
         self._note = note
         self._config = importlib.import_module("torch._dynamo.config")
@@ -74,7 +74,7 @@ class _Conversion:
         self._counters = importlib.import_module("torch._dynamo.utils").counters
         self._left = importlib.import_module("torch._dynamo.types").ConvertFrameReturn
 
-    def __call__(self, *frame: Any) -> Any:
+    def __call__(self, *frame: object) -> Any:
         before = self._counters["graph_break"].copy()
         try:
             with self._config.patch(**self._settings), warnings.catch_warnings():

@@ -138,7 +138,7 @@ class _Result:
         return cls(kind, tuple(items))
 
 
-def _result(mode: FakeMode, known: _Result, args: tuple[Any, ...]) -> Any:
+def _result(mode: FakeMode, known: _Result, args: tuple[object, ...]) -> Any:
     """Fresh fake tensors as an operator makes them of these arguments."""
     made = [
         item and fake_of_layout(mode, item[0], None if item[1] is None else args[item[1]])
@@ -165,7 +165,7 @@ class _NotPlain(Exception):
     """An argument that a key cannot be made of."""
 
 
-def _call_key(mode: FakeMode, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+def _call_key(mode: FakeMode, func: object, args: tuple[object, ...], kwargs: object) -> Any:
     """What the layouts of an operator's results depend on, or None where they depend on more."""
     if not _is_regular(func) or torch.is_inference_mode_enabled():
         return None
@@ -179,7 +179,7 @@ def _call_key(mode: FakeMode, func: Any, args: tuple[Any, ...], kwargs: Any) -> 
 
 
 @functools.cache
-def _is_regular(func: Any) -> bool:
+def _is_regular(func: object) -> bool:
     """Whether an operator is PyTorch's, writes to nothing, and asks for no data and no bounds of memory."""
     if not isinstance(func, OpOverload) or func.namespace != "aten" or func._schema.is_mutable:
         return False
@@ -187,7 +187,7 @@ def _is_regular(func: Any) -> bool:
     return not named and _DATA_TAGS.isdisjoint(func.tags)
 
 
-def _part(mode: FakeMode, value: Any) -> Any:
+def _part(mode: FakeMode, value: object) -> Any:
     if isinstance(value, fake_tensor.FakeTensor):
         layout = layout_of(mode, value)
         if layout is None:
@@ -211,7 +211,7 @@ _SUBTRACTIONS = frozenset(
 )
 
 
-def _is_boolean(operand: Any) -> bool:
+def _is_boolean(operand: object) -> bool:
     return (
         operand.dtype is torch.bool
         if isinstance(operand, torch.Tensor)

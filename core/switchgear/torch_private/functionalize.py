@@ -123,7 +123,13 @@ def _exact_kernels() -> torch.library.Library:
 
 
 def _declared_batch_norm(
-    input: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *rest: float
+    input: object,
+    weight: object,
+    bias: object,
+    mean: object,
+    var: object,
+    training: bool,
+    *rest: float,
 ) -> Any:
     aten = torch.ops.aten
     if not training:
@@ -135,7 +141,7 @@ def _declared_batch_norm(
     return aten._native_batch_norm_legit.default(input, weight, bias, mean, var, training, *rest)
 
 
-def _masked_fill_(self: torch.Tensor, mask: torch.Tensor, value: Any) -> torch.Tensor:
+def _masked_fill_(self: torch.Tensor, mask: torch.Tensor, value: object) -> torch.Tensor:
     aten = torch.ops.aten
     if not is_wrapper(self):
         with torch._C._ExcludeDispatchKeyGuard(functionalize_keys()):

@@ -24,7 +24,7 @@ def outside_functorch() -> AbstractContextManager[Any]:
 def functorch_operands(operand: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
     """The `torch.func` transforms of this thread wrap `operand(tensor)` in place of each tensor that they wrap."""
 
-    def wrap(original: Callable[..., Any], tensor: torch.Tensor, *rest: Any) -> Any:
+    def wrap(original: Callable[..., object], tensor: torch.Tensor, *rest: object) -> Any:
         return original(operand(tensor), *rest)
 
     with contextlib.ExitStack() as stack:

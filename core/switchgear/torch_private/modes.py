@@ -196,7 +196,7 @@ def rare_modes() -> tuple[Any, ...]:
 def rare_modes_noticed(note: Callable[[], object]) -> Iterator[None]:
     """`note` is called when this thread asks for one of `rare_modes` or sets it, other than by this module."""
 
-    def noticed(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def noticed(original: Callable[..., object], *args: object, **kwargs: object) -> Any:
         note()
         return original(*args, **kwargs)
 

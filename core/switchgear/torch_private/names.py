@@ -119,7 +119,7 @@ def _exists(path: str) -> bool:
 class _Missing(type):
     """A class in place of what PyTorch has not: it can be a base or an exception, and otherwise not be used."""
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> NoReturn:
+    def __call__(cls, *args: object, **kwargs: object) -> NoReturn:
         raise Unsupported(_lack({cls.__name__: PRIVATE_NAMES.get(cls.__name__, "capture")}))
 
     def __iter__(cls) -> Iterator[Any]:

@@ -24,5 +24,5 @@ def operator_database() -> list[Any]:
     return [*database.op_db]
 
 
-def _without_seeding(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _without_seeding(op: Callable[..., object], *args: object, **kwargs: object) -> Any:
     return op(*args, **kwargs)

@@ -40,10 +40,10 @@ def _symbolic() -> Any:
             self.unique_ids.add(number := len(self.unique_ids))
             return number
 
-        def _get_stack_summary(self, is_debug: bool = False, framework_loc: Any = None) -> Any:
+        def _get_stack_summary(self, is_debug: bool = False, framework_loc: object = None) -> Any:
             return symbolic_shapes.SLoc(self.where(), None), ""
 
-        def _check_frozen(self, expr: Any, concrete_val: Any) -> None:
+        def _check_frozen(self, expr: object, concrete_val: object) -> None:
             if self.frozen:
                 raise Unsupported(f"{expr} is asked for, and what it must be is not known any more")
 
@@ -96,7 +96,7 @@ def decide_all(number: Any) -> Any:
     return value
 
 
-def composites_of_sizes(fn: Callable[..., Any]) -> AbstractContextManager[Any]:
+def composites_of_sizes(fn: Callable[..., object]) -> AbstractContextManager[Any]:
     """Run a product of matrices by operators that keep sizes symbolic: before 2.13 what is in C++ knows numbers alone.
 
     Of what these functions are made, nothing else is written in Python as well.
@@ -137,7 +137,7 @@ def names_in(number: Any) -> set[str]:
 
 
 @functools.lru_cache(4096)
-def python_of_expression(expression: Any) -> str:
+def python_of_expression(expression: object) -> str:
     """An expression of sympy's as Python."""
     return str(_symbolic()[3].doprint(expression))
 

@@ -43,7 +43,7 @@ def _set_environment(before: dict[str, str]) -> None:
     os.environ.update(before)
 
 
-def _set_filters(before: list[Any]) -> None:
+def _set_filters(before: list[object]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("default")  # has the caches of what was shown made anew
     warnings.filters[:] = before  # type: ignore[index]

@@ -110,7 +110,7 @@ def configured(asked: Order, plugins: Plugins, options: ExecutorOptions) -> Orde
     return replace(asked, asked=tuple(known.values()), options=options)
 
 
-def _with_options(executor: Executor, options: Mapping[str, Any]) -> Executor:
+def _with_options(executor: Executor, options: Mapping[str, object]) -> Executor:
     try:
         other: Any = executor.configured(options)
     except InvalidInput:

@@ -312,7 +312,7 @@ def _collected(manager: pluggy.PluginManager, hook: str, kind: type[_Item]) -> t
     return tuple(found)
 
 
-def _call(manager: pluggy.PluginManager, hook: str, **arguments: Any) -> list[Any]:
+def _call(manager: pluggy.PluginManager, hook: str, **arguments: object) -> list[Any]:
     try:
         return list(getattr(manager.hook, hook)(**arguments))
     except Exception as error:
@@ -320,7 +320,7 @@ def _call(manager: pluggy.PluginManager, hook: str, **arguments: Any) -> list[An
         raise
 
 
-def _check_hook_names(manager: pluggy.PluginManager, module: Any) -> None:
+def _check_hook_names(manager: pluggy.PluginManager, module: object) -> None:
     for name in dir(module):
         options = manager.parse_hookimpl_opts(module, name)
         if options is not None:

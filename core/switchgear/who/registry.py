@@ -169,13 +169,13 @@ class Table:
         self._registry = Registry()
 
     def implementation(
-        self, target: Any, checker: Checker | None = None, *, override: bool = False
+        self, target: object, checker: Checker | None = None, *, override: bool = False
     ) -> _Decorator:
         """Declare a function that runs `target`, with the same arguments."""
         return self._declare(target, None, checker, override)
 
     def grad_rule(
-        self, target: Any, checker: Checker | None = None, *, override: bool = False
+        self, target: object, checker: Checker | None = None, *, override: bool = False
     ) -> _Decorator:
         """Declare `rule(*args, **kwargs) -> (outputs, pullback)`.
 
@@ -184,14 +184,14 @@ class Table:
         return self._declare(target, "pullback", checker, override)
 
     def grad_transform(
-        self, target: Any, checker: Checker | None = None, *, override: bool = False
+        self, target: object, checker: Checker | None = None, *, override: bool = False
     ) -> _Decorator:
         """Declare `rule(*args, **kwargs) -> outputs`; it calls `get_grad(output)`, `put_grad(argument, gradient)`."""
         return self._declare(target, "transform", checker, override)
 
     def augmented(
         self,
-        target: Any,
+        target: object,
         *,
         forward: Fn,
         backward: Fn,
@@ -227,7 +227,7 @@ class Table:
 
     def _declare(
         self,
-        target: Any,
+        target: object,
         form: Form | None,
         checker: Checker | None,
         override: bool,
@@ -252,14 +252,14 @@ class Table:
 
         return declare
 
-    def _require_callable(self, what: str, value: object, target: Any) -> None:
+    def _require_callable(self, what: str, value: object, target: object) -> None:
         if not callable(value):
             raise RegistrationError(
                 f"{self.owner} registers the {what} {value!r} for {target}; it is not callable"
             )
 
 
-def describe(fn: Any) -> str:
+def describe(fn: object) -> str:
     """A function's name and where it is written: `gelu (switchgear_example.rules:12)`."""
     while isinstance(fn, functools.partial):
         fn = fn.func

@@ -220,7 +220,7 @@ class _Application:
             return None
         return torch.zeros(output.shape, dtype=output.dtype, device=output.device)
 
-    def _outputs(self, result: Any) -> tuple[TensorProxy, ...]:
+    def _outputs(self, result: object) -> tuple[TensorProxy, ...]:
         made, expected = list(tensors_in(result)), self.bound_symbol.outputs
         if len(made) != len(expected):
             raise self._error(f"returns {len(made)} outputs, the operator has {len(expected)}")
@@ -229,7 +229,7 @@ class _Application:
             self._checked(tensor, proxy, f"output {index}") for index, (tensor, proxy) in pairs
         )
 
-    def _gradients(self, result: Any) -> Grads:
+    def _gradients(self, result: object) -> Grads:
         given = result if isinstance(result, (tuple, list)) else (result,)
         count = len(self.tensors)
         if len(given) != count:

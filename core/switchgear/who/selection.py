@@ -363,7 +363,7 @@ def _answer(claimant: Claimant, bound_symbol: BoundSymbol) -> Implementation | D
         return _claim_or_reason(executor, executor.claim(bound_symbol, entry))
 
 
-def _claim_or_reason(executor: Executor, answer: Any) -> Implementation | Declined:
+def _claim_or_reason(executor: Executor, answer: object) -> Implementation | Declined:
     if not isinstance(answer, (Implementation, Declined)):
         raise TypeError(f"claim returns an Implementation or Declined(reason), not {answer!r}")
     if isinstance(answer, Implementation) and answer.owner != executor.name:
@@ -385,7 +385,7 @@ class _blaming:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if not isinstance(error, Exception):
             return
         call = self.bound_symbol

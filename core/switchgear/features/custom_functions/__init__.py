@@ -48,7 +48,7 @@ _REFUSED = {
 class _Applied:
     """The callable of a composite: the call on other tensors."""
 
-    def __init__(self, function: Function, args: tuple[Any, ...]) -> None:
+    def __init__(self, function: Function, args: tuple[object, ...]) -> None:
         self.__name__ = function.__name__
         self._function = function
         # as they were: an argument in a trace is a plain tuple, list or dict
@@ -57,7 +57,7 @@ class _Applied:
     def __repr__(self) -> str:
         return f"<{self.__name__} as called>"
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: object) -> Any:
         pairs = zip(args, self._values, strict=True)
         return self._function.apply(*[arg if value is None else value for arg, value in pairs])
 
@@ -138,7 +138,7 @@ def _apply(original: Callable[..., Any], function: Any, *args: Any, **kwargs: An
     return made
 
 
-def _given(recorder: Recorder, arg: Any) -> Any:
+def _given(recorder: Recorder, arg: object) -> Any:
     """An argument in a trace: tensors in it as proxies."""
     if not holds_tensors(arg):
         return arg

@@ -71,7 +71,7 @@ class FunctionCall:
     def __repr__(self) -> str:
         return f"a call of {name_of(self.function)}"
 
-    def context(self, needs: Sequence[bool], saved: Sequence[Any]) -> Context:
+    def context(self, needs: Sequence[bool], saved: Sequence[object]) -> Context:
         """The `ctx` of the backward."""
         context, needed = Context(), dict(zip(self.tensors, needs, strict=True))
         vars(context).update(self.attributes)

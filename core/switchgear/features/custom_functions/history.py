@@ -22,7 +22,7 @@ class Linked(torch.autograd.Function):
     """Links results to arguments for autograd's sake."""
 
     @staticmethod
-    def forward(ctx: Any, count: int, *tensors: torch.Tensor) -> Any:
+    def forward(ctx: object, count: int, *tensors: torch.Tensor) -> Any:
         """The results as they are."""
         return tensors[:count]
 
@@ -37,7 +37,7 @@ def record_history(
     call: FunctionCall,
     inputs: Sequence[TensorProxy],
     results: Sequence[torch.Tensor],
-    kept: Sequence[Any],
+    kept: Sequence[object],
     *,
     aliases: bool,
 ) -> None:
@@ -61,7 +61,7 @@ def _history(
     call: FunctionCall,
     inputs: tuple[torch.Tensor, ...],
     values: tuple[torch.Tensor, ...],
-    kept: tuple[Any, ...],
+    kept: tuple[object, ...],
 ) -> tuple[torch.Tensor, ...]:
     """The values; while recording, with a history that is recorded anew."""
     recorder = active_recorder()
