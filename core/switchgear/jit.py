@@ -78,7 +78,7 @@ class Compiler:
         self.strict: bool = options["strict"] or options["fallback"] == "error"
         self._fallback: str = options["fallback"]
         #: What TorchDynamo makes of what capture refuses, by function: a module's forward may be replaced.
-        self.splits: dict[Callable[..., Any], Split] = {}
+        self.splits: dict[Callable[..., object], Split] = {}
         self.cache = Cache(name, options["cache_size"], options["recompile_limit"])
         self.fallbacks = Fallbacks(name, options["cache_size"], options["recompile_limit"])
         #: How often it was called.
@@ -98,7 +98,7 @@ class Compiler:
         self._lock = threading.RLock()
 
     @internals.opaque
-    def __call__(self, *args: object, **kwargs: object) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         """Run the entry that fits, the last one run tried first, or compile one."""
         entry = self.last
         if entry is not None:
@@ -111,7 +111,7 @@ class Compiler:
                 pass  # it is found out again, with what else does not fit
         return self.look_up(args, kwargs)
 
-    def look_up(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+    def look_up(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Run the entry that fits, by its key, or compile one; or the original function, where capture refuses."""
         if active_recorder() is not None or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
             return self.function(*args, **kwargs)
@@ -164,7 +164,7 @@ class Compiler:
         is_python = isinstance(self.function, (types.FunctionType, types.MethodType))
         return is_python and not internals.tracing()
 
-    def _split(self) -> Callable[..., Any]:
+    def _split(self) -> Callable[..., object]:
         """The function as TorchDynamo takes it apart."""
         function = getattr(self.function, "now", lambda: self.function)()
         if function not in self.splits:
@@ -401,7 +401,7 @@ def jit(
 
 def dynamo_backend(
     graph: torch.fx.GraphModule, inputs: Sequence[object], options: dict[str, object] | None = None
-) -> Callable[..., Any]:
+) -> Callable[..., object]:
     """The backend "switchgear" of `torch.compile`, whose `options` are those of `jit`: each graph is jitted."""
 
     def compile_graph(

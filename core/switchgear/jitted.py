@@ -45,7 +45,7 @@ class Compiled(Protocol):
     last: Entry | None
     calls: int
 
-    def look_up(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+    def look_up(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Run a call that the entry last run does not fit."""
 
 
@@ -84,7 +84,7 @@ class JitFunction:
     def __repr__(self) -> str:
         return f"sg.jit({self._switchgear.function!r})"
 
-    def __prepare_scriptable__(self) -> Callable[..., Any]:
+    def __prepare_scriptable__(self) -> Callable[..., object]:
         return self._switchgear.function
 
     def __deepcopy__(self, memo: dict[int, Any]) -> JitFunction:
@@ -94,7 +94,7 @@ class JitFunction:
         again = self if twin is function else memo.get(id(self))
         return self._switchgear_again(twin) if again is None else again
 
-    def __reduce__(self) -> str | tuple[Any, ...]:
+    def __reduce__(self) -> str | tuple[object, ...]:
         function = self._switchgear.function
         if _named(function) is self:
             return (
@@ -105,7 +105,7 @@ class JitFunction:
         return self._switchgear_again, (function,)
 
 
-def _named(function: Callable[..., object]) -> Any:
+def _named(function: Callable[..., object]) -> object:
     """What stands where pickle looks for a function."""
     place: Any = sys.modules.get(getattr(function, "__module__", None) or "")
     for name in getattr(function, "__qualname__", "").split("."):
@@ -118,7 +118,7 @@ def _is_own(method: types.MethodType) -> bool:
     return getattr(type(method.__self__), method.__name__, None) is method.__func__
 
 
-def _method(again: Callable[..., object], instance: object, name: str) -> Any:
+def _method(again: Callable[..., object], instance: object, name: str) -> object:
     return again(getattr(type(instance), name).__get__(instance))
 
 
@@ -143,7 +143,7 @@ class JitModule:
     def __prepare_scriptable__(self) -> nn.Module | None:
         return self._switchgear.module
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         made = self._switchgear_again, (self._switchgear.module,)
         own = self._switchgear_forward
         return made if own is None else (*made, own)
@@ -151,7 +151,7 @@ class JitModule:
     def __setstate__(self, own: Callable[..., object]) -> None:
         object.__setattr__(self, "_switchgear_forward", own)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+    def __deepcopy__(self, memo: dict[int, Any]) -> object:
         module = copy.deepcopy(self._switchgear.module, memo)
         if id(self) in memo:
             return memo[id(self)]  # the module holds it
@@ -204,11 +204,11 @@ class _Method:
 _CALL = nn.Module.__call__
 
 
-def _direct_call(kind: type[nn.Module]) -> Callable[..., Any]:
+def _direct_call(kind: type[nn.Module]) -> Callable[..., object]:
     """What calling a module of that kind comes to where it has no hooks; all else is left to its `__call__`."""
 
     @internals.opaque
-    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> object:
         entry = self._switchgear.last
         if (
             entry is not None
@@ -255,10 +255,10 @@ def jitted_class(kind: type[nn.Module], methods: Sequence[str] = ()) -> type[Any
     return jitted
 
 
-def _initialised_class(kind: Any, methods: Sequence[str]) -> Callable[[Any], type[Any]]:
+def _initialised_class(kind: Any, methods: Sequence[str]) -> Callable[[object], type[object]]:
     """What a jitted lazy module becomes when its parameters are made; the original becomes it too."""
 
-    def cls_to_become(self: Any) -> type[Any]:
+    def cls_to_become(self: Any) -> type[object]:
         self._switchgear.module.__class__ = kind.cls_to_become
         return jitted_class(kind.cls_to_become, methods)
 
@@ -297,7 +297,7 @@ def jitted_module(
     return jitted
 
 
-def _forward_of(module: nn.Module) -> Callable[..., Any]:
+def _forward_of(module: nn.Module) -> Callable[..., object]:
     """Its forward at the time of a call, named as the module is."""
 
     @functools.wraps(module.forward)

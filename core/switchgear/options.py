@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from types import MappingProxyType
-from typing import Any, Literal, TypeAlias, TypedDict, Unpack, get_args
+from typing import Literal, TypeAlias, TypedDict, Unpack, get_args
 
 from switchgear.capture.sizes import Dynamic
 from switchgear.errors import InvalidInput
@@ -57,7 +57,7 @@ class Options(Defaults, total=False):
     methods: Sequence[str]
 
 
-_DEFAULTS: ContextVar[Mapping[str, Any]] = ContextVar("defaults", default=MappingProxyType({}))
+_DEFAULTS: ContextVar[Mapping[str, object]] = ContextVar("defaults", default=MappingProxyType({}))
 _WORDS: Mapping[str, tuple[str | None, ...]] = {
     "memory": MEMORY,
     "compile": (*COMPILE, None),
@@ -82,11 +82,11 @@ def defaults(**options: Unpack[Defaults]) -> Iterator[None]:
         _DEFAULTS.reset(token)
 
 
-def with_defaults(jit: Callable[..., object]) -> Callable[..., Any]:
+def with_defaults(jit: Callable[..., object]) -> Callable[..., object]:
     """`jit`, with what is in force for the options that a call does not give."""
 
     @functools.wraps(jit)
-    def with_those_in_force(function: object = None, **options: object) -> Any:
+    def with_those_in_force(function: object = None, **options: object) -> object:
         return jit(function, **{**_from_environment(), **_DEFAULTS.get(), **options})
 
     return with_those_in_force
@@ -130,7 +130,7 @@ def _flag(text: str) -> bool:
 
 
 #: Variables of the environment that set an option, and how their text is read.
-VARIABLES: Mapping[str, tuple[str, Callable[[str], Any]]] = {
+VARIABLES: Mapping[str, tuple[str, Callable[[str], object]]] = {
     "SWITCHGEAR_EXECUTORS": ("executors", executors_in),
     "SWITCHGEAR_MEMORY": ("memory", functools.partial(_word, "memory")),
     COMPILE_VARIABLE: ("compile", functools.partial(_word, "compile")),
@@ -139,7 +139,7 @@ VARIABLES: Mapping[str, tuple[str, Callable[[str], Any]]] = {
 }
 
 
-def _from_environment() -> dict[str, Any]:
+def _from_environment() -> dict[str, object]:
     options = {}
     for variable, (name, read) in VARIABLES.items():
         text = os.environ.get(variable)

@@ -62,7 +62,7 @@ def undone_on(errors: tuple[type[Exception], ...]) -> Iterator[None]:
         raise
 
 
-def _random_streams() -> list[tuple[Callable[[Any], object], Any]]:
+def _random_streams() -> list[tuple[Callable[[object], object], object]]:
     """The state of every process-wide random stream of the CPU, each with what puts it back."""
     streams: list[tuple[Callable[[Any], object], Any]] = [
         (random.setstate, random.getstate()),

@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -52,7 +51,7 @@ def close(recorder: Recorder, call: Call, *tags: str) -> None:
     recorder.tape.lines.extend((*call.before, *lines))
 
 
-def output_of(recorder: Recorder, result: object) -> Any:
+def output_of(recorder: Recorder, result: object) -> object:
     """The nested output of a composite, or NotImplemented where it holds more than tensors and None."""
     if isinstance(result, torch.Tensor) and internals.is_wrapper(result):
         return recorder.values.proxy_of(recorder.tracker.fake_of(result))

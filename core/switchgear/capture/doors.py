@@ -97,7 +97,9 @@ class _Functions(TorchFunctionMode):
         self.recorder = recorder
         self.handlers = handlers
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
         recorder = self.recorder
         if recorder.tape.is_paused:
             return func(*args, **(kwargs or {}))
@@ -139,7 +141,7 @@ class _Functions(TorchFunctionMode):
             call.output = output_of(recorder, result)
             return result
 
-    def _reopened(self, function: Callable[..., object]) -> Callable[..., Any]:
+    def _reopened(self, function: Callable[..., object]) -> Callable[..., object]:
         """A function of PyTorch written in Python as one whose calls come in at this door."""
         if not isinstance(function, types.FunctionType) or function.__module__ not in _REOPENED:
             return function
@@ -247,7 +249,9 @@ class _Operators(internals.TorchDispatchMode):
         self.recorder = recorder
         self.handlers = handlers
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
         if internals.asks_device(func, args):
             return args[0].fake_device
         with torch._C.DisableTorchFunction():
@@ -256,7 +260,7 @@ class _Operators(internals.TorchDispatchMode):
                 return self._unrecorded(call)
             return self._recorded(call)
 
-    def _unrecorded(self, call: Operation) -> Any:
+    def _unrecorded(self, call: Operation) -> object:
         try:
             return call.func(*call.args, **call.kwargs)
         except internals.DATA_DEPENDENT as error:
@@ -287,7 +291,7 @@ class _Operators(internals.TorchDispatchMode):
             record_leaf(recorder, call, result)
         return result
 
-    def _result(self, call: Operation) -> Any:
+    def _result(self, call: Operation) -> object:
         """What a call gives on fakes."""
         func, args, kwargs = call.func, call.args, call.kwargs
         if leaf_symbol(self.recorder, func) == DRAW_BERNOULLI:
@@ -306,7 +310,7 @@ class _Operators(internals.TorchDispatchMode):
                 raise
             raise RuntimeError(str(error)) from error  # as in eager
 
-    def _of_data(self, call: Operation, error: Exception) -> Any:
+    def _of_data(self, call: Operation, error: Exception) -> object:
         """A call that gives what is in a tensor, or a result whose shape depends on that."""
         recorder = self.recorder
         if call.func is recorder.values.known_call[0]:
@@ -373,7 +377,7 @@ def _lift(recorder: Recorder, call: Operation) -> torch.Tensor:
 
 def _with_dims(
     recorder: Recorder, func: internals.OpOverload, args: tuple[object, ...]
-) -> tuple[Any, ...]:
+) -> tuple[object, ...]:
     """The arguments, for strides as the kernels have them: dimensions that broadcasting adds have stride 0.
 
     PyTorch's formulas for fakes give those of size 1 another one, and then order the result's dimensions by it.

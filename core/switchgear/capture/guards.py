@@ -34,7 +34,7 @@ class Guard:
         return self.why if isinstance(self.why, str) else self.why()
 
 
-def value_key(value: object) -> Any:
+def value_key(value: object) -> object:
     """A Python value as part of a key: with its type, and floats by representation (nan is nan, 0.0 is not -0.0)."""
     if isinstance(value, (float, complex)):
         return (type(value), repr(value))

@@ -41,13 +41,13 @@ class Handler:
     """
 
     #: `take` and `answer` are asked about calls of these functions alone; of all, if there are none.
-    functions: frozenset[Any] = frozenset()
+    functions: frozenset[object] = frozenset()
 
     def around(self) -> contextlib.AbstractContextManager[Any]:
         """Entered for as long as a capture lasts, the outermost one of a thread."""
         return contextlib.nullcontext()
 
-    def begin(self, recorder: Recorder) -> Any:
+    def begin(self, recorder: Recorder) -> object:
         """The state of this handler for one capture."""
         return None
 
@@ -73,7 +73,7 @@ class Handler:
         """Answer a call before its tensors are inputs, or `PASS`."""
         return PASS
 
-    def answer(self, recorder: Recorder, call: Call) -> Any:
+    def answer(self, recorder: Recorder, call: Call) -> object:
         """Answer a call whose tensors are inputs or values of the trace, or `PASS`; `call.args` may be changed."""
         return PASS
 
@@ -87,7 +87,7 @@ class Handler:
         """Answer the call of an operator overload, or `PASS`; `call.args` may be changed."""
         return PASS
 
-    def by_data(self, recorder: Recorder, call: Operation, need: str) -> Any:
+    def by_data(self, recorder: Recorder, call: Operation, need: str) -> object:
         """Answer a call whose result depends on the data of a tensor, or `PASS`; `need` says so, for messages."""
         return PASS
 
@@ -100,7 +100,7 @@ class Feature:
     handlers: tuple[Handler, ...]
 
 
-def getter(attribute: str) -> Callable[..., Any]:
+def getter(attribute: str) -> Callable[..., object]:
     """What a function mode is handed where an attribute of a tensor is read."""
     return getattr(torch.Tensor, attribute).__get__  # type: ignore[no-any-return]
 
@@ -176,7 +176,7 @@ class Handlers:
         """The first answer to a call before its tensors are inputs, or `PASS`."""
         return self._first("take", _of(call, self._taking), recorder, call)
 
-    def answer(self, recorder: Recorder, call: Call) -> Any:
+    def answer(self, recorder: Recorder, call: Call) -> object:
         """The first answer to a call of values of the trace, or `PASS`."""
         return self._first("answer", _of(call, self._answering), recorder, call)
 
@@ -194,18 +194,18 @@ class Handlers:
         """The first answer to the call of an operator overload, or `PASS`."""
         return self._first("operator", self._operating, recorder, call)
 
-    def by_data(self, recorder: Recorder, call: Operation, need: str) -> Any:
+    def by_data(self, recorder: Recorder, call: Operation, need: str) -> object:
         """The first answer to the call of an operator overload that needs data, or `PASS`."""
         return self._first("by_data", self._overriding("by_data"), recorder, call, need)
 
-    def _first(self, method: str, handlers: Iterable[Handler], *args: object) -> Any:
+    def _first(self, method: str, handlers: Iterable[Handler], *args: object) -> object:
         for handler in handlers:
             answer = self._ask(handler, method, *args)
             if answer is not PASS:
                 return answer
         return PASS
 
-    def _ask(self, handler: Handler, method: str, *args: object) -> Any:
+    def _ask(self, handler: Handler, method: str, *args: object) -> object:
         try:
             return getattr(handler, method)(*args)
         except Exception as error:

@@ -29,7 +29,7 @@ Given: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 #: Refuse what begins where the view would not be aligned.
 _ALIGNED = frozenset({_aten.view_as_complex.default, _aten.view.dtype})
 #: Which outputs of an overload are differentiable: facts about PyTorch, found once per process.
-_DIFFERENTIABLE: dict[Any, tuple[bool, ...]] = {}
+_DIFFERENTIABLE: dict[object, tuple[bool, ...]] = {}
 
 
 def record_leaf(recorder: Recorder, call: Operation, result: Any) -> None:

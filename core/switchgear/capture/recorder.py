@@ -170,7 +170,7 @@ class Recorder:
             self.inputs.add(tensor, wrapper, proxy, view is not None)
         return wrapper
 
-    def track_outputs(self, result: object) -> Any:
+    def track_outputs(self, result: object) -> object:
         """Take note of the tensors that a call returned."""
         for tensor in tensors_in(result):
             if self._is_own(tensor):

@@ -66,8 +66,8 @@ def _refuse(original: Callable[..., object], *args: object, **kwargs: object) ->
     )
 
 
-def _refusing(name: str) -> Callable[..., Any]:
-    def method(generator: StandIn, *args: object, **kwargs: object) -> Any:
+def _refusing(name: str) -> Callable[..., object]:
+    def method(generator: StandIn, *args: object, **kwargs: object) -> object:
         return _refuse(getattr(generator.original, name), *args, **kwargs)
 
     return method

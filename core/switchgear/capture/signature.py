@@ -101,7 +101,7 @@ class Held:
     """A tensor in Python's objects: `steps` lead to it from `owner`, or from the argument that `owner` names."""
 
     owner: Any
-    steps: tuple[Any, ...]
+    steps: tuple[object, ...]
     path: str
     tied: list[Held] = field(default_factory=list)
 
@@ -115,7 +115,7 @@ class Held:
         value = self._here(argument)
         return value if all(other._here(argument) is value for other in self.tied) else None
 
-    def _here(self, argument: object) -> Any:
+    def _here(self, argument: object) -> object:
         try:
             return follow(argument if isinstance(self.owner, Argument) else self.owner, self.steps)
         except (LookupError, AttributeError, TypeError, ValueError):
@@ -149,7 +149,7 @@ class Base:
         return f"the base of {self.of}"
 
 
-def follow(value: Any, steps: Iterable[Any]) -> Any:
+def follow(value: Any, steps: Iterable[Any]) -> object:
     """What some steps lead to; raises what `getattr` and the lookup of items do."""
     for step in steps:
         value = getattr(value, step.name) if isinstance(step, Attribute) else value[step]
@@ -163,7 +163,7 @@ InputSource = OwnSource | Base
 
 def flatten_arguments(
     args: tuple[object, ...], kwargs: dict[str, object], whole: bool = False
-) -> tuple[list[Any], Structure]:
+) -> tuple[list[object], Structure]:
     """The leaves of a call's arguments: tensors, Python values that a trace can be specialised on, and objects.
 
     `whole`: containers that can be changed are leaves like objects.

@@ -258,7 +258,7 @@ def sizes_of(items: Iterable[BoundSymbol]) -> dict[NumberProxy, torch.SymInt]:
         return {}
     names: set[str] = set()
 
-    def noted(number: object) -> Any:
+    def noted(number: object) -> object:
         names.update(internals.names_in(number))
         return number
 
@@ -272,7 +272,7 @@ def concrete(value: object, binding: Mapping[str, int]) -> Any:
     """A part of a trace, or of what hangs together with one, for calls whose sizes are these."""
 
     @functools.cache
-    def evaluated(text: str) -> Any:
+    def evaluated(text: str) -> object:
         return eval(text, {"torch": torch}, dict(binding))
 
     return _with_numbers(

@@ -158,7 +158,7 @@ def flatten(
     is_record = _is_record_or_object if objects else _is_record
     if not any(map(is_record, leaves)):
         return leaves, Structure(spec)
-    flat: list[Any] = []
+    flat: list[object] = []
     records = []
     for index, leaf in enumerate(leaves):
         if not is_record(leaf):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 
@@ -29,7 +28,7 @@ class Tape:
         #: More tags of an operator, by `(overload, args, kwargs, result)`.
         self.tags_of: Callable[..., frozenset[str]] | None = None
         #: Where PyTorch dispatches to from calls that are recorded.
-        self.dispatch_state: tuple[Any, Any] = (None, None)
+        self.dispatch_state: tuple[object, object] = (None, None)
         self._module_path = module_path
         self._paused = 0
 

@@ -54,7 +54,7 @@ class Values:
         self._proxies[id(fake)] = (fake, proxy)
         self._fakes.setdefault(proxy.name, fake)
 
-    def known_results(self) -> Any:
+    def known_results(self) -> object:
         """What the overload makes whose results are known."""
         overload, layouts = self.known_call
         results = tuple([proxy.fake(self.fake_mode) for proxy in layouts])

@@ -323,7 +323,7 @@ def _asked(process: subprocess.Popen[bytes], task: bytes) -> dict[str, Any]:
     assert process.stdin is not None
     assert process.stdout is not None
     send(process.stdin, task)
-    reply: dict[str, Any] = json.loads(receive(process.stdout))
+    reply: dict[str, object] = json.loads(receive(process.stdout))
     return reply
 
 

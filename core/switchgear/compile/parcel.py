@@ -86,7 +86,7 @@ def _bare(item: BoundSymbol) -> BoundSymbol:
 
 
 class _Pickler(pickle.Pickler):
-    def persistent_id(self, value: object) -> Any:
+    def persistent_id(self, value: object) -> object:
         if isinstance(value, internals.SYMBOLIC):
             return internals.python_of_number(value)
         return None
@@ -109,18 +109,18 @@ class _Unpickler(pickle.Unpickler):
         super().__init__(buffer)
         self._scope = {"torch": torch, **symbols}
 
-    def persistent_load(self, text: Any) -> Any:
+    def persistent_load(self, text: Any) -> object:
         return eval(text, dict(self._scope))
 
 
-def _overload(name: str) -> Any:
+def _overload(name: str) -> object:
     value: Any = torch.ops
     for part in name.split("."):
         value = getattr(value, part)
     return value
 
 
-def _stand_in() -> Any:
+def _stand_in() -> object:
     return _unsent
 
 

@@ -11,7 +11,6 @@ import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch.utils.checkpoint import check_backward_validity
@@ -94,7 +93,7 @@ class Checkpointing(Handler):
             yield
             _refuse_writes(recorder, memory)
 
-    def _run_reentrant(self, function: Callable[..., object], args: tuple[object, ...]) -> Any:
+    def _run_reentrant(self, function: Callable[..., object], args: tuple[object, ...]) -> object:
         """What `checkpoint(function, *args, use_reentrant=True)` does: differentiable if an argument requires grad."""
         check_backward_validity(args)
         wanted = [isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args]

@@ -93,7 +93,7 @@ class Data(Handler):
         outer = recorder.enclosing
         return Known(None if outer is None else outer.states.get(self))
 
-    def answer(self, recorder: Recorder, call: Call) -> Any:
+    def answer(self, recorder: Recorder, call: Call) -> object:
         """`tolist()`, and the call with numbers in the place of the tensors that PyTorch reads."""
         if call.fn is torch.Tensor.tolist:
             return self._read(recorder, "tolist", call.args[0])
@@ -109,7 +109,7 @@ class Data(Handler):
         call.kwargs = {key: value(key, given) for key, given in call.kwargs.items()}
         return PASS
 
-    def _read(self, recorder: Recorder, name: str, tensor: torch.Tensor) -> Any:
+    def _read(self, recorder: Recorder, name: str, tensor: torch.Tensor) -> object:
         """What is in a tensor, as numbers in lists."""
         proxy, read = recorder.tracker.proxy_of(tensor), torch.Tensor.tolist
         need = f"{name} needs the data of a tensor, in {recorder.here()}"
@@ -128,7 +128,7 @@ class Data(Handler):
                 call.args = (call.args[0], positions, *call.args[2:])
         return PASS
 
-    def by_data(self, recorder: Recorder, call: Operation, need: str) -> Any:
+    def by_data(self, recorder: Recorder, call: Operation, need: str) -> object:
         """A Python value that a check guards, or results of the layout that one guards."""
         if call.func is _aten.index.Tensor:
             positions = self._positions(recorder, call.args[1])
@@ -147,7 +147,7 @@ class Data(Handler):
             recorder.record(CHECK_LAYOUT, (proxy, proxy.shape, proxy.stride), None, CHECK)
         return fakes
 
-    def _positions(self, recorder: Recorder, indices: list[Any]) -> list[Any]:
+    def _positions(self, recorder: Recorder, indices: list[Any]) -> list[object]:
         """Indices with masks as the positions that they select, as PyTorch's kernels have them."""
         need = f"{_aten.nonzero.default} needs the data of a tensor, in {recorder.here()}"
         positions: list[Any] = []

@@ -120,15 +120,15 @@ def _refuse(recorder: Recorder, what: str, splits: bool = True) -> None:
     )
 
 
-def _refuse_call(original: Callable[..., object], *args: object, **kwargs: object) -> Any:
+def _refuse_call(original: Callable[..., object], *args: object, **kwargs: object) -> object:
     recorder = active_recorder()
     if recorder is not None:
         _refuse(recorder, original.__name__)
     return original(*args, **kwargs)
 
 
-def _refusing(name: str, instead: str) -> Callable[..., Any]:
-    def refuse(original: Callable[..., object], *args: object, **kwargs: object) -> Any:
+def _refusing(name: str, instead: str) -> Callable[..., object]:
+    def refuse(original: Callable[..., object], *args: object, **kwargs: object) -> object:
         if active_recorder() is None:
             return original(*args, **kwargs)
         raise Unsupported(

@@ -27,7 +27,7 @@ class InnerGrad(Handler):
 
     functions = frozenset({torch.autograd.grad})
 
-    def answer(self, recorder: Recorder, call: Call) -> Any:
+    def answer(self, recorder: Recorder, call: Call) -> object:
         """The gradients."""
         assert call.fn is not None
         _refuse_outside_history(recorder, *call.args)
@@ -42,7 +42,7 @@ class GradFnReads(Handler):
 
     functions = frozenset({getter("grad_fn")})
 
-    def answer(self, recorder: Recorder, call: Call) -> Any:
+    def answer(self, recorder: Recorder, call: Call) -> object:
         """The node as the function sees it."""
         assert call.fn is not None
         node = call.fn(*call.args, **call.kwargs)
@@ -56,7 +56,7 @@ class GradFn:
         self._node = node
         self._here = here
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if name in ("register_hook", "register_prehook", "next_functions"):
             raise Unsupported(
                 f"grad_fn.{name}, or a backward hook on a module, inside a jitted function, in {self._here()}; "

@@ -17,7 +17,7 @@ from switchgear.errors import Unsupported
 class ModesChanged(Handler):
     """The default dtype, the default device, and the backends of attention."""
 
-    def begin(self, recorder: Recorder) -> tuple[Any, Any, Any]:
+    def begin(self, recorder: Recorder) -> tuple[object, object, object]:
         """These modes as they are around the call."""
         if recorder.enclosing is not None:
             return recorder.enclosing.state(self)  # type: ignore[no-any-return]

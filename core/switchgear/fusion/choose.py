@@ -40,7 +40,7 @@ class Contestants:
         self.executors: tuple[Executor, ...] = selection.executors
         self._program = program
         self._selection = selection
-        self._compiled: dict[tuple[Region, FusionExecutor], Callable[..., Any] | Declined] = {}
+        self._compiled: dict[tuple[Region, FusionExecutor], Callable[..., object] | Declined] = {}
         self._numbers = {region: number for number, region in enumerate(regions)}
 
     def label(self, executor: Executor) -> str:
@@ -77,7 +77,7 @@ class Contestants:
 
     def _functions(
         self, executor: FusionExecutor, traces: Sequence[Trace]
-    ) -> Sequence[Callable[..., Any] | Declined]:
+    ) -> Sequence[Callable[..., object] | Declined]:
         try:
             functions = executor.compile_all(traces)
             for made in functions:
@@ -190,7 +190,7 @@ def _guarded(
 ) -> Sequence[RegionChoice | None]:
     """A plugin's answers, one for each region."""
     try:
-        answers: Any = chooser.fn(regions, context)
+        answers: object = chooser.fn(regions, context)
         if answers is None:
             return [None] * len(regions)
         if not isinstance(answers, Sequence) or len(answers) != len(regions):

@@ -60,7 +60,7 @@ def derive(bound_symbol: BoundSymbol, grad_outputs: Grads, higher_order: bool = 
     key = bound_symbol.symbol.fn, given, modes
     # one that holds symbolic sizes is for these alone, and has decided by them for their entry
     sizes = active_sizes()
-    cache: dict[Any, Template] = (
+    cache: dict[object, Template] = (
         sizes.templates if sizes and depends_on_sizes(bound_symbol) else _CACHE
     )
     try:
@@ -79,7 +79,7 @@ def clear_templates() -> None:
     _CACHE.clear()
 
 
-def _frozen(value: object) -> Any:
+def _frozen(value: object) -> object:
     """A value as a dictionary key: proxies by metadata, numbers by type too."""
     if isinstance(value, TensorProxy):
         return value.metadata
@@ -140,7 +140,7 @@ _PRODUCTS = {
 }
 
 
-def _spellings(bound_symbol: BoundSymbol, higher_order: bool) -> Iterator[Callable[..., Any]]:
+def _spellings(bound_symbol: BoundSymbol, higher_order: bool) -> Iterator[Callable[..., object]]:
     """The overload, and its in-place twin on a clone: PyTorch has formulas for some of these alone (`copy_`)."""
     overload: Any = bound_symbol.symbol.fn
     if higher_order and overload in _PRODUCTS and "prod" in bound_symbol.args:
@@ -162,7 +162,7 @@ def _spellings(bound_symbol: BoundSymbol, higher_order: bool) -> Iterator[Callab
 
 def _rrelu_with_noise(
     self: torch.Tensor, noise: torch.Tensor, *args: object, **kwargs: object
-) -> Any:
+) -> object:
     """The formula of the functional overload reads the noise as it was before it was drawn."""
     drawn = noise.clone()
     return torch.ops.aten.rrelu_with_noise.default(self, drawn, *args, **kwargs), drawn

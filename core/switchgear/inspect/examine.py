@@ -175,7 +175,7 @@ def _idle(executor: Executor, note: Callable[[Executor, Trace], None]) -> Execut
     if not isinstance(executor, FusionExecutor):
         return executor
 
-    def compile_all(regions: Sequence[Trace]) -> Sequence[Callable[..., Any]]:
+    def compile_all(regions: Sequence[Trace]) -> Sequence[Callable[..., object]]:
         for region in regions:
             note(executor, region)
         return [region.function() for region in regions]

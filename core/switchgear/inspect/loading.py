@@ -8,12 +8,11 @@ import os
 import runpy
 import sys
 from collections.abc import Callable
-from typing import Any
 
 from switchgear.errors import SwitchgearError
 
 
-def loaded(place: str) -> Callable[..., Any]:
+def loaded(place: str) -> Callable[..., object]:
     """The callable that `module:name` or `script.py:name` names; modules are looked for in this folder first."""
     home, colon, name = place.rpartition(":")
     if not colon:

@@ -83,7 +83,7 @@ def in_place_twin(fn: object) -> torch._ops.OpOverload | None:
 #: In-place twins whose overload has another name.
 _TWIN_OVERLOADS = {"aten.bernoulli.p": "float"}
 #: By name, whose hash costs less than an overload's.
-_PLACES: dict[str, tuple[Any, tuple[int, str] | None]] = {}
+_PLACES: dict[str, tuple[object, tuple[int, str] | None]] = {}
 
 
 def _aliased_place(overload: torch._ops.OpOverload) -> tuple[int, str] | None:

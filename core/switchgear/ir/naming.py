@@ -44,7 +44,7 @@ def _canonical(name: str, fn: Callable[..., object]) -> Symbol:
     return Symbol(name, fn)
 
 
-def pack_dims(symbol: Symbol, args: tuple[object, ...]) -> tuple[Any, ...]:
+def pack_dims(symbol: Symbol, args: tuple[object, ...]) -> tuple[object, ...]:
     """`x.permute(0, 2, 1)` spelled as `torch.permute(x, (0, 2, 1))`."""
     if (
         symbol.name in _PACKED

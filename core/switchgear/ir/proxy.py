@@ -28,7 +28,7 @@ class _Remembers:
     """Room for what follows from fields and is asked for often."""
 
     __slots__ = ("_layout",)
-    _layout: tuple[Any, ...]
+    _layout: tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -139,7 +139,7 @@ def bytes_of(*values: TensorProxy) -> int:
     return sum(value.bytes for value in values)
 
 
-def key_of(number: object) -> Any:
+def key_of(number: object) -> object:
     """A number that stands for itself, or a symbolic one as it is written: hashable."""
     return (
         (type(number), internals.python_of_number(number))

@@ -6,7 +6,6 @@ import functools
 import numbers
 from collections.abc import Hashable, Mapping
 from types import MappingProxyType
-from typing import Any
 
 import torch
 
@@ -41,7 +40,7 @@ def _is_pure(fn: object) -> bool:
     return not uninitialised and _IMPURE_TAGS.isdisjoint(fn.tags)
 
 
-def call_key(item: BoundSymbol) -> Any:
+def call_key(item: BoundSymbol) -> object:
     """Operator and arguments as a dictionary key: proxies by name, numbers by type too; None where one has no hash."""
     # the parts of a composite may depend on a global mode
     parts = [
@@ -56,7 +55,7 @@ def call_key(item: BoundSymbol) -> Any:
     return key
 
 
-def frozen(value: object, names: Mapping[str, Hashable] = MappingProxyType({})) -> Any:
+def frozen(value: object, names: Mapping[str, Hashable] = MappingProxyType({})) -> object:
     """A nest of arguments as a dictionary key: proxies by name, or by what `names` says for it, numbers by type too."""
     if isinstance(value, TensorProxy):
         return (TensorProxy, names.get(value.name, value.name))

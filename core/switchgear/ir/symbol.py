@@ -53,7 +53,7 @@ def _delete(*values: object) -> None:
 DEL = Symbol("del", _delete)
 
 
-def _box(*values: object) -> list[Any]:
+def _box(*values: object) -> list[object]:
     """What a call takes that follows, in one list."""
     return [*values]
 

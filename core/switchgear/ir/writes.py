@@ -73,7 +73,7 @@ def _written(
 
 
 #: Overloads whose formulas refuse complex numbers, each as the write through a view that it stands for.
-WRITTEN_VIEWS: dict[Any, Callable[..., torch.Tensor]] = {
+WRITTEN_VIEWS: dict[object, Callable[..., torch.Tensor]] = {
     torch.ops.aten.slice_scatter.default: functools.partial(_written, torch.ops.aten.slice.Tensor),
     torch.ops.aten.select_scatter.default: functools.partial(_written, torch.ops.aten.select.int),
     torch.ops.aten.diagonal_scatter.default: functools.partial(

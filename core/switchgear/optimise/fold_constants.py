@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 
@@ -79,7 +78,7 @@ class _Folding:
     home: Mapping[str, str]
     escaping: frozenset[str]
     same: dict[str, TensorProxy] = field(default_factory=dict)
-    calls: dict[Any, tuple[TensorProxy, ...]] = field(default_factory=dict)
+    calls: dict[object, tuple[TensorProxy, ...]] = field(default_factory=dict)
     size: int = 0
 
     def fold(self, item: BoundSymbol) -> bool:

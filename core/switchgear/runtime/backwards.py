@@ -74,12 +74,12 @@ class Backwards:
         if sizes is not None:
             expected = [p and (EXPECTED if any(p[0]) else p[0], *p[1:]) for p in expected]
         #: By pattern, for calls of any sizes that meet the constraints.
-        self._generals: dict[Any, list[tuple[LazyProgram, tuple[Constraint | Computed, ...]]]] = {
-            (*expected, *nothing, wanted, ()): [(training.make_backward, ())]
-        }
+        self._generals: dict[
+            object, list[tuple[LazyProgram, tuple[Constraint | Computed, ...]]]
+        ] = {(*expected, *nothing, wanted, ()): [(training.make_backward, ())]}
         #: By pattern and the sizes of the calls.
-        self._backwards: dict[Any, LazyProgram] = {}
-        self._differentiable: dict[Any, tuple[Callable[..., Any], Trace]] = {}
+        self._backwards: dict[object, LazyProgram] = {}
+        self._differentiable: dict[object, tuple[Callable[..., object], Trace]] = {}
         self.last: Last | None = None
         self._last_backward: Program | None = None
 
@@ -143,7 +143,7 @@ class Backwards:
         lazy = self._backwards.get((pattern, sizes))
         return self._for_any_sizes(general, sizes) if lazy is None else lazy()
 
-    def _general(self, pattern: Any, sizes: tuple[int, ...]) -> Any:
+    def _general(self, pattern: Any, sizes: tuple[int, ...]) -> object:
         """A pattern of grad outputs for calls of any sizes: of the strides of their outputs, or expanded from a scalar.
 
         None where it is another one.
@@ -160,10 +160,10 @@ class Backwards:
         ]
         return None if NotImplemented in found else (*found, *pattern[len(own) :])
 
-    def _strides_at(self, sizes: tuple[int, ...]) -> tuple[Any, ...]:
+    def _strides_at(self, sizes: tuple[int, ...]) -> tuple[object, ...]:
         assert self.sizes is not None
         ends = tuple([p and p.stride for p in self.training.ends])
-        strides: tuple[Any, ...] = concrete(ends, self.sizes.binding(sizes))
+        strides: tuple[object, ...] = concrete(ends, self.sizes.binding(sizes))
         return strides
 
     def _for_any_sizes(self, general: object, sizes: tuple[int, ...]) -> Program | None:
@@ -296,12 +296,12 @@ def _check_strided(grads: Arriving) -> None:
         raise Unsupported("a grad output is not a strided tensor")
 
 
-def _pattern(grads: Arriving, wanted: tuple[bool, ...]) -> Any:
+def _pattern(grads: Arriving, wanted: tuple[bool, ...]) -> object:
     pattern = [None if g is None else (g.stride(), g.dtype, g.is_conj(), g.is_neg()) for g in grads]
     return (*pattern, wanted, internals.autocast_key())
 
 
-def _evaluated(trace: Trace) -> Callable[..., Any]:
+def _evaluated(trace: Trace) -> Callable[..., object]:
     def backward(*arguments: object) -> Any:
         values = {proxy.name: value for proxy, value in zip(trace.inputs, arguments, strict=True)}
         values.update(trace.constants)

@@ -38,9 +38,9 @@ class Cache:
         self._name = name
         self._size = size
         self._limit = recompile_limit
-        self._buckets: dict[Any, list[Entry]] = {}
-        self._order: OrderedDict[Entry, Any] = OrderedDict()
-        self._last_key: tuple[Any, ...] = ()
+        self._buckets: dict[object, list[Entry]] = {}
+        self._order: OrderedDict[Entry, object] = OrderedDict()
+        self._last_key: tuple[object, ...] = ()
         self._compilations = 0
         #: Why each entry was compiled.
         self.reasons: list[str] = []
@@ -130,14 +130,14 @@ def _first_difference(before: Any, now: Any) -> tuple[object, object]:
 
 def call_key(
     leaves: list[object], spec: Structure, module: torch.nn.Module | None, marks: Marks
-) -> tuple[Any, ...]:
+) -> tuple[object, ...]:
     """What a call is compiled for, a hashable value per topic; of dynamic sizes only whether they are 0 or 1."""
     state = () if module is None else modules_key(module.modules())
     keys = tuple([_leaf_key(leaf, marks.get(index, ())) for index, leaf in enumerate(leaves)])
     return (spec, keys, modes_key(), state)
 
 
-def _leaf_key(leaf: object, dynamic: Collection[int]) -> Any:
+def _leaf_key(leaf: object, dynamic: Collection[int]) -> object:
     if not isinstance(leaf, torch.Tensor):
         return type(leaf) if is_object(leaf) else value_key(leaf)
     bits = (leaf.requires_grad, leaf.is_conj(), leaf.is_neg())

@@ -54,7 +54,7 @@ def _goes_below(program: Program) -> bool:
     return len(lines) >= _WORTHWHILE and all(map(_is_pytorch, lines))
 
 
-def _below_autograd(function: Callable[..., object]) -> Callable[..., Any]:
+def _below_autograd(function: Callable[..., object]) -> Callable[..., object]:
     below_autograd, forward_mode_active = internals.below_autograd, internals.forward_mode_active
 
     def run(*arguments: object) -> Any:
@@ -68,12 +68,12 @@ def _below_autograd(function: Callable[..., object]) -> Callable[..., Any]:
 
 def _by_operators_in_forward_mode(
     program: Program, function: Callable[..., object]
-) -> Callable[..., Any]:
+) -> Callable[..., object]:
     """Where forward mode is on, runs the operators that plugins' implementations stand for, which know no tangents."""
     forward_mode_active = internals.forward_mode_active
 
     @cache
-    def by_operators() -> Callable[..., Any]:
+    def by_operators() -> Callable[..., object]:
         trace = program.stages[
             -2
         ]  # before memory is freed, which the last does as the implementations have it
@@ -91,7 +91,7 @@ def _by_operators_in_forward_mode(
     return run
 
 
-def _without_autocast(function: Callable[..., object]) -> Callable[..., Any]:
+def _without_autocast(function: Callable[..., object]) -> Callable[..., object]:
     def run(*arguments: object) -> Any:
         with internals.autocast_off():
             return function(*arguments)
@@ -146,7 +146,7 @@ def _is_pytorch(item: BoundSymbol) -> bool:
     return isinstance(fn, (types.BuiltinFunctionType, types.MethodDescriptorType))
 
 
-def _blaming(program: Program) -> Callable[..., Any]:
+def _blaming(program: Program) -> Callable[..., object]:
     """Runs a program in which plugins have a part; what theirs make is looked at when it first runs."""
     function, values = program.function, program.check
     checked = False

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any
 
 from switchgear.capture.user_code import user_frame
 from switchgear.errors import CaptureError, FallbackWarning
@@ -35,7 +34,7 @@ class Fallbacks:
         self._name = name
         self._size = size
         self._limit = limit
-        self._by_key: OrderedDict[Any, Fallback] = OrderedDict()
+        self._by_key: OrderedDict[object, Fallback] = OrderedDict()
         self._always: Fallback | None = None
 
     def known(self, key: object) -> Fallback | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
@@ -14,7 +13,7 @@ from switchgear.errors import Unsupported
 from switchgear.patches import replaced
 
 
-def modes_key(*, rare: bool = True) -> tuple[Any, ...]:
+def modes_key(*, rare: bool = True) -> tuple[object, ...]:
     """Everything global that a capture depends on, hashable; the rare modes too, or not.
 
     Raises `Unsupported` under a foreign function mode.

@@ -45,7 +45,7 @@ class Prologue:
 
     guards: tuple[Guard, ...]
     inputs: Callable[[tuple[Any, ...], dict[str, Any]], tuple[torch.Tensor, ...] | None]
-    _first_miss: Callable[[tuple[Any, ...], dict[str, Any]], int | None]
+    _first_miss: Callable[[tuple[object, ...], dict[str, object]], int | None]
 
     def listed(self) -> list[str]:
         """What the entry asks of a call, in words."""
@@ -64,7 +64,7 @@ class Prologue:
 class Inputs(tuple[torch.Tensor, ...]):
     """The trace's input tensors of a call, and the objects among its arguments."""
 
-    objects: tuple[Any, ...]
+    objects: tuple[object, ...]
 
 
 def _inputs_with(tensors: tuple[torch.Tensor, ...], objects: tuple[object, ...]) -> Inputs:

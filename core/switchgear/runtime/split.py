@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import fx
@@ -22,7 +22,7 @@ class GraphCompiler(Protocol):
     fallbacks: Fallbacks
     last: Entry | None
 
-    def __call__(self, *args: object) -> Any:
+    def __call__(self, *args: object) -> object:
         """Run the graph."""
 
 
@@ -62,7 +62,7 @@ class Split:
             function, self._graph, lambda reason: self.breaks.update([reason]), dynamic
         )
 
-    def _graph(self, graph: fx.GraphModule, inputs: Sequence[object]) -> Callable[..., Any]:
+    def _graph(self, graph: fx.GraphModule, inputs: Sequence[object]) -> Callable[..., object]:
         # a graph that is refused runs in eager, where such a region takes what it wrote itself for overwritten
         if any(part is not graph and _writes(part) for part in graph.modules()):
             raise Unsupported("a write inside a region of torch.utils.checkpoint, or one like it")
@@ -98,7 +98,7 @@ def _is_call(node: fx.Node) -> bool:
 
 def graph_runner(
     graph: fx.GraphModule, inputs: Sequence[object], compile_graph: CompileGraph
-) -> tuple[GraphCompiler, Callable[..., Any]]:
+) -> tuple[GraphCompiler, Callable[..., object]]:
     """The compiler of a graph of TorchDynamo's, and what takes the arguments that TorchDynamo gives."""
     kept, dynamic = _without_sizes(graph, inputs)
     # its code is written now: a graph of TorchDynamo's would do it in the first call, while that is captured

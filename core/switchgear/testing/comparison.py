@@ -89,7 +89,7 @@ def is_random(sample: Sample) -> bool:
     return any(next(unlike("", one, two), "") for one, two in pairs)
 
 
-def surroundings() -> dict[str, Any]:
+def surroundings() -> dict[str, object]:
     """The state of the process that a call is to leave as it was."""
     return {
         "the default dtype": torch.get_default_dtype(),

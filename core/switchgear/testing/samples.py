@@ -47,7 +47,7 @@ class Sample:
             self, args=args, kwargs=kwargs, name=f"{self.name}, {name}" if name else self.name
         )
 
-    def __call__(self) -> Any:
+    def __call__(self) -> object:
         """Call the function."""
         return self.function(*self.args, **self.kwargs)
 
@@ -92,7 +92,7 @@ def _by_symbol() -> dict[str, list[Any]]:
 
 def symbol_in(entry: Any) -> Symbol | None:
     """What an entry of the database calls: its function or, where that is written for it, that of its name."""
-    functions: list[Any] = [entry.op]
+    functions: list[object] = [entry.op]
     for root in (torch, torch.Tensor):
         with contextlib.suppress(AttributeError):
             functions.append(operator.attrgetter(entry.name)(root))

@@ -120,7 +120,7 @@ def selective_policy(context_fn: Callable[[], Any]) -> Callable[..., bool] | Non
     return saves
 
 
-def fastest_entry(fn: Callable[..., object]) -> Callable[..., Any]:
+def fastest_entry(fn: Callable[..., object]) -> Callable[..., object]:
     """What a function comes to by one call less: of an operator overload, what its wrapper in Python calls."""
     return fn._op if type(fn) is OpOverload else fn
 

@@ -48,7 +48,7 @@ def taken_apart(
     context = dynamo.optimize(backend, dynamic=dynamic)
     if hasattr(context, "callback"):  # else it is switched off
         context.callback = _Conversion(context.callback, note)
-    taken: Callable[..., Any] = context(function)
+    taken: Callable[..., object] = context(function)
     return taken
 
 
@@ -74,7 +74,7 @@ class _Conversion:
         self._counters = importlib.import_module("torch._dynamo.utils").counters
         self._left = importlib.import_module("torch._dynamo.types").ConvertFrameReturn
 
-    def __call__(self, *frame: object) -> Any:
+    def __call__(self, *frame: object) -> object:
         before = self._counters["graph_break"].copy()
         try:
             with self._config.patch(**self._settings), warnings.catch_warnings():

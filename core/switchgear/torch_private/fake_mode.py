@@ -57,7 +57,9 @@ def _viewed(mode: FakeMode, fake: fake_tensor.FakeTensor, viewed: torch.Tensor) 
 class _FakeMode(FakeMode):
     """Fake tensors, with fakes of our own where PyTorch's are stricter than their kernels, or laxer."""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
         if asks_device(func, args):
             return args[0].fake_device
         if func is torch.ops.aten._grouped_mm.default and args[0].device.type == "cpu":
@@ -138,7 +140,7 @@ class _Result:
         return cls(kind, tuple(items))
 
 
-def _result(mode: FakeMode, known: _Result, args: tuple[object, ...]) -> Any:
+def _result(mode: FakeMode, known: _Result, args: tuple[object, ...]) -> object:
     """Fresh fake tensors as an operator makes them of these arguments."""
     made = [
         item and fake_of_layout(mode, item[0], None if item[1] is None else args[item[1]])
@@ -149,7 +151,7 @@ def _result(mode: FakeMode, known: _Result, args: tuple[object, ...]) -> Any:
 
 #: What operators return by their arguments, None where nothing is to be remembered: PyTorch's own memory of that takes
 #: several times as long to ask.
-_RESULTS: dict[Any, _Result | None] = {}
+_RESULTS: dict[object, _Result | None] = {}
 _RESULTS_LIMIT = 10_000
 _DATA_TAGS = frozenset(
     {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view}
@@ -165,7 +167,7 @@ class _NotPlain(Exception):
     """An argument that a key cannot be made of."""
 
 
-def _call_key(mode: FakeMode, func: object, args: tuple[object, ...], kwargs: object) -> Any:
+def _call_key(mode: FakeMode, func: object, args: tuple[object, ...], kwargs: object) -> object:
     """What the layouts of an operator's results depend on, or None where they depend on more."""
     if not _is_regular(func) or torch.is_inference_mode_enabled():
         return None
@@ -187,7 +189,7 @@ def _is_regular(func: object) -> bool:
     return not named and _DATA_TAGS.isdisjoint(func.tags)
 
 
-def _part(mode: FakeMode, value: object) -> Any:
+def _part(mode: FakeMode, value: object) -> object:
     if isinstance(value, fake_tensor.FakeTensor):
         layout = layout_of(mode, value)
         if layout is None:
@@ -221,7 +223,7 @@ def _is_boolean(operand: object) -> bool:
 
 def _grouped_mm_fake(
     mode: FakeMode, a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None
-) -> Any:
+) -> object:
     """Groups are the first dimension of a 3-d operand, and cut by `offs` from a 2-d one; rows are 16-byte aligned."""
     groups = (offs if a.dim() == 2 else a).shape[:1] if a.dim() == b.dim() else ()
     shape = (*groups, a.shape[-2], b.shape[-1])

@@ -130,7 +130,7 @@ def _declared_batch_norm(
     var: object,
     training: bool,
     *rest: float,
-) -> Any:
+) -> object:
     aten = torch.ops.aten
     if not training:
         return aten._native_batch_norm_legit_no_training.default(

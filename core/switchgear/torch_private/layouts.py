@@ -48,7 +48,7 @@ def _suggested(tensor: torch.Tensor) -> torch.Tensor:
 
 #: Operators whose fakes have other strides than their results, by what lays these out as their kernels do: a function
 #: of some of the arguments.
-LAID_OUT_AS: dict[Any, tuple[slice, Callable[..., torch.Tensor]]] = {
+LAID_OUT_AS: dict[object, tuple[slice, Callable[..., torch.Tensor]]] = {
     functools.reduce(getattr, name.split("."), torch.ops.aten): (taken, known)
     for known, taken, names in (
         (
@@ -110,7 +110,7 @@ def laid_out(
     result: Any,
     args: tuple[Any, ...],
     kwargs: Any,
-) -> Any:
+) -> object:
     """The fakes that an operator returns, with the strides that its kernel gives to results of that shape."""
     if kwargs.get("memory_format") not in (None, torch.preserve_format):
         return result

@@ -106,7 +106,7 @@ def autocast_nested() -> bool:
     return bool(torch.autocast_decrement_nesting())
 
 
-def autocast_key() -> tuple[Any, ...]:
+def autocast_key() -> tuple[object, ...]:
     """What autocast does here, hashable; empty where it does nothing."""
     if not autocast_active():
         return ()
@@ -175,7 +175,7 @@ _GET_ATTENTION = [private(f"torch._C._get_{name}_sdp_enabled") for name in _BACK
 _GET_ATTENTION += [private("torch._C._get_math_sdp_allow_fp16_bf16_reduction")]
 _SET_ATTENTION = [private(f"torch._C._set_sdp_use_{name}") for name in _BACKENDS]
 _SET_ATTENTION += [private("torch._C._set_math_sdp_allow_fp16_bf16_reduction")]
-_get_attention_order: Callable[[], Sequence[Any]] = private("torch._C._get_sdp_priority_order")
+_get_attention_order: Callable[[], Sequence[object]] = private("torch._C._get_sdp_priority_order")
 _RARE_WORDS = ("_sdp_", "_attention", "precision", "_tf32")
 #: What the modes that few functions depend on are asked with, and set with.
 _RARE = [
@@ -187,7 +187,7 @@ _RARE = [
 _RARE += [(torch, "autocast_increment_nesting")]
 
 
-def rare_modes() -> tuple[Any, ...]:
+def rare_modes() -> tuple[object, ...]:
     """The modes that few functions depend on: regions of autocast, precision, attention's backends; hashable."""
     return autocast_nested(), float32_precision(), *attention_backends()
 
@@ -196,7 +196,7 @@ def rare_modes() -> tuple[Any, ...]:
 def rare_modes_noticed(note: Callable[[], object]) -> Iterator[None]:
     """`note` is called when this thread asks for one of `rare_modes` or sets it, other than by this module."""
 
-    def noticed(original: Callable[..., object], *args: object, **kwargs: object) -> Any:
+    def noticed(original: Callable[..., object], *args: object, **kwargs: object) -> object:
         note()
         return original(*args, **kwargs)
 

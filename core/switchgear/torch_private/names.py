@@ -122,7 +122,7 @@ class _Missing(type):
     def __call__(cls, *args: object, **kwargs: object) -> NoReturn:
         raise Unsupported(_lack({cls.__name__: PRIVATE_NAMES.get(cls.__name__, "capture")}))
 
-    def __iter__(cls) -> Iterator[Any]:
+    def __iter__(cls) -> Iterator[object]:
         return iter(())
 
 

@@ -40,7 +40,9 @@ def _symbolic() -> Any:
             self.unique_ids.add(number := len(self.unique_ids))
             return number
 
-        def _get_stack_summary(self, is_debug: bool = False, framework_loc: object = None) -> Any:
+        def _get_stack_summary(
+            self, is_debug: bool = False, framework_loc: object = None
+        ) -> object:
             return symbolic_shapes.SLoc(self.where(), None), ""
 
         def _check_frozen(self, expr: object, concrete_val: object) -> None:
@@ -50,7 +52,7 @@ def _symbolic() -> Any:
     return ShapeEnv, Place, symbolic_shapes.DimDynamic.DYNAMIC, printers.PythonPrinter()
 
 
-def new_shape_env(where: Callable[[], str]) -> Any:
+def new_shape_env(where: Callable[[], str]) -> object:
     """An environment for symbolic sizes; what is decided about them while `where()` is kept among its guards."""
     env = _symbolic()[0](
         allow_scalar_outputs=False,
@@ -85,7 +87,7 @@ def decided(shape_env: Any, start: int = 0) -> list[tuple[str, str]]:
     ]
 
 
-def decide_all(number: Any) -> Any:
+def decide_all(number: Any) -> object:
     """Let every size in a symbolic number be what it is in the call at hand; the number as Python has computed it.
 
     Its expression is another order of the same sums and products, which may round otherwise.

@@ -131,7 +131,7 @@ class FusionExecutor(Executor):
         """
         raise NotImplementedError(f"{type(self).__name__} compiles nothing")
 
-    def compile_all(self, regions: Sequence[Trace]) -> Sequence[Callable[..., Any] | Declined]:
+    def compile_all(self, regions: Sequence[Trace]) -> Sequence[Callable[..., object] | Declined]:
         """What `compile` makes of each of a program's regions, in their order."""
         return [self.compile(region) for region in regions]
 

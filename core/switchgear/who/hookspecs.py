@@ -55,7 +55,7 @@ class PassContext(Protocol):
     destined: Mapping[int, int]
 
     @staticmethod
-    def hint(number: object) -> Any:
+    def hint(number: object) -> object:
         """A number, a symbolic one as it is in the call at hand: for estimates alone."""
 
     def takes(self, owner: str, candidate: BoundSymbol) -> bool:

@@ -67,7 +67,7 @@ def _states() -> Iterator[_State]:
     yield _State("the environment", lambda: dict(os.environ), _set_environment, True)
 
 
-def _numpy_stream() -> Any:
+def _numpy_stream() -> object:
     kind, keys, *rest = sys.modules["numpy"].random.get_state()
     return (kind, tuple(keys), *rest)
 

@@ -43,7 +43,7 @@ class CallContext:
         self.choices: list[Choice] = []
 
     @staticmethod
-    def hint(number: object) -> Any:
+    def hint(number: object) -> object:
         """See `PassContext`."""
         return hint_of(number)
 

@@ -57,7 +57,7 @@ class _Applied:
     def __repr__(self) -> str:
         return f"<{self.__name__} as called>"
 
-    def __call__(self, *args: object) -> Any:
+    def __call__(self, *args: object) -> object:
         pairs = zip(args, self._values, strict=True)
         return self._function.apply(*[arg if value is None else value for arg, value in pairs])
 
@@ -93,7 +93,7 @@ class _Forward(torch.autograd.Function):
 
 
 #: By Function, the subclass of `Forward` that runs it: named like it, for PyTorch's messages.
-_RUNNERS: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+_RUNNERS: weakref.WeakKeyDictionary[object, object] = weakref.WeakKeyDictionary()
 
 
 class CustomFunctions(Handler):
@@ -104,7 +104,7 @@ class CustomFunctions(Handler):
         return redirected(torch.autograd.Function, "apply", _apply)
 
 
-def _apply(original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
+def _apply(original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> object:
     recorder = active_recorder()
     if recorder is None or recorder.tape.is_paused or internals.inside_functorch():
         return original(function, *args, **kwargs)
@@ -138,7 +138,7 @@ def _apply(original: Callable[..., Any], function: Any, *args: Any, **kwargs: An
     return made
 
 
-def _given(recorder: Recorder, arg: object) -> Any:
+def _given(recorder: Recorder, arg: object) -> object:
     """An argument in a trace: tensors in it as proxies."""
     if not holds_tensors(arg):
         return arg

@@ -37,7 +37,7 @@ class _Once(torch.autograd.Function):
         )
 
 
-def held_by(item: BoundSymbol) -> list[Any]:
+def held_by(item: BoundSymbol) -> list[object]:
     """What `save_for_backward` was given."""
     return [item.outputs[k.position] if isinstance(k, Result) else k for k in item.args[3]]
 
@@ -85,7 +85,7 @@ def pullback(item: BoundSymbol, doors: Doors, higher_order: bool) -> Pull:
     return pull
 
 
-def _as_autograd_sees(value: Any, proxy: Any, seen: set[str]) -> Any:
+def _as_autograd_sees(value: Any, proxy: Any, seen: set[str]) -> object:
     """What the forward computed on its way is constant for whoever differentiates the backward."""
     return value.detach() if isinstance(proxy, TensorProxy) and proxy.name not in seen else value
 

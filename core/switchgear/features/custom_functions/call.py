@@ -20,7 +20,7 @@ class Context(FunctionCtx):
     """What stands in for `ctx`, in the forward and in the backward."""
 
     needs_input_grad: tuple[bool, ...] = ()
-    saved_tensors: tuple[Any, ...] = ()
+    saved_tensors: tuple[object, ...] = ()
     materialize_grads: bool = True
     to_save: tuple[Any, ...] = ()
     dirty_tensors: tuple[torch.Tensor, ...] = ()
