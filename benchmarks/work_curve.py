@@ -24,7 +24,7 @@ from benchmarks.workloads import WORKLOADS, Mode, Task
 from switchgear.disk_cache import CACHE_VARIABLE
 
 #: Seconds of steps that each contestant has.
-SECONDS, QUICK_SECONDS = 50.0, 3.0
+SECONDS, QUICK_SECONDS = 45.0, 3.0
 #: At no time is the default to have done fewer steps than this part of eager's, from so many seconds on.
 BEHIND, GRACE = 0.9, 2.0
 #: Batch and length of the calls of `bert`, in turn.
