@@ -269,7 +269,7 @@ def jit(
     fallback: FallbackTo = "split",
     strict: bool = False,
     check: bool = False,
-    memory: Memory = "eager",
+    memory: Memory = "auto",
     compile: CompileMode | None = None,
     recompile_limit: int = 8,
     cache_size: int = 64,
@@ -312,9 +312,9 @@ def jit(
       differentiates.
     - `check`: compare what plugins' implementations and regions make, in every call, with PyTorch's operators; slow,
       to find one that is wrong. `SWITCHGEAR_CHECK=1` does it everywhere.
-    - `memory`: what the backward makes again instead of having it saved. "eager": views alone, so that what eager
-      saves is saved; "balanced": what takes next to no time beside matrix products; "lean": all that is cheap, which
-      is for executors that fuse. Never random numbers, matrix products, attention, scatters or operators from outside
+    - `memory`: what the backward makes again instead of having it saved. "auto": where an executor fuses, what costs
+      next to nothing there; else as "eager": views alone, so that what eager saves is saved. "balanced": what takes
+      next to no time beside matrix products; "lean": all that is cheap, which is for executors that fuse. Never random numbers, matrix products, attention, scatters or operators from outside
       PyTorch. What is made again from an input must find it as it was: overwriting it before the backward is an
       error.
     - `compile`: when regions are compiled. "background": by a worker process of low priority, while operators run; once

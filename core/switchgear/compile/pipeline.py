@@ -22,7 +22,8 @@ from switchgear.errors import DataDependent, Unsupported
 from switchgear.fusion.fuse import fuse
 from switchgear.grad.differentiate import Joint, differentiate
 from switchgear.grad.inner_gradients import inner_gradients
-from switchgear.grad.partition import Partitioned, backward_for, partition
+from switchgear.grad.automatic import partition_as_asked
+from switchgear.grad.partition import Partitioned, backward_for
 from switchgear.ir.choice import Choice
 from switchgear.ir.dead_code import dead_code
 from switchgear.ir.free_last_used import free_last_used
@@ -212,7 +213,8 @@ def compile_training(
     forward, joint, merged = _differentiated(stages, selection, grad_outputs)
     backward = _Stages([*forward.traces])
     start = time.perf_counter()
-    parts = partition(joint, overwritten, selection.memory)
+    fuses = bool(selection.fusion)
+    parts = partition_as_asked(joint, overwritten, selection.memory, fuses=fuses)
     forward.keep("partition", parts.forward, start)
     backward.keep("partition", parts.backward, start)
     make_forward = LazyProgram(

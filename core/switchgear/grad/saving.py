@@ -26,7 +26,7 @@ from switchgear.ir.writes import DRAW_BERNOULLI, RESTRIDE
 from switchgear.who.memory import Memory
 
 #: The bytes that recomputation may move for each byte that need not be saved for it.
-_WORTH: Mapping[Memory, int] = {"eager": 1, "balanced": 16, "lean": 64}
+_WORTH: Mapping[Memory, int] = {"eager": 1, "auto": 16, "balanced": 16, "lean": 64}
 
 _aten = torch.ops.aten
 _QUICK_NAMES = """
@@ -56,6 +56,7 @@ class Prices:
 
     Both are counted in bytes moved. `outputs` names what the forward returns, which its caller may hold anyway;
     `overwritten` the values that are saved as copies; `residuals` those that grad rules chose to save, with the rules.
+    With "auto", what goes over its arguments once more is not run again: fused, all else costs next to nothing.
     """
 
     memory: Memory
@@ -97,9 +98,11 @@ class Prices:
             return "a region of torch.utils.checkpoint says so"
         price = 0
         for leaf in leaves_of([item]):
-            weight = _weight(leaf)
+            weight = weight_of(leaf)
             if weight is None:
                 return f"{leaf.symbol.name} is not cheap"
+            if self.memory == "auto" and leaf.symbol != RESTRIDE and _is_a_pass(leaf):
+                return f"{leaf.symbol.name} would go over its arguments once more"
             price += weight * bytes_of(*leaf.inputs, *leaf.outputs)
         return price
 
@@ -120,7 +123,7 @@ def _shares(leaf: BoundSymbol) -> bool:
     )
 
 
-def _weight(leaf: BoundSymbol) -> int | None:
+def weight_of(leaf: BoundSymbol) -> int | None:
     """How many times longer an operator takes than to move its arguments and results; None for one not run again."""
     fn = leaf.symbol.fn
     if leaf.symbol == RESTRIDE:
@@ -136,6 +139,13 @@ def _weight(leaf: BoundSymbol) -> int | None:
         return _REREADING
     slow = name in _SOFTMAXES or torch.Tag.pointwise in fn.tags or torch.Tag.reduction in fn.tags
     return _SLOW if slow else None
+
+
+def _is_a_pass(leaf: BoundSymbol) -> bool:
+    """Whether an operator has to have read all of its arguments before it can give a result: it fuses with no reader."""
+    fn: torch._ops.OpOverload = leaf.symbol.fn  # type: ignore[assignment]
+    name = fn._schema.name.removeprefix("aten::")
+    return name in _NORMALISATIONS or name in _SOFTMAXES or torch.Tag.reduction in fn.tags
 
 
 def _is_product(leaf: BoundSymbol) -> bool:

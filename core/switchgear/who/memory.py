@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias, get_args
 
-#: From saving what eager saves to making again whatever is cheap.
-Memory: TypeAlias = Literal["eager", "balanced", "lean"]
+#: As little as takes no longer; and from saving what eager saves to making again whatever is cheap.
+Memory: TypeAlias = Literal["auto", "eager", "balanced", "lean"]
 MEMORY: tuple[Memory, ...] = get_args(Memory)
