@@ -314,9 +314,9 @@ def jit(
       to find one that is wrong. `SWITCHGEAR_CHECK=1` does it everywhere.
     - `memory`: what the backward makes again instead of having it saved. "auto": where an executor fuses, what costs
       next to nothing there; else as "eager": views alone, so that what eager saves is saved. "balanced": what takes
-      next to no time beside matrix products; "lean": all that is cheap, which is for executors that fuse. Never random numbers, matrix products, attention, scatters or operators from outside
-      PyTorch. What is made again from an input must find it as it was: overwriting it before the backward is an
-      error.
+      next to no time beside matrix products; "lean": all that is cheap, which is for executors that fuse. Never random
+      numbers, matrix products, attention, scatters or operators from outside PyTorch. What is made again from an input
+      must find it as it was: overwriting it before the backward is an error.
     - `compile`: when regions are compiled. "background": by a worker process of low priority, while operators run; once
       they are compiled and measured, the program is exchanged between two calls, and results may change in their last
       bits. `sg.wait` waits for that. "now": before the first call returns, so that every call gives the same bits.

@@ -20,9 +20,9 @@ from switchgear.compile.checks_first import checks_first
 from switchgear.compile.pass_through import pass_through
 from switchgear.errors import DataDependent, Unsupported
 from switchgear.fusion.fuse import fuse
+from switchgear.grad.automatic import partition_as_asked
 from switchgear.grad.differentiate import Joint, differentiate
 from switchgear.grad.inner_gradients import inner_gradients
-from switchgear.grad.automatic import partition_as_asked
 from switchgear.grad.partition import Partitioned, backward_for
 from switchgear.ir.choice import Choice
 from switchgear.ir.dead_code import dead_code

@@ -142,7 +142,7 @@ def weight_of(leaf: BoundSymbol) -> int | None:
 
 
 def _is_a_pass(leaf: BoundSymbol) -> bool:
-    """Whether an operator has to have read all of its arguments before it can give a result: it fuses with no reader."""
+    """Whether it has to have read all of its arguments before it gives a result, so that it fuses with no reader."""
     fn: torch._ops.OpOverload = leaf.symbol.fn  # type: ignore[assignment]
     name = fn._schema.name.removeprefix("aten::")
     return name in _NORMALISATIONS or name in _SOFTMAXES or torch.Tag.reduction in fn.tags
