@@ -133,10 +133,10 @@ def test_defaults_hold_in_their_block() -> None:
             assert [one.name for one in compiler_of(sg.jit(torch.sin)).selection.executors] == ["torch"]
         assert memory(sg.jit(torch.sin, memory="eager")) == "eager"
         assert memory(sg.jit(executors=["torch"])(torch.sin)) == "lean"
-        assert memory(before) == "eager"
+        assert memory(before) == "auto"
         decorator = sg.jit(link=True)
     assert memory(inside) == memory(decorator(torch.sin)) == memory(pickle.loads(pickle.dumps(inside))) == "lean"
-    assert memory(sg.jit(torch.sin)) == "eager"
+    assert memory(sg.jit(torch.sin)) == "auto"
 
 
 def test_defaults_hold_in_their_thread() -> None:
@@ -145,7 +145,7 @@ def test_defaults_hold_in_their_thread() -> None:
         thread = threading.Thread(target=lambda: found.append(memory(sg.jit(torch.sin))))
         thread.start()
         thread.join()
-    assert found == ["eager"]
+    assert found == ["auto"]
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_defaults_hold_in_their_thread() -> None:
 def test_defaults_that_there_are_not(options: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message), sg.defaults(**options):
         pytest.fail("the block was entered")
-    assert memory(sg.jit(torch.sin)) == "eager"
+    assert memory(sg.jit(torch.sin)) == "auto"
 
 
 @pytest.mark.parametrize(

@@ -328,8 +328,8 @@ def test_by_default_what_fuses_is_made_again() -> None:
         step(jitted, leaf(8, 4))
         saved[name] = {one.origin.partition(" at ")[0] for one in sg.last_saved(jitted) if not one.alive}
     # what goes over its arguments once more is not, where there is nothing beside it
-    assert saved["fuses"] == {"aten.native_layer_norm.default"}
-    assert saved["torch"] > saved["fuses"]
+    assert saved["fuses"] == {"aten.native_layer_norm.default", "aten.exp.default"}
+    assert "aten.sigmoid.default" in saved["torch"] or "torch.sigmoid" in saved["torch"]
 
 
 def test_by_default_reductions_are_made_again_beside_products() -> None:
