@@ -323,8 +323,8 @@ def test_by_default_what_fuses_is_made_again() -> None:
         return F.layer_norm(torch.sigmoid(x) * x, (4,)).exp() * 3
 
     saved = {}
-    for name, executors in (("fuses", [Pointwise("fuses"), "torch"]), ("torch", ["torch"])):
-        jitted = sg.jit(chain, executors=executors)
+    for name, first in (("fuses", (Pointwise("fuses"),)), ("torch", ())):
+        jitted = sg.jit(chain, executors=[*first, "torch"])
         step(jitted, leaf(8, 4))
         saved[name] = {one.origin.partition(" at ")[0] for one in sg.last_saved(jitted) if not one.alive}
     # what goes over its arguments once more is not, where there is nothing beside it
