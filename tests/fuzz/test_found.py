@@ -753,6 +753,19 @@ def read_after_a_view_was_transposed_under_no_grad(x: Tensor, part: Tensor) -> A
     return part.sum()
 
 
+def transposed_leaf_and_rows() -> Arguments:
+    torch.manual_seed(7)
+    leaf = torch.randn(4, 4).mT.detach().requires_grad_()
+    return [leaf, leaf[1:]], [leaf]
+
+
+def rows_written_to_under_no_grad(x: Tensor, rows: Tensor) -> Any:
+    y = x * 1
+    with torch.no_grad():
+        rows.copy_(rows * 0.9)
+    return y
+
+
 PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments]]] = [
     (result_written_to_through_a_view, non_leaf),
     (one_of_two_results_written_to_through_a_view, non_leaf),
@@ -836,6 +849,7 @@ PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments]]] = [
     (part_marked_dirty, non_leaf_in_other_strides),
     (pairs_written_to_through_a_function, nothing_as_pairs),
     (read_after_a_view_was_transposed_under_no_grad, transposed_leaf_and_part),
+    (rows_written_to_under_no_grad, transposed_leaf_and_rows),
 ]
 
 
