@@ -65,10 +65,13 @@ def refuse_write(
     """
     if func is _aten.unfold_backward.default:
         _refuse("through a view made by unfold()", here)
-    if func is _aten.as_strided_scatter.default and (
-        differentiable
-        or not args[0].is_contiguous()  # PyTorch 2.13 asks for it where the base requires grad
-        or overlaps_itself(args[0].as_strided(*args[2:]))
+    if (
+        func is _aten.as_strided_scatter.default
+        and (
+            differentiable
+            or not args[0].is_contiguous()  # PyTorch 2.13 asks for it where the base requires grad
+            or overlaps_itself(args[0].as_strided(*args[2:]))
+        )
     ):
         _refuse("through a view made by as_strided()", here)
     # the base gets the value `base + sum_to(written - base)`, which is rounded
