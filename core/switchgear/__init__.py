@@ -3,7 +3,7 @@
 from importlib.metadata import version
 
 from switchgear import disk_cache, errors
-from switchgear.capture.call import Call
+from switchgear.capture.call import Call, Operation
 from switchgear.capture.handler import PASS, Feature, Handler
 from switchgear.functional import grad, value_and_grad, vjp
 from switchgear.inspect.examine import Examination, ExaminedRegion, examine
@@ -48,6 +48,7 @@ __all__ = [
     "Lines",
     "Match",
     "NumberProxy",
+    "Operation",
     "PassContext",
     "PassPlacement",
     "Progress",
