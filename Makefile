@@ -36,7 +36,7 @@ define CHECK_PYTHON
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-newest test-oldest doctor test-inductor nvfuser-env test-nvfuser lint docs format wheel-check benchmarks clean
+.PHONY: help demo test test-slow test-newest test-oldest doctor test-inductor test-triton nvfuser-env test-nvfuser lint docs format wheel-check benchmarks clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -63,6 +63,10 @@ doctor: $(STAMP) ## what is off between Switchgear and the installed torch
 test-inductor: $(STAMP) ## a sample of the tests beside eager, on the Inductor executor; INDUCTOR_PART=1/24 picks another
 	@$(PY) -m pytest $(PYTEST_ARGS) -m "" --executors inductor,torch --part $(INDUCTOR_PART)
 	@$(PY) -m tests.fuzz --executors inductor,torch --programs 60 --seed 1
+
+test-triton: $(STAMP) ## the kernels of plugins/switchgear-triton by Triton's interpreter; downloads 280 MB
+	@$(PIP) "triton>=3.2"
+	@$(PY) -m pytest -n 0 tests/plugins/test_triton.py
 
 nvfuser-env: ## an environment in which nvFuser translates: needs Python 3.12 and downloads 2.7 GB
 	$(CHECK_PYTHON)

@@ -10,12 +10,13 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.autograd.gradcheck import GradcheckError
 
 import switchgear as sg
 from switchgear.errors import NotDifferentiable, RegistrationError, SwitchgearError
 from switchgear.ir.naming import symbols_of
 from switchgear.jit import compiler_of
-from switchgear.nesting import tensors_in, twin
+from switchgear.nesting import map_tensors, tensors_in, twin
 from switchgear.testing.comparison import (
     Derivatives,
     derivatives,
@@ -47,7 +48,7 @@ def check_implementation(
     threads, the state of the process. Declined calls are fine where at least one is taken. Raises `Failures`.
     """
     name = executor if isinstance(executor, str) else executor.name
-    options = {"executors": [executor, "torch"]}
+    options = {"executors": [executor, "torch"], "fallback": "eager"}
     for symbol in _symbols(target):
         _check(
             symbol,
@@ -75,6 +76,7 @@ def check_rule(
     else:
         name = owner if isinstance(owner, str) else owner.name
         options = {"executors": [owner, "torch"]}
+    options["fallback"] = "eager"
     for symbol in _symbols(target):
         _check(
             symbol,
@@ -205,7 +207,7 @@ class _Declined(Exception):
 def _implementation(
     sample: Sample, symbol: str, name: str, options: dict[str, Any]
 ) -> Iterator[str]:
-    plain = sample.mapped(torch.Tensor.detach)
+    plain = _making(sample.mapped(torch.Tensor.detach))
     if is_random(plain):  # what an implementation draws is its own
         jitted = sg.jit(plain.function, **options)
         jitted(*plain.args, **plain.kwargs)
@@ -231,7 +233,7 @@ def _compared(
     for _ in range(2):
         try:
             found = derivatives(sample, jitted, wanted, 1)
-        except SwitchgearError as error:
+        except Exception as error:
             yield f"{type(error).__name__}: {error}"
             return
         if name:
@@ -245,35 +247,64 @@ def _compared(
     yield from failures or [""]
 
 
+def _making(sample: Sample) -> Sample:
+    """The call with copies of its results where those are views of arguments, which a program leaves to its caller."""
+    given = sample.mapped(twin)
+    memory = {_memory(one) for one in given.tensors()} - {0}
+    viewing = any(_memory(one) in memory for one in tensors_in(given()))
+    return sample.then(partial(map_tensors, torch.clone)) if viewing else sample
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
+
+
 def _rule(
     sample: Sample, symbol: str, name: str, options: dict[str, Any], orders: int
 ) -> Iterator[str]:
     double = sample.mapped(
         lambda one: one.detach().double() if one.is_floating_point() else one.detach()
     )
+    double = double if double.narrow is None else double.then(double.narrow)
+    double = _making(double)
     places = [place for place, one in enumerate(double.tensors()) if one.is_floating_point()]
+    declined = dict[str, None]()
+    taken = False
     for wanted in (places, *([place] for place in places if len(places) > 1)):
-        expected = _pytorchs(double, wanted, orders)
         jitted = sg.jit(double.function, **options)
-        if not expected:
-            yield from _by_differences(
-                double, jitted, wanted, partial(_require, jitted, name, "gradient", symbol)
-            )
-            continue
-        if len(expected) < 2:
-            continue
+        require = partial(_require, jitted, name, "gradient", symbol)
         try:
-            found = derivatives(double, jitted, wanted, len(expected) - 1)
-        except Exception as error:
-            if compiler_of(jitted).last is not None:
-                _require(jitted, name, "gradient", symbol)
-            hint = "; if that is meant, check_rule(..., orders=1)" * isinstance(
-                error, NotDifferentiable
-            )
-            yield f"{type(error).__name__}: {error}{hint}"
-            continue
-        _require(jitted, name, "gradient", symbol)
-        yield from [*differences(found, expected, wanted)] or [""]
+            for text in _differentiated(double, jitted, wanted, orders, require):
+                taken = True
+                yield text
+        except _Declined as error:
+            declined[str(error)] = None
+    if declined and not taken:
+        raise _Declined("; ".join(declined))
+
+
+def _differentiated(
+    sample: Sample, jitted: Any, wanted: Sequence[int], orders: int, require: Callable[[], None]
+) -> Iterator[str]:
+    """How derivatives by some arguments differ; an empty text if they do not."""
+    expected = _pytorchs(sample, wanted, orders)
+    if not expected:
+        yield from _by_differences(sample, jitted, wanted, require)
+        return
+    if len(expected) < 2:
+        return
+    try:
+        found = derivatives(sample, jitted, wanted, len(expected) - 1)
+    except Exception as error:
+        if compiler_of(jitted).last is not None:
+            require()
+        hint = "; if that is meant, check_rule(..., orders=1)" * isinstance(
+            error, NotDifferentiable
+        )
+        yield f"{type(error).__name__}: {error}{hint}"
+        return
+    require()
+    yield from [*differences(found, expected, wanted)] or [""]
 
 
 def _by_differences(
@@ -290,6 +321,9 @@ def _by_differences(
     try:
         torch.autograd.gradcheck(function, leaves)
     except Exception as error:
+        ours = isinstance(error, (SwitchgearError, GradcheckError))
+        if not ours and compiler_of(jitted).last is None:
+            raise _Declined(f"PyTorch refuses it: {error}") from error
         yield f"{type(error).__name__}: {error}"
         return
     require()
@@ -329,8 +363,12 @@ def _in_threads(sample: Sample, options: dict[str, Any]) -> Iterator[str]:
 
 def _require(jitted: object, name: str, kind: str, symbol: str) -> None:
     """Raise `_Declined` if the call was not taken."""
+    compiler = compiler_of(jitted)
+    if compiler.last is None:
+        refused = "; ".join(map(str, compiler.fallbacks.reasons.values()))
+        raise _Declined(f"calls of it run in eager: {refused}")
     choices = [one for one in sg.last_choices(jitted) if one.kind == kind]
     if any(one.owner == name and symbol in ("", one.symbol) for one in choices):
         return
     reasons = [reason for one in choices for owner, reason in one.declined if owner == name]
-    raise _Declined("; ".join(dict.fromkeys(reasons)) or f"{symbol or 'nothing'} is called")
+    raise _Declined("; ".join(dict.fromkeys(reasons)) or "its name is not seen in the call")

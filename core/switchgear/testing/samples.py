@@ -14,7 +14,7 @@ import torch
 from switchgear.errors import RegistrationError
 from switchgear.ir.naming import symbol_of
 from switchgear.ir.symbol import Symbol
-from switchgear.nesting import map_tensors, tensors_in
+from switchgear.nesting import map_tensors, tensors_in, twin
 from switchgear.torch_private.operator_database import operator_database
 
 #: The most that are taken of what PyTorch's database has for an operator.
@@ -24,12 +24,16 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """A call: `function(*args, **kwargs)`, in which the operator is called, and how it came about."""
+    """A call: `function(*args, **kwargs)`, in which the operator is called, and how it came about.
+
+    `narrow` leaves of the result what can be differentiated, where not all can.
+    """
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any] = field(default_factory=dict)
     name: str = "sample"
+    narrow: Callable[[Any], Any] | None = None
 
     def __str__(self) -> str:
         shown = [_shown(value) for value in self.args]
@@ -47,7 +51,12 @@ class Sample:
             self, args=args, kwargs=kwargs, name=f"{self.name}, {name}" if name else self.name
         )
 
-    def __call__(self) -> object:
+    def then(self, function: Callable[[Any], Any]) -> Sample:
+        """The same, and what a function makes of the result."""
+        first = self.function
+        return replace(self, function=lambda *args, **kwargs: function(first(*args, **kwargs)))
+
+    def __call__(self) -> Any:
         """Call the function."""
         return self.function(*self.args, **self.kwargs)
 
@@ -76,7 +85,8 @@ def _in_database(symbol: str) -> Iterator[Sample]:
         torch.manual_seed(0)
         for index, sample in enumerate(entry.sample_inputs("cpu", dtype, set_seed=False)):
             args = (sample.input, *sample.args)
-            yield Sample(entry.op, args, sample.kwargs, f"sample {index} of {entry.full_name}")
+            name = f"sample {index} of {entry.full_name}"
+            yield Sample(entry.op, args, sample.kwargs, name, sample.output_process_fn_grad)
 
 
 @functools.cache
@@ -104,7 +114,7 @@ def variants(sample: Sample, dtypes: Sequence[torch.dtype] = DTYPES) -> Iterator
     """A sample in other dtypes and layouts, empty and without dimensions; only what PyTorch runs."""
     for changed in _variants(sample, dtypes):
         try:
-            changed.mapped(torch.clone)()
+            changed.mapped(twin)()
         except Exception:  # PyTorch refuses it, as the operator's author may
             continue
         yield changed
@@ -150,7 +160,7 @@ def _transposed(one: torch.Tensor) -> torch.Tensor:
 
 
 def _repeated(one: torch.Tensor) -> torch.Tensor:
-    return one[:1].expand(one.shape) if one.dim() and len(one) else one
+    return one[:1].expand(one.shape) if one.dim() and one.numel() else one
 
 
 def _shown(value: object) -> str:

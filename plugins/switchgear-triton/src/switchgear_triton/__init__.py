@@ -1,0 +1,65 @@
+"""RMSNorm, RoPE, SwiGLU and cross entropy as Triton kernels: the hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+import switchgear as sg
+from switchgear.testing import Sample
+
+from . import operators
+from .executor import TritonExecutor
+from .patterns import PASSES
+from .rules import table
+
+__all__ = ["TritonExecutor"]
+
+
+@sg.hookimpl
+def switchgear_executors() -> Sequence[sg.Executor]:
+    """One executor; before those that fuse, which it competes with otherwise."""
+    return [TritonExecutor("triton", priority=5)]
+
+
+@sg.hookimpl
+def switchgear_register_implementations(registry: sg.Registry) -> None:
+    """The kernels."""
+    table.install_implementations(registry)
+
+
+@sg.hookimpl
+def switchgear_register_grad_rules(registry: sg.Registry) -> None:
+    """Their gradients."""
+    table.install_grad_rules(registry)
+
+
+@sg.hookimpl
+def switchgear_passes() -> Sequence[sg.PassPlacement]:
+    """The patterns."""
+    return PASSES
+
+
+@sg.hookimpl
+def switchgear_samples() -> dict[Any, list[Sample]]:
+    """Calls for `switchgear test triton`."""
+    x, grad, weight = (torch.linspace(-2, 2, size).sin() for size in (24, 24, 6))
+    rows, given = x.reshape(4, 6), grad.cos().reshape(4, 6)
+    heads, angles = x.reshape(1, 2, 2, 6), torch.linspace(0, 3, 12).reshape(1, 1, 2, 6)
+    turn = angles.cos(), angles.sin()
+    target, sums = torch.tensor([0, 5, -100, 2]), torch.logsumexp(rows, 1)
+    calls: dict[Any, list[tuple[Any, ...]]] = {
+        operators.RMS_NORM: [(rows, weight, 1e-5), (rows, None, 1e-5)],
+        operators.RMS_NORM_BACKWARD: [(given, rows, weight, 1e-5), (given, rows, None, 1e-5)],
+        operators.ROPE: [(heads, *turn)],
+        operators.ROPE_BACKWARD: [(heads, *turn)],
+        operators.SWIGLU: [(rows, given)],
+        operators.SWIGLU_BACKWARD: [(rows.exp(), rows, given)],
+        operators.ROW_LOSSES: [(rows, target, -100, 0.0), (rows, target, -100, 0.2)],
+        operators.ROW_LOSSES_BACKWARD: [(weight[:4], rows, target, sums, -100, 0.2)],
+    }
+    calls[F.rms_norm] = [(rows, (6,), weight, 1e-5), (rows, (6,), None, 1e-3)]
+    return {operator: [Sample(operator, args) for args in found] for operator, found in calls.items()}

@@ -1,0 +1,177 @@
+"""The kernels."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def rms_norm(x, weight, y, size, EPS: tl.constexpr, HAS_WEIGHT: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) * size
+    at = tl.arange(0, BLOCK)
+    inside = at < size
+    value = tl.load(x + row + at, inside, 0.0).to(WIDE)
+    normal = value * tl.rsqrt(tl.sum(value * value) / size + EPS)
+    # rounded before it is weighted, as models do
+    normal = normal.to(y.dtype.element_ty).to(WIDE)
+    if HAS_WEIGHT:
+        normal *= tl.load(weight + at, inside, 0.0).to(WIDE)
+    tl.store(y + row + at, normal.to(y.dtype.element_ty), inside)
+
+
+@triton.jit
+def rms_norm_backward(
+    grad,
+    x,
+    weight,
+    by_x,
+    by_weight,
+    rows,
+    size,
+    EPS: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    # each program takes every so many rows, and keeps its own sum of the weight's gradients
+    at = tl.arange(0, BLOCK)
+    inside = at < size
+    total = tl.zeros([BLOCK], WIDE)
+    for index in range(tl.program_id(0).to(tl.int64), rows, tl.num_programs(0)):
+        row = index * size
+        value = tl.load(x + row + at, inside, 0.0).to(WIDE)
+        given = tl.load(grad + row + at, inside, 0.0).to(WIDE)
+        root = tl.rsqrt(tl.sum(value * value) / size + EPS)
+        normal = value * root
+        total += given * normal
+        if HAS_WEIGHT:
+            given *= tl.load(weight + at, inside, 0.0).to(WIDE)
+        result = root * (given - normal * (tl.sum(given * normal) / size))
+        tl.store(by_x + row + at, result.to(by_x.dtype.element_ty), inside)
+    tl.store(by_weight + tl.program_id(0) * size + at, total, inside)
+
+
+@triton.jit
+def rope(
+    x,
+    cos,
+    sin,
+    y,
+    heads,
+    length,
+    half,
+    x_0,
+    x_1,
+    x_2,
+    y_0,
+    y_1,
+    y_2,
+    cos_0,
+    cos_1,
+    cos_2,
+    sin_0,
+    sin_1,
+    sin_2,
+    BACKWARD: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    batch, head, place = row // (heads * length), row // length % heads, row % length
+    x += batch * x_0 + head * x_1 + place * x_2
+    y += batch * y_0 + head * y_1 + place * y_2
+    cos += batch * cos_0 + head * cos_1 + place * cos_2
+    sin += batch * sin_0 + head * sin_1 + place * sin_2
+    at = tl.arange(0, BLOCK)
+    inside = at < half
+    first, second = tl.load(x + at, inside).to(WIDE), tl.load(x + half + at, inside).to(WIDE)
+    cos_first, cos_second = tl.load(cos + at, inside).to(WIDE), tl.load(cos + half + at, inside).to(WIDE)
+    sin_first, sin_second = tl.load(sin + at, inside).to(WIDE), tl.load(sin + half + at, inside).to(WIDE)
+    if BACKWARD:
+        one = first * cos_first + second * sin_second
+        two = second * cos_second - first * sin_first
+    else:
+        one = first * cos_first - second * sin_first
+        two = second * cos_second + first * sin_second
+    tl.store(y + at, one.to(y.dtype.element_ty), inside)
+    tl.store(y + half + at, two.to(y.dtype.element_ty), inside)
+
+
+@triton.jit
+def swiglu(gate, up, y, count, WIDE: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    value = tl.load(gate + at, inside, 0.0).to(WIDE)
+    result = value / (1 + tl.exp(-value)) * tl.load(up + at, inside, 0.0).to(WIDE)
+    tl.store(y + at, result.to(y.dtype.element_ty), inside)
+
+
+@triton.jit
+def swiglu_backward(grad, gate, up, by_gate, by_up, count, WIDE: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    given = tl.load(grad + at, inside, 0.0).to(WIDE)
+    value = tl.load(gate + at, inside, 0.0).to(WIDE)
+    sigmoid = 1 / (1 + tl.exp(-value))
+    other = tl.load(up + at, inside, 0.0).to(WIDE)
+    slope = sigmoid * (1 + value * (1 - sigmoid))
+    tl.store(by_gate + at, (given * other * slope).to(by_gate.dtype.element_ty), inside)
+    tl.store(by_up + at, (given * value * sigmoid).to(by_up.dtype.element_ty), inside)
+
+
+@triton.jit
+def row_losses(
+    logits, target, losses, sums, classes, ignored, SMOOTHING: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * classes
+    at = tl.arange(0, BLOCK)
+    highest = tl.full([], float("-inf"), WIDE)
+    power = tl.zeros([], WIDE)
+    total = tl.zeros([], WIDE)
+    for start in range(0, classes, BLOCK):
+        inside = start + at < classes
+        value = tl.load(logits + start + at, inside, float("-inf")).to(WIDE)
+        higher = tl.maximum(highest, tl.max(value))
+        # a row of -inf alone has no finite maximum to take off
+        taken = tl.where(higher == float("-inf"), 0.0, higher)
+        power = power * tl.exp(highest - taken) + tl.sum(tl.exp(value - taken))
+        highest = higher
+        total += tl.sum(tl.where(inside, value, 0.0))
+    result = tl.log(power) + tl.where(highest == float("-inf"), 0.0, highest)
+    label = tl.load(target + row)
+    kept = label != ignored
+    # a class that is not there makes the loss NaN
+    known = kept & (label >= 0) & (label < classes)
+    chosen = tl.load(logits + tl.where(known, label, 0), known, float("nan")).to(WIDE)
+    loss = result - (1 - SMOOTHING) * chosen
+    if SMOOTHING > 0:
+        loss -= SMOOTHING * (total / classes)
+    tl.store(losses + row, tl.where(kept, loss, 0.0))
+    tl.store(sums + row, result)
+
+
+@triton.jit
+def row_losses_backward(
+    grad,
+    logits,
+    target,
+    sums,
+    by_logits,
+    classes,
+    ignored,
+    SMOOTHING: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < classes
+    label = tl.load(target + row)
+    value = tl.load(logits + row * classes + at, inside, float("-inf")).to(WIDE)
+    share = tl.exp(value - tl.load(sums + row))
+    one = tl.full([], 1.0, WIDE)  # Triton takes a number of Python's for one of float32
+    share -= tl.where(at == label, one * (1 - SMOOTHING), 0.0) + one * SMOOTHING / classes
+    result = tl.where(label != ignored, share * tl.load(grad + row), 0.0)
+    tl.store(by_logits + row * classes + at, result.to(by_logits.dtype.element_ty), inside)
