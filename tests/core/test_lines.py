@@ -33,9 +33,16 @@ def test_makers_and_readers() -> None:
     assert lines.maker(trace.inputs[0]) is lines.maker(3) is None
     assert lines.readers(trace.inputs[0]) == (first, second)
     assert lines.readers(product.output) == (cosine,)
-    assert lines.seen_elsewhere((first, last)) == f"{first.output.name} is returned, or saved"
-    assert lines.seen_elsewhere((product, last)) == f"{product.output.name} is read elsewhere too"
-    assert not lines.seen_elsewhere((product, cosine))
+
+    def seen(*parts: sg.BoundSymbol, output: Any = last.output) -> str:
+        return lines.seen_elsewhere(sg.composite(last.symbol, (), output, parts))
+
+    assert seen(first, last) == f"{first.output.name} is returned, or saved"
+    assert seen(product, last) == f"{product.output.name} is read elsewhere too"
+    assert not seen(product, cosine, output=cosine.output)
+    assert not seen(product, cosine, last, output=(cosine.output, last.output))
+    both = product.output, last.output
+    assert seen(product, last, output=both) == f"{product.output.name} is read before all of it is made"
     assert lines.back(last.output, through={"aten.exp.default"}) == [cosine, last]
     assert lines.back(trace.inputs[0]) == []
     assert lines.result() is trace

@@ -8,38 +8,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import switchgear as sg
-from tests.core.training import Function, backward, forward, owners
-from tests.cublas.layers import ACTIVATIONS, MLP, addmm, cublas, linear, own
-
-SPELLINGS = {"linear": (linear, (5, 3)), "addmm": (addmm, (3, 5))}
+from tests.core.training import Function, forward, owners
+from tests.cublas.layers import ACTIVATIONS, MLP, cublas, linear, own
 
 
 def doubles(*shapes: tuple[int, ...]) -> list[Tensor]:
     return [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
-
-
-@pytest.mark.parametrize("bias", [True, False], ids=["bias", "none"])
-@pytest.mark.parametrize("spelling", SPELLINGS)
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_by_differences(activation: str, spelling: str, bias: bool) -> None:
-    build, weight = SPELLINGS[spelling]
-    made = doubles((4, 3), weight, *([(5,)] if bias else []))
-    jitted = cublas(build(activation))
-    torch.autograd.gradcheck(jitted, made)
-    torch.autograd.gradgradcheck(jitted, made)
-    assert ("matmul_bgrad" in own(backward(jitted))) == bias
-
-
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_mlp_by_differences(activation: str) -> None:
-    model = MLP(activation, width=3).double()
-    jitted = cublas(model)
-    (x,) = doubles((2, 2, 3))
-    parameters = list(model.parameters())
-    torch.autograd.gradgradcheck(lambda x, *_: jitted(x), [x, *parameters])
-    torch.autograd.gradcheck(lambda x, *_: jitted(x), [x, *parameters])
-    jitted(x).sum().backward()
-    assert ("matmul_dgelu" in own(backward(jitted))) == (activation == "gelu_tanh")
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

@@ -45,22 +45,6 @@ def leaves(shapes: tuple[tuple[int, ...], ...]) -> list[Tensor]:
 
 
 @pytest.mark.parametrize(("name", "function", "shapes"), CASES, ids=NAMES)
-def test_gradients_are_eagers(name: str, function: Function, shapes: tuple[tuple[int, ...], ...]) -> None:
-    jitted, args = jit(function), leaves(shapes)
-    for weigh in (None, lambda out: (out * torch.linspace(-1, 2, out.numel()).view(out.shape)).sum()):
-        torch.testing.assert_close(step(jitted, *args, weigh=weigh), step(function, *args, weigh=weigh))
-    assert "nvfuser" in gradient_owners(jitted)
-
-
-@pytest.mark.parametrize(("name", "function", "shapes"), CASES, ids=NAMES)
-def test_second_gradients(name: str, function: Function, shapes: tuple[tuple[int, ...], ...]) -> None:
-    jitted = sg.jit(function, executors=["torch"], grad_rules=[rules])
-    args = leaves(shapes)
-    assert torch.autograd.gradcheck(jitted, args)
-    assert torch.autograd.gradgradcheck(jitted, args)
-
-
-@pytest.mark.parametrize(("name", "function", "shapes"), CASES, ids=NAMES)
 def test_sixteen_bits(name: str, function: Function, shapes: tuple[tuple[int, ...], ...]) -> None:
     args = [arg.detach().bfloat16().requires_grad_() for arg in leaves(shapes)]
     double = [arg.detach().double().requires_grad_() for arg in args]

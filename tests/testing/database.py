@@ -27,7 +27,9 @@ from switchgear import testing
 from switchgear.errors import RegistrationError
 from switchgear.nesting import tensors_in
 from switchgear.testing.samples import symbol_in
+from tests.databases.comparison import Undefined
 from tests.databases.operators import operators, seed_everything
+from tests.databases.refused import INEXACT_OPERATORS
 from tests.databases.report import describe, examine_all
 from tests.databases.verdict import Jit, Outcome, Verdict, jit_torch
 from tests.under_test import fraction, part
@@ -118,6 +120,8 @@ def examine_mode(name: str, mode: str) -> Verdict:
     target = targets()[name]
     if target is None:
         return Verdict(Outcome.SKIPPED, name, mode, "", detail="no one function of PyTorch's")
+    if isinstance(INEXACT_OPERATORS.get(name), Undefined):
+        return Verdict(Outcome.SKIPPED, name, mode, "", detail="its result is memory as it was found")
     if mode == "rule" and not operators()[name].supports_autograd:
         return Verdict(Outcome.SKIPPED, name, mode, "", detail="PyTorch has no derivative of it")
     try:

@@ -54,13 +54,21 @@ class Lines:
         """The lines that read a value, in order."""
         return tuple([self.trace.bound_symbols[index] for index in self._readers[value.name]])
 
-    def seen_elsewhere(self, parts: Sequence[BoundSymbol]) -> str:
-        """Why something that lines make for each other must exist, or an empty string; the last one's result does."""
-        own = {self.place[part.outputs[0].name] for part in parts}
-        for value in itertools.chain.from_iterable(part.outputs for part in parts[:-1]):
-            if value.name in self._returned:
+    def seen_elsewhere(self, whole: BoundSymbol) -> str:
+        """Why a composite cannot stand in the place of its last part, or an empty string.
+
+        What parts make for each other must not be seen elsewhere, and its results not be read before.
+        """
+        own = {self.place[part.outputs[0].name] for part in whole.subsymbols}
+        results = {value.name for value in whole.outputs}
+        for value in itertools.chain.from_iterable(part.outputs for part in whole.subsymbols):
+            others = {*self._readers[value.name]} - own
+            if value.name in results:
+                if any(place < max(own) for place in others):
+                    return f"{value.name} is read before all of it is made"
+            elif value.name in self._returned:
                 return f"{value.name} is returned, or saved"
-            if not own.issuperset(self._readers[value.name]):
+            elif others:
                 return f"{value.name} is read elsewhere too"
         return ""
 

@@ -234,6 +234,7 @@ def _compared(
         try:
             found = derivatives(sample, jitted, wanted, 1)
         except Exception as error:
+            _require_without(sample, wanted, 1, error)
             yield f"{type(error).__name__}: {error}"
             return
         if name:
@@ -268,13 +269,14 @@ def _rule(
     double = double if double.narrow is None else double.then(double.narrow)
     double = _making(double)
     places = [place for place, one in enumerate(double.tensors()) if one.is_floating_point()]
+    pytorchs = symbol.startswith(("torch.", "aten."))
     declined = dict[str, None]()
     taken = False
     for wanted in (places, *([place] for place in places if len(places) > 1)):
         jitted = sg.jit(double.function, **options)
         require = partial(_require, jitted, name, "gradient", symbol)
         try:
-            for text in _differentiated(double, jitted, wanted, orders, require):
+            for text in _differentiated(double, jitted, wanted, orders, require, pytorchs=pytorchs):
                 taken = True
                 yield text
         except _Declined as error:
@@ -284,18 +286,24 @@ def _rule(
 
 
 def _differentiated(
-    sample: Sample, jitted: Any, wanted: Sequence[int], orders: int, require: Callable[[], None]
+    sample: Sample,
+    jitted: Any,
+    wanted: Sequence[int],
+    orders: int,
+    require: Callable[[], None],
+    *,
+    pytorchs: bool,
 ) -> Iterator[str]:
-    """How derivatives by some arguments differ; an empty text if they do not."""
+    """How derivatives by some arguments differ; an empty text if they do not, nothing where PyTorch refuses its own."""
     expected = _pytorchs(sample, wanted, orders)
-    if not expected:
+    if not expected and not pytorchs:
         yield from _by_differences(sample, jitted, wanted, require)
-        return
     if len(expected) < 2:
         return
     try:
         found = derivatives(sample, jitted, wanted, len(expected) - 1)
     except Exception as error:
+        _require_without(sample, wanted, len(expected) - 1, error)
         if compiler_of(jitted).last is not None:
             require()
         hint = "; if that is meant, check_rule(..., orders=1)" * isinstance(
@@ -359,6 +367,16 @@ def _in_threads(sample: Sample, options: dict[str, Any]) -> Iterator[str]:
     for thread in threads:
         thread.join()
     yield from (f"in two threads at once: {text}" for text in dict.fromkeys(wrong))
+
+
+def _require_without(sample: Sample, wanted: Sequence[int], orders: int, error: Exception) -> None:
+    """Raise `_Declined` if the call fails so without a plugin, too."""
+    jitted = sg.jit(sample.function, executors=["torch"], fallback="eager")
+    try:
+        derivatives(sample, jitted, wanted, orders)
+    except Exception as other:
+        if type(other) is type(error):
+            raise _Declined(f"it fails without a plugin, too: {other}") from error
 
 
 def _require(jitted: object, name: str, kind: str, symbol: str) -> None:

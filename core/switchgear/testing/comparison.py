@@ -84,9 +84,12 @@ def unlike(what: str, one: torch.Tensor | None, two: torch.Tensor | None) -> Ite
 
 
 def is_random(sample: Sample) -> bool:
-    """Whether PyTorch gives other results in the next run."""
+    """Whether PyTorch draws random numbers, or gives other results in the next run."""
+    before = torch.get_rng_state()
     pairs = zip(*(tensors_in(sample.mapped(twin)()) for _ in range(2)), strict=True)
-    return any(next(unlike("", one, two), "") for one, two in pairs)
+    return any(next(unlike("", one, two), "") for one, two in pairs) or not torch.equal(
+        before, torch.get_rng_state()
+    )
 
 
 def surroundings() -> dict[str, object]:

@@ -67,9 +67,9 @@ class PassContext(Protocol):
         ...
 
     def offer(self, owner: str, lines: Lines, whole: BoundSymbol, unless: str = "") -> None:
-        """Put a composite in the place of its parts if `owner` takes it.
+        """Put a composite in the place of its last part, and of the others, if `owner` takes it.
 
-        Not where a reason speaks against it (`unless`), or what the parts make for each other is seen elsewhere.
+        Not where a reason speaks against it: `unless`, or that of `Lines.seen_elsewhere`.
         """
 
     def decline(

@@ -64,7 +64,7 @@ class CallContext:
 
     def offer(self, owner: str, lines: Lines, whole: BoundSymbol, unless: str = "") -> None:
         """See `PassContext`."""
-        reason = unless or lines.seen_elsewhere(whole.subsymbols)
+        reason = unless or lines.seen_elsewhere(whole)
         if reason:
             self.decline(owner, whole.subsymbols[-1], reason)
         elif self.takes(owner, whole):

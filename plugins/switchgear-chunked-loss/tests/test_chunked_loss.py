@@ -77,6 +77,61 @@ def test_lower_precision() -> None:
     assert TAKEN in sg.explain(jitted)
 
 
+WITH_SUMS = TAKEN.replace("cross_entropy", "cross_entropy_and_sums")
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1, "reduction": "sum"}], ids=str)
+def test_z_loss(options: dict[str, Any], bias: bool) -> None:
+    def loss(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        logits = F.linear(x, weight, bias)
+        entropy = F.cross_entropy(logits.view(-1, 11), TARGET.view(-1), **options)
+        return entropy + 0.1 * logits.logsumexp(-1).pow(2).mean()
+
+    given = [{k: v for k, v in arguments().items() if bias or k != "bias"} for _ in range(2)]
+    jitted = sg.jit(loss, executors=["chunked_loss", "torch"])
+    for found, expected in zip(outcome(jitted, given[0]), outcome(loss, given[1]), strict=True):
+        torch.testing.assert_close(found, expected)
+    assert WITH_SUMS in sg.explain(jitted)
+
+
+def test_z_loss_of_bamba_as_it_is() -> None:
+    from transformers import BambaConfig, BambaForCausalLM
+
+    sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "vocab_size": 96}
+    heads: dict[str, Any] = {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "attn_layer_indices": [0],
+        "mamba_n_heads": 8,
+    }
+    ids, outcomes = torch.arange(32).reshape(2, 16), []
+    for jit in (False, True):
+        torch.manual_seed(0)
+        model = BambaForCausalLM(BambaConfig(**sizes, **heads, z_loss_coefficient=0.1)).train()
+        function: Any = lambda ids, model=model: model(input_ids=ids, labels=ids, use_cache=False).loss  # noqa: E731
+        jitted = sg.jit(function, executors=["chunked_loss", "torch"]) if jit else function
+        loss = jitted(ids)
+        loss.backward()
+        outcomes.append([loss.detach(), *(one.grad for one in model.parameters())])
+    torch.testing.assert_close(outcomes[1], outcomes[0], rtol=1e-4, atol=1e-5)
+    assert WITH_SUMS in sg.explain(jitted)
+
+
+def test_sums_that_are_left_to_pytorch() -> None:
+    """The loss is read before the sums are there."""
+
+    def loss(x: Tensor, weight: Tensor) -> Tensor:
+        logits = F.linear(x[0], weight)
+        doubled = F.cross_entropy(logits, TARGET[2]).sin()
+        return doubled + logits.logsumexp(-1).sum()
+
+    jitted = sg.jit(loss, executors=["chunked_loss", "torch"])
+    given = {k: v for k, v in arguments().items() if k != "bias"}
+    torch.testing.assert_close(jitted(**given), loss(**given))
+    assert "is read before all of it is made" in sg.explain(jitted)
+
+
 def test_nothing_is_counted() -> None:
     def loss(x: Tensor, weight: Tensor) -> Tensor:
         return F.cross_entropy(F.linear(x, weight).view(-1, 11), torch.full((21,), -100))

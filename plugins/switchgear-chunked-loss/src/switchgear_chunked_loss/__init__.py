@@ -9,7 +9,7 @@ import torch
 import switchgear as sg
 from switchgear.testing import Sample
 
-from .operators import linear_cross_entropy
+from .operators import linear_cross_entropy, linear_cross_entropy_and_sums
 from .pattern import PASS
 from .rules import table
 
@@ -47,8 +47,9 @@ def switchgear_samples() -> dict[object, list[Sample]]:
     target = torch.tensor([0, 4, -100])
     given = x.reshape(3, 4), weight.sin().reshape(5, 4)
     return {
-        linear_cross_entropy: [
-            Sample(linear_cross_entropy, (*given, None, target, -100, 0.0, True)),
-            Sample(linear_cross_entropy, (*given, bias, target, -100, 0.2, False)),
+        operator: [
+            Sample(operator, (*given, None, target, -100, 0.0, True)),
+            Sample(operator, (*given, bias, target, -100, 0.2, False)),
         ]
+        for operator in (linear_cross_entropy, linear_cross_entropy_and_sums)
     }

@@ -70,6 +70,96 @@ def _(
     return loss, x.new_empty(x.shape), weight.new_empty(weight.shape), by_bias
 
 
+@torch.library.custom_op("switchgear_chunked_loss::linear_cross_entropy_and_sums", mutates_args=())
+def linear_cross_entropy_and_sums(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    mean: bool,
+) -> tuple[Tensor, Tensor]:
+    """The loss, and `torch.logsumexp` of the logits of each row, from which a z-loss is made."""
+    rows: list[Tensor] = []
+    options = ignore_index, label_smoothing, mean
+    loss = _chunked(x, weight, bias, target, *options, gradients=False, sums=rows)[0]
+    return loss, torch.cat(rows).view(x.shape[:-1])
+
+
+@linear_cross_entropy_and_sums.register_fake
+def _(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    mean: bool,
+) -> tuple[Tensor, Tensor]:
+    exact = torch.float32 if x.dtype.itemsize < 4 else x.dtype
+    return x.new_empty((), dtype=exact), x.new_empty(x.shape[:-1], dtype=exact)
+
+
+@torch.library.custom_op("switchgear_chunked_loss::gradients_of_both", mutates_args=())
+def gradients_of_both(
+    grad: Tensor,
+    grad_sums: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    sums: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    mean: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients by `x`, `weight` and `bias`, from those of loss and sums; the logits are made anew.
+
+    What the sums are used for is not known in the forward.
+    """
+    classes, exact = weight.shape[0], sums.dtype
+    rows, labels, sums = x.reshape(-1, x.shape[-1]), target.reshape(-1), sums.reshape(-1)
+    counted = labels != ignore_index
+    labels = labels.masked_fill(~counted, 0)
+    scale = grad.to(exact) / counted.sum().clamp(min=1) if mean else grad.to(exact)
+    by_loss, by_sums = torch.where(counted, scale, 0), grad_sums.reshape(-1).to(exact)
+    by_x = torch.empty_like(rows, memory_format=torch.contiguous_format)
+    by_weight = torch.zeros_like(weight, dtype=exact, memory_format=torch.contiguous_format)
+    by_bias = weight.new_zeros(classes if bias is not None else 0, dtype=exact)
+    for start in range(0, len(rows), size := max(1, LOGITS // classes)):
+        part = slice(start, start + size)
+        logits = torch.nn.functional.linear(rows[part], weight, bias).to(exact)
+        share = by_loss[part, None]
+        by_logits = logits.sub_(sums[part, None]).exp_().mul_(share + by_sums[part, None])
+        if label_smoothing:
+            by_logits -= share * (label_smoothing / classes)
+        by_logits.scatter_add_(1, labels[part, None], share * (label_smoothing - 1))
+        if bias is not None:
+            by_bias += by_logits.sum(0)
+        by_logits = by_logits.to(x.dtype)
+        torch.mm(by_logits, weight, out=by_x[part])
+        by_weight += by_logits.t() @ rows[part]
+    return by_x.view(x.shape), by_weight.to(weight.dtype), by_bias.to(weight.dtype)
+
+
+@gradients_of_both.register_fake
+def _(
+    grad: Tensor,
+    grad_sums: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    sums: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    mean: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    by_bias = weight.new_empty(weight.shape[0] if bias is not None else 0)
+    return x.new_empty(x.shape), weight.new_empty(weight.shape), by_bias
+
+
 def _chunked(
     x: Tensor,
     weight: Tensor,
@@ -80,6 +170,7 @@ def _chunked(
     mean: bool,
     *,
     gradients: bool,
+    sums: list[Tensor] | None = None,
 ) -> list[Tensor]:
     classes = weight.shape[0]
     rows, labels = x.reshape(-1, x.shape[-1]), target.reshape(-1)
@@ -99,15 +190,17 @@ def _chunked(
         average = logits.mean(1) if label_smoothing else None
         highest = logits.amax(1, keepdim=True)
         powers = logits.sub_(highest).exp_()
-        sums = powers.sum(1, keepdim=True)
-        log_sums = (sums.log() + highest)[:, 0]
+        powers_sum = powers.sum(1, keepdim=True)
+        log_sums = (powers_sum.log() + highest)[:, 0]
+        if sums is not None:
+            sums.append(log_sums)
         loss = log_sums - (1 - label_smoothing) * chosen
         if average is not None:
             loss -= label_smoothing * average
         total += torch.where(kept, loss, 0).sum()
         if gradients:
             share = torch.where(kept, scale, 0)[:, None]
-            by_logits = powers.mul_(share / sums)
+            by_logits = powers.mul_(share / powers_sum)
             if label_smoothing:
                 by_logits -= share * (label_smoothing / classes)
             by_logits.scatter_add_(1, at[:, None], share * (label_smoothing - 1))

@@ -1,4 +1,4 @@
-"""The pattern: a cross entropy of what a linear layer made, of which nobody else reads the logits."""
+"""The pattern: a cross entropy of what a linear layer made, of which nobody else reads the logits but a z-loss."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import torch
 
 import switchgear as sg
 
-SYMBOL = sg.Symbol(
-    "switchgear_chunked_loss.linear_cross_entropy.default",
-    torch.ops.switchgear_chunked_loss.linear_cross_entropy.default,
+_operators = torch.ops.switchgear_chunked_loss
+SYMBOL, WITH_SUMS = (
+    sg.Symbol(str(one.default), one.default)
+    for one in (_operators.linear_cross_entropy, _operators.linear_cross_entropy_and_sums)
 )
 _OWNER = "chunked_loss"
 #: What may lie between the two: rows stay rows.
@@ -27,11 +28,21 @@ def chunk_losses(trace: sg.Trace, context: sg.PassContext) -> sg.Trace:
             continue
         x, weight, bias = (sg.argument(linear, name) for name in ("input", "weight", "bias"))
         options = (sg.argument(call, name) for name in ("target", "ignore_index", "label_smoothing"))
-        whole = sg.composite(
-            SYMBOL, (x, weight, bias, *options, sg.argument(call, "reduction") == "mean"), call.output, parts
-        )
+        operands = (x, weight, bias, *options, sg.argument(call, "reduction") == "mean")
+        whole = sg.composite(SYMBOL, operands, call.output, parts)
+        for sums in _sums(lines, x, parts):
+            both = sorted((*parts, sums), key=lambda part: lines.place[part.outputs[0].name])
+            whole = sg.composite(WITH_SUMS, operands, (call.output, sums.output), both)
         context.offer(_OWNER, lines, whole, unless=_objection(call, parts))
     return lines.result()
+
+
+def _sums(lines: sg.Lines, x: sg.TensorProxy, parts: list[sg.BoundSymbol]) -> list[sg.BoundSymbol]:
+    """The `logsumexp` of the rows, of which a z-loss is made."""
+    readers = [reader for part in parts[:-1] for reader in lines.readers(part.outputs[0])]
+    sums = [reader for reader in readers if reader.symbol.name == "torch.logsumexp"]
+    shape, dtype = x.shape[:-1], parts[-1].output.dtype
+    return [one for one in sums if (one.output.shape, one.output.dtype) == (shape, dtype)][:1]
 
 
 def _objection(call: sg.BoundSymbol, parts: list[sg.BoundSymbol]) -> str:

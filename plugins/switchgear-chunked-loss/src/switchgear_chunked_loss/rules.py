@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 import switchgear as sg
 
-from .operators import linear_cross_entropy, loss_and_gradients
+from .operators import (
+    gradients_of_both,
+    linear_cross_entropy,
+    linear_cross_entropy_and_sums,
+    loss_and_gradients,
+)
 
 table = sg.Table("chunked_loss")
 table.implementation(linear_cross_entropy)(linear_cross_entropy)
+table.implementation(linear_cross_entropy_and_sums)(linear_cross_entropy_and_sums)
 
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, *options: Any) -> Any:
@@ -27,3 +34,19 @@ def backward(by_x: Tensor, by_weight: Tensor, by_bias: Tensor, grad: Tensor) -> 
 
 
 table.augmented(linear_cross_entropy, forward=forward, backward=backward)
+
+
+@table.grad_rule(linear_cross_entropy_and_sums)
+def with_sums(x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, *options: Any) -> Any:
+    """Saved are the arguments and the rows' sums; the backward makes the logits again."""
+    loss, sums = linear_cross_entropy_and_sums(x, weight, bias, target, *options)
+
+    def pullback(grad: Tensor | None, grad_sums: Tensor | None) -> Any:
+        given = (
+            torch.zeros_like(loss) if grad is None else grad,
+            torch.zeros_like(sums) if grad_sums is None else grad_sums,
+        )
+        by_x, by_weight, by_bias = gradients_of_both(*given, x, weight, bias, target, sums, *options)
+        return (by_x, by_weight, None) if bias is None else (by_x, by_weight, by_bias, None)
+
+    return (loss, sums), pullback

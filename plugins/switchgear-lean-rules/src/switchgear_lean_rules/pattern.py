@@ -23,10 +23,10 @@ def one_gelu(trace: sg.Trace, context: sg.PassContext) -> sg.Trace:
         match = lines.match(call, _WRITTEN_OUT) if call.grad_enabled else None
         if match is None or not match.values["x"].requires_grad:
             continue
-        if reason := lines.seen_elsewhere(match.parts):
+        whole = sg.composite(_GELU, (match.values["x"],), call.output, match.parts)
+        if reason := lines.seen_elsewhere(whole):
             context.decline("lean_rules", call, reason)
             continue
-        whole = sg.composite(_GELU, (match.values["x"],), call.output, match.parts)
         lines.replace(match.parts, replace(whole, kwargs={"approximate": "tanh"}, subsymbols=()))
     return lines.result()
 
