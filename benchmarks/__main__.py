@@ -25,6 +25,7 @@ from benchmarks import (
     long_trace,
     malloc,
     plot,
+    python_state,
     throughput,
     whole_step,
     work_curve,
@@ -40,6 +41,7 @@ BENCHMARKS: dict[str, tuple[Callable[[int], Any], int]] = {
     "gpu": (gpu.run, gpu.ROUNDS),
     "inductor_latency": (inductor_latency.run, 3),
     "long_trace": (long_trace.run, 1),
+    "python_state": (python_state.run, 5),
     "throughput": (throughput.run, throughput.ROUNDS),
     "whole_step": (whole_step.run, 15),
     "work_curve": (work_curve.run, 1),
@@ -55,6 +57,7 @@ EPILOG = f"""benchmarks (marked *: only where named):
   gpu*               training in bf16 on a GPU: tokens per second, host time of a call, peak bytes
   inductor_latency   the same with regions through Inductor: cold, warm, by depth
   long_trace         compile time of functions of up to 50,000 operators
+  python_state       guards of a cached call; first calls with Python state, split, and inside torch.compile
   throughput         time per call, first call (cold and warm), saved and peak bytes, by workload and contestant
   whole_step         a training step of an MLP with AdamW
   work_curve*        steps finished by seconds since the first call, cold

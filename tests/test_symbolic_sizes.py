@@ -597,3 +597,24 @@ def test_a_language_model_by_batch_and_length(quiet: None) -> None:
             results.append([out.loss, out.logits, *[parameter.grad for parameter in model.parameters()]])
         assert not [*differences(results[0], results[1], f"{batch} of length {length}")]
     assert entries(jitted) == 1
+
+
+def test_sizes_are_integers_to_the_function() -> None:
+    def function(x: T) -> Any:
+        rows = x.shape[0]
+        x = x * 2 if isinstance(rows, int) else x * 3
+        return x, f"{rows} rows, {rows + 1:4d}", repr(rows), str(x.shape[0])
+
+    jitted = sg.jit(function, executors=["torch"])
+    for rows in (3, 4, 5, 5):
+        result, *texts = jitted(torch.ones(rows))
+        expected, *expected_texts = function(torch.ones(rows))
+        assert torch.equal(result, expected)
+        assert texts == expected_texts
+    assert "__class__" not in vars(torch.SymInt)
+
+
+def test_a_function_that_asks_for_the_type_of_a_size() -> None:
+    jitted = sg.jit(lambda x: x * 2 if type(x.shape[0]) is int else x * 3, executors=["torch"])
+    for rows in (3, 4, 5):
+        assert torch.equal(jitted(torch.ones(rows)), torch.full((rows,), 2.0))

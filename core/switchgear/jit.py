@@ -211,7 +211,8 @@ class Compiler:
                     self._varying.give_up(kind_of(spec, leaves))
                 elif marks:
                     key = call_key(leaves, spec, self.module, marks)
-                general = self.cache.general(key, entry)
+                    self._varying.decide(kind_of(spec, leaves), entry.decided())
+                general = self.cache.general(key, entry, leaves)
             except ContainerMatters:
                 if self._whole:
                     what = "a function inside changes a container among its arguments"

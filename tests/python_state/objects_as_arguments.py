@@ -236,3 +236,48 @@ def closure_as_argument() -> Scenario:
 def module_as_argument() -> Scenario:
     torch.manual_seed(0)
     return _called(lambda x, layer: layer(x), nn.Linear(4, 4), nn.Linear(4, 4))
+
+
+@dataclass
+class Loose:
+    """One field, and whatever else is set."""
+
+    x: Tensor
+
+
+@case(entries=4)
+def dataclass_with_more_than_its_fields() -> Scenario:
+    def drive(call: Call) -> Steps:
+        box: Any = Loose(points())
+        for other in (None, 2.0, 3.0, 3.0):
+            if other is not None:
+                box.other = other
+            yield call(box)
+
+    return Scenario(lambda box: box.x * getattr(box, "other", 5.0), drive)
+
+
+@case(falls_back="attributes of tensors are not guarded")
+def attribute_used_of_a_tensor() -> Scenario:
+    def drive(call: Call) -> Steps:
+        for factor in (2.0, 3.0):
+            x: Any = points()
+            x.factor = factor
+            yield call(x)
+
+    return Scenario(lambda x: x * x.factor, drive, settled=False)
+
+
+@case(entries=2)
+def namespaces_of_each_call() -> Scenario:
+    def drive(call: Call) -> Steps:
+        for seed in range(3):
+            box = types.SimpleNamespace(x=points(seed=seed), more={"y": points(seed=seed + 5)})
+            yield call(box)
+            yield box.out
+
+    def forward(box: Any) -> Tensor:
+        box.out = box.x * 2
+        return box.out + box.more["y"]  # type: ignore[no-any-return]
+
+    return Scenario(forward, drive)

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from tests.python_state.scenario import Call, Scenario, Steps, case, points, repeated
+from tests.python_state.scenario import Call, Scenario, Steps, case, changed, points, repeated
 
 
 class Detection:
@@ -153,3 +153,17 @@ def class_made_inside() -> Scenario:
         return Scale()(x)
 
     return repeated(forward, lambda: None)
+
+
+@case(falls_back="the text of a tensor")
+def text_of_a_tensor() -> Scenario:
+    return changed(lambda x: (x * 2, f"{x.detach()}", repr(x.detach() + 1)))
+
+
+@case(falls_back="a method of a tensor of the call")
+def method_of_a_tensor() -> Scenario:
+    def drive(call: Call) -> Steps:
+        for seed in range(3):
+            yield call(points(seed=seed))(1.0)
+
+    return Scenario(lambda x: (x * 2).add, drive, settled=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,22 +16,25 @@ class Guard:
     """A condition on a call.
 
     `condition` is Python over the flattened arguments `a0`, `a1`, …, the tuple `inputs` of the trace's input tensors,
-    and the names in `scope`. `why` says what is otherwise in a call that does not meet it. `forget(other)` has it hold
-    for what `other` was made for, too, which was found to lead to the same trace; False if it does not.
+    and the names in `scope`. `why` says what is otherwise in a call, by its flattened arguments, that does not meet it.
+    `forget(other, arguments)` has it hold for what `other` was made for, too, which was found to lead to the same
+    trace; False if it does not.
     """
 
     condition: str
-    why: str | Callable[[], str]
+    why: str | Callable[[Sequence[Any]], str]
     scope: Mapping[str, Any] = field(default_factory=dict)
-    forget: Callable[[Guard], bool] | None = None
+    forget: Callable[[Guard, Sequence[Any]], bool] | None = None
     #: Called once the entry is compiled, which runs the backward of a user's Function: all is to be as before.
     settle: Callable[[], None] | None = None
     #: What it asks for in words, a line each; where nothing is given, that is `why`.
     listed: Callable[[], Sequence[str]] | None = None
+    #: Which integers in Python's objects are others in a call, given its flattened arguments, by their paths.
+    varying: Callable[[Sequence[Any]], Iterable[str]] | None = None
 
-    def reason(self) -> str:
-        """What is otherwise in the call that was looked at."""
-        return self.why if isinstance(self.why, str) else self.why()
+    def reason(self, leaves: Sequence[Any] = ()) -> str:
+        """What is otherwise in a call with these flattened arguments."""
+        return self.why if isinstance(self.why, str) else self.why(leaves)
 
 
 def value_key(value: object) -> object:

@@ -105,7 +105,8 @@ class Recorder:
         self.matters = Matters()
         #: What each handler keeps for this capture.
         self.states: dict[Any, Any] = {}
-        #: What features take for granted of other calls, and what they do to what the trace's call returns.
+        #: What features take for granted of other calls, and what they make of what a call returns
+        #: and its inputs, whose `objects` are those among the arguments.
         self.guards: list[Guard] = []
         self.after: list[Callable[[Any, Sequence[Any]], Any]] = []
         self._adopt = adopt

@@ -76,7 +76,7 @@ class Captured:
     sizes: Sizes | None = None
     #: What features take for granted of a call.
     guards: tuple[Guard, ...] = ()
-    #: What features make of what a call returns and its objects, one after another.
+    #: What features make of what a call returns and its inputs, one after another.
     after: tuple[Callable[[Any, Sequence[Any]], Any], ...] = ()
     #: The places of the objects among the arguments.
     objects: tuple[int, ...] = ()
@@ -118,7 +118,7 @@ def capture(
     def attempt(compiling: bool, homes: Mapping[int, Home]) -> Captured:
         start = time.perf_counter()
         names, modules = Names(), Modules(module, given)
-        sizes = Sizes(active_line) if marks else active_sizes()
+        sizes = Sizes(active_line, marks) if marks else active_sizes()
         inputs = Sources(names, modules, differentiable, homes, sizes, marks, handlers)
         with symbolic(sizes):
             recorder = Recorder(names, inputs.outside, modules.path, reads_inputs=reads_inputs)
@@ -287,6 +287,7 @@ def _environment(modules: Modules, handlers: Handlers, compiling: bool) -> Itera
         handlers.around(),
         internals.exact_functionalization(),
         internals.compiling_flag(compiling),
+        internals.compiled_run_plainly(),
         # a backward inside runs where the modes are
         torch.autograd.set_multithreading_enabled(False),
     ):

@@ -34,6 +34,8 @@ _HELD = (torch.Generator, torch.nn.Module)
 _VALUES = (*_PYTHON, *_TORCH, types.FunctionType, types.BuiltinFunctionType, *_HELD)
 #: The flag of classes that were made by a class statement.
 _HEAP = 1 << 9
+_LARGEST = 1 << 62
+_ONE = torch.empty(1, dtype=torch.bool, device="cpu")
 _PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
 
@@ -130,6 +132,22 @@ def base_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor._base is None else tensor._base
 
 
+class HeldNumber(Held):
+    """An integer in Python's objects that has changed between calls: an input of so many elements, none in memory."""
+
+    __slots__ = ()
+
+    def fetch(self, argument: Any = None) -> Any:
+        """A tensor of that size, None where it is no number of 2 or more."""
+        number = self._here(argument)
+        return sized(number) if type(number) is int and 1 < number < _LARGEST else None
+
+
+def sized(number: int) -> torch.Tensor:
+    """A tensor of so many elements that are one in memory."""
+    return _ONE.expand(number)
+
+
 @dataclass(frozen=True, slots=True)
 class Base:
     """What the tensor of another source is a view of."""
@@ -188,6 +206,12 @@ def _is_value(leaf: object) -> bool:
     return all(isinstance(part, _VALUES) for part in parts)
 
 
+def is_bound(leaf: Any) -> bool:
+    """Whether it is a method written in C of some object, which no later call has."""
+    owner = getattr(leaf, "__self__", None) if isinstance(leaf, types.BuiltinMethodType) else None
+    return owner is not None and not isinstance(owner, (type, types.ModuleType))
+
+
 def is_object(leaf: object) -> bool:
     """Whether an argument is an object of any class written in Python, or a container: a call looks into it."""
     if isinstance(leaf, (list, dict, set, deque, types.SimpleNamespace)):
@@ -233,7 +257,7 @@ def check_devices(leaves: list[object]) -> None:
 
 def check_returned(leaf: object) -> None:
     """Refuse a return value that a later call could not make again."""
-    if _is_value(leaf) and not isinstance(leaf, _HELD):
+    if _is_value(leaf) and not isinstance(leaf, _HELD) and not is_bound(leaf):
         return
     hint = (
         "return a list"
@@ -242,7 +266,9 @@ def check_returned(leaf: object) -> None:
     )
     raise Unsupported(
         f"the function returns a {_class_name(leaf)}, which is neither a tensor, a Python value, nor a container "
-        f"that PyTorch's pytree knows; {hint}"
+        f"that PyTorch's pytree knows; {hint}",
+        # TorchDynamo returns another kind of iterator
+        splits=not hasattr(leaf, "__next__"),
     )
 
 

@@ -16,6 +16,7 @@ import inspect
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -67,7 +68,8 @@ class Computed:
 class Sizes:
     """The symbolic sizes of one capture. `here` tells the user's line, where one is at work."""
 
-    def __init__(self, here: Callable[[], str] = str) -> None:
+    def __init__(self, here: Callable[[], str] = str, marks: Marks = MappingProxyType({})) -> None:
+        self.marks = marks
         self.env = internals.new_shape_env(here)
         self.numbers: list[NumberProxy] = []
         #: The symbolic numbers that these are, by name.
@@ -111,6 +113,10 @@ class Sizes:
             found.append(Constraint(f"input[{place[name]}].stride({dim}) == {python(step)}", ""))
         self._constraints = tuple(dict.fromkeys(found))
         self.measure = _measuring(self.numbers, place)
+
+    def is_decided(self, number: NumberProxy) -> bool:
+        """Whether a size has to be what it is in the call at hand."""
+        return not internals.names_in(self.symbols[number.name])
 
     def check(self, inputs: Sequence[torch.Tensor]) -> None:
         """Raise `Unsupported` unless the call that all was decided for meets the constraints."""

@@ -94,6 +94,8 @@ def _take_parts(
         elif record := records.get(next(places)):
             scope[f"type_{name}"], fields, inner = record
             lines.append(f"if type({name}) is not type_{name}: return None")
+            if record[0].__dictoffset__:
+                lines.append(f"if len({name}.__dict__) > {len(fields)}: return None")
             own = [f"{name}_{index}" for index in range(len(fields))]
             lines.extend(
                 [f"{part} = {name}.{field}" for part, field in zip(own, fields, strict=True)]
@@ -181,7 +183,10 @@ def _is_size(value: object) -> bool:
 
 
 def _is_record(leaf: object) -> bool:
-    return dataclasses.is_dataclass(leaf) and not isinstance(leaf, type)
+    """Whether it is a dataclass with no other attributes than its fields."""
+    if not dataclasses.is_dataclass(leaf) or isinstance(leaf, type):
+        return False
+    return getattr(leaf, "__dict__", {}).keys() <= leaf.__dataclass_fields__.keys()
 
 
 def _is_record_or_object(leaf: object) -> bool:

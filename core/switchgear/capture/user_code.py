@@ -25,6 +25,11 @@ _OWN_FILES = (
 )
 
 
+def is_own_file(name: str) -> bool:
+    """Whether a file is PyTorch's or ours."""
+    return name.startswith(_OWN_FILES)
+
+
 def user_frame() -> tuple[types.FrameType | None, int]:
     """That frame, None if there is none, and the `stacklevel` by which a warning of the caller's names its line."""
     frame: types.FrameType | None = sys._getframe(1)

@@ -1,18 +1,57 @@
-"""Symbolic sizes among the arguments of calls."""
+"""Symbolic sizes among the arguments of calls, and in the hands of the function's own code.
+
+To that code they are integers: `isinstance(n, int)` is true, and text holds what they are in the call at hand, to which
+other calls are held.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from switchgear import torch_private as internals
 from switchgear.capture.call import Call
 from switchgear.capture.handler import PASS, Handler
 from switchgear.capture.recorder import Recorder
 from switchgear.capture.sizes import active_sizes, settled
+from switchgear.capture.user_code import is_own_file
+from switchgear.patches import redirected
 
 
 class SymbolicSizes(Handler):
     """What a trace cannot hold of them, such as truth values, is decided before the call."""
+
+    @contextlib.contextmanager
+    def running(
+        self, recorder: Recorder, roots: Sequence[Any], arguments: Mapping[int, Any]
+    ) -> Iterator[None]:
+        """Have them be integers to the function."""
+        if active_sizes() is None:
+            yield
+            return
+        with contextlib.ExitStack() as stack:
+            for name in ("__str__", "__repr__", "__format__"):
+                stack.enter_context(redirected(torch.SymInt, name, _text))
+            stack.enter_context(internals.shown_class(torch.SymInt, _kind))
+            yield
 
     def answer(self, recorder: Recorder, call: Call) -> object:
         """The call with the numbers that a trace holds."""
         if active_sizes() is not None and call.symbol is not None:
             call.args, call.kwargs = settled((call.args, call.kwargs))
         return PASS
+
+
+def _kind(number: torch.SymInt) -> type:
+    return torch.SymInt if is_own_file(sys._getframe(1).f_code.co_filename) else int
+
+
+def _text(original: Callable[..., str], number: torch.SymInt, *args: Any) -> str:
+    # past what `redirected` puts in the place of the original
+    if is_own_file(sys._getframe(2).f_code.co_filename):
+        return original(number, *args)
+    return str(getattr(int(number), original.__name__)(*args))

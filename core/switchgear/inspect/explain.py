@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from switchgear.capture.signature import HeldNumber
 from switchgear.compile.background import objection
 from switchgear.inspect.waiting import progress_of
 from switchgear.ir.choice import Choice, Saved
@@ -63,10 +64,11 @@ def explain(jitted: object, guards: bool = False) -> str:
     sizes = entry.captured.sizes
     if entry.fixed:
         lines.append(f"dynamic sizes: fixed, for with symbolic ones there was {entry.fixed}")
+    inputs = zip(entry.captured.sources, entry.captured.trace.inputs, strict=True)
+    numbers = {proxy.name: str(place) for place, proxy in inputs if isinstance(place, HeldNumber)}
     for number in sizes.numbers if sizes is not None else ():
-        lines.append(
-            f"dynamic sizes: {number.name} is the size of {number.tensor} in dimension {number.dim}"
-        )
+        path = numbers.get(number.tensor, f"the size of {number.tensor} in dimension {number.dim}")
+        lines.append(f"dynamic sizes: {number.name} is {path}")
     for constraint in sizes.constraints if sizes is not None else ():
         lines.append(f"  only if {constraint}")
     if guards:

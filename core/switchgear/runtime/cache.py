@@ -82,10 +82,10 @@ class Cache:
         """All of them, the one used last first."""
         return reversed(self._order)
 
-    def general(self, key: tuple[object, ...], new: Entry) -> Entry:
+    def general(self, key: tuple[object, ...], new: Entry, leaves: list[Any]) -> Entry:
         """An older entry that computes what a new one does, by now without the guards that set their calls apart."""
         for entry in self._buckets.get(key, ()):
-            if same_program(entry.captured, new.captured) and entry.forget(new):
+            if same_program(entry.captured, new.captured) and entry.forget(new, leaves):
                 return entry
         return new
 

@@ -16,7 +16,7 @@ from switchgear import torch_private as internals
 from switchgear.capture.outputs import Outputs, reshaped_inputs
 from switchgear.capture.session import capture, compiling
 from switchgear.capture.shared_memory import sharing
-from switchgear.capture.signature import Argument, Base, Closure, Held, InputSource
+from switchgear.capture.signature import Argument, Base, Closure, Held, HeldNumber, InputSource
 from switchgear.capture.sizes import Marks, symbolic
 from switchgear.capture.structure import Structure
 from switchgear.capture.user_code import user_frame
@@ -35,7 +35,7 @@ from switchgear.runtime.epilogue import Finisher, finisher
 from switchgear.runtime.execution import maybe_views, runner
 from switchgear.runtime.modes import rare_modes_watched
 from switchgear.runtime.module_state import any_hooks
-from switchgear.runtime.prologue import make_prologue, objects_of
+from switchgear.runtime.prologue import make_prologue
 from switchgear.who.selection import Selection
 
 #: What an entry does with the input tensors of a call, up to what the function returns.
@@ -113,22 +113,43 @@ class Entry:
         if self.fixed:
             return f"sizes are fixed, for with dynamic ones there was {self.fixed}"
         if sizes is None:
-            return f"{self._prologue.why_not(args, kwargs)} changed"
-        found = sizes.violated([tensor_of(source, leaves) for source in self.captured.sources])
+            return f"{self._prologue.why_not(args, kwargs, leaves)} changed"
+        try:
+            found = sizes.violated([tensor_of(source, leaves) for source in self.captured.sources])
+        except Unsupported:
+            found = None  # a place holds nothing that could be an input
         return (
-            f"{self._prologue.why_not(args, kwargs)} changed"
+            f"{self._prologue.why_not(args, kwargs, leaves)} changed"
             if found is None
             else f"an entry is for calls with {found}"
         )
+
+    def varying(self, leaves: list[Any]) -> list[str]:
+        """Which integers in Python's objects are others in a call."""
+        told = (guard.varying(leaves) for guard in self.captured.guards if guard.varying)
+        return [path for paths in told for path in paths]
+
+    def decided(self) -> list[str]:
+        """The integers in Python's objects that are symbolic, and that it holds to what they are nevertheless."""
+        sizes, inputs = self.captured.sizes, self.captured.trace.inputs
+        if sizes is None:
+            return []
+        settled = {number.tensor for number in sizes.numbers if sizes.is_decided(number)}
+        pairs = zip(self.captured.sources, inputs, strict=True)
+        return [
+            source.path
+            for source, proxy in pairs
+            if isinstance(source, HeldNumber) and proxy.name in settled
+        ]
 
     def guards(self) -> list[str]:
         """What it takes for granted of a call, in words."""
         return self._prologue.listed()
 
-    def forget(self, other: Entry) -> bool:
+    def forget(self, other: Entry, leaves: list[Any]) -> bool:
         """Serve what another entry does, which computes the same for a call that did not fit, if features say so."""
         pairs = zip(self.captured.guards, other.captured.guards, strict=False)
-        forgotten = [one.forget(two) for one, two in pairs if one.forget and two.forget]
+        forgotten = [one.forget(two, leaves) for one, two in pairs if one.forget and two.forget]
         return any(forgotten)
 
     def _waiting(self, run: Run) -> Run:
@@ -292,7 +313,7 @@ class Entry:
 
 
 def _then(complete: Finisher, after: Callable[[object, Sequence[object]], object]) -> Finisher:
-    return lambda results, inputs: after(complete(results, inputs), objects_of(inputs))
+    return lambda results, inputs: after(complete(results, inputs), inputs)
 
 
 def tensor_of(source: InputSource, leaves: list[Any]) -> torch.Tensor:

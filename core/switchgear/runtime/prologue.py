@@ -55,10 +55,14 @@ class Prologue:
         ]
         return [line for part in lines for line in part]
 
-    def why_not(self, args: tuple[object, ...], kwargs: dict[str, object]) -> str:
+    def why_not(
+        self, args: tuple[object, ...], kwargs: dict[str, object], leaves: Sequence[object]
+    ) -> str:
         """What is otherwise in a call that the entry does not fit."""
         number = self._first_miss(args, kwargs)
-        return "the structure of the arguments" if number is None else self.guards[number].reason()
+        if number is None:
+            return "the structure of the arguments"
+        return self.guards[number].reason(leaves)
 
 
 class Inputs(tuple[torch.Tensor, ...]):
@@ -71,11 +75,6 @@ def _inputs_with(tensors: tuple[torch.Tensor, ...], objects: tuple[object, ...])
     inputs = Inputs(tensors)
     inputs.objects = objects
     return inputs
-
-
-def objects_of(inputs: Sequence[torch.Tensor]) -> Sequence[Any]:
-    """The objects among the arguments of the call that these are the input tensors of."""
-    return inputs.objects if isinstance(inputs, Inputs) else ()
 
 
 def make_prologue(

@@ -10,13 +10,13 @@ from switchgear.capture.guards import value_key
 from switchgear.capture.outputs import Outputs
 from switchgear.capture.session import Captured
 from switchgear.capture.signature import Closure, Held, InputSource
+from switchgear.capture.sizes import Sizes
 
 
 def same_program(one: Captured, other: Captured) -> bool:
     """Whether two traces compute the same of the same inputs, and their calls end in the same way."""
     return (
-        one.sizes is None
-        and other.sizes is None
+        _same_sizes(one.sizes, other.sizes)
         and one.trace.canonical() == other.trace.canonical()
         and _same_constants(one.trace.constants, other.trace.constants)
         and len(one.sources) == len(other.sources)
@@ -26,6 +26,12 @@ def same_program(one: Captured, other: Captured) -> bool:
         and (one.identical, one.objects, one.modules)
         == (other.identical, other.objects, other.modules)
     )
+
+
+def _same_sizes(one: Sizes | None, other: Sizes | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return (one.numbers, one.constraints) == (other.numbers, other.constraints)
 
 
 def _same_constants(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:

@@ -1,7 +1,11 @@
-"""Varying sizes: what has changed between calls of a function is symbolic from the second capture on, and only that."""
+"""Varying sizes: what has changed between calls of a function is symbolic from the second capture on, and only that.
+
+Integers in Python's objects, such as counters, are sizes too: of an input that is one element, expanded to so many.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 import torch
@@ -14,6 +18,8 @@ from switchgear.runtime.entry import Entry, tensor_of
 
 #: The structure of the arguments, and how many dimensions the tensors among them have.
 Kind = tuple[Structure, tuple[int | None, ...]]
+#: A number is symbolic so often in vain: the first time, sizes that go with it may not have changed yet.
+_PATIENCE = 2
 
 
 def kind_of(spec: Structure, leaves: list[object]) -> Kind:
@@ -28,6 +34,8 @@ class VaryingSizes:
     def __init__(self) -> None:
         self._marks: dict[Kind, dict[int | str, frozenset[int]]] = {}
         self._fixed: set[Kind] = set()
+        #: How often numbers were symbolic in vain.
+        self._in_vain: Counter[int | str] = Counter()
 
     def marks(self, kind: Kind) -> Marks:
         """What is known of calls of that kind."""
@@ -44,9 +52,17 @@ class VaryingSizes:
             return {}
         differences = (_changed(entry, leaves) for entry in entries if entry.spec == kind[0])
         for place, dims in next(filter(None, differences), {}).items():
-            known = self._marks.setdefault(kind, {})
-            known[place] = known.get(place, frozenset()) | dims
+            if self._in_vain[place] < _PATIENCE:
+                known = self._marks.setdefault(kind, {})
+                known[place] = known.get(place, frozenset()) | dims
         return self.marks(kind)
+
+    def decide(self, kind: Kind, paths: Iterable[str]) -> None:
+        """These numbers in Python's objects are asked for as they are: symbolic, they would be captured in vain."""
+        for path in paths:
+            self._in_vain[path] += 1
+            if self._in_vain[path] >= _PATIENCE:
+                self._marks.get(kind, {}).pop(path, None)
 
 
 def _changed(entry: Entry, leaves: list[object]) -> dict[int | str, frozenset[int]] | None:
@@ -66,4 +82,4 @@ def _changed(entry: Entry, leaves: list[object]) -> dict[int | str, frozenset[in
         dims = [dim for dim, (now, then) in enumerate(sizes) if type(then) is int and now != then]
         if dims:
             changed[source.place] = frozenset(dims)
-    return changed
+    return changed | dict.fromkeys(entry.varying(leaves), frozenset({0}))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
 
 from switchgear.errors import Unsupported
+from switchgear.patches import redirected, replaced
 from switchgear.torch_private.names import private
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -92,6 +94,25 @@ class _Conversion:
                 # of two results of one graph, autograd does not know that one is made of the other
                 result = self._left(frame_exec_strategy=_Strategy(_Action.SKIP, _Action.SKIP))
         return result
+
+
+@contextlib.contextmanager
+def compiled_run_plainly() -> Iterator[None]:
+    """What `torch.compile` has made, or makes here, runs as it was; TorchDynamo would take note that it fails there.
+
+    Eager `flex_attention` compiles a part of itself, and would fail from then on.
+    """
+    loaded = sys.modules.get("torch._dynamo.eval_frame")
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(redirected(torch, "compile", _as_it_is))
+        if loaded is not None:
+            plainly = loaded.DynamoStance("force_eager")
+            stack.enter_context(replaced(loaded, "_stance", plainly))
+        yield
+
+
+def _as_it_is(original: Any, model: Any = None, **options: Any) -> Any:
+    return (lambda model: model) if model is None else model
 
 
 def tracing() -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -123,6 +124,20 @@ def guard_count(shape_env: Any) -> int:
 def set_closed(shape_env: Any, closed: bool) -> None:
     """Let an environment decide no more, an `Unsupported` where it would have to, or let it again."""
     shape_env.frozen = closed
+
+
+@contextlib.contextmanager
+def shown_class(kind: type, shown: Callable[[Any], type]) -> Iterator[None]:
+    """Have instances tell `isinstance` another class than their own."""
+    # setattr would set the class of the class; the attribute that is set anew makes Python forget what it has looked up
+    attributes = gc.get_referents(vars(kind))[0]
+    attributes["__class__"] = property(shown)
+    kind.__doc__ = kind.__doc__
+    try:
+        yield
+    finally:
+        del attributes["__class__"]
+        kind.__doc__ = kind.__doc__
 
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)

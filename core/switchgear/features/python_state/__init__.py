@@ -9,8 +9,11 @@ objects whose state cannot be seen: iterators, generators, random streams, what 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import types
+import weakref
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,11 +21,13 @@ import torch
 from switchgear.capture.handler import Handler
 from switchgear.capture.recorder import Recorder
 from switchgear.capture.signature import InputSource
+from switchgear.capture.sizes import Sizes, active_sizes
 from switchgear.errors import SwitchgearError, Unsupported
 from switchgear.features.python_state.reached import Reached
 from switchgear.features.python_state.reads import State, guard_on, reads_made
 from switchgear.features.python_state.rebuilding import Packing, Results, Template, build, is_odd
 from switchgear.features.python_state.recording import Recording
+from switchgear.features.python_state.user_objects import names_in
 from switchgear.features.python_state.writes import Write, changes
 
 
@@ -43,10 +48,15 @@ class Replay:
     writes: tuple[Write, ...]
     result: Template
     arguments: tuple[int, ...]
+    sizes: Sizes | None
 
-    def __call__(self, leaves: Sequence[object], objects: Sequence[object]) -> Any:
+    def __call__(self, leaves: Sequence[object], inputs: Sequence[torch.Tensor]) -> Any:
         """The return value."""
-        results = Results(leaves, dict(zip(self.arguments, objects, strict=False)))
+        objects = dict(zip(self.arguments, getattr(inputs, "objects", ()), strict=False))
+        results = Results(leaves, objects)
+        if self.sizes is not None:
+            sizes = self.sizes.binding(self.sizes.measure(inputs))
+            results = replace(results, sizes=sizes)
         for write in self.writes:
             write.do(results)
         return build(self.result, results)
@@ -67,7 +77,9 @@ class PythonState(Handler):
         """Nothing inside of another capture, which sees what is reached."""
         if recorder.enclosing is not None:
             return None
-        reached = Reached()
+        sizes = active_sizes()
+        varying = sizes.marks if sizes is not None else {}
+        reached = Reached(varying, partial(_size_of, weakref.proxy(recorder)))
         return _World(reached, Recording(reached))
 
     @contextlib.contextmanager
@@ -92,6 +104,8 @@ class PythonState(Handler):
         except SwitchgearError:
             raise
         except Exception as error:
+            if isinstance(error, AttributeError):
+                _refuse_attributes_of_tensors(recorder)
             if any(holder.changed() for holder in reached.holders.values()):
                 raise Unsupported(
                     f"the function raises {type(error).__name__} after it has changed Python's objects"
@@ -122,18 +136,38 @@ class PythonState(Handler):
             raise Unsupported(
                 "the function calls globals(), and may read what no guard can tell", splits=False
             )
+        if active_sizes() is not None:
+            _refuse_exact_types(reached.codes & (ran or reached.codes))
+        if any({"Module", "__call__"} <= names_in(code) for code in reached.codes):
+            raise Unsupported("the function asks for Module.__call__, which capture replaces")
         reads = reads_made(reached.reads, reached.links, ran)
         for stream in reached.streams.values():
             stream.refuse_use()
         _refuse_attributes_of_tensors(recorder)
-        written = frozenset(id(write.holder.target) for write in writes)
+        written = frozenset(id(write.holder.target) for write in writes if write.place is None)
         world.state = State(reads, world.arguments, written)
         recorder.guards.append(guard_on(world.state, world.arguments, reached.settle))
         if not writes and not is_odd(result, reached):
             return result
         template = packing.pack(result, "what it returns")
-        recorder.after.append(Replay(writes, template, tuple(world.arguments)))
+        sizes = active_sizes() if packing.has_numbers else None
+        recorder.after.append(Replay(writes, template, tuple(world.arguments), sizes))
         return packing.leaves
+
+
+def _size_of(recorder: Recorder, tensor: torch.Tensor) -> Any:
+    """The size of a tensor that is an input from now on."""
+    recorder.adopted(tensor)
+    entered = recorder.inputs.of(tensor)
+    assert entered is not None
+    return entered.proxy.shape[0]
+
+
+def _refuse_exact_types(codes: Set[types.CodeType]) -> None:
+    """Refuse `type(n) is int`, which is false of a symbolic size."""
+    for code in codes:
+        if {"type", "int"} <= names_in(code):
+            raise Unsupported(f"{code.co_name} asks for type() and int, where sizes are symbolic")
 
 
 def _refuse_attributes_of_tensors(recorder: Recorder) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import types
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,6 +21,8 @@ ATOMS = (
 )
 #: Stands for a tensor: which one it is matters only where it is an input, which has guards of its own.
 TENSOR: Any = type("AnyTensor", (), {"__repr__": lambda self: "a tensor"})()
+#: Stands for an integer that is an input, 2 or more.
+NUMBER: Any = type("AnyNumber", (), {"__repr__": lambda self: "an integer"})()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,6 +76,8 @@ def freeze(value: Any, known: Knowledge, around: tuple[int, ...] = ()) -> object
     """A value as something that no write changes. A container inside of itself is held by identity."""
     if isinstance(value, torch.Tensor):
         return TENSOR
+    if isinstance(value, torch.SymInt):
+        return NUMBER
     if is_array(value):
         return Data(value.copy())
     if isinstance(value, types.MethodType):
@@ -94,6 +98,8 @@ def same(value: object, frozen: object) -> bool:
         return True
     if frozen is TENSOR:
         return isinstance(value, torch.Tensor)
+    if frozen is NUMBER:
+        return type(value) is int and value > 1
     if isinstance(frozen, Instance):
         return type(value) is frozen.kind
     if isinstance(frozen, Data):
@@ -132,6 +138,20 @@ def _same_contents(value: Any, frozen: Contents) -> bool:
             return False
     items = dict_base(value).values(value) if isinstance(value, dict) else value
     return all(map(same, items, frozen.items))
+
+
+def numbers_changed(value: Any, frozen: object, path: str) -> Iterator[str]:
+    """The paths of integers that are others than those frozen, in containers of the same shape."""
+    if type(frozen) is int and type(value) is int and value != frozen:
+        yield path
+    if not isinstance(frozen, Contents) or not isinstance(value, (tuple, list, dict)):
+        return
+    if type(value) is not frozen.kind or len(value) != len(frozen.items):
+        return
+    keys: Iterable[Any] = range(len(value)) if frozen.keys is None else frozen.keys
+    for key, item in zip(keys, frozen.items, strict=True):
+        if not isinstance(value, dict) or key in value:
+            yield from numbers_changed(value[key], item, f"{path}[{key!r}]")
 
 
 def leaves(frozen: object) -> Iterator[Any]:

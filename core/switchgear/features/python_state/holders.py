@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import types
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Set
 from typing import Any, TypeAlias
+
+import torch
 
 #: What a holder holds, by key.
 Content: TypeAlias = dict[Any, Any]
@@ -20,6 +23,14 @@ class Holder:
         self.target = target
         self.label = label
         self.before = self.content()
+        #: What stands in the place of numbers while the function runs, by key.
+        self.symbolic: Content = {}
+
+    def bare(self) -> Holder:
+        """Its kind and label alone."""
+        twin = copy.copy(self)
+        twin.target, twin.before, twin.symbolic = None, {}, {}
+        return twin
 
     def content(self) -> Content:
         """What it holds now, by key."""
@@ -31,10 +42,28 @@ class Holder:
 
     def changed(self) -> bool:
         """Whether it holds other objects than at first, or in another order."""
-        now, before = self.content(), self.before
+        now, before = self.content(), self.at_first
         if len(now) != len(before) or [*now] != [*before]:
             return True
         return any(now[key] is not value for key, value in before.items())
+
+    @property
+    def at_first(self) -> Content:
+        """What the function met there."""
+        return self.before | self.symbolic if self.symbolic else self.before
+
+    def make_symbolic(self, key: Any, number: torch.SymInt) -> None:
+        """Have the function meet this in the place of a number."""
+        self.symbolic[key] = number
+        self.put(self.content() | {key: number})
+
+    def put_back(self) -> bool:
+        """Make it hold what it did at first; whether it did not."""
+        changed = self.changed()
+        if changed or self.symbolic:
+            self.put(self.before)
+            self.symbolic = {}
+        return changed
 
 
 class Items(Holder):
@@ -81,7 +110,7 @@ class Variables(Holder):
 
     def changed(self) -> bool:
         """Whether a variable is set otherwise."""
-        now, before = self.content(), self.before
+        now, before = self.content(), self.at_first
         return now.keys() != before.keys() or any(
             now[key] is not value for key, value in before.items()
         )

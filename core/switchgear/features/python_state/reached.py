@@ -16,14 +16,14 @@ import sys
 import types
 import weakref
 from collections import deque
-from collections.abc import Iterable, Set
+from collections.abc import Callable, Container, Iterable, Set
 from typing import Any
 
 import torch
 from torch import nn
 
 from switchgear import torch_private as internals
-from switchgear.capture.signature import Argument, Attribute, Held
+from switchgear.capture.signature import Argument, Attribute, Held, HeldNumber, sized
 from switchgear.errors import Unsupported
 from switchgear.features.python_state import user_objects
 from switchgear.features.python_state.frozen import freeze, is_atom
@@ -99,7 +99,12 @@ _WRITTEN_IN_C = (
 class Reached:
     """The objects that a function has reached so far, what each held first, and what was read of it."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, varying: Container[int | str] = (), size_of: Callable[[torch.Tensor], Any] = len
+    ) -> None:
+        #: The paths of integers that were others in other calls.
+        self._varying = varying
+        self._size_of = size_of
         self.holders: dict[int, Holder] = {}
         self.reads: dict[tuple[int, object], Read] = {}
         #: Tensors by id: how a call finds each again.
@@ -118,6 +123,8 @@ class Reached:
         self._names: set[str] = set()
         #: Modules and classes whose attributes are found in code, by the names of these.
         self._spaces: dict[str, list[types.ModuleType | type]] = {}
+        #: Those of the user's functions.
+        self.codes: set[types.CodeType] = set()
 
     # -- values --------------------------------------------------------------------------------------------------------
 
@@ -125,8 +132,7 @@ class Reached:
         """Give every holder what it held at first; the label of one that held something else."""
         changed = ""
         for holder in self.holders.values():
-            if holder.changed():
-                holder.put(holder.before)
+            if holder.put_back():
                 changed = holder.label
         return changed
 
@@ -228,11 +234,41 @@ class Reached:
                 self._hold(holder(value, label))
         for key, item in self.content(value).items():
             place = owner is not None and not isinstance(value, (set, frozenset))
+            if type(item) is int and place:
+                self._number(value, key, item, f"{label}[{key!r}]", owner, (*steps, key))
+                continue
             if isinstance(item, type):
                 continue  # to be compared with more often than to be used
             self.reach(item, f"{label}[{key!r}]", owner if place else None, (*steps, key))
         if hasattr(value, "__dict__"):
             self._object(value, label)
+
+    def _number(
+        self,
+        target: object,
+        key: object,
+        value: int,
+        label: str,
+        owner: object,
+        steps: tuple[object, ...],
+    ) -> Any:
+        """An integer that lies at `key` of `target`, symbolic from now on if it is to be."""
+        holder = self.holders.get(id(target))
+        if label not in self._varying or value < 2:
+            return value
+        if holder is None or isinstance(holder, ClassAttributes):
+            return value
+        if key in holder.symbolic or holder.content().get(key, MISSING) is not value:
+            return holder.symbolic.get(key, value)
+        if id(owner) in self.places:
+            place = self.places[id(owner)]
+            owner, steps = place.argument, (*place.steps, *steps)
+        with internals.real_dispatch():
+            tensor = sized(value)
+        self.tensors[id(tensor)] = HeldNumber(owner, steps, label)
+        number = self._size_of(tensor)
+        holder.make_symbolic(key, number)
+        return number
 
     def _hold(self, holder: Holder) -> Holder:
         return self.holders.setdefault(id(holder.target), holder)
@@ -245,7 +281,7 @@ class Reached:
         """What a container held when it was reached."""
         holder = self.holders.get(id(value))
         if holder is not None:
-            return holder.before
+            return holder.at_first
         if isinstance(value, dict):
             return dict(dict_base(value).items(value))
         return dict(enumerate(value))
@@ -259,7 +295,7 @@ class Reached:
         elif user_objects.is_users_class(kind):
             self.classes.append(kind)
         elif isinstance(value, types.SimpleNamespace):
-            self._hold(Items(vars(value), label))
+            self._hold_own(value, vars(value), label)
             self._read_all(value)
             return
         elif has_stream(value):
@@ -286,12 +322,15 @@ class Reached:
                     self._behind(vars(base)[name], f"{base.__name__}.{name}")
         own = own_dict(value)
         if own is not None:
-            self._hold(Items(own, label))
-            if id(value) in self.places:
-                place = self.places[id(value)]
-                self.places[id(own)] = Place(place.argument, (*place.steps, Attribute("__dict__")))
+            self._hold_own(value, own, label)
         if any(True for _ in slots_of(kind)):
             self._hold(Slots(value, label))
+
+    def _hold_own(self, value: object, own: dict[str, Any], label: str) -> None:
+        self._hold(Items(own, label))
+        if id(value) in self.places:
+            place = self.places[id(value)]
+            self.places[id(own)] = Place(place.argument, (*place.steps, Attribute("__dict__")))
 
     def _module(self, module: nn.Module, label: str) -> None:
         self.classes.append(nn.Module)
@@ -322,6 +361,10 @@ class Reached:
         inherited = class_attribute(type(value), name)
         before = MISSING if holder is None else holder.before.get(name, MISSING)
         if before is not MISSING and not hasattr(type(inherited), "__set__"):
+            if holder is not None and own is not None:
+                met = holder.at_first[name]
+                if own.get(name, MISSING) is not met:
+                    return  # the function has written it itself
             self._note(own, name, before, label)
             return
         if self._lies_in_slot(value, name, label):
@@ -356,7 +399,10 @@ class Reached:
         if holder is not None:
             label = f"vars({self._label(value)})"
             for key, item in holder.before.items():
-                self.reach(item, f"{label}[{key!r}]", own, (key,))
+                if type(item) is int:
+                    self._number(own, key, item, f"{label}[{key!r}]", own, (key,))
+                else:
+                    self.reach(item, f"{label}[{key!r}]", own, (key,))
             place = self.places.get(id(value))
             whole = Read(value, "__dict__", freeze(own, self), label, None, place)
             self.reads[id(value), "__dict__"] = whole
@@ -384,6 +430,8 @@ class Reached:
             read.value = MISSING
             return
         step = key if isinstance(owner, dict) else Attribute(key)
+        if type(value) is int:
+            value = self._number(owner, key, value, label, owner, (step,))
         outer, self._from = self._from, (id(owner), key)
         self.reach(value, label, owner, (step,))
         self._from = outer
@@ -416,6 +464,7 @@ class Reached:
         if not user_objects.is_users_function(function):
             return
         code = function.__code__
+        self.codes.add(code)
         for name in ("__code__", "__defaults__", "__kwdefaults__"):
             part = getattr(function, name)
             if part is not None:

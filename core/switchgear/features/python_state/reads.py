@@ -9,8 +9,8 @@ from __future__ import annotations
 import enum
 import types
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -21,11 +21,13 @@ from switchgear.capture.guards import Guard
 from switchgear.capture.signature import Argument, Attribute, follow
 from switchgear.errors import Unsupported
 from switchgear.features.python_state.frozen import (
+    NUMBER,
     TENSOR,
     Contents,
     Data,
     Instance,
     is_atom,
+    numbers_changed,
     same,
 )
 from switchgear.features.python_state.holders import MISSING
@@ -67,6 +69,16 @@ class Read:
     label: str
     code: types.CodeType | str | None = None
     place: Place | None = None
+    #: The class of the owner.
+    kind: type = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.kind = type(self.owner)
+
+    def release(self) -> None:
+        """Hold no object of the call that was captured."""
+        if self.place is not None:
+            self.owner = None
 
     def now(self, objects: Mapping[int, object] = MappingProxyType({})) -> Any:
         """What is there in a call with these objects among its arguments, `MISSING` if nothing is."""
@@ -124,11 +136,11 @@ def reads_made(
     made = {key: read for key, read in reads.items() if read.was_made(ran, names)}
     of_classes: dict[int, list[tuple[int, object]]] = {}
     for key, read in made.items():
-        if isinstance(read.owner, type):
+        if issubclass(read.kind, type):
             of_classes.setdefault(id(read.owner), []).append(key)
     pending: list[Any] = [
         None,
-        *(key for key, read in made.items() if not isinstance(read.owner, type)),
+        *(key for key, read in made.items() if not issubclass(read.kind, type)),
     ]
     live: set[object] = set()
     while pending:
@@ -146,7 +158,9 @@ def guard_on(state: State, arguments: Iterable[int], settle: Callable[[], None])
     check = "state.root.check((state.owners,)) or state.refresh()"
     if names:
         check = f"state.check({names})"
-    return Guard(check, state.why, {"state": state}, state.forget, settle, state.listed)
+    return Guard(
+        check, state.why, {"state": state}, state.forget, settle, state.listed, state.varying
+    )
 
 
 class State:
@@ -161,14 +175,14 @@ class State:
         self._indices = tuple(arguments)
         #: What else leads to this trace.
         self._alternatives: list[State] = []
-        #: The objects of a call that did not fit.
-        self._missed: tuple[object, ...] = ()
 
     def build(self, objects: Mapping[int, object]) -> None:
         """Make the tree, while all is as it was."""
         fixed = [read for read in self._reads if read.place is None]
         self.owners = tuple({id(read.owner): read.owner for read in fixed}.values())
         self.root, self._kept = _tree(self._reads, (self.owners, *objects.values()), [*objects])
+        for read in self._reads:
+            read.release()
 
     def check(self, *objects: Any) -> bool:
         """Whether it holds in a call with these objects."""
@@ -186,35 +200,33 @@ class State:
         )
 
     def _holds_anew(self, *objects: Any) -> bool:
-        self._missed = objects
-        named = self._objects()
+        named = dict(zip(self._indices, objects, strict=True))
         said = self.root.check_verbose((self.owners, *objects)).verbose_code_parts
         suspects = [self._reads[int(number)] for number in said[:1] if number.isdecimal()]
         if not all(read.holds(named) for read in (*suspects, *self._reads)):
             return False
         self.build(named)
-        self._missed = ()
         return True
 
-    def _objects(self) -> dict[int, Any]:
-        return dict(zip(self._indices, self._missed, strict=bool(self._missed)))
+    def _objects(self, leaves: Sequence[Any]) -> dict[int, Any]:
+        return {index: leaves[index] for index in self._indices}
 
-    def why(self) -> str:
-        """Which place holds something else in the call that did not fit."""
-        objects = self._objects()
+    def why(self, leaves: Sequence[Any]) -> str:
+        """Which place holds something else in a call with these flattened arguments."""
+        objects = self._objects(leaves)
         missed = next((read for read in self._reads if not read.holds(objects)), None)
         if missed is None:
             return "Python state"
         now = missed.now(objects)
         return f"{missed.label} (from {_shown(missed.value)} to {_shown(now)})"
 
-    def forget(self, guard: Guard) -> bool:
-        """Take what the call that did not fit was captured with, by `guard`, for an alternative; False if it is none.
+    def forget(self, guard: Guard, leaves: Sequence[Any]) -> bool:
+        """Take what a call that did not fit was captured with, by `guard`, for an alternative; False if it is none.
 
         Raises `Unsupported` where the function itself has changed at each call what it is captured for.
         """
         other = guard.scope["state"]
-        objects = self._objects()
+        objects = self._objects(leaves)
         missed = [read for read in self._reads if not read.holds(objects)]
         if other._indices != self._indices or not missed:
             return False
@@ -228,6 +240,12 @@ class State:
                 splits=False,
             )
         return False
+
+    def varying(self, leaves: Sequence[Any]) -> Iterator[str]:
+        """The integers that are others in a call with these flattened arguments."""
+        objects = self._objects(leaves)
+        for read in self._reads:
+            yield from numbers_changed(read.now(objects), read.value, read.label)
 
     def listed(self) -> list[str]:
         """What is asked for, a place each."""
@@ -282,7 +300,7 @@ def _tree(reads: list[Read], call: tuple[Any, ...], indices: list[int]) -> tuple
 def _is_by_identity(read: Read) -> bool:
     """Whether it is a container that is compared sooner by what it is than by its content: a tuple, a large dict."""
     frozen = read.value
-    if not isinstance(frozen, Contents) or not (_is_plain(read) or type(read.owner) is dict):
+    if not isinstance(frozen, Contents) or not (_is_plain(read) or read.kind is dict):
         return False
     is_deep = any(isinstance(item, (Contents, Instance, Data)) for item in frozen.items)
     is_large = frozen.kind is dict and len(frozen.items) > _FEW_ITEMS
@@ -291,7 +309,7 @@ def _is_by_identity(read: Read) -> bool:
 
 def _add_identity(node: Any, read: Read, label: list[str]) -> object:
     now = read.now()
-    access = "dict" if isinstance(read.owner, dict) else "attribute"
+    access = "dict" if issubclass(read.kind, dict) else "attribute"
     child = internals.guard_child(node, access, read.key, now)
     child.add_id_match_guard(id(now), label, None)
     if isinstance(now, dict):
@@ -303,12 +321,12 @@ def _add_read(node: Any, read: Read, objects: Mapping[int, object], label: list[
     if read.key is ITSELF:
         _add_value(node, read.value, read.now(objects), label)
         return
-    is_dict = isinstance(read.owner, dict)
+    is_dict = issubclass(read.kind, dict)
     if read.value is MISSING and is_dict:
         node.add_dict_contains_guard(False, read.key, label, None)
-    elif read.value is MISSING and not isinstance(read.owner, types.CellType):
+    elif read.value is MISSING and read.kind is not types.CellType:
         node.add_no_hasattr_guard(read.key, label, None)
-    elif (is_dict and type(read.owner) is dict) or _is_plain(read):
+    elif read.kind is dict or _is_plain(read):
         now = read.now(objects)
         child = internals.guard_child(node, "dict" if is_dict else "attribute", read.key, now)
         _add_value(child, read.value, now, label)
@@ -318,11 +336,11 @@ def _add_read(node: Any, read: Read, objects: Mapping[int, object], label: list[
 
 def _is_plain(read: Read) -> bool:
     """Whether `getattr` gives what lies there, without running code."""
-    if isinstance(read.owner, type):
+    if issubclass(read.kind, type):
         return type(read.value) in (types.FunctionType, property, Contents) or is_atom(read.value)
-    return not isinstance(read.owner, (dict, types.CellType)) or (
-        isinstance(read.owner, types.CellType) and read.value is not MISSING
-    )
+    if read.kind is types.CellType:
+        return read.value is not MISSING
+    return not issubclass(read.kind, dict)
 
 
 def _add_value(node: Any, frozen: object, value: Any, label: list[str]) -> None:
@@ -349,6 +367,8 @@ def _add_value(node: Any, frozen: object, value: Any, label: list[str]) -> None:
         node.add_lambda_guard(members.__eq__, label, None)
     elif isinstance(frozen, Instance):
         node.add_type_match_guard(id(frozen.kind), label, None)
+    elif frozen is NUMBER:
+        node.add_type_match_guard(id(int), label, None)  # more is asked where it is an input
     elif isinstance(frozen, (Contents, Data)) or frozen is TENSOR or _needs_care(frozen):
         node.add_lambda_guard(lambda now: same(now, frozen), label, None)
     elif is_atom(frozen) and not isinstance(frozen, enum.Enum):

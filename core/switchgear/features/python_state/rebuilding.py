@@ -17,7 +17,8 @@ import torch
 from torch import nn
 
 from switchgear.capture.recorder import Recorder
-from switchgear.capture.sizes import fixed
+from switchgear.capture.signature import is_bound
+from switchgear.capture.sizes import fixed, python
 from switchgear.errors import Unsupported
 from switchgear.features.python_state.frozen import is_atom, same
 from switchgear.features.python_state.holders import Slots, dict_base, slots_of
@@ -40,6 +41,13 @@ class Leaf:
     """A tensor or number of the call, by its place among what the trace gives."""
 
     index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number that the sizes of a call tell, as Python over their names."""
+
+    expression: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +85,11 @@ class Results:
 
     leaves: Sequence[object]
     objects: Mapping[int, object]
+    sizes: Mapping[str, int] = field(default_factory=dict)
     made: dict[int, Any] = field(default_factory=dict)
 
 
-Template = Located | Constant | Leaf | Again | Built
+Template = Located | Constant | Leaf | Number | Again | Built
 
 
 @dataclass(slots=True, eq=False)
@@ -90,13 +99,17 @@ class Packing:
     reached: Reached
     recorder: Recorder
     leaves: list[object] = field(default_factory=list)
+    has_numbers: bool = False
     _places: dict[int, int] = field(default_factory=dict)
     _built: dict[int, int] = field(default_factory=dict)
     _kept: list[object] = field(default_factory=list)
 
     def pack(self, value: object, where: str) -> Template:
         """The template of a value that the function left at `where`."""
-        if isinstance(value, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)):
+        if isinstance(value, torch.SymInt):
+            self.has_numbers = True
+            return Number(python(value))
+        if isinstance(value, (torch.Tensor, torch.SymFloat, torch.SymBool)):
             return Leaf(self._leaf(value))
         if isinstance(value, torch.Size):
             return Constant(fixed(value))
@@ -164,7 +177,8 @@ def _is_fixed(value: object) -> bool:
     """Whether a value of that kind is never made anew by a call."""
     if isinstance(value, types.FunctionType):
         return not value.__closure__ and not value.__defaults__
-    return isinstance(value, (type, types.ModuleType, types.BuiltinFunctionType))
+    is_builtin = isinstance(value, types.BuiltinFunctionType) and not is_bound(value)
+    return is_builtin or isinstance(value, (type, types.ModuleType))
 
 
 def _is_plain_object(value: object) -> bool:
@@ -190,11 +204,22 @@ def build(template: Template, results: Results) -> object:
         return results.leaves[template.index]
     if isinstance(template, Constant):
         return template.value
+    if isinstance(template, Number):
+        return _evaluated(template.expression, results.sizes)
     if isinstance(template, Again):
         return results.made[template.index]
     if isinstance(template, Located):
         return template.place.fetch(results.objects)
     return _build(template, lambda part: build(part, results), results.made)
+
+
+@functools.lru_cache(4096)
+def _code(expression: str) -> types.CodeType:
+    return compile(expression, "<switchgear number>", "eval")
+
+
+def _evaluated(expression: str, sizes: Mapping[str, int]) -> object:
+    return eval(_code(expression), {"torch": torch}, dict(sizes))
 
 
 def _build(template: Built, part: Callable[[Template], object], made: dict[int, Any]) -> Any:

@@ -36,7 +36,7 @@ class Write:
     def matches(self, other: Write) -> bool:
         """Whether it does the same."""
         is_same_holder = self.holder.target is other.holder.target
-        return (is_same_holder or (self.place is not None and self.place == other.place)) and (
+        return (is_same_holder and self.place == other.place) and (
             (self.stored, self.removed, self.appended, self.is_all)
             == (other.stored, other.removed, other.appended, other.is_all)
         )
@@ -63,7 +63,8 @@ def changes(reached: Reached, packing: Packing) -> Iterator[Write]:
         if holder.changed():
             write = _write(holder, packing)
             if write is not None:
-                yield replace(write, place=reached.places.get(id(holder.target)))
+                place = reached.places.get(id(holder.target))
+                yield write if place is None else replace(write, holder=holder.bare(), place=place)
     for read in reached.reads.values():
         if is_array(read.now()) and not read.holds():
             raise Unsupported(
@@ -72,7 +73,7 @@ def changes(reached: Reached, packing: Packing) -> Iterator[Write]:
 
 
 def _write(holder: Holder, packing: Packing) -> Write | None:
-    now, before = holder.content(), holder.before
+    now, before = holder.content(), holder.at_first
     if isinstance(holder, Elements):
         return _elements(holder, now, packing)
     if isinstance(holder, Items) and [key for key in now if key in before] != [
@@ -90,7 +91,7 @@ def _write(holder: Holder, packing: Packing) -> Write | None:
 
 
 def _elements(holder: Elements, now: Content, packing: Packing) -> Write | None:
-    values, before = [*now.values()], [*holder.before.values()]
+    values, before = [*now.values()], [*holder.at_first.values()]
     is_kept = [_is_kept(*pair, packing) for pair in zip(values, before, strict=False)]
     if all(is_kept) and len(values) == len(before):
         return None
