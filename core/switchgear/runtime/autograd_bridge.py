@@ -128,15 +128,21 @@ class Bridge:
         """The results, none of them a view of what was made inside: autograd forbids to write to such an output.
 
         A view of an input is one in eager too. Nor may one tensor be two outputs, of which it would be the last.
+        An output that is saved, too, stays one tensor: a second derivative finds its way by that.
         """
         views = [index for index in self.made if index in self.again or results[index]._is_view()]
         if not views:
             return results
-        found, own = list(results), {internals.storage_key(tensor) for tensor in inputs}
+        own = {internals.storage_key(tensor) for tensor in inputs}
+        tensors = list(results)
         for index in views:
-            if index in self.again or internals.storage_key(found[index]) not in own:
-                found[index] = found[index].detach()
-        return tuple(found)
+            view = results[index]
+            if index in self.again:
+                tensors[index] = view.detach()
+            elif internals.storage_key(view) not in own:
+                output = view.detach()
+                tensors = [output if tensor is view else tensor for tensor in tensors]
+        return tuple(tensors)
 
 
 def _constant(training: Training) -> frozenset[int]:
