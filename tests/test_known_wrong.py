@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import switchgear as sg
@@ -112,3 +114,42 @@ def test_a_list_that_every_call_finds_longer() -> None:
         for _ in range(15):
             assert torch.equal(jitted(x), function(x, logged))
             assert log == logged
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        F.softplus,
+        F.hardsigmoid,
+        F.hardswish,
+        F.hardtanh,
+        F.elu,
+        lambda x: torch.logit(x, 0.1),
+        lambda x: F.mse_loss(x, torch.zeros(2, 3, 4), reduction="none"),
+    ],
+)
+def test_strides_of_gradients_of_transposed_values(function: Callable[[Tensor], Tensor]) -> None:
+    linear = torch.nn.Linear(4, 4)
+
+    def whole(x: Tensor) -> Tensor:
+        return function(linear(x)).transpose(1, 2)
+
+    x = torch.rand(2, 3, 4).requires_grad_()
+    jitted = sg.jit(whole, executors=["torch"], fallback="error")
+    weights = torch.arange(24.0).reshape(2, 4, 3)
+    leaves = x, *linear.parameters()
+    expected, found = (torch.autograd.grad((run(x) * weights).sum(), leaves) for run in (whole, jitted))
+    assert all(map(torch.equal, expected, found))
+
+
+def test_a_scripted_function_inside() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        scripted: Any = torch.jit.script(_scaled)
+    jitted = sg.jit(lambda x: scripted(x, 3) + 1, executors=["torch"], fallback="error")
+    x = torch.rand(2, 3).requires_grad_()
+    assert torch.equal(jitted(x), scripted(x, 3) + 1)
+
+
+def _scaled(x: torch.Tensor, factor: int) -> torch.Tensor:
+    return x * torch.sqrt(torch.tensor(x.size(-1), dtype=torch.float) * factor)

@@ -181,12 +181,28 @@ def capture(
                 homes.update(found.homes)
 
 
+def _as_written(
+    original: Callable[..., object], scripted: object, *args: object, **kwargs: object
+) -> object:
+    """Call the function that was scripted: TorchScript makes tensors past what records them."""
+    function = getattr(scripted, "_torchdynamo_inline", None)
+    return original(scripted, *args, **kwargs) if function is None else function(*args, **kwargs)
+
+
 @contextlib.contextmanager
 def _functional_writes() -> Iterator[None]:
-    """Refuse what PyTorch's functionalization says that it cannot do."""
+    """Refuse what PyTorch's functionalization says that it cannot do, and scripted code that fails on stand-ins."""
     try:
         yield
     except RuntimeError as error:
+        if "in the TorchScript interpreter" in str(error):
+            line = (
+                str(error).strip().rpartition("<--- HERE")[0].rpartition("\n")[0].rpartition("\n")
+            )
+            raise Unsupported(
+                f"scripted code fails where tensors are recorded, in: {line[2].strip()}; "
+                "call the function that was scripted"
+            ) from error
         if not internals.is_functionalization_error(error):
             raise
         what = (
@@ -284,6 +300,7 @@ def _environment(modules: Modules, handlers: Handlers, compiling: bool) -> Itera
         internals.outside_inference_mode(),
         internals.autocast_cache_cleared(),
         redirected(torch.nn.Module, "__call__", modules.call),
+        redirected(torch.jit.ScriptFunction, "__call__", _as_written),
         handlers.around(),
         internals.exact_functionalization(),
         internals.compiling_flag(compiling),

@@ -61,10 +61,12 @@ LAID_OUT_AS: dict[object, tuple[slice, Callable[..., torch.Tensor]]] = {
             iterated,
             slice(2),
             "_prelu_kernel.default clamp_max.Tensor clamp_min.Tensor complex.default copysign.Tensor div.Tensor_mode "
-            "floor_divide.default heaviside.default huber_loss.default logaddexp.default logical_and.default "
-            "logical_or.default logical_xor.default native_dropout_backward.default polar.default "
-            "special_xlog1py.default xlogy.Tensor",
+            "floor_divide.default hardsigmoid_backward.default hardswish_backward.default hardtanh_backward.default "
+            "heaviside.default huber_loss.default logaddexp.default logical_and.default logical_or.default "
+            "logical_xor.default logit_backward.default native_dropout_backward.default polar.default "
+            "softplus_backward.default special_xlog1py.default xlogy.Tensor",
         ),
+        (iterated, slice(0, 6, 5), "elu_backward.default"),
         (iterated, slice(3), "clamp.Tensor"),
         (
             torch.clone,
@@ -81,7 +83,11 @@ LAID_OUT_AS: dict[object, tuple[slice, Callable[..., torch.Tensor]]] = {
             "_log_softmax.default isin.Tensor_Scalar isin.Tensor_Tensor log_sigmoid_forward.default tril.default "
             "triu.default",
         ),
-        (_contiguous, slice(1, 2), "pow.Scalar"),
+        (
+            _contiguous,
+            slice(1, 2),
+            "huber_loss_backward.default mse_loss_backward.default pow.Scalar smooth_l1_loss_backward.default",
+        ),
         (
             _suggested,
             slice(1),

@@ -27,7 +27,7 @@ from switchgear.features.python_state.reached import Reached
 from switchgear.features.python_state.reads import State, guard_on, reads_made
 from switchgear.features.python_state.rebuilding import Packing, Results, Template, build, is_odd
 from switchgear.features.python_state.recording import Recording
-from switchgear.features.python_state.user_objects import names_in
+from switchgear.features.python_state.user_objects import globals_in, names_in
 from switchgear.features.python_state.writes import Write, changes
 
 
@@ -166,7 +166,7 @@ def _size_of(recorder: Recorder, tensor: torch.Tensor) -> Any:
 def _refuse_exact_types(codes: Set[types.CodeType]) -> None:
     """Refuse `type(n) is int`, which is false of a symbolic size."""
     for code in codes:
-        if {"type", "int"} <= names_in(code):
+        if {"type", "int"} <= globals_in(code):
             raise Unsupported(f"{code.co_name} asks for type() and int, where sizes are symbolic")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import sys
 import types
@@ -57,6 +58,16 @@ def names_in(code: types.CodeType) -> frozenset[str]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             names |= names_in(constant)
+    return frozenset(names)
+
+
+@functools.cache
+def globals_in(code: types.CodeType) -> frozenset[str]:
+    """The names of global variables and builtins in a code object and those inside of it."""
+    names = {line.argval for line in dis.get_instructions(code) if line.opname == "LOAD_GLOBAL"}
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= globals_in(constant)
     return frozenset(names)
 
 
