@@ -44,17 +44,17 @@ def test_guards_in_words() -> None:
 @pytest.mark.filterwarnings("ignore::switchgear.errors.RecompileWarning")
 def test_a_number_that_every_call_finds_otherwise() -> None:
     class Counter:
-        steps = 0
+        steps = 0.0
 
     counter = Counter()
-    counter.steps = 0
+    counter.steps = 0.0
 
     def function(x: torch.Tensor) -> torch.Tensor:
-        counter.steps += 1
+        counter.steps += 1.0
         return x * counter.steps
 
     jitted = sg.jit(function, executors=["torch"])
-    with falls_back(r"steps \(from 15 to 16\) changed, as for all entries before"):
+    with falls_back(r"steps \(from 15.0 to 16.0\) changed, as for all entries before"):
         for step in range(1, 20):
             assert torch.equal(jitted(torch.ones(3)), torch.full((3,), float(step)))
     info = sg.cache_info(jitted)

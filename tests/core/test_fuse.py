@@ -773,7 +773,7 @@ def test_bisect_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     for name, complaint in {
         "passes": "the check passes with all 0 regions fused",
         "fails": "fusion is not at fault",
-        "absent": "has no function absent",
+        "absent": "has no absent",
     }.items():
         assert main(["bisect", f"{script}:{name}"]) == 1
         assert complaint in capsys.readouterr().err

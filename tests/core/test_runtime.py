@@ -681,7 +681,7 @@ def closing_over(held: Held, constant: T) -> Callable[[T], T]:
 def failing(held: Held) -> Callable[[T], T]:
     def fails(x: T) -> T:
         assert held
-        raise ZeroDivisionError(str(x * 2))
+        raise ZeroDivisionError((x * 2).dim())
 
     return fails
 
