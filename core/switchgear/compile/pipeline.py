@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping, Set
@@ -235,18 +236,23 @@ def compile_training(
 
 @dataclass(slots=True, eq=False)
 class LazyProgram:
-    """A program that is made when it is first asked for, and again once it is outdated."""
+    """A program that is made when it is first asked for, and again once it is outdated.
+
+    `mode` is what autocast is while it is made: off, for casts are part of a trace, but for a backward that runs under
+    autocast, which casts as its formulas are recorded.
+    """
 
     make: Callable[[], Program]
     program: Program | None = None
     sizes: Sizes | None = field(default_factory=active_sizes)
+    mode: Callable[[], contextlib.AbstractContextManager[object]] = internals.autocast_off
 
     def __call__(self) -> Program:
         """The program as it is to be by now."""
         program = self.program
         if program is not None and not program.is_outdated:
             return program
-        with compiling(), torch.no_grad(), internals.autocast_off():
+        with compiling(), torch.no_grad(), self.mode():
             if self.program is None:
                 self.program = self.make()
             elif self.program.is_outdated:

@@ -6,6 +6,7 @@ sizes serves calls of any sizes that meet its constraints; where none does, one 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -133,7 +134,9 @@ class Backwards:
                 selection = self._selection.without_fusion() if self.sizes else self._selection
                 grads_of = _proxies(training, pattern)
                 lazy = LazyProgram(
-                    partial(compile_backward, training, selection, grads_of, wanted), sizes=None
+                    partial(compile_backward, training, selection, grads_of, wanted),
+                    sizes=None,
+                    mode=contextlib.nullcontext,
                 )
                 program = lazy()
                 _keep(self._backwards, (pattern, sizes), lazy)
@@ -181,7 +184,7 @@ class Backwards:
         make = partial(compile_backward, self.training, self._selection, grads, wanted)
         try:
             program, constraints = self.sizes.compile_more(make)
-            lazy = LazyProgram(make, program, self.sizes)
+            lazy = LazyProgram(make, program, self.sizes, contextlib.nullcontext)
             self._generals.setdefault(general, []).append((lazy, constraints))
         except (Unsupported, DataDependent):  # a program for the sizes of the call takes its place
             return None
