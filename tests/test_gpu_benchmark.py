@@ -176,4 +176,4 @@ def test_command_refuses(
 
 def test_it_runs_only_where_it_is_named() -> None:
     assert "gpu" not in command.parsed([]).names
-    assert set(command.parsed([]).names) == set(command.BENCHMARKS) - {"gpu"}
+    assert set(command.parsed([]).names) == set(command.BENCHMARKS) - {*command.ON_REQUEST}

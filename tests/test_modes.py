@@ -685,6 +685,7 @@ def test_forward_mode_around(name: str) -> None:
 
 
 @forward_mode_warns
+@pytest.mark.filterwarnings("ignore::switchgear.errors.FallbackWarning")
 @pytest.mark.parametrize("other", [lambda x: x.detach(), lambda x: x[1:]], ids=["detached", "view"])
 def test_forward_mode_around_a_write_to_shared_memory(other: Callable[[T], T]) -> None:
     def function(x: T, y: T) -> T:

@@ -104,7 +104,7 @@ class InductorExecutor(sg.FusionExecutor):
             return found
 
     def _found(self, trace: sg.Trace, key: str) -> Callable[..., Any] | None:
-        place = loading.place(key, loading.around(self.options))
+        place = None if loading.is_off() else loading.place(key, loading.around(self.options))
         names = [number.name for number in trace.numbers]
         records = [] if place is None else loading.records(place)
         compiled = [one for record in records if (one := loading.loaded(record, names)) is not None]

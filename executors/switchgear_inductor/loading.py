@@ -50,6 +50,12 @@ def around(options: Mapping[str, Any]) -> str:
     return repr((versions, machine, modes, sorted(options.items(), key=str), changes(), variables))
 
 
+def is_off() -> bool:
+    """Whether the user has told Inductor in this process to find nothing on disk."""
+    config = sys.modules.get("torch._inductor.config")
+    return config is not None and (config.force_disable_caches or not config.fx_graph_cache)
+
+
 def changes() -> str:
     """What the user changed of Inductor's options in this process; nothing, where it is not even imported."""
     config = sys.modules.get("torch._inductor.config")
