@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -34,19 +35,21 @@ def load(key: str) -> Any:
 
 def store(key: str, value: object) -> None:
     """Keep a value; where the folder cannot be written to, nothing is kept."""
+    with contextlib.suppress(OSError, RuntimeError):
+        write(_file(key), json.dumps({"key": key, "value": value}))
+
+
+def write(file: Path, text: str) -> None:
+    """Write a file at once or not at all, and the folders that it is in. Raises `OSError`."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, new = tempfile.mkstemp(dir=file.parent, suffix=".new")
     try:
-        file = _file(key)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, new = tempfile.mkstemp(dir=file.parent, suffix=".new")
-        try:
-            with os.fdopen(descriptor, "w") as written:
-                json.dump({"key": key, "value": value}, written)
-            os.replace(new, file)
-        except BaseException:
-            os.unlink(new)
-            raise
-    except (OSError, RuntimeError):
-        pass
+        with os.fdopen(descriptor, "w") as written:
+            written.write(text)
+        os.replace(new, file)
+    except BaseException:
+        os.unlink(new)
+        raise
 
 
 def _file(key: str) -> Path:

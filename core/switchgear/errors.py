@@ -50,6 +50,10 @@ class NotDifferentiable(SwitchgearError):
     """No grad rule, decomposition or PyTorch formula differentiates a bound symbol."""
 
 
+class OtherDecisions(SwitchgearError):
+    """A file of decisions cannot be repeated: the program, who takes part or the machine differs."""
+
+
 class StrictError(SwitchgearError):
     """Under `strict=True`: a fallback that would otherwise happen with a reason in the Choice."""
 

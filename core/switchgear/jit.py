@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ from switchgear.capture.session import ContainerMatters
 from switchgear.capture.signature import check_devices, flatten_arguments
 from switchgear.capture.sizes import Dynamic, Marks, check_dynamic, marked
 from switchgear.capture.structure import Structure
+from switchgear.compile.decisions import opened
 from switchgear.errors import DataDependent, InvalidInput, SwitchgearError, Unsupported
 from switchgear.features import BUILT_IN
 from switchgear.grad.partition import saved_values
@@ -272,6 +274,7 @@ def jit(
     check: bool = False,
     memory: Memory = "auto",
     compile: CompileMode | None = None,
+    decisions: str | os.PathLike[str] | None = None,
     recompile_limit: int = 8,
     cache_size: int = 64,
     link: bool = False,
@@ -323,6 +326,10 @@ def jit(
       bits. `sg.wait` waits for that. "now": before the first call returns, so that every call gives the same bits.
       "never": what is on disk is used, nothing is compiled. None: `SWITCHGEAR_COMPILE`, else "background" where regions
       are measured, by default, and "now" for a list that says who runs them.
+    - `decisions`: a file of who ran what. Where it is not there, it is written as programs are made; where it is, each
+      is made in the same way, and one seed gives the same bits as in the process that wrote it: nothing is measured
+      anew. `OtherDecisions` says what differs where that cannot be: the program, an executor or its version, PyTorch,
+      the threads, the processor. Regions are then compiled now.
     - `recompile_limit`: compilations after which a `RecompileWarning` says what keeps changing. Calls with the same
       tensors that have been compiled 16 times, or twice as often as that, for other Python values, run in eager from
       then on.
@@ -338,8 +345,8 @@ def jit(
       own, and what the function decides by a size (a branch, `range(len(x))`) an entry holds other calls to.
     - `fuel`: fuse so many regions only, the first ones, to find the one that makes a result differ.
 
-    Raises `UnknownExecutor`, `ExecutorUnavailable`; calls raise `NotDifferentiable`, `RuleError`, and `CaptureError`
-    where they are strict.
+    Raises `UnknownExecutor`, `ExecutorUnavailable`; calls raise `NotDifferentiable`, `RuleError`, `OtherDecisions`, and
+    `CaptureError` where they are strict.
     """
     words = {"memory": memory, "fallback": fallback, "compile": compile}
     check_options({**unknown, **words}, names=("methods",))
@@ -355,6 +362,7 @@ def jit(
         "check": check,
         "memory": memory,
         "compile": compile,
+        "decisions": decisions,
         "recompile_limit": recompile_limit,
         "cache_size": cache_size,
         "link": link,
@@ -369,6 +377,10 @@ def jit(
     warn_if_untested()
     tables = (grad_rules,) if isinstance(grad_rules, (Table, str)) else tuple(grad_rules or ())
     single = prefer or {}, avoid or {}
+    if decisions is not None and compile not in (None, "now"):
+        raise InvalidInput(
+            f"decisions repeats bits, which compile={compile!r} changes; leave compile out"
+        )
     selection = select(
         installed(),
         executors,
@@ -381,8 +393,10 @@ def jit(
         check,
         passes,
         options or {},
-        compile,
+        compile if decisions is None else "now",
     )
+    if decisions is not None:
+        selection = replace(selection, decisions=opened(decisions).file)
     again = functools.partial(jit, **own)
 
     def compiler(function: Callable[..., object], module: nn.Module | None) -> Compiler:

@@ -12,16 +12,20 @@ from pathlib import Path
 import torch
 
 
-def surroundings(devices: Iterable[torch.device]) -> tuple[object, ...]:
-    """All of it for programs on these devices, as a key of what was measured or compiled."""
-    modes = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
-    models = sorted(f"{device}: {_model(device)}" for device in devices)
-    return _versions(), (torch.get_num_threads(), *modes), models
+def surroundings(devices: Iterable[torch.device]) -> dict[str, str]:
+    """All of it for programs on these devices, by what it is called."""
+    return {
+        **_versions(),
+        "the number of threads": str(torch.get_num_threads()),
+        "the precision of float32 products": torch.get_float32_matmul_precision(),
+        "the use of deterministic algorithms": str(torch.are_deterministic_algorithms_enabled()),
+        **{f"device {device}": _model(device) for device in sorted(devices, key=str)},
+    }
 
 
 @cache
-def _versions() -> tuple[str, str]:
-    return torch.__version__, version("switchgear")
+def _versions() -> dict[str, str]:
+    return {"PyTorch": torch.__version__, "Switchgear": version("switchgear")}
 
 
 @cache

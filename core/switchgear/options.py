@@ -43,6 +43,7 @@ class Defaults(TypedDict, total=False):
     check: bool
     memory: Memory
     compile: CompileMode | None
+    decisions: str | os.PathLike[str] | None
     recompile_limit: int
     cache_size: int
     link: bool

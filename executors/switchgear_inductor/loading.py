@@ -15,7 +15,6 @@ import json
 import os
 import re
 import sys
-import tempfile
 import types
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -24,6 +23,8 @@ from typing import Any
 
 import torch
 from torch.utils import _config_module
+
+import switchgear as sg
 
 from . import environment
 from .variants import Compiled
@@ -129,17 +130,9 @@ def keep(place: Path, record: Mapping[str, Any]) -> None:
 
 
 def write(place: Path, text: str) -> None:
-    """Write a file at once, or not at all."""
+    """Write a file, unless the folder cannot be written to."""
     with suppress(OSError):
-        place.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, new = tempfile.mkstemp(dir=place.parent, suffix=".new")
-        try:
-            with os.fdopen(descriptor, "w") as file:
-                file.write(text)
-            os.replace(new, place)
-        except BaseException:
-            os.unlink(new)
-            raise
+        sg.disk_cache.write(place, text)
 
 
 def recorded(call: Any, odd: Sequence[int], strides: str, holds: str | None, key: str) -> dict[str, Any]:

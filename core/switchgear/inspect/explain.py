@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from switchgear.capture.signature import HeldNumber
 from switchgear.compile.background import objection
+from switchgear.compile.decisions import opened
 from switchgear.inspect.waiting import progress_of
 from switchgear.ir.choice import Choice, Saved
 from switchgear.jit import Compiler, compiler_of, last_choices, last_entry, last_saved
@@ -60,6 +61,9 @@ def explain(jitted: object, guards: bool = False) -> str:
     selection = compiler.selection
     if selection.compile == "background" and (reason := objection(selection)):
         lines.append(f"regions were compiled before the first call returned: {reason}")
+    if selection.decisions is not None:
+        how = "repeated from" if opened(selection.decisions).repeats else "noted in"
+        lines.append(f"decisions: {how} {selection.decisions}")
     lines += progress_of(entry)
     sizes = entry.captured.sizes
     if entry.fixed:

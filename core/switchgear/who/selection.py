@@ -6,6 +6,7 @@ import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -90,6 +91,8 @@ class Selection:
     answers: Answers | None = None
     #: Where it is noted what became of each region.
     written: Answers | None = None
+    #: The file of decisions that are repeated or noted.
+    decisions: Path | None = None
 
     @property
     def fusion(self) -> Mapping[str, FusionExecutor]:
