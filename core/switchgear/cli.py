@@ -15,6 +15,7 @@ from typing import Any
 
 from switchgear.errors import SwitchgearError
 from switchgear.inspect.bisecting import bisect, described
+from switchgear.inspect.caching import cache_uses, clear_cache, export_cache, import_cache
 from switchgear.inspect.columns import show
 from switchgear.inspect.doctor import BEHAVIOURS, diagnosis
 from switchgear.inspect.examine import examine
@@ -103,6 +104,15 @@ def command_line() -> argparse.ArgumentParser:
     bisecting.add_argument(
         "check", metavar="SCRIPT.py:FUNCTION", help="takes the fuel for sg.jit, and raises if wrong"
     )
+    cache = command(
+        _cache, "what is kept on disk: what was compiled and measured for other processes"
+    )
+    cache.add_argument(
+        "action",
+        choices=["info", "export", "import", "clear"],
+        help="who keeps how much; all of it into FILE; all of FILE, from a machine of the same kind; delete it",
+    )
+    cache.add_argument("file", nargs="?", type=Path, metavar="FILE", help="of export and import")
     return parser
 
 
@@ -221,4 +231,28 @@ def _doctor(chosen: argparse.Namespace) -> int:
 
 def _bisect(chosen: argparse.Namespace) -> int:
     print(described(bisect(loaded(chosen.check))))
+    return 0
+
+
+def _cache(chosen: argparse.Namespace) -> int:
+    action, file, plugins = chosen.action, chosen.file, installed()
+    if (file is None) == (action in ("export", "import")):
+        print(
+            f"switchgear cache {action} takes {'a' if file is None else 'no'} FILE", file=sys.stderr
+        )
+        return 2
+    if action == "export":
+        print(f"{export_cache(plugins, file)} files in {file}")
+    elif action == "import":
+        print(f"{import_cache(plugins, file)} files taken in")
+    else:
+        uses = cache_uses(plugins) if action == "info" else clear_cache(plugins)
+        header = ("kept by", "folder", "files", "MB")
+        show(
+            header,
+            [
+                (one.owner, str(one.folder), str(one.files), f"{one.bytes / 1e6:.1f}")
+                for one in uses
+            ],
+        )
     return 0

@@ -15,12 +15,17 @@ import torch
 def surroundings(devices: Iterable[torch.device]) -> dict[str, str]:
     """All of it for programs on these devices, by what it is called."""
     return {
-        **_versions(),
+        **machine(devices),
         "the number of threads": str(torch.get_num_threads()),
         "the precision of float32 products": torch.get_float32_matmul_precision(),
         "the use of deterministic algorithms": str(torch.are_deterministic_algorithms_enabled()),
-        **{f"device {device}": _model(device) for device in sorted(devices, key=str)},
     }
+
+
+def machine(devices: Iterable[torch.device]) -> dict[str, str]:
+    """That of it which no program changes: versions and models."""
+    models = {f"device {device}": _model(device) for device in sorted(devices, key=str)}
+    return {**_versions(), **models}
 
 
 @cache

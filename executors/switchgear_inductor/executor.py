@@ -7,6 +7,7 @@ import functools
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -93,6 +94,10 @@ class InductorExecutor(sg.FusionExecutor):
     def fingerprint(self) -> str:
         """Inductor's options, those changed for the process too; its version is PyTorch's."""
         return repr((sorted(self.options.items()), loading.changes()))
+
+    def cache_folder(self) -> Path | None:
+        """Inductor's own, which `torch.compile` uses as well."""
+        return environment.cache_dir()
 
     def load(self, region: sg.Trace) -> Callable[..., Any] | None:
         """Inductor's code for a region, as it lies on disk."""

@@ -143,7 +143,7 @@ def recorded(call: Any, odd: Sequence[int], strides: str, holds: str | None, key
     for name, value in scope.items():
         home = getattr(value, "__self__", None)
         if isinstance(value, types.BuiltinFunctionType) and isinstance(home, types.ModuleType) and name[:4] == "cpp_":
-            libraries[name] = str(home.__file__)
+            libraries[name] = _relative(Path(str(home.__file__)))
     code = scope.get("__file__")
     if code is None or not str(code).endswith(".py"):
         return record
@@ -155,6 +155,13 @@ def recorded(call: Any, odd: Sequence[int], strides: str, holds: str | None, key
     except Exception:  # it needs more of Inductor than there are stand-ins for
         return record
     return {**record, "code": source, "libraries": libraries}
+
+
+def _relative(library: Path) -> str:
+    """A library's place in Inductor's folder, which may be carried elsewhere."""
+    folder = environment.cache_dir()
+    is_inside = folder is not None and library.is_relative_to(folder)
+    return str(library.relative_to(folder) if folder is not None and is_inside else library)
 
 
 def loaded(record: Mapping[str, Any], names: Sequence[str]) -> Compiled | None:
@@ -239,13 +246,17 @@ def _run(source: str, libraries: Mapping[str, str]) -> Callable[..., Any]:
     return run
 
 
-@functools.cache
 def _kernel(path: str) -> Callable[..., Any]:
     """The function that a library that Inductor built brings to Python."""
+    return _loaded_kernel(Path(environment.cache_dir() or "", path))
+
+
+@functools.cache
+def _loaded_kernel(path: Path) -> Callable[..., Any]:
     # it reads from there where a tensor's data is, when it is loaded
     address = torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr  # type: ignore[attr-defined]
     os.environ["_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"] = str(address)
-    spec = importlib.util.spec_from_file_location(f"{Path(path).stem}.kernel", path)
+    spec = importlib.util.spec_from_file_location(f"{path.stem}.kernel", path)
     if spec is None or spec.loader is None:
         raise ValueError(f"{path} is no library")
     module = importlib.util.module_from_spec(spec)

@@ -237,7 +237,7 @@ def test_what_times_depend_on(
     check()
     monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
     check()
-    monkeypatch.setattr(machine, "_versions", lambda: ("2.99", "0.1.0"))
+    monkeypatch.setattr(machine, "_versions", lambda: {"PyTorch": "2.99"})
     check()
     assert len(measured) == len(list(folder.iterdir())) == 7
     check()
