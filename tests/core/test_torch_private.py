@@ -681,7 +681,8 @@ def test_checkpoint_regions() -> None:
     events: list[str] = []
 
     @contextlib.contextmanager
-    def region(context_fn: Any) -> Iterator[None]:
+    def region(function: Any, context_fn: Any) -> Iterator[None]:
+        assert function is body
         assert context_fn is internals.NO_CONTEXT
         events.append("in")
         yield

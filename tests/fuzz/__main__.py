@@ -16,7 +16,8 @@ from tests.fuzz.search import Finding, Setup, differs_alone, examine_all, seeds,
 from tests.fuzz.templates import TEMPLATES
 from tests.under_test import UnderTest, names
 
-REASONS = 10
+#: So many reasons are printed of each outcome.
+REASONS = 30
 
 
 def main() -> int:

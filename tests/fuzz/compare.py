@@ -179,7 +179,8 @@ def judge(
         verdict = _Pair(subject, eager, jitted, other, ignored, under_test.is_exact(jit)).judge()
     fallbacks = [str(warning.message) for warning in caught if warning.category.__name__ == "FallbackWarning"]
     if fallbacks and verdict.outcome in (Outcome.EQUAL, Outcome.BOTH_RAISE):
-        verdict = Verdict(Outcome.FALLBACK, fallbacks[0], _blurred(fallbacks[0]))
+        reason = fallbacks[0].partition("in calls of this kind: ")[2]
+        verdict = Verdict(Outcome.FALLBACK, fallbacks[0], _blurred(reason))
     return Verdict(verdict.outcome, verdict.detail, verdict.kind, under_test.fused_since(jit))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import switchgear as sg
 from tests.falling_back import falls_back
@@ -766,6 +767,20 @@ def rows_written_to_under_no_grad(x: Tensor, rows: Tensor) -> Any:
     return y
 
 
+def variable_of_a_checkpoint_assigned_again(x: Tensor) -> Any:
+    scale = x * 2
+    y = checkpoint(lambda v: v.sin() * scale, x, use_reentrant=False)
+    scale = x * 3
+    return y
+
+
+def variable_of_a_checkpoint_written_to(x: Tensor) -> Any:
+    moment = x.detach().clone()
+    y = checkpoint(lambda v: v.sin() * moment, x, use_reentrant=False)
+    moment.mul_(2)
+    return y
+
+
 PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments]]] = [
     (result_written_to_through_a_view, non_leaf),
     (one_of_two_results_written_to_through_a_view, non_leaf),
@@ -850,6 +865,8 @@ PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments]]] = [
     (pairs_written_to_through_a_function, nothing_as_pairs),
     (read_after_a_view_was_transposed_under_no_grad, transposed_leaf_and_part),
     (rows_written_to_under_no_grad, transposed_leaf_and_rows),
+    (variable_of_a_checkpoint_assigned_again, non_leaf),
+    (variable_of_a_checkpoint_written_to, non_leaf),
 ]
 
 

@@ -73,6 +73,14 @@ class Wrappers:
         with torch.enable_grad() if known and not has_no_past(wrapper) else _as_it_is():
             return internals.unwrap(wrapper)
 
+    def is_overwritten(self, proxy: TensorProxy) -> bool:
+        """Whether the tensor that first held a value has been written to since."""
+        holder = self._holders.get(proxy.name)
+        if holder is None:
+            return False
+        key = internals.storage_key
+        return key(self.fake_of(holder)) != key(self.values.fake_of(proxy))
+
     def rebind(self, wrapper: torch.Tensor, fake: torch.Tensor, *, aliases: bool) -> None:
         """Let a wrapper, and its aliases, stand for another value."""
         internals.rebind(wrapper, fake, aliases=aliases)

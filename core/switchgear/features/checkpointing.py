@@ -2,15 +2,18 @@
 
 Values that a selective policy saves have another tag. A region with reentrance runs under autograd as any other, its
 inputs under names of their own, for PyTorch sums up their gradients in the region first. A region inside of another
-is refused.
+is refused, and one that reads what is changed after it: eager's backward would read what is there by then.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import functools
+import types
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn
 
 import torch
 from torch.utils.checkpoint import check_backward_validity
@@ -29,11 +32,38 @@ from switchgear.nesting import tensors_in
 from switchgear.patches import replaced
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Region:
+    """A region, where it stands, and the variables of enclosing functions that it reads, with their contents."""
+
+    tag: str
+    here: str
+    variables: Sequence[tuple[str, types.CellType, object]]
+
+    def refuse_changes(self, recorder: Recorder) -> None:
+        """Refuse it if it would run on other values, were it run again now, as eager's backward does."""
+        for name, cell, content in self.variables:
+            if _content(cell) is not content:
+                self._refuse(f"{name}, a variable of an enclosing function, is assigned")
+        lines = [line for line in recorder.tape.lines if self.tag in line.tags]
+        made = {proxy.name for line in lines for proxy in line.outputs}
+        for proxy in (proxy for line in lines for proxy in line.inputs):
+            if proxy.name not in made and recorder.tracker.is_overwritten(proxy):
+                self._refuse(f"{proxy.name}, which it reads, is written to")
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise Unsupported(
+            f"after a region of torch.utils.checkpoint in {self.here} {what}; eager's backward runs the region once "
+            "more, on what is there by then: pass it as an argument, and change a copy",
+            splits=False,
+        )
+
+
 @dataclass
 class Regions:
-    """How many there were, and where the inputs lay when the open one began."""
+    """Those that there were, and where the inputs lay when the open one began."""
 
-    count: int = 0
+    regions: list[Region] = field(default_factory=list)
     memory: dict[int, int] | None = None
 
 
@@ -50,12 +80,21 @@ class Checkpointing(Handler):
         if call.wrote and memory is not None:
             _refuse_writes(recorder, memory)
 
+    def finish(self, recorder: Recorder, result: object) -> object:
+        """Refuse regions that read what has been changed since."""
+        with torch._C.DisableTorchFunction():
+            for region in recorder.state(self).regions:
+                region.refuse_changes(recorder)
+        return result
+
     def around(self) -> AbstractContextManager[None]:
         """PyTorch's two ways to run a region are redirected."""
         return internals.checkpoint_regions(self._region, self._run_reentrant)
 
-    def _region(self, context_fn: Callable[[], object]) -> AbstractContextManager[None]:
-        """What runs inside is recorded as one region; `context_fn` is the argument of `checkpoint`."""
+    def _region(
+        self, function: Callable[..., object], context_fn: Callable[[], object]
+    ) -> AbstractContextManager[None]:
+        """What runs inside is recorded as one region; `function` and `context_fn` are arguments of `checkpoint`."""
         recorder = active_recorder()
         if recorder is None or not torch.is_grad_enabled():
             return contextlib.nullcontext()
@@ -71,10 +110,15 @@ class Checkpointing(Handler):
                 "compiled, so no context could act on it; use create_selective_checkpoint_contexts, or none",
                 splits=False,
             )
-        return self._recorded(recorder, saves)
+        regions = recorder.state(self).regions
+        region = Region(f"{CHECKPOINT}{len(regions)}", recorder.here(), _variables(function))
+        regions.append(region)
+        return self._recorded(recorder, region.tag, saves)
 
     @contextlib.contextmanager
-    def _recorded(self, recorder: Recorder, saves: Callable[..., bool] | None) -> Iterator[None]:
+    def _recorded(
+        self, recorder: Recorder, tag: str, saves: Callable[..., bool] | None
+    ) -> Iterator[None]:
         """Tag what runs inside, and what the policy `saves` says of it."""
         tape, regions = recorder.tape, recorder.state(self)
 
@@ -83,8 +127,6 @@ class Checkpointing(Handler):
 
         tags_of = tape.tags_of if saves is None else saved
         memory = {id(entry): _memory(recorder, entry) for entry in recorder.inputs}
-        tag = f"{CHECKPOINT}{regions.count}"
-        regions.count += 1
         with (
             tape.tagged(tag),
             replaced(tape, "tags_of", tags_of),
@@ -102,7 +144,7 @@ class Checkpointing(Handler):
                 return function(*args)
         recorder = active_recorder()
         apart = contextlib.nullcontext() if recorder is None else _summed_apart(recorder)
-        with apart, self._region(internals.NO_CONTEXT):
+        with apart, self._region(function, internals.NO_CONTEXT):
             # its gradients inside the region are summed up first
             inner = [
                 torch.ops.aten.alias(arg) if want else arg
@@ -120,6 +162,25 @@ def _summed_apart(recorder: Recorder) -> Iterator[None]:
     start = len(lines)
     yield
     lines[start:] = _summed_inside(lines[start:], recorder.tape.names)
+
+
+def _variables(function: Any) -> list[tuple[str, types.CellType, object]]:
+    """The variables of enclosing functions that a function reads, and their contents."""
+    if isinstance(function, functools.partial):
+        return _variables(function.func)
+    function = getattr(function, "__func__", function)
+    cells = getattr(function, "__closure__", None)
+    if not cells:
+        return []
+    names = function.__code__.co_freevars
+    return [(name, cell, _content(cell)) for name, cell in zip(names, cells, strict=True)]
+
+
+def _content(cell: types.CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return cell
 
 
 def _memory(recorder: Recorder, entry: RecordedInput) -> int:

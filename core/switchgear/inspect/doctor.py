@@ -75,7 +75,7 @@ def _checkpoints_are_seen() -> bool:
     seen: list[Any] = []
 
     @contextlib.contextmanager
-    def region(context_fn: object) -> Iterator[None]:
+    def region(function: object, context_fn: object) -> Iterator[None]:
         seen.append(context_fn)
         yield
 

@@ -54,21 +54,21 @@ NO_CONTEXT = torch.utils.checkpoint.noop_context_fn
 
 @contextlib.contextmanager
 def checkpoint_regions(
-    region: Callable[[Callable[[], Any]], AbstractContextManager[None]],
+    region: Callable[[Callable[..., Any], Callable[[], Any]], AbstractContextManager[None]],
     run_reentrant: Callable[[Callable[..., Any], tuple[Any, ...]], Any],
 ) -> Iterator[None]:
-    """Run what `torch.utils.checkpoint` marks inside `region(context_fn)`, or with reentrance as `run_reentrant`."""
+    """Run what `torch.utils.checkpoint` marks in `region(fn, context_fn)`, or with reentrance as `run_reentrant`."""
 
     def before_2_14(
         original: Any, fn: Any, preserve: Any, context_fn: Any, *rest: Any, **kwargs: Any
     ) -> Iterator[None]:
-        with region(context_fn):
+        with region(fn, context_fn):
             yield
 
     def from_2_14(
         original: Any, fn: Any, args: Any, kwargs: Any, *, context_fn: Any, **rest: Any
     ) -> Iterator[None]:
-        with region(context_fn):
+        with region(fn, context_fn):
             yield
 
     def apply(
