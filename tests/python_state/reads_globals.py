@@ -49,6 +49,27 @@ def tensor_written_in_place() -> Scenario:
     return changed(lambda x: x * WEIGHT, lambda: WEIGHT.add_(1.0))
 
 
+def _scale() -> float:
+    return SCALE
+
+
+def _distance(x: Tensor, y: Tensor) -> Tensor:
+    return (x - y).abs().sum() * SCALE
+
+
+@case()
+def number_of_a_helper_without_operators() -> Scenario:
+    _set(SCALE=1.0)
+    return changed(lambda x: x.sin() * _scale(), lambda: _set(SCALE=2.0))
+
+
+@case()
+def number_of_a_helper_that_torch_calls() -> Scenario:
+    _set(SCALE=0.1)
+    loss = torch.nn.functional.triplet_margin_with_distance_loss
+    return changed(lambda x: loss(x, x + 1, x + 2, distance_function=_distance), lambda: _set(SCALE=0.2))
+
+
 @case()
 def function_rebound() -> Scenario:
     _set(ACTIVATION=torch.relu)

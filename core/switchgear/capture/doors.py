@@ -56,6 +56,12 @@ _DATA_MISSING = (
 _NO_INVERSE = ("as_strided() is non-compositional", "must have a last dimension with stride 1")
 #: What eager says of where a tensor begins, which a write may have changed here.
 _ODD_PLACE = "must have a storage_offset divisible by"
+#: Of plain tensors, they call nothing of the user's.
+_IN_C = (
+    *(types.BuiltinFunctionType, types.MethodDescriptorType),
+    *(types.MethodWrapperType, types.WrapperDescriptorType),
+)
+_PLAIN = frozenset({torch.Tensor})
 _REOPENED = frozenset({"torch.nn.functional", "torch.functional"})
 
 
@@ -98,22 +104,29 @@ class _Functions(TorchFunctionMode):
         self.handlers = handlers
 
     def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None
     ) -> object:
-        recorder = self.recorder
-        if recorder.tape.is_paused:
+        if self.recorder.tape.is_paused:
             return func(*args, **(kwargs or {}))
         call = Call(func, args, kwargs or {}, grad_enabled=torch.is_grad_enabled())
+        if isinstance(func, _IN_C) and _PLAIN.issuperset(kinds):
+            with self.recorder.apart:
+                return self._recorded(call)
+        return self._recorded(call)
+
+    def _recorded(self, call: Call) -> object:
+        assert call.fn is not None
+        recorder = self.recorder
         answer = self.handlers.take(recorder, call)
         if answer is not PASS:
             return answer
         call.args, call.kwargs = map_tensors(recorder.adopted, (call.args, call.kwargs))
-        call.symbol = symbol_of(func)
+        call.symbol = symbol_of(call.fn)
         answer = self.handlers.answer(recorder, call)
         if answer is not PASS:
             return answer
         if call.symbol is None:
-            return recorder.track_outputs(func(*call.args, **call.kwargs))
+            return recorder.track_outputs(call.fn(*call.args, **call.kwargs))
         call.given = map_tensors(self._proxy_now, (call.args, call.kwargs))
         note_target(recorder, call)
         self.handlers.opened(recorder, call)

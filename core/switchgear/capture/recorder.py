@@ -109,6 +109,10 @@ class Recorder:
         #: and its inputs, whose `objects` are those among the arguments.
         self.guards: list[Guard] = []
         self.after: list[Callable[[Any, Sequence[Any]], Any]] = []
+        #: Entered while a call of what PyTorch has in C is recorded: none of the user's code runs then.
+        self.apart: contextlib.AbstractContextManager[None] = (
+            contextlib.nullcontext() if self.enclosing is None else self.enclosing.apart
+        )
         self._adopt = adopt
 
     def here(self) -> str:

@@ -29,6 +29,7 @@ from switchgear.features.python_state.rebuilding import Packing, Results, Templa
 from switchgear.features.python_state.recording import Recording
 from switchgear.features.python_state.user_objects import globals_in, names_in
 from switchgear.features.python_state.writes import Write, changes
+from switchgear.patches import replaced
 
 
 @dataclass(slots=True, eq=False)
@@ -99,7 +100,7 @@ class PythonState(Handler):
         for index, value in arguments.items():
             reached.reach_argument(index, value)
         try:
-            with world.recording.active():
+            with world.recording.active(), replaced(recorder, "apart", world.recording.code):
                 yield
         except SwitchgearError:
             raise
@@ -128,10 +129,9 @@ class PythonState(Handler):
         world = recorder.state(self)
         if world is None:
             return result
-        reached = world.reached
+        reached, ran = world.reached, world.recording.code.ran()
         packing = Packing(reached, recorder)
         writes = tuple(changes(reached, packing))
-        ran = world.recording.code_that_ran()
         if ran is not None and any("globals" in code.co_names for code in ran):
             raise Unsupported(
                 "the function calls globals(), and may read what no guard can tell", splits=False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 import types
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Set
@@ -45,7 +46,7 @@ class Holder:
         now, before = self.content(), self.at_first
         if len(now) != len(before) or [*now] != [*before]:
             return True
-        return any(now[key] is not value for key, value in before.items())
+        return any(map(operator.is_not, now.values(), before.values()))
 
     @property
     def at_first(self) -> Content:

@@ -125,6 +125,8 @@ class Reached:
         self._spaces: dict[str, list[types.ModuleType | type]] = {}
         #: Those of the user's functions.
         self.codes: set[types.CodeType] = set()
+        #: Those of them that nobody has looked at yet.
+        self.new_codes: list[types.CodeType] = []
 
     # -- values --------------------------------------------------------------------------------------------------------
 
@@ -464,7 +466,9 @@ class Reached:
         if not user_objects.is_users_function(function):
             return
         code = function.__code__
-        self.codes.add(code)
+        if code not in self.codes:
+            self.codes.add(code)
+            self.new_codes.append(code)
         for name in ("__code__", "__defaults__", "__kwdefaults__"):
             part = getattr(function, name)
             if part is not None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import cProfile
 import os
 import sys
 import threading
-import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from torch import nn
 
 from switchgear.features.python_state import user_objects
 from switchgear.features.python_state.reached import Reached
+from switchgear.features.python_state.running_code import RunningCode
 from switchgear.patches import caller, redirected
 
 #: What reads attributes of modules for its own ends: of what it does with them, there are other guards.
@@ -31,34 +30,21 @@ class Recording:
         self._noted: set[tuple[int, str]] = set()
         self._silent: dict[str, bool] = {}
         self._originals: dict[type, Any] = {}
-        self._profile = cProfile.Profile(builtins=False, subcalls=False)
-        self._is_profiling = False
-
-    def code_that_ran(self) -> frozenset[types.CodeType] | None:
-        """The code objects that ran; None if that is not known, for the user's own profiler is at work."""
-        if not self._is_profiling:
-            return None
-        codes = (entry.code for entry in self._profile.getstats())
-        return frozenset(code for code in codes if isinstance(code, types.CodeType))
+        #: Which code runs.
+        self.code = RunningCode()
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """Note reads inside."""
-        self._patch()
-        # written in C, it costs next to nothing beside a capture
-        with contextlib.suppress(ValueError):  # from Python 3.12 on, where another one is active
-            if sys.getprofile() is None:
-                self._profile.enable()
-                self._is_profiling = True
         variables: Any = type(os.environ)
         try:
             with contextlib.ExitStack() as stack:
+                stack.enter_context(self.code.active())
+                self._patch()
                 for name in ("__getitem__", "__iter__", "__len__"):
                     stack.enter_context(redirected(variables, name, self._environment))
                 yield
         finally:
-            if self._is_profiling:
-                self._profile.disable()
             for kind, own in self._originals.items():
                 if own is None:
                     del kind.__getattribute__
@@ -67,6 +53,8 @@ class Recording:
             self._originals.clear()
 
     def _patch(self) -> None:
+        while self._reached.new_codes:
+            self.code.watch(self._reached.new_codes.pop())
         while self._reached.classes:
             kind = self._reached.classes.pop()
             if any(
@@ -102,5 +90,6 @@ class Recording:
         if silent:
             return
         self._noted.add((id(instance), name))
-        self._reached.read(instance, name)
-        self._patch()
+        with self.code:
+            self._reached.read(instance, name)
+            self._patch()
