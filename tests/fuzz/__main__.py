@@ -78,6 +78,8 @@ def summary(findings: Sequence[Finding]) -> str:
     counts = collections.Counter(finding.verdict.outcome for finding in findings)
     lines = [f"{len(findings):6}         programs"]
     lines += [f"{counts[outcome]:6} {counts[outcome] / max(len(findings), 1):7.2%} {outcome}" for outcome in Outcome]
+    rounded = sum(finding.verdict.rounded for finding in findings if finding.verdict.outcome is Outcome.FALLBACK)
+    lines += [f"{rounded:6}         are split, with sums of gradients that differ in rounding"] * bool(rounded)
     regions = [finding.verdict.fused for finding in findings if finding.verdict.fused]
     lines += [f"{len(regions):6}         have regions that were fused: {sum(regions)} regions"] * bool(regions)
     for outcome in (Outcome.FALLBACK, Outcome.BOTH_RAISE, Outcome.DIFFERENT):

@@ -7,7 +7,7 @@ import enum
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -54,6 +54,7 @@ class Verdict:
     detail: str = ""
     kind: str = ""
     fused: int = 0  # regions
+    rounded: bool = False  # values and gradients are equal, but for the rounding of sums of gradients
 
 
 class Subject(Protocol):
@@ -178,10 +179,12 @@ def judge(
         jitted = _jit(other, jit, subject.options)
         verdict = _Pair(subject, eager, jitted, other, ignored, under_test.is_exact(jit)).judge()
     fallbacks = [str(warning.message) for warning in caught if warning.category.__name__ == "FallbackWarning"]
-    if fallbacks and verdict.outcome in (Outcome.EQUAL, Outcome.BOTH_RAISE):
+    # Autograd sums gradients of a tensor that several graphs of a split function use graph by graph, not use by use.
+    by_graphs = verdict.rounded and any("is split by TorchDynamo" in message for message in fallbacks)
+    if fallbacks and (by_graphs or verdict.outcome in (Outcome.EQUAL, Outcome.BOTH_RAISE)):
         reason = fallbacks[0].partition("in calls of this kind: ")[2]
-        verdict = Verdict(Outcome.FALLBACK, fallbacks[0], _blurred(reason))
-    return Verdict(verdict.outcome, verdict.detail, verdict.kind, under_test.fused_since(jit))
+        verdict = Verdict(Outcome.FALLBACK, fallbacks[0], _blurred(reason), rounded=by_graphs)
+    return replace(verdict, fused=under_test.fused_since(jit))
 
 
 def _jit(target: Function, jit: UnderTest | Callable[[Function], Function], options: dict[str, Any]) -> Function:
@@ -213,14 +216,16 @@ class _Pair:
             refusal = actual.get("call")
             if isinstance(refusal, Raised) and isinstance(refusal.error, REFUSALS):
                 return Verdict(Outcome.FALLBACK, str(refusal), _blurred(str(refusal)))
-            if unlike and all(one.is_rounding and "gradient" in one.fact for one in unlike):
+            if unlike and _is_rounding_of_gradients(unlike):
                 # Gradients of several results are summed in another order if one of them is a view, which is made
-                # around the compiled call. Those of each result by itself have to be equal.
+                # around the compiled call, and those of several calls call by call. Those of each result by itself, of
+                # this call alone, have to be equal.
                 unlike = self.compare(place, apart=True)[2]
             if unlike:
                 shown = [f"call {place}: {one}" for one in unlike[:SHOWN]]
                 shown += [f"… and {len(unlike) - SHOWN} more"] * (len(unlike) > SHOWN)
-                return Verdict(Outcome.DIFFERENT, "\n".join(shown), unlike[0].kind)
+                rounded = _is_rounding_of_gradients(unlike)
+                return Verdict(Outcome.DIFFERENT, "\n".join(shown), unlike[0].kind, rounded=rounded)
             if isinstance(expected.get("call"), Raised):
                 raised = str(expected["call"])
         return Verdict(Outcome.BOTH_RAISE, raised, _blurred(raised)) if raised else Verdict(Outcome.EQUAL)
@@ -241,9 +246,12 @@ class _Pair:
 def observe(subject: Subject, function: Function, owner: Function, place: int, *, apart: bool = False) -> Facts:
     """Call the function once, and look at everything afterwards.
 
-    owner: the module whose state it works on. apart: gradients of each result by itself, not of all.
+    owner: the module whose state it works on. apart: gradients of each result by itself, not of all, and none of
+    earlier calls by way of the state.
     """
     leaves, args, kwargs = subject.call(place)
+    if apart:
+        _cut_off(subject, owner)
     subject.change(place, owner)
     facts: Facts = {}
     arguments = [(f"argument {name}", value) for name, value in (*enumerate(args), *kwargs.items())]
@@ -283,6 +291,16 @@ def observe(subject: Subject, function: Function, owner: Function, place: int, *
         facts |= {f"after the write: {name}": fact for name, fact in look(tensors).items()}
         facts |= gradients(roots, leaves, "gradient after the write", apart=apart)
     return facts
+
+
+def _cut_off(subject: Subject, owner: Function) -> None:
+    """Take the history of its state away."""
+    held = [*owner.buffers()] if isinstance(owner, torch.nn.Module) else []
+    state = [value for name, part in subject.state(owner).items() for _, value in flatten(name, part)]
+    for value in (*held, *state):
+        if isinstance(value, Tensor) and value.grad_fn is not None:
+            with contextlib.suppress(RuntimeError):  # a view, which keeps its history
+                value.detach_()
 
 
 def flatten(name: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -391,6 +409,10 @@ class Difference:
         error = next((side for side in (self.jitted, self.eager) if isinstance(side, Raised)), None)
         which = "" if error is None else f" ({'jitted' if error is self.jitted else 'only eager'}: {error})"
         return _blurred(f"{self.fact}{which}{' (by rounding only)' * self.is_rounding}")
+
+
+def _is_rounding_of_gradients(unlike: Sequence[Difference]) -> bool:
+    return all(one.is_rounding and "gradient" in one.fact for one in unlike)
 
 
 _ABSENT = "not there"

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import switchgear as sg
+from tests.fuzz import compare
 from tests.fuzz.compare import Outcome, Script, Values, judge
 from tests.fuzz.programs import Write
 
@@ -223,6 +224,75 @@ def test_a_sum_over_results_may_be_rounded_otherwise_and_no_gradient_of_a_result
     verdict = judge(Script(arguments, results), off)
     assert verdict.outcome is Outcome.DIFFERENT
     assert "by rounding only" in verdict.kind
+
+
+def gradient_off_by(error: float, message: str) -> Jit:
+    """A jit of a function of one result that warns as a fallback does."""
+
+    class FallbackWarning(UserWarning):
+        pass
+
+    def jit(f: Function) -> Function:
+        def run(*args: Tensor) -> Tensor:
+            warnings.warn(message, FallbackWarning, stacklevel=1)
+            result: Tensor = f(*args)
+            result.register_hook(lambda grad: grad * (1 + error))
+            return result
+
+        return run
+
+    return jit
+
+
+SPLIT = "f is split by TorchDynamo, in calls of this kind: no reason"
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "outcome"),
+    [
+        (2.0**-22, SPLIT, Outcome.FALLBACK),
+        (2.0**-18, SPLIT, Outcome.DIFFERENT),
+        (2.0**-22, "f runs in eager, in calls of this kind: no reason", Outcome.DIFFERENT),
+    ],
+)
+def test_gradients_of_a_split_function_alone_may_be_rounded_otherwise(
+    error: float, message: str, outcome: Outcome
+) -> None:
+    def times(x: Tensor, y: Tensor, buffer: Tensor) -> Tensor:
+        return x * y
+
+    verdict = judge(Script(arguments, times), gradient_off_by(error, message))
+    assert (verdict.outcome, verdict.rounded) == (outcome, error == 2.0**-22)
+
+
+class Averaging(torch.nn.Module):
+    """Its buffer has the history of all calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor([0.1, 0.2, 0.3]))
+        self.register_buffer("mean", torch.zeros(3))
+
+    def forward(self, *_: Tensor) -> None:
+        w, mean = self.weight, self.get_buffer("mean")
+        mean.mul_(0.3).add_(w.sin() * w + w.exp() * w, alpha=0.7)
+
+
+class Made(Script):
+    """A script of what its function makes."""
+
+    def make(self) -> Function:
+        """A new one."""
+        made: Function = self.function()
+        return made
+
+
+def test_gradients_of_one_tensor_may_be_summed_call_by_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Made(arguments, Averaging, ("same",) * 4)
+    verdict = judge(script)
+    assert verdict.outcome is Outcome.EQUAL, verdict.detail
+    monkeypatch.setattr(compare, "_cut_off", lambda *_: None)
+    assert judge(script).outcome is Outcome.DIFFERENT
 
 
 def test_a_refusal_is_no_difference() -> None:
