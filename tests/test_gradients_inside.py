@@ -761,6 +761,7 @@ def parameters_wrapped(x: Tensor) -> Any:
 TRANSFORMS: dict[str, Function] = {
     "grad": lambda x: func.grad(loss_of)(x),
     "grad_and_value": lambda x: func.grad_and_value(loss_of)(x),
+    "grad at repeated elements": lambda x: func.grad(loss_of)(x[:1].expand(x.shape)),
     "grad of grad": lambda x: func.grad(lambda y: func.grad(loss_of)(y).sum())(x),
     "vjp": vjp_inside,
     "vmap of vjp": vmap_of_vjp,

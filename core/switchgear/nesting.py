@@ -57,10 +57,11 @@ def map_tensors(function: Callable[[torch.Tensor], object], value: object) -> An
     return value
 
 
-def twin(one: torch.Tensor) -> torch.Tensor:
-    """A copy without history, of the same strides, in memory of its own."""
+def twin(one: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A copy without history, of the same strides, in memory of its own; of another dtype where one is given."""
+    dtype = dtype or one.dtype
     if one.layout is not torch.strided:
-        return one.detach().clone()
+        return one.detach().clone().to(dtype)
     repeated = [
         stride == 0 and size > 1 for stride, size in zip(one.stride(), one.shape, strict=True)
     ]
@@ -68,6 +69,6 @@ def twin(one: torch.Tensor) -> torch.Tensor:
         narrow = one.detach()
         for dim in (dim for dim, is_repeated in enumerate(repeated) if is_repeated):
             narrow = narrow.narrow(dim, 0, 1)
-        return twin(narrow).expand(one.shape)
-    copied = torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device=one.device)
+        return twin(narrow, dtype).expand(one.shape)
+    copied = torch.empty_strided(one.shape, one.stride(), dtype=dtype, device=one.device)
     return copied.copy_(one.detach())

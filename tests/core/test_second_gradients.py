@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import switchgear as sg
@@ -174,3 +175,27 @@ def test_first_gradients_after_a_second_one() -> None:
         jitted(x).sum().backward()
         layers(other).sum().backward()
         torch.testing.assert_close(x.grad, other.grad, rtol=0, atol=0)
+
+
+def test_pullback_runs_in_the_grad_mode_of_autograds_backward() -> None:
+    """What a pullback differentiates itself can be differentiated again where that is asked for."""
+    modes: list[bool] = []
+    table = sg.Table("mine")
+
+    @table.grad_rule(F.group_norm)
+    def rule(x: Tensor, groups: int, **kwargs: Any) -> tuple[Tensor, Callable[..., Any]]:
+        value, pull = torch.func.vjp(lambda x: F.group_norm(x, groups), x)[:2]
+
+        def pullback(grad: Tensor) -> Any:
+            modes.append(torch.is_grad_enabled())
+            return pull(grad)  # PyTorch's formula for group_norm is another one in grad mode
+
+        return value, pullback
+
+    def function(x: Tensor) -> Tensor:
+        return F.group_norm(x.reshape(1, 4, 4), 2).sin()
+
+    jitted = sg.jit(function, executors=["torch"], grad_rules=table)
+    for found, eager in zip(gradients(jitted, MATRIX), gradients(function, MATRIX), strict=True):
+        torch.testing.assert_close(found, eager)
+    assert modes[:2] == [False, True]  # of the first backward that is compiled, and of one that is differentiated

@@ -67,15 +67,18 @@ class _Worker:
     deadline: float = 0.0
 
 
-def examine_all(names: Sequence[str], examine: Examine, jit: Jit, jobs: int) -> list[Verdict]:
-    """Examine every name; one that hangs, or takes its process down, is a crash like any other."""
+def examine_all(
+    names: Sequence[str], examine: Examine, jit: Jit, jobs: int, seconds: float | None = None
+) -> list[Verdict]:
+    """Examine every name; one that takes longer than `seconds`, or takes its process down, is a crash."""
+    seconds = seconds or (SECONDS_PER_ENTRY if is_exact(jit) else SECONDS_PER_ENTRY_FUSED)
     waiting = collections.deque(names)
     found: dict[str, list[Verdict]] = {}
     workers = [_start(examine, jit) for _ in range(max(1, min(jobs, len(names))))]
     while len(found) < len(names):
         for place, worker in enumerate(workers):
             if not worker.name and waiting:
-                _give(worker, waiting.popleft(), SECONDS_PER_ENTRY if is_exact(jit) else SECONDS_PER_ENTRY_FUSED)
+                _give(worker, waiting.popleft(), seconds)
             elif worker.name and _is_lost(worker):
                 found[worker.name] = [_lost(worker)]
                 _stop(worker)

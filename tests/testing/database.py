@@ -10,6 +10,7 @@ import argparse
 import collections
 import contextlib
 import functools
+import itertools
 import re
 import sys
 import time
@@ -25,8 +26,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import switchgear as sg
 from switchgear import testing
 from switchgear.errors import RegistrationError
+from switchgear.ir.naming import symbols_of
 from switchgear.nesting import tensors_in
-from switchgear.testing.samples import symbol_in
+from switchgear.testing.comparison import is_random
+from switchgear.testing.samples import samples_of, symbol_in
 from tests.databases.comparison import Undefined
 from tests.databases.operators import operators, seed_everything
 from tests.databases.refused import INEXACT_OPERATORS
@@ -80,29 +83,40 @@ def implementing(target: Any) -> sg.Executor:
     return sg.Executor("mine", table=table)
 
 
-def ruling(target: Any) -> sg.Table:
-    """A rule of which the pullback is PyTorch's derivative."""
+def ruling(target: Any, *, draws: bool = False) -> sg.Table:
+    """A rule of which the pullback is PyTorch's derivative: of a call that it makes again, or of the one that drew."""
     table = sg.Table("mine")
 
     @table.grad_rule(target)
     def rule(*args: Any, **kwargs: Any) -> tuple[Any, Callable[..., Any]]:
+        leaves, structure = pytree.tree_flatten((args, kwargs))
+        places = [place for place, one in enumerate(leaves) if isinstance(one, Tensor)]
+        real = [place for place in places if is_real(leaves[place])]
+
+        def outputs(*tensors: Tensor) -> tuple[tuple[Tensor, ...], Any]:
+            given = dict(zip(real, tensors, strict=True))
+            again, named = pytree.tree_unflatten([given.get(i, one) for i, one in enumerate(leaves)], structure)
+            result = target(*again, **named)
+            return tuple(filter(is_real, tensors_in(result))), result
+
+        def differentiated() -> Any:
+            return torch.func.vjp(outputs, *[leaves[place] for place in real], has_aux=True)[1:]
+
+        drawn = differentiated() if draws else None
+
         def pullback(*grads: Tensor) -> Any:
-            leaves, structure = pytree.tree_flatten((args, kwargs))
-            places = [place for place, one in enumerate(leaves) if isinstance(one, Tensor)]
-            real = [place for place in places if is_real(leaves[place])]
-
-            def outputs(*tensors: Tensor) -> tuple[Tensor, ...]:
-                given = dict(zip(real, tensors, strict=True))
-                again, named = pytree.tree_unflatten([given.get(i, one) for i, one in enumerate(leaves)], structure)
-                return tuple(filter(is_real, tensors_in(target(*again, **named))))
-
-            vjp = torch.func.vjp(outputs, *[leaves[place] for place in real])[1]
+            vjp, _ = drawn or differentiated()
             found = dict(zip(real, vjp(tuple(grad for grad in grads if grad is not None)), strict=True))
             return tuple(found.get(place) for place in places)
 
-        return target(*args, **kwargs), pullback
+        return target(*args, **kwargs) if drawn is None else drawn[1], pullback
 
     return table
+
+
+def draws_numbers(target: Any) -> bool:
+    """Whether random numbers are drawn in one of the samples."""
+    return any(map(is_random, itertools.chain.from_iterable(samples_of(one.name) for one in symbols_of(target))))
 
 
 def is_real(tensor: Tensor) -> bool:
@@ -128,7 +142,7 @@ def examine_mode(name: str, mode: str) -> Verdict:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if mode == "rule":
-                testing.check_rule(ruling(target), target)
+                testing.check_rule(ruling(target, draws=draws_numbers(target)), target)
             else:
                 testing.check_implementation(implementing(target), target)
     except RegistrationError as error:
@@ -154,7 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     k, parts = options.fraction
     chosen = [name for name in targets() if re.search(options.filter, name) and part(name, parts) == k]
     begin = time.monotonic()
-    verdicts = examine_all(chosen, examine, jit_torch, options.jobs)
+    verdicts = examine_all(chosen, examine, jit_torch, options.jobs, options.seconds)
     for verdict in verdicts:
         if verdict.outcome not in (Outcome.EQUAL, Outcome.SKIPPED):
             print(describe(verdict))
@@ -181,6 +195,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--filter", default="", metavar="REGEX", help="only operators whose name matches")
     parser.add_argument("--fraction", type=fraction, default=(0, 1), metavar="K/N", help="only part K, from 0, of N")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="worker processes (default: 2)")
+    parser.add_argument("--seconds", type=float, default=600.0, metavar="S", help="of an entry, at most (default: 600)")
     return parser
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
@@ -97,6 +98,10 @@ def _not_twice(x: Tensor, grad: Tensor) -> Tensor:
 RULES: dict[str, tuple[Callable[[], sg.Table], str]] = {
     "factor": (lambda: ruling(lambda x, g: 2 * g * torch.cos(x)), "the gradient of argument 0 is wrong"),
     "sign": (lambda: ruling(lambda x, g: -g * torch.cos(x)), "the gradient of argument 0 is wrong"),
+    "repeated elements": (
+        lambda: ruling(lambda x, g: g * torch.cos(x) * (2 if 0 in x.stride() else 1)),
+        r"expanded \(.*the gradient of argument 0 is wrong",
+    ),
     "nothing": (lambda: ruling(lambda x, g: None), "the gradient of argument 0 is missing"),
     "forward": (
         lambda: ruling(lambda x, g: g * torch.cos(x), lambda x: torch.sin(x) + 1),
@@ -139,6 +144,7 @@ OWN = [
     F.layer_norm,
     torch.cat,
     torch.sort,
+    torch.Tensor.to_sparse,
     "aten::mm",
 ]
 
@@ -162,6 +168,39 @@ def test_what_draws_random_numbers_may_draw_others() -> None:
         F.dropout, lambda x, p=0.5, training=True, inplace=False: x * (torch.rand(x.shape) > p) / (1 - p)
     )
     testing.check_implementation(own, F.dropout, [testing.Sample(F.dropout, (torch.rand(9),))])
+
+
+def dropping(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> tuple[Tensor, Tensor]:
+    keep = torch.rand(x.shape, dtype=x.dtype) >= p
+    return torch.where(keep, x / (1 - p), 0), keep
+
+
+def test_rules_that_draw_other_numbers() -> None:
+    """Their derivatives are of the numbers that they drew, which finite differences under one seed say."""
+    samples = [testing.Sample(F.dropout, (torch.rand(9),))]
+
+    def ruled(pullback: Callable[[Tensor, Tensor], Tensor]) -> sg.Table:
+        def rule(x: Tensor, **kwargs: Any) -> tuple[Tensor, Callable[..., Any]]:
+            value, keep = dropping(x)
+            return value, functools.partial(pullback, keep)
+
+        table = sg.Table("mine")
+        table.grad_rule(F.dropout)(rule)
+        return table
+
+    testing.check_rule(ruled(lambda keep, grad: torch.where(keep, grad * 2, 0)), F.dropout, samples)
+    with pytest.raises(testing.Failures, match=r"(?s)sample \(float32\[9\]\): GradcheckError: Jacobian mismatch"):
+        testing.check_rule(ruled(lambda keep, grad: torch.where(keep, grad, 0)), F.dropout, samples)
+    with pytest.raises(testing.Failures, match=r"sample \(float32\[9\]\): GradcheckError: Backward is not reentrant"):
+        testing.check_rule(ruled(lambda keep, grad: dropping(grad)[0]), F.dropout, samples)
+
+
+def test_what_pytorchs_own_fake_has_wrong_is_nobodys_failure() -> None:
+    own = implementing(F.pixel_unshuffle, lambda x, downscale_factor: F.pixel_unshuffle(x, downscale_factor))
+    testing.check_implementation(own, F.pixel_unshuffle)
+    samples = [testing.Sample(F.pixel_unshuffle, (torch.rand(0, 1, 6, 6), 3))]
+    with pytest.raises(testing.Failures, match=r"no call was taken.*PyTorch's kernel gives .*, its own fake of it "):
+        testing.check_implementation(own, F.pixel_unshuffle, samples)
 
 
 def test_rules_that_are_right() -> None:

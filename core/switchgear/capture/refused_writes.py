@@ -33,11 +33,9 @@ INVERSES = (
 
 def is_in_place(name: str) -> bool:
     """Whether a torch-level function of that name writes to its first argument."""
-    return (
-        name.startswith("__i") or name == "__setitem__"
-        if name.endswith("__")
-        else name.endswith("_")
-    )
+    if name.endswith("__"):
+        return name.startswith("__i") or name == "__setitem__"
+    return name.endswith("_") and name != "requires_grad_"
 
 
 def refuse_expanded(target: torch.Tensor, here: Callable[[], str]) -> None:
@@ -45,9 +43,10 @@ def refuse_expanded(target: torch.Tensor, here: Callable[[], str]) -> None:
 
     Eager refuses most such writes, and functionalization sums up the elements.
     """
-    if any(
+    repeated = [
         step == 0 and size > 1 for size, step in zip(target.shape, target.stride(), strict=True)
-    ):
+    ]
+    if any(repeated) and 0 not in target.shape:
         _refuse("through a view made by expand()", here)
 
 

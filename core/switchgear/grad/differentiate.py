@@ -200,7 +200,10 @@ class Forward:
 
     def _apply(self, rule: GradRule, item: BoundSymbol, origin: BoundSymbol) -> None:
         self._append(
-            apply_rule(rule, item, self.doors), RuleOrigin(rule.owner, rule.form), item, origin
+            apply_rule(rule, item, self.doors, self.higher_order),
+            RuleOrigin(rule.owner, rule.form),
+            item,
+            origin,
         )
 
     def _append(

@@ -161,7 +161,8 @@ class _Region(Forward):
         # the enclosing gradient differentiates the call itself; the rule's forward runs beside it, for its residuals
         self.body.append(item)
         output = map_proxies(lambda proxy: replace(proxy, name=self.names.fresh()), item.output)
-        applied = apply_rule(rule, replace(item, output=output, subsymbols=()), self.doors)
+        again = replace(item, output=output, subsymbols=())
+        applied = apply_rule(rule, again, self.doors, higher_order=False)
         self.body.extend(applied.forward)
         link = Link(origin, RuleOrigin(rule.owner, rule.form))
         self.linears.append(Linear(item.inputs, item.outputs, applied.pull, link))

@@ -148,22 +148,32 @@ def _variants(sample: Sample, dtypes: Sequence[torch.dtype]) -> Iterator[Sample]
                 yield sample.mapped(
                     functools.partial(_cast, dtype=dtype), str(dtype).removeprefix("torch.")
                 )
-    if any(one.dim() for one in given):
-        yield sample.mapped(_with_gaps, "non-contiguous")
-        yield sample.mapped(_repeated, "expanded")
-    if any(one.dim() > 1 for one in given):
-        yield sample.mapped(_transposed, "transposed")
-    if any(one.dim() == 4 for one in given):
-        yield sample.mapped(
-            lambda one: (
-                one.contiguous(memory_format=torch.channels_last) if one.dim() == 4 else one
-            ),
-            "channels-last",
-        )
-    if given and len({one.shape for one in given}) == 1 and given[0].dim():
-        yield sample.mapped(lambda one: one[:0], "empty")
+    for name, change in _layouts(given):
+        yield sample.mapped(functools.partial(_where_strided, change), name)
+
+
+def _where_strided(
+    change: Callable[[torch.Tensor], torch.Tensor], one: torch.Tensor
+) -> torch.Tensor:
+    return change(one) if one.layout is torch.strided else one
+
+
+def _layouts(
+    given: Sequence[torch.Tensor],
+) -> Iterator[tuple[str, Callable[[torch.Tensor], torch.Tensor]]]:
+    """How tensors may be laid out otherwise, and called."""
+    dims = {one.dim() for one in given}
+    if dims - {0}:
+        yield "non-contiguous", _with_gaps
+        yield "expanded", _repeated
+    if dims - {0, 1}:
+        yield "transposed", _transposed
+    if 4 in dims:
+        yield "channels-last", _channels_last
+    if 0 not in dims and len({one.shape for one in given}) == 1:
+        yield "empty", lambda one: one[:0]
         if given[0].numel():
-            yield sample.mapped(lambda one: one.flatten()[0], "without dimensions")
+            yield "without dimensions", lambda one: one.flatten()[0]
 
 
 def _cast(one: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -184,6 +194,10 @@ def _with_gaps(one: torch.Tensor) -> torch.Tensor:
 
 def _transposed(one: torch.Tensor) -> torch.Tensor:
     return one.mT.contiguous().mT if one.dim() > 1 else one
+
+
+def _channels_last(one: torch.Tensor) -> torch.Tensor:
+    return one.contiguous(memory_format=torch.channels_last) if one.dim() == 4 else one
 
 
 def _repeated(one: torch.Tensor) -> torch.Tensor:

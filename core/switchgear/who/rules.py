@@ -102,15 +102,23 @@ def _running(name: str) -> _Transform:
     return state
 
 
-def apply_rule(rule: GradRule, bound_symbol: BoundSymbol, doors: Doors) -> Applied:
-    """Run a rule's forward under the recorder, and check what it returns."""
-    application = _Application(rule, bound_symbol, doors)
+def apply_rule(
+    rule: GradRule, bound_symbol: BoundSymbol, doors: Doors, higher_order: bool
+) -> Applied:
+    """Run a rule's forward under the recorder, and check what it returns.
+
+    Its pullback runs in the grad mode that autograd runs a backward in: on where that is differentiated in its turn.
+    """
+    application = _Application(rule, bound_symbol, doors, higher_order)
     return application.transform() if rule.form == "transform" else application.pair()
 
 
 class _Application:
-    def __init__(self, rule: GradRule, bound_symbol: BoundSymbol, doors: Doors) -> None:
+    def __init__(
+        self, rule: GradRule, bound_symbol: BoundSymbol, doors: Doors, higher_order: bool
+    ) -> None:
         self.rule = rule
+        self.higher_order = higher_order
         self.bound_symbol = bound_symbol
         self.doors = doors
         self.recorder = doors.recorder
@@ -153,7 +161,8 @@ class _Application:
                 # what the rule's forward wrote to is nobody else's
                 seen = [*self.tensors, *tensors_in(result[0])]
                 before = [self.tracker.proxy_of(tensor) for tensor in seen]
-                found = self._gradients(pullback(*given))
+                with torch.set_grad_enabled(self.higher_order):
+                    found = self._gradients(pullback(*given))
                 if [self.tracker.proxy_of(tensor) for tensor in seen] != before:
                     raise self._error(
                         "has a pullback that writes in place to an argument or a result; write to a clone"
