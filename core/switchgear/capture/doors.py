@@ -146,13 +146,19 @@ class _Functions(TorchFunctionMode):
         tensors = tensors_in((call.args, call.kwargs))
         before = [(tensor, tracker.last_fake(tensor)) for tensor in tensors]
         function = self._reopened(call.fn)
-        with recorder.tape.framed(call), _errors_refused(recorder, call):
+        recorder.tape.frames.append(call)
+        try:
             with _sizes_decomposed(call):
                 result = function(*call.args, **call.kwargs)
             recorder.track_outputs(result)
             _note_writes(recorder, call, before)
             call.output = output_of(recorder, result)
             return result
+        except (RuntimeError, IndexError) as error:
+            _refuse_error(recorder, call, error)
+            raise
+        finally:
+            recorder.tape.frames.pop()
 
     def _reopened(self, function: Callable[..., object]) -> Callable[..., object]:
         """A function of PyTorch written in Python as one whose calls come in at this door."""
@@ -213,28 +219,16 @@ def _note_writes(
         refuse_casts(call.lines, recorder.here)
 
 
-@contextlib.contextmanager
-def _errors_refused(recorder: Recorder, call: Call) -> Iterator[None]:
+def _refuse_error(recorder: Recorder, call: Call, error: Exception) -> None:
     """Refuse a call that fails for what wrappers lack, where the tensors that they stand for have it."""
-    name = getattr(call.fn, "__name__", str(call.fn))
-    try:
-        yield
-    except RuntimeError as error:
-        _refuse_error(recorder, call, name, str(error), error)
-        raise
-    except IndexError as error:
+    name, message, here = getattr(call.fn, "__name__", str(call.fn)), str(error), recorder.here
+    if isinstance(error, IndexError):
         if not call.writes or not recorder.tracker.writes.reshapes:
-            raise
+            return
         raise Unsupported(
-            f"{name} writes to a view of a tensor that was given other sizes in place, in {recorder.here()}: it cannot "
+            f"{name} writes to a view of a tensor that was given other sizes in place, in {here()}: it cannot "
             "be traced back to its base; make a view in the place of the call in place"
         ) from error
-
-
-def _refuse_error(
-    recorder: Recorder, call: Call, name: str, message: str, error: RuntimeError
-) -> None:
-    here = recorder.here
     if call.writes and any(text in message for text in _NO_INVERSE):
         raise Unsupported(
             f"{name} writes to a view of a kind that cannot be traced back to its base, in {here()}; "
@@ -361,13 +355,23 @@ def _refuse(recorder: Recorder, func: internals.OpOverload, args: tuple[Any, ...
             return any(proxy in line.outputs for line in frame.lines)
 
         refuse_write(func, args, frame.out, is_new, differentiable, here)
-    if not func._schema.returns and func.namespace not in _SILENT:
+    if _returns_nothing(func):
         raise Unsupported(
             f"{func} returns nothing, in {here()}: what it does is no value of a trace, and would be done on "
             "the first call alone; call it outside the jitted function"
         )
-    if func._schema.is_mutable or func in _WRITES_UNDECLARED:
+    if _is_mutable(func):
         raise Unsupported(f"{func} writes to its arguments and has no functional form, in {here()}")
+
+
+@functools.cache
+def _returns_nothing(func: internals.OpOverload) -> bool:
+    return not func._schema.returns and func.namespace not in _SILENT
+
+
+@functools.cache
+def _is_mutable(func: internals.OpOverload) -> bool:
+    return func._schema.is_mutable or func in _WRITES_UNDECLARED
 
 
 def _lift(recorder: Recorder, call: Operation) -> torch.Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,11 +126,12 @@ class Handlers:
         self._owner = {
             handler: feature.name for feature in features for handler in feature.handlers
         }
-        self._taking = self._overriding("take")
-        self._answering = self._overriding("answer")
-        self._opening = self._overriding("opened")
-        self._closing = self._overriding("closing")
-        self._operating = self._overriding("operator")
+        self._at_doors = {
+            name: [
+                (handler.functions, getattr(handler, name)) for handler in self._overriding(name)
+            ]
+            for name in ("take", "answer", "opened", "closing", "operator", "by_data")
+        }
 
     def _overriding(self, method: str) -> list[Handler]:
         return [
@@ -165,7 +166,11 @@ class Handlers:
     def finish(self, recorder: Recorder, result: object) -> Any:
         """What is returned, once every handler has seen it."""
         for handler in self._overriding("finish"):
-            result = self._ask(handler, "finish", recorder, result)
+            try:
+                result = handler.finish(recorder, result)
+            except Exception as error:
+                self._attribute(error, handler)
+                raise
         return result
 
     def states(self, recorder: Recorder) -> dict[Handler, Any]:
@@ -174,43 +179,41 @@ class Handlers:
 
     def take(self, recorder: Recorder, call: Call) -> Any:
         """The first answer to a call before its tensors are inputs, or `PASS`."""
-        return self._first("take", _of(call, self._taking), recorder, call)
+        return self._first("take", call.fn, PASS, recorder, call)
 
     def answer(self, recorder: Recorder, call: Call) -> object:
         """The first answer to a call of values of the trace, or `PASS`."""
-        return self._first("answer", _of(call, self._answering), recorder, call)
+        return self._first("answer", call.fn, PASS, recorder, call)
 
     def opened(self, recorder: Recorder, call: Call) -> None:
         """Tell all that the parts of a call are about to be recorded."""
-        for handler in self._opening:
-            self._ask(handler, "opened", recorder, call)
+        self._first("opened", None, None, recorder, call)
 
     def closing(self, recorder: Recorder, call: Call) -> None:
         """Tell all that the parts of a call are recorded."""
-        for handler in self._closing:
-            self._ask(handler, "closing", recorder, call)
+        self._first("closing", None, None, recorder, call)
 
     def operator(self, recorder: Recorder, call: Operation) -> Any:
         """The first answer to the call of an operator overload, or `PASS`."""
-        return self._first("operator", self._operating, recorder, call)
+        return self._first("operator", None, PASS, recorder, call)
 
     def by_data(self, recorder: Recorder, call: Operation, need: str) -> object:
         """The first answer to the call of an operator overload that needs data, or `PASS`."""
-        return self._first("by_data", self._overriding("by_data"), recorder, call, need)
+        return self._first("by_data", None, PASS, recorder, call, need)
 
-    def _first(self, method: str, handlers: Iterable[Handler], *args: object) -> object:
-        for handler in handlers:
-            answer = self._ask(handler, method, *args)
-            if answer is not PASS:
-                return answer
-        return PASS
-
-    def _ask(self, handler: Handler, method: str, *args: object) -> object:
+    def _first(self, name: str, fn: object, none: object, *args: object) -> object:
+        """The first answer that is not `none`; of handlers with functions of their own, those of `fn` are asked."""
+        method: Any = None
         try:
-            return getattr(handler, method)(*args)
+            for functions, method in self._at_doors[name]:
+                if fn is None or not functions or fn in functions:
+                    answer = method(*args)
+                    if answer is not none:
+                        return answer
         except Exception as error:
-            self._attribute(error, handler)
+            self._attribute(error, method.__self__)
             raise
+        return none
 
     def _attribute(self, error: Exception, handler: Handler) -> None:
         """Note whose error it is, where a handler's own code raised it."""
@@ -226,12 +229,6 @@ class Handlers:
         error.add_note(
             f"raised by the feature {name}{where}; {DISABLE_VARIABLE}={name} leaves it out"
         )
-
-
-def _of(call: Call, handlers: list[Handler]) -> Iterator[Handler]:
-    return (
-        handler for handler in handlers if not handler.functions or call.fn in handler.functions
-    )
 
 
 def enabled(features: Sequence[Feature]) -> tuple[Feature, ...]:

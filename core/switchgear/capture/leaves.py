@@ -98,7 +98,9 @@ def leaf_symbol(recorder: Recorder, func: internals.OpOverload) -> Symbol:
     """The symbol of an overload."""
     if func is _aten.bernoulli.p and not calls(recorder, "bernoulli"):  # `bernoulli_`
         return DRAW_BERNOULLI
-    return Symbol(str(func), func)
+    symbol = symbol_of(func)
+    assert symbol is not None
+    return symbol
 
 
 def calls(recorder: Recorder, name: str) -> bool:
@@ -171,15 +173,21 @@ def makes_views(overload: internals.OpOverload) -> bool:
     )
 
 
+@functools.cache
+def _may_draw(overload: internals.OpOverload) -> bool:
+    communicates = overload.namespace == "_c10d_functional"
+    return communicates or torch.Tag.nondeterministic_seeded in overload.tags
+
+
 def is_random(overload: internals.OpOverload, given: Given) -> bool:
     """Whether a call of an overload draws from a random stream; attention is tagged so, but draws for dropout alone.
 
     What other processes take part in counts too: like a draw, it is made once, in order, and whoever reads it.
     """
+    if not _may_draw(overload):
+        return False
     if overload.namespace == "_c10d_functional":
         return True
-    if torch.Tag.nondeterministic_seeded not in overload.tags:
-        return False
     arguments = overload._schema.arguments
     values = {argument.name: argument.default_value for argument in arguments}
     values |= {one.name: value for one, value in zip(arguments, given[0], strict=False)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import pathlib
@@ -25,6 +26,7 @@ _OWN_FILES = (
 )
 
 
+@functools.cache
 def is_own_file(name: str) -> bool:
     """Whether a file is PyTorch's or ours."""
     return name.startswith(_OWN_FILES)
@@ -34,6 +36,6 @@ def user_frame() -> tuple[types.FrameType | None, int]:
     """That frame, None if there is none, and the `stacklevel` by which a warning of the caller's names its line."""
     frame: types.FrameType | None = sys._getframe(1)
     level = 1
-    while frame is not None and frame.f_code.co_filename.startswith(_OWN_FILES):
+    while frame is not None and is_own_file(frame.f_code.co_filename):
         frame, level = frame.f_back, level + 1
     return frame, level

@@ -16,6 +16,8 @@ from switchgear.errors import Unsupported
 from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.symbol import Symbol
 
+_AS_IT_IS = contextlib.nullcontext()
+
 
 @dataclass(slots=True, eq=False)
 class Tracked:
@@ -70,7 +72,7 @@ class Wrappers:
         tracked = self._tracked.get(id(wrapper))
         # made anew of its base, a view is what it was to autograd, whatever the grad mode is by now
         known = tracked is not None and wrapper.requires_grad and not torch.is_grad_enabled()
-        with torch.enable_grad() if known and not has_no_past(wrapper) else _as_it_is():
+        with torch.enable_grad() if known and not has_no_past(wrapper) else _AS_IT_IS:
             return internals.unwrap(wrapper)
 
     def is_overwritten(self, proxy: TensorProxy) -> bool:
@@ -122,7 +124,7 @@ class Wrappers:
         if not commit:
             return fake
         # one that was reshaped in place is at once made again
-        with torch.enable_grad() if requires_grad else _as_it_is():
+        with torch.enable_grad() if requires_grad else _AS_IT_IS:
             return internals.unwrap(wrapper)
 
     def _outdate_views(self, base: torch.Tensor) -> None:
@@ -137,7 +139,3 @@ class Wrappers:
                 f"detach_() inside a jitted function, in {self._tape.here()}, of a tensor that has views; "
                 "use detach()"
             )
-
-
-def _as_it_is() -> contextlib.AbstractContextManager[None]:
-    return contextlib.nullcontext()
