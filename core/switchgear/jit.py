@@ -46,7 +46,7 @@ from switchgear.runtime.varying import VaryingSizes, kind_of
 from switchgear.torch_private.names import check_names, warn_if_untested
 from switchgear.who.fuel import Fuel
 from switchgear.who.hookspecs import PassPlacement
-from switchgear.who.memory import Memory
+from switchgear.who.memory import MemoryOption
 from switchgear.who.modes import CompileMode
 from switchgear.who.order import ExecutorOptions, Executors
 from switchgear.who.plugins import installed
@@ -272,7 +272,7 @@ def jit(
     fallback: FallbackTo = "split",
     strict: bool = False,
     check: bool = False,
-    memory: Memory = "auto",
+    memory: MemoryOption = "auto",
     compile: CompileMode | None = None,
     decisions: str | os.PathLike[str] | None = None,
     recompile_limit: int = 8,
@@ -319,7 +319,9 @@ def jit(
     - `memory`: what the backward makes again instead of having it saved. "auto": where an executor fuses, what costs
       next to nothing there; else as "eager": views alone, so that what eager saves is saved. "balanced": what takes
       next to no time beside matrix products; "lean": all that is cheap, which is for executors that fuse. Never random
-      numbers, matrix products, attention, scatters or operators from outside PyTorch. What is made again from an input
+      numbers, matrix products, attention, scatters or operators from outside PyTorch. A budget, 0.5 of what eager saves
+      or "2GB", is met in each program by making again what costs least, matrix products and attention too, or is an
+      error that tells the least possible; `sg.plan` shows what it costs. What is made again from an input
       must find it as it was: overwriting it before the backward is an error.
     - `compile`: when regions are compiled. "background": by a worker process of low priority, while operators run; once
       they are compiled and measured, the program is exchanged between two calls, and results may change in their last

@@ -18,7 +18,7 @@ from switchgear.capture.sizes import Dynamic
 from switchgear.errors import InvalidInput
 from switchgear.who.fuel import Fuel
 from switchgear.who.hookspecs import PassPlacement
-from switchgear.who.memory import MEMORY, Memory
+from switchgear.who.memory import MemoryOption, budget_of, memory_in
 from switchgear.who.modes import COMPILE, COMPILE_VARIABLE, CompileMode
 from switchgear.who.order import ExecutorOptions, Executors, order
 from switchgear.who.plugins import installed
@@ -41,7 +41,7 @@ class Defaults(TypedDict, total=False):
     fallback: FallbackTo
     strict: bool
     check: bool
-    memory: Memory
+    memory: MemoryOption
     compile: CompileMode | None
     decisions: str | os.PathLike[str] | None
     recompile_limit: int
@@ -60,7 +60,6 @@ class Options(Defaults, total=False):
 
 _DEFAULTS: ContextVar[Mapping[str, object]] = ContextVar("defaults", default=MappingProxyType({}))
 _WORDS: Mapping[str, tuple[str | None, ...]] = {
-    "memory": MEMORY,
     "compile": (*COMPILE, None),
     "fallback": get_args(FallbackTo),
 }
@@ -103,6 +102,8 @@ def check_options(options: Mapping[str, object], names: Sequence[str] = ()) -> N
         raise TypeError(
             f"sg.jit has no option {', '.join(unknown)}{hint} its options are {', '.join(known)}"
         )
+    if "memory" in options:
+        budget_of(options["memory"])
     for name, words in _WORDS.items():
         if name in options and options[name] not in words:
             kinds = ", ".join(map(repr, words))
@@ -133,7 +134,7 @@ def _flag(text: str) -> bool:
 #: Variables of the environment that set an option, and how their text is read.
 VARIABLES: Mapping[str, tuple[str, Callable[[str], object]]] = {
     "SWITCHGEAR_EXECUTORS": ("executors", executors_in),
-    "SWITCHGEAR_MEMORY": ("memory", functools.partial(_word, "memory")),
+    "SWITCHGEAR_MEMORY": ("memory", memory_in),
     COMPILE_VARIABLE: ("compile", functools.partial(_word, "compile")),
     "SWITCHGEAR_FALLBACK": ("fallback", functools.partial(_word, "fallback")),
     "SWITCHGEAR_CHECK": ("check", _flag),

@@ -19,6 +19,7 @@ from switchgear.capture.sizes import active_sizes, settled
 from switchgear.errors import Unsupported
 from switchgear.ir.naming import symbol_of
 from switchgear.ir.proxy import TensorProxy
+from switchgear.ir.purity import is_random
 from switchgear.ir.symbol import RANDOM, BoundSymbol, Symbol, map_proxies, proxies
 from switchgear.ir.writes import DRAW_BERNOULLI
 from switchgear.nesting import map_tensors, tensors_in
@@ -57,7 +58,7 @@ def record_leaf(recorder: Recorder, call: Operation, result: Any) -> None:
     output = _outputs(recorder, result, flags)
     if not any(proxies(output)):
         return
-    tags = tape.tags | {RANDOM} if is_random(func, given) else tape.tags
+    tags = tape.tags | {RANDOM} if is_random(func, *given) else tape.tags
     if tape.tags_of is not None:
         with recorder.paused():
             tags = tags | tape.tags_of(func, args, kwargs, result)
@@ -171,24 +172,3 @@ def makes_views(overload: internals.OpOverload) -> bool:
     return overload is not _aten.detach.default and any(
         result.alias_info is not None for result in returns
     )
-
-
-@functools.cache
-def _may_draw(overload: internals.OpOverload) -> bool:
-    communicates = overload.namespace == "_c10d_functional"
-    return communicates or torch.Tag.nondeterministic_seeded in overload.tags
-
-
-def is_random(overload: internals.OpOverload, given: Given) -> bool:
-    """Whether a call of an overload draws from a random stream; attention is tagged so, but draws for dropout alone.
-
-    What other processes take part in counts too: like a draw, it is made once, in order, and whoever reads it.
-    """
-    if not _may_draw(overload):
-        return False
-    if overload.namespace == "_c10d_functional":
-        return True
-    arguments = overload._schema.arguments
-    values = {argument.name: argument.default_value for argument in arguments}
-    values |= {one.name: value for one, value in zip(arguments, given[0], strict=False)}
-    return {**values, **given[1]}.get("dropout_p") != 0.0

@@ -13,9 +13,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from switchgear.errors import NotDifferentiable
+from switchgear.grad.budget import within
+from switchgear.grad.costs import is_view
 from switchgear.grad.differentiate import Joint
 from switchgear.grad.recompute import Body, recompute
-from switchgear.grad.saving import Prices, is_view, overwritten_values, to_save
+from switchgear.grad.saving import Prices, overwritten_values, to_save
 from switchgear.ir.choice import Saved
 from switchgear.ir.dead_code import live
 from switchgear.ir.proxy import NumberProxy, TensorProxy, bytes_of
@@ -55,21 +57,41 @@ class Partitioned:
     widened: tuple[BoundSymbol, ...]
     prices: Prices
 
+    @property
+    def saved_bytes(self) -> int:
+        """What is saved, without inputs, which live anyway."""
+        alive = {proxy.name for proxy in self.forward.inputs} - self.prices.overwritten
+        return sum(proxy.bytes for proxy in self.saved if proxy.name not in alive)
+
+    @property
+    def again(self) -> tuple[BoundSymbol, ...]:
+        """The lines of the backward that run again."""
+        return tuple(item for item in self.backward.bound_symbols if RECOMPUTED in item.tags)
+
 
 def partition(
-    joint: Joint, overwritten: frozenset[str] = frozenset(), memory: Memory = "eager"
+    joint: Joint,
+    overwritten: frozenset[str] = frozenset(),
+    memory: Memory = "eager",
+    limit: int | None = None,
 ) -> Partitioned:
     """Split a joint trace: what the outputs need is forward, the rest is backward, and what crosses is saved.
 
-    What is cheap to make again from something smaller is not saved; `memory` says how cheap. `overwritten` names the
+    What is cheap to make again from something smaller is not saved; `memory` says how cheap, or `limit` what may be
+    saved in bytes: so much, or the least possible if that is more. `overwritten` names the
     inputs that are written to after the forward has run; they, and what shares their storage, are saved as copies.
     """
     residuals = _residuals(joint)
     halves = _Halves(joint, frozenset({*residuals, *(proxy.name for proxy in joint.kept)}))
     forward, outputs = halves.forward, joint.trace.outputs[: joint.count]
     returned = frozenset(proxy.name for proxy in proxies(outputs))
-    prices = Prices(memory, returned, overwritten_values(forward, overwritten), residuals)
-    again, left = _again(forward, halves.read, to_save(forward, halves.read, prices))
+    prices = Prices(memory, returned, overwritten_values(forward, overwritten), residuals, limit)
+    chosen = (
+        to_save(forward, halves.read, prices)
+        if limit is None
+        else within(forward, halves.read, halves.later, prices, limit)
+    )
+    again, left = _again(forward, halves.read, chosen)
     uses = (proxy.name for item in (*again, *halves.later) for proxy in item.inputs)
     left = {name: left[name] for name in dict.fromkeys((*uses, *left)) if name in left}
     maker = {proxy.name: item for item in forward for proxy in item.outputs}

@@ -6,6 +6,7 @@ import functools
 import numbers
 from collections.abc import Hashable, Mapping
 from types import MappingProxyType
+from typing import Any
 
 import torch
 
@@ -15,7 +16,6 @@ from switchgear.ir.symbol import CUSTOM_FUNCTION, BoundSymbol
 
 _IMPURE_TAGS = frozenset(
     {
-        torch.Tag.nondeterministic_seeded,
         torch.Tag.data_dependent_output,
         torch.Tag.dynamic_output_shape,
     }
@@ -29,7 +29,34 @@ def is_pure(item: BoundSymbol) -> bool:
     """
     if item.is_random or CUSTOM_FUNCTION in item.tags:
         return False
-    return all(_is_pure(leaf.symbol.fn) for leaf in leaves_of([item]))
+    return all(
+        _is_pure(fn) and not is_random(fn, leaf.args, leaf.kwargs)  # type: ignore[arg-type]
+        for leaf in leaves_of([item])
+        for fn in (leaf.symbol.fn,)
+    )
+
+
+def is_random(
+    overload: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> bool:
+    """Whether a call of an overload draws from a random stream; attention is tagged so, but draws for dropout alone.
+
+    What other processes take part in counts too: like a draw, it is made once, in order, and whoever reads it.
+    """
+    if not _may_draw(overload):
+        return False
+    if overload.namespace == "_c10d_functional":
+        return True
+    arguments = overload._schema.arguments
+    values = {argument.name: argument.default_value for argument in arguments}
+    values |= {one.name: value for one, value in zip(arguments, args, strict=False)}
+    return {**values, **kwargs}.get("dropout_p") != 0.0
+
+
+@functools.cache
+def _may_draw(overload: torch._ops.OpOverload) -> bool:
+    communicates = overload.namespace == "_c10d_functional"
+    return communicates or torch.Tag.nondeterministic_seeded in overload.tags
 
 
 @functools.cache

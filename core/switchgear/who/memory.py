@@ -2,8 +2,40 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal, TypeAlias, get_args
 
 #: As little as takes no longer; and from saving what eager saves to making again whatever is cheap.
 Memory: TypeAlias = Literal["auto", "eager", "balanced", "lean"]
 MEMORY: tuple[Memory, ...] = get_args(Memory)
+#: One of these, or a budget: a part of what eager saves, or bytes with their unit.
+MemoryOption: TypeAlias = Memory | float | str
+_BYTES = re.compile(r"(\d+(?:\.\d+)?) ?(?:([kmgt])(i?))?b", re.IGNORECASE)
+
+
+def budget_of(memory: object) -> float | int | None:
+    """A budget: as a float a part of what eager saves, as an int bytes; None for the other words."""
+    if isinstance(memory, str):
+        if memory in MEMORY:
+            return None
+        if found := _BYTES.fullmatch(memory.strip()):
+            number, prefix, binary = found.groups()
+            power = "kmgt".index(prefix.lower()) + 1 if prefix else 0
+            return int(float(number) * (1024 if binary else 1000) ** power)
+    elif isinstance(memory, (int, float)) and not isinstance(memory, bool) and 0 < memory <= 1:
+        return float(memory)
+    words = ", ".join(map(repr, MEMORY))
+    raise ValueError(
+        f"memory is one of {words}, a part of what eager saves (a number over 0, up to 1), or bytes with their unit "
+        f"('2GB', '500 MiB'), not {memory!r}"
+    )
+
+
+def memory_in(text: str) -> MemoryOption:
+    """The option as it is written outside of Python: a part without a unit is a number."""
+    try:
+        memory: MemoryOption = float(text)
+    except ValueError:
+        memory = text
+    budget_of(memory)
+    return memory

@@ -19,7 +19,7 @@ from switchgear.who.answers import Answers
 from switchgear.who.executor import Executor, FusionExecutor, reason_unavailable
 from switchgear.who.fuel import Fuel
 from switchgear.who.hookspecs import OF_THE_CALL, PassPlacement, Stage
-from switchgear.who.memory import Memory
+from switchgear.who.memory import MemoryOption
 from switchgear.who.modes import CompileMode, default_mode
 from switchgear.who.order import (
     ExecutorOptions,
@@ -76,7 +76,7 @@ class Selection:
     passes: tuple[PassPlacement, ...]
     claimants: tuple[Claimant, ...]
     rule_sources: tuple[RuleSource, ...]
-    memory: Memory
+    memory: MemoryOption
     fuel: Fuel
     choosers: tuple[Chooser, ...] = ()
     handlers: Handlers = field(default_factory=Handlers)
@@ -174,7 +174,7 @@ def select(
     executors: Executors,
     grad_rules: Sequence[Table | str],
     strict: bool,
-    memory: Memory = "eager",
+    memory: MemoryOption = "eager",
     fuel: int | Fuel | None = None,
     features: Sequence[Feature] = (),
     prefer: PerOperator = MappingProxyType({}),

@@ -1,0 +1,210 @@
+"""A budget: what the forward saves so that it fits, and what is made again costs least, by an integer program.
+
+Each value that the backward reads is saved, or its line runs again on values that are saved or made again in their
+turn. A line runs again once, before its first reader. The bytes saved are bounded; and at moments of the backward, so
+are those still saved and those made again before it is their turn, which costs if it cannot be met: else everything
+would be made again at once, from next to nothing, at eager's peak.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from switchgear.grad.costs import is_view
+from switchgear.grad.saving import Prices
+from switchgear.ir.proxy import TensorProxy, bytes_of
+from switchgear.ir.symbol import BoundSymbol
+
+#: Moments of the backward at which it is counted what is held.
+_MOMENTS = 8
+#: The bytes that may be moved for each byte beyond the budget that is not held at such a moment.
+_WORTH = 16
+#: What it costs to save a byte: of two ways alike, that which saves less.
+_KEEPING = 0.02
+#: How near to the best answer is near enough, and how many nodes of the search are to find it.
+_SEARCH = {"mip_rel_gap": 0.01, "node_limit": 500}
+
+Terms = dict[int, float]
+
+
+def within(
+    forward: Sequence[BoundSymbol],
+    read: Iterable[TensorProxy],
+    later: Sequence[BoundSymbol],
+    prices: Prices,
+    limit: int,
+) -> frozenset[str]:
+    """The names of what to save, so that what is `read` of a forward can be had from it, by the lines `later` in turn.
+
+    It takes at most `limit` bytes, or the fewest possible.
+    """
+    program = _Program()
+    lines = _Lines(forward, prices, program)
+    for proxy in read:
+        if lines.is_made(proxy):
+            program.at_least(lines.had(proxy), 1)
+    for item, variable in lines.again.items():
+        for proxy in item.inputs:
+            if lines.is_made(proxy):
+                program.at_least({variable: -1, **lines.had(proxy)}, 0)
+    least = program.solve(lines.bytes)
+    limit = max(limit, math.ceil(lines.held(least)))
+    lines.bound(later, limit)
+    program.at_most(lines.bytes, limit)
+    found = program.solve()
+    found = least if found is None else found
+    return frozenset(name for name, variable in lines.saved.items() if found[variable] > 0.99)
+
+
+@dataclass(slots=True, eq=False)
+class _Program:
+    """Variables of at least 0 and, the integral ones, at most 1; what they cost; and bounds of their sums."""
+
+    costs: list[float] = field(default_factory=list)
+    integral: list[bool] = field(default_factory=list)
+    rows: list[tuple[Terms, float, float]] = field(default_factory=list)
+
+    def variable(self, cost: float = 0.0, integral: bool = False) -> int:
+        """A further variable."""
+        self.costs.append(cost)
+        self.integral.append(integral)
+        return len(self.costs) - 1
+
+    def at_least(self, terms: Terms, bound: float) -> None:
+        """Hold a sum of variables with factors to no less than a bound."""
+        self.rows.append((terms, bound, math.inf))
+
+    def at_most(self, terms: Terms, bound: float) -> None:
+        """Hold a sum of variables with factors to no more than a bound."""
+        self.rows.append((terms, -math.inf, bound))
+
+    def solve(self, costs: Terms | None = None) -> Any:
+        """A value for each variable, at the least cost found; or None."""
+        numpy, sparse, optimize = _scipy()
+        entries = [
+            (row, column, factor)
+            for row, (terms, *_) in enumerate(self.rows)
+            for column, factor in terms.items()
+        ]
+        if not entries:
+            return numpy.zeros(len(self.costs))
+        rows, columns, factors = zip(*entries, strict=True)
+        shape = len(self.rows), len(self.costs)
+        matrix = sparse.csr_array((factors, (rows, columns)), shape=shape)
+        _, lower, upper = zip(*self.rows, strict=True)
+        prices = self.costs if costs is None else [costs.get(i, 0.0) for i in range(shape[1])]
+        highest = numpy.where(self.integral, 1.0, numpy.inf)
+        return optimize.milp(
+            prices,
+            integrality=numpy.array(self.integral, int),
+            bounds=optimize.Bounds(0, highest),
+            constraints=optimize.LinearConstraint(matrix, lower, upper),
+            options=_SEARCH,
+        ).x
+
+
+class _Lines:
+    """The variables of a forward: which of its values are saved, and which of its lines run again."""
+
+    def __init__(self, forward: Sequence[BoundSymbol], prices: Prices, program: _Program) -> None:
+        self.forward = forward
+        self.program = program
+        self.maker = {proxy.name: item for item in forward for proxy in item.outputs}
+        self.saved: dict[str, int] = {}
+        self.again: dict[BoundSymbol, int] = {}
+        self.bytes: Terms = {}
+        given = {proxy.name: proxy for item in forward for proxy in item.inputs}
+        for name in prices.overwritten & given.keys() - self.maker.keys():
+            self._save(given[name], bytes_of(given[name]))
+        for item in forward:
+            price = prices.again(item)
+            if not isinstance(price, str):
+                self.again[item] = program.variable(price, integral=not is_view(item))
+            for proxy in item.outputs:
+                if prices.saving(proxy, item) is not None:
+                    self._save(proxy, prices.held(proxy, item))
+
+    def _save(self, proxy: TensorProxy, held: int) -> None:
+        self.saved[proxy.name] = variable = self.program.variable(_KEEPING * held)
+        self.bytes[variable] = held
+
+    def is_made(self, proxy: TensorProxy) -> bool:
+        """Whether a value is none that lives anyway."""
+        return proxy.name in self.maker or proxy.name in self.saved
+
+    def had(self, proxy: TensorProxy) -> Terms:
+        """Whether a value is saved or made again."""
+        item = self.maker.get(proxy.name)
+        places = self.saved.get(proxy.name), None if item is None else self.again.get(item)
+        return {place: 1.0 for place in places if place is not None}
+
+    def held(self, values: Any) -> float:
+        """The bytes that are saved."""
+        return math.fsum(values[variable] * size for variable, size in self.bytes.items())
+
+    def bound(self, later: Sequence[BoundSymbol], limit: int) -> None:
+        """Hold what is held at moments of the backward to `limit`, where that is worth it."""
+        first, last = self._turns(later)
+        excess = self.program.variable(_WORTH)
+        step = max(1, len(later) // _MOMENTS)
+        for moment in range(step, len(later), step):
+            made = self._made(first, moment)
+            held: Terms = {excess: -1.0}
+            for name, variable in self.saved.items():
+                if last[name] >= moment:
+                    held[variable] = self.bytes[variable]
+            for item, variable in made.items():
+                waits = first[item] >= moment
+                stays = first[item] < moment - step
+                names = [p for p in item.outputs if waits or (stays and last[p.name] >= moment)]
+                if names and not is_view(item):
+                    held[variable] = bytes_of(*names)
+            self.program.at_most(held, limit)
+
+    def _turns(self, later: Sequence[BoundSymbol]) -> tuple[dict[BoundSymbol, int], dict[str, int]]:
+        """When each line has to have run again at the latest, and each value is read last, as the backward goes."""
+        begins: defaultdict[str, int] = defaultdict(lambda: len(later))
+        ends: defaultdict[str, int] = defaultdict(lambda: -1)
+        for position, item in enumerate(later):
+            for proxy in item.inputs:
+                begins[proxy.name] = min(begins[proxy.name], position)
+                ends[proxy.name] = position
+        latest: dict[BoundSymbol, int] = {}
+        for item in reversed(self.forward):
+            begin = min((begins[proxy.name] for proxy in item.outputs), default=len(later))
+            end = max((ends[proxy.name] for proxy in item.outputs), default=-1)
+            # what only other lines read that run again is made for the last of them at the latest
+            latest[item] = begin if begin < len(later) else end
+            view = is_view(item)
+            for proxy in item.inputs:
+                begins[proxy.name] = min(begins[proxy.name], begin) if view else begins[proxy.name]
+                ends[proxy.name] = max(ends[proxy.name], end if view else latest[item])
+        return latest, ends
+
+    def _made(self, first: dict[BoundSymbol, int], moment: int) -> dict[BoundSymbol, int]:
+        """Of lines that run again, which have by a moment of the backward."""
+        made = {
+            item: variable if first[item] < moment else self.program.variable()
+            for item, variable in self.again.items()
+        }
+        for item, variable in made.items():
+            for proxy in item.inputs:
+                source = self.maker.get(proxy.name)
+                if source in made and first[source] >= moment:
+                    terms = {made[source]: 1.0, variable: -1.0}
+                    if proxy.name in self.saved:
+                        terms[self.saved[proxy.name]] = 1.0
+                    self.program.at_least(terms, 0)
+        return made
+
+
+@functools.cache
+def _scipy() -> tuple[Any, Any, Any]:
+    """Imported when a budget is first asked for."""
+    return tuple(map(importlib.import_module, ("numpy", "scipy.sparse", "scipy.optimize")))  # type: ignore[return-value]
