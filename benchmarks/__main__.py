@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from benchmarks import (
+    budgets,
     checkpoint_memory,
     compile_latency,
     dispatch,
@@ -35,6 +36,7 @@ from benchmarks.workloads import WORKLOADS
 
 #: Each benchmark, and how many rounds make its medians steady.
 BENCHMARKS: dict[str, tuple[Callable[[int], Any], int]] = {
+    "budgets": (budgets.run, 9),
     "checkpoint_memory": (checkpoint_memory.run, 1),
     "compile_latency": (compile_latency.run, 5),
     "dispatch": (dispatch.run, 75),
@@ -47,10 +49,16 @@ BENCHMARKS: dict[str, tuple[Callable[[int], Any], int]] = {
     "work_curve": (work_curve.run, 1),
 }
 #: Run only where they are named: they need what not every machine has.
-ON_REQUEST = ("gpu", "work_curve")
+ON_REQUEST = ("budgets", "gpu", "work_curve")
 #: Those that take a choice of workloads and contestants, and `--quick`.
-WITH_CHOICE = {"throughput": throughput.QUICK_ROUNDS, "gpu": gpu.QUICK_ROUNDS, "work_curve": 1}
+WITH_CHOICE = {
+    "throughput": throughput.QUICK_ROUNDS,
+    "gpu": gpu.QUICK_ROUNDS,
+    "work_curve": 1,
+    "budgets": budgets.QUICK_ROUNDS,
+}
 EPILOG = f"""benchmarks (marked *: only where named):
+  budgets*           a budget of saved bytes beside checkpointing by layer at equal bytes
   checkpoint_memory  bytes of a checkpointed GPT-2
   compile_latency    first training result of a GPT-2, by depth
   dispatch           a cached call of x + 1
@@ -70,6 +78,8 @@ workloads of gpu:
   {", ".join(gpu_workloads.WORKLOADS)}
 workloads of work_curve:
   {", ".join(work_curve.NAMES)}
+workloads of budgets:
+  {", ".join(budgets.NAMES)}
 contestants of work_curve:
   {", ".join(work_curve.COMPILERS)}
 contestants of gpu:
@@ -102,7 +112,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="FILE",
         help="draw throughput, gpu or work_curve (.svg, .png); needs matplotlib",
     )
-    chosen = parser.add_argument_group("of throughput, gpu and work_curve alone")
+    chosen = parser.add_argument_group("of throughput, gpu, work_curve and budgets alone")
     chosen.add_argument(
         "--workloads", nargs="+", default=[], metavar="NAME", help="in whole or in part: gpt2/training, gpt2, inference"
     )
@@ -126,6 +136,8 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
             throughput.chosen_contestants(options.contestants)
         if "work_curve" in options.names:
             work_curve.chosen(options.workloads)
+        if "budgets" in options.names:
+            budgets.chosen(options.workloads)
         if "gpu" in options.names:
             gpu.chosen_workloads(options.workloads)
             gpu.chosen_contestants(options.contestants, options.device)
@@ -166,7 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         result = benchmark(options.rounds or rounds)
         print(f"\n{result}", flush=True)
         written[name] = {**asdict(result), "ratio": result.ratio}
-        if name in WITH_CHOICE and options.plot:
+        if name in WITH_CHOICE and name != "budgets" and options.plot:
             plot.write(result, options.plot, ", ".join(f"{key} {value}" for key, value in where.items()))
     if options.json:
         options.json.write_text(json.dumps(written, indent=2) + "\n")

@@ -8,6 +8,7 @@ from switchgear.capture.handler import PASS, Feature, Handler
 from switchgear.functional import grad, value_and_grad, vjp
 from switchgear.inspect.examine import Examination, ExaminedRegion, examine
 from switchgear.inspect.explain import CacheInfo, cache_info, explain
+from switchgear.inspect.plan import Plan, PlannedMemory, plan
 from switchgear.inspect.waiting import wait
 from switchgear.ir.aliasing import aliased_argument, storages, written_arguments
 from switchgear.ir.choice import Choice, Declined, Implementation, Saved
@@ -51,6 +52,8 @@ __all__ = [
     "Operation",
     "PassContext",
     "PassPlacement",
+    "Plan",
+    "PlannedMemory",
     "Progress",
     "Region",
     "RegionChoice",
@@ -79,6 +82,7 @@ __all__ = [
     "last_saved",
     "last_traces",
     "leaf_of",
+    "plan",
     "plugin_report",
     "put_grad",
     "real_dispatch",

@@ -28,7 +28,7 @@ _WORTH = 16
 #: What it costs to save a byte: of two ways alike, that which saves less.
 _KEEPING = 0.02
 #: How near to the best answer is near enough, and how many nodes of the search are to find it.
-_SEARCH = {"mip_rel_gap": 0.01, "node_limit": 500}
+_SEARCH = {"mip_rel_gap": 0.03, "node_limit": 20}
 
 Terms = dict[int, float]
 
@@ -97,14 +97,19 @@ class _Program:
         rows, columns, factors = zip(*entries, strict=True)
         shape = len(self.rows), len(self.costs)
         matrix = sparse.csr_array((factors, (rows, columns)), shape=shape)
+        # of the same order, else the solver's tolerances mean different things
+        scale = 1 / abs(matrix).max(axis=1).toarray().ravel()
         _, lower, upper = zip(*self.rows, strict=True)
         prices = self.costs if costs is None else [costs.get(i, 0.0) for i in range(shape[1])]
         highest = numpy.where(self.integral, 1.0, numpy.inf)
+        prices = numpy.array(prices) / max(prices)
         return optimize.milp(
             prices,
             integrality=numpy.array(self.integral, int),
             bounds=optimize.Bounds(0, highest),
-            constraints=optimize.LinearConstraint(matrix, lower, upper),
+            constraints=optimize.LinearConstraint(
+                sparse.diags_array(scale) @ matrix, scale * lower, scale * upper
+            ),
             options=_SEARCH,
         ).x
 

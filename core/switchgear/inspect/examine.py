@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from switchgear.compile.pipeline import Program
 from switchgear.errors import InvalidInput
 from switchgear.grad.partition import saved_values
 from switchgear.inspect.explain import counted, saved_lines, who_takes_part
@@ -16,7 +15,7 @@ from switchgear.ir.aliasing import storages
 from switchgear.ir.choice import Choice, Saved
 from switchgear.ir.symbol import proxies
 from switchgear.ir.trace import Trace
-from switchgear.jit import compiler_of, jit
+from switchgear.jit import Compiler, compiler_of, jit
 from switchgear.jitted import JitFunction, JitModule
 from switchgear.runtime.fallback import Fallback
 from switchgear.runtime.module_state import is_uninitialised
@@ -111,12 +110,9 @@ def examine(function: Any, /, *args: Any, **kwargs: Any) -> Examination:
     itself; executors are asked what they take, and compile nothing. A jitted function is examined with its options,
     another one with the default ones, `sg.defaults` included. Raises what the call would raise of plugins' errors.
     """
-    jitted = function if isinstance(function, (JitFunction, JitModule)) else jit(function)
-    compiler = compiler_of(jitted)
-    if compiler.module is not None and is_uninitialised(compiler.module):
-        raise InvalidInput("the module has lazy parts; call it once, which initialises them")
+    compiler = compiler_for(function)
     noted: list[ExaminedRegion] = []
-    entry = compiler.examined(_undecided(compiler.selection, noted), args, kwargs)
+    entry = compiler.examined(undecided(compiler.selection, noted), args, kwargs)
     if isinstance(entry, Fallback):
         return Examination(
             compiler.selection, fallback=f"{entry} (fallback={compiler.options['fallback']!r})"
@@ -133,12 +129,25 @@ def examine(function: Any, /, *args: Any, **kwargs: Any) -> Examination:
         saved=saved,
         forward=entry.forward.stages[-1],
         backward=backward.stages[-1] if backward else None,
-        forward_peak=_peak(entry.forward, {proxy.name for proxy in entry.captured.trace.inputs}),
-        backward_peak=_peak(backward, {one.name for one in saved if one.alive}) if backward else 0,
+        forward_peak=peak(
+            entry.forward.stages[-2], {proxy.name for proxy in entry.captured.trace.inputs}
+        ),
+        backward_peak=peak(backward.stages[-2], {one.name for one in saved if one.alive})
+        if backward
+        else 0,
     )
 
 
-def _undecided(selection: Selection, noted: list[ExaminedRegion]) -> Selection:
+def compiler_for(function: Any) -> Compiler:
+    """The compiler of a jitted function, or of another one with the default options."""
+    jitted = function if isinstance(function, (JitFunction, JitModule)) else jit(function)
+    compiler = compiler_of(jitted)
+    if compiler.module is not None and is_uninitialised(compiler.module):
+        raise InvalidInput("the module has lazy parts; call it once, which initialises them")
+    return compiler
+
+
+def undecided(selection: Selection, noted: list[ExaminedRegion]) -> Selection:
     """The same, with executors that take what they take and compile nothing; their regions are `noted`."""
 
     def choose(regions: Sequence[Region], context: Any) -> Sequence[RegionChoice]:
@@ -189,9 +198,11 @@ def _operators(region: Trace) -> tuple[str, ...]:
     return tuple([item.symbol.name for item in region.bound_symbols])
 
 
-def _peak(program: Program, held: Collection[str]) -> int:
-    """The most bytes at once that a program's values take, those in the memory of `held` inputs left out."""
-    trace = program.stages[-2]  # the last stage but for its `del` lines, which say the same
+def peak(trace: Trace, held: Collection[str]) -> int:
+    """The most bytes at once that a trace's values take, those in the memory of `held` inputs left out.
+
+    It has no `del` lines: each value dies after its last reader.
+    """
     homes = storages(trace.bound_symbols)
     last: dict[str, int] = {}
     for line, item in enumerate(trace.bound_symbols):
@@ -200,10 +211,10 @@ def _peak(program: Program, held: Collection[str]) -> int:
         )
     kept = {homes.get(proxy.name, proxy.name) for proxy in proxies(trace.outputs)}
     alive = {proxy.name: proxy.bytes for proxy in trace.inputs if proxy.name not in held}
-    peak = sum(alive.values())
+    most = sum(alive.values())
     for line, item in enumerate(trace.bound_symbols):
         alive.update((proxy.name, proxy.bytes) for proxy in item.outputs if proxy.name not in homes)
-        peak = max(peak, sum(alive.values()))
+        most = max(most, sum(alive.values()))
         for name in [name for name in alive if last.get(name) == line and name not in kept]:
             del alive[name]
-    return peak
+    return most

@@ -1,0 +1,153 @@
+"""Budgets of saved bytes, beside torch.utils.checkpoint by layer at equal bytes: what is held, and processor time."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import transformers
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import switchgear as sg
+from benchmarks.measure import Ratio, Samples, interleave
+from benchmarks.memory import Held, measure
+from benchmarks.workloads import WORKLOADS, Function, Task
+
+NAMES = ("gpt2/training", "llama/training")
+#: Parts of what eager saves.
+BUDGETS = (0.9, 0.7, 0.5, 0.3, 0.2)
+#: Switchgear may take this part of checkpointing's time, by its defaults.
+LIMIT = 0.9
+#: What else a step holds when its forward is done: the loss.
+SLACK = 4096
+QUICK_ROUNDS = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A budget of a workload, in bytes: eager's step, checkpointing so many of its layers, and Switchgear's.
+
+    The checkpointed layers are as few as meet the budget, or all. `limit` is the budget, or what they hold if that is
+    less. Of Switchgear there is one by operators alone, which checkpoints the same layers or chooses, and the default.
+    """
+
+    budget: float
+    layers: int
+    limit: int
+    held: dict[str, Held]
+    samples: dict[str, Samples]
+
+    def to_checkpoint(self, name: str) -> Ratio:
+        """Time by that of the checkpointed layers."""
+        return self.samples[name].interval_to(self.samples["checkpoint"])
+
+    def __str__(self) -> str:
+        lines = [f"  memory={self.budget:g}: {self.limit:,} bytes; checkpoint: {self.layers} layers"]
+        for name, held in self.held.items():
+            size = f"held {held.saved:12,}  peak {held.peak:12,}  {1e3 * self.samples[name].median:8.1f} ms"
+            lines.append(f"    {name:24}  {size}  × checkpoint {self.to_checkpoint(name)}")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """By workload, its budgets."""
+
+    rows: dict[str, list[Row]]
+
+    @property
+    def ratio(self) -> dict[str, float]:
+        """The greatest ratio of the default's time to that of checkpointing, by workload."""
+        return {name: max(row.to_checkpoint("switchgear").value for row in rows) for name, rows in self.rows.items()}
+
+    @property
+    def met(self) -> bool:
+        """Whether each budget is."""
+        rows = [row for rows in self.rows.values() for row in rows]
+        return all(
+            row.held[name].saved <= row.limit + SLACK for row in rows for name in ("switchgear", "switchgear-torch")
+        )
+
+    def __str__(self) -> str:
+        lines = ["budgets of saved bytes, beside torch.utils.checkpoint by layer at equal bytes"]
+        for name, rows in self.rows.items():
+            lines += [name, *map(str, rows)]
+        for name, ratio in self.ratio.items():
+            holds = "yes" if ratio <= LIMIT else "NO"
+            lines.append(f"{name}: at most {ratio:.3f} of checkpointing's time, {LIMIT:g} wanted: {holds}")
+        return "\n".join([*lines, f"every budget met: {'yes' if self.met else 'NO'}"])
+
+
+def chosen(names: Sequence[str]) -> list[str]:
+    """The workloads of these names, both without any. Raises `ValueError` for another name."""
+    if unknown := set(names) - set(NAMES):
+        raise ValueError(f"no such workload: {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
+    return [name for name in NAMES if not names or name in names]
+
+
+def layers_of(function: Function) -> Sequence[nn.Module]:
+    """The layers of a model of transformers."""
+    assert isinstance(function, nn.Module)
+    return list(next(part for part in function.modules() if isinstance(part, nn.ModuleList)))
+
+
+def checkpointed(task: Task, count: int) -> Function:
+    """A workload's function with its first layers checkpointed."""
+    for layer in layers_of(task.function)[:count]:
+        layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
+    return task.function
+
+
+def held(name: str, task: Task, function: Function) -> Held:
+    """What a step holds, once it is warm."""
+    for _ in range(2):
+        task.run(function)
+    for tensor in task.learned:
+        tensor.grad = None
+    return measure(name, lambda: task.forward(function))
+
+
+def compared(name: str, budget: float, eager: Held, every: Sequence[Held], rounds: int, quick: bool) -> Row:
+    """One budget; `every` is what is held with so many layers checkpointed, from one on."""
+    wanted = int(budget * eager.saved)
+    layers = next((count for count, one in enumerate(every, 1) if one.saved <= wanted), len(every))
+    limit = min(wanted, every[layers - 1].saved)
+    tasks = {one: WORKLOADS[name].task(quick) for one in ("eager", "checkpoint", "checkpoint, jitted")}
+    tasks |= {one: WORKLOADS[name].task(quick) for one in ("switchgear-torch", "switchgear")}
+    functions: dict[str, Function] = {
+        "eager": tasks["eager"].function,
+        "checkpoint": checkpointed(tasks["checkpoint"], layers),
+        "checkpoint, jitted": sg.jit(checkpointed(tasks["checkpoint, jitted"], layers), executors=["torch"]),
+        "switchgear-torch": sg.jit(tasks["switchgear-torch"].function, executors=["torch"], memory=f"{limit}B"),
+        "switchgear": sg.jit(tasks["switchgear"].function, memory=f"{limit}B", compile="now"),
+    }
+    found = {one: held(one, tasks[one], function) for one, function in functions.items()}
+
+    def seconds(one: str) -> Callable[[], float]:
+        def measured() -> float:
+            start = time.process_time()  # of one thread: what else the machine does counts less
+            tasks[one].run(functions[one])
+            return time.process_time() - start
+
+        return measured
+
+    samples = interleave(rounds, {one: seconds(one) for one in functions})
+    return Row(budget, layers, limit, found, {one.name: one for one in samples})
+
+
+def run(rounds: int, *, workloads: Sequence[str] = (), contestants: Sequence[str] = (), quick: bool = False) -> Result:
+    """Measure every budget of the workloads named, or of both; there is no choice of contestants."""
+    transformers.logging.set_verbosity_error()
+    rows: dict[str, list[Row]] = {}
+    for name in chosen(workloads):
+        task = WORKLOADS[name].task(quick)
+        eager = held("eager", task, task.function)
+        every = []
+        for count in range(1, len(layers_of(task.function)) + 1):
+            task = WORKLOADS[name].task(quick)
+            every.append(held("checkpoint", task, checkpointed(task, count)))
+        rows[name] = [compared(name, budget, eager, every, rounds, quick) for budget in BUDGETS]
+    return Result(rows)
