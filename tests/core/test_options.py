@@ -120,7 +120,7 @@ def test_inductor_says_which_options_it_has() -> None:
         inductor.configured({"max_autotun": True})
 
 
-def memory(jitted: Any) -> str:
+def memory(jitted: Any) -> object:
     return compiler_of(jitted).selection.memory
 
 
@@ -214,5 +214,5 @@ def test_types_are_kept() -> None:
     if TYPE_CHECKING:
         _: str = sg.jit(scaled)(X)  # type: ignore[assignment]
         sg.jit(scaled)("x")  # type: ignore[arg-type]
-        sg.jit(scaled, memory="least")  # type: ignore[call-overload]
+        sg.jit(scaled, compile="soon")  # type: ignore[call-overload]
         sg.defaults(memori="lean")  # type: ignore[call-arg]
