@@ -120,8 +120,8 @@ def test_inductor_says_which_options_it_has() -> None:
         inductor.configured({"max_autotun": True})
 
 
-def memory(jitted: Any) -> object:
-    return compiler_of(jitted).selection.memory
+def memory(jitted: Any) -> str:
+    return str(compiler_of(jitted).selection.memory)
 
 
 def test_defaults_hold_in_their_block() -> None:
