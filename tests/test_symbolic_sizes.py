@@ -618,3 +618,19 @@ def test_a_function_that_asks_for_the_type_of_a_size() -> None:
     jitted = sg.jit(lambda x: x * 2 if type(x.shape[0]) is int else x * 3, executors=["torch"])
     for rows in (3, 4, 5):
         assert torch.equal(jitted(torch.ones(rows)), torch.full((rows,), 2.0))
+
+
+def test_rows_cropped_from_buffers_of_several_lengths_have_symbolic_strides() -> None:
+    def function(x: T) -> T:
+        return (x.sin() @ x.transpose(-1, -2)).sum(-1)
+
+    jitted = sg.jit(function, executors=["torch"])
+    for length, rows in ((8, 5), (9, 6), (10, 6), (11, 7), (12, 8), (13, 9)):
+        x = torch.randn(2, length, 4)[:, :rows].requires_grad_()
+        expected = function(x)
+        assert torch.equal(jitted(x), expected)
+        (found,) = torch.autograd.grad(jitted(x).sum(), x)
+        (wanted,) = torch.autograd.grad(expected.sum(), x)
+        assert torch.equal(found, wanted)
+    assert entries(jitted) <= 3
+    assert "is t_0.stride(0)" in sg.explain(jitted)

@@ -15,7 +15,7 @@ import torch
 from switchgear import torch_private as internals
 from switchgear.capture.recorder import active_recorder
 from switchgear.capture.session import Captured, capture
-from switchgear.capture.signature import Argument
+from switchgear.capture.signature import Argument, tensor_of
 from switchgear.capture.structure import flatten
 from switchgear.capture.values import metadata_proxy
 from switchgear.compile.pipeline import expected_grad
@@ -26,7 +26,6 @@ from switchgear.ir.dead_code import dead_code, live
 from switchgear.ir.evaluation import evaluate
 from switchgear.ir.trace import Trace
 from switchgear.jit import compiler_of, jit
-from switchgear.runtime.entry import tensor_of
 from switchgear.runtime.epilogue import finish
 from switchgear.who.selection import Selection
 

@@ -56,8 +56,12 @@ class Seen(internals.TorchDispatchMode):
 
 
 def test_every_public_name_is_tested_here() -> None:
-    tree = ast.parse(inspect.getsource(internals))
-    public = {node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name[0] != "_"}
+    # what finds the names is tested by test_private_names.py
+    files = [file for file in Path(inspect.getfile(internals)).parent.glob("*.py") if file.name != "names.py"]
+    nodes = [node for file in files for node in ast.parse(file.read_text()).body]
+    functions = [node.name for node in nodes if isinstance(node, ast.FunctionDef)]
+    public = {name for name in functions if name[0] != "_" and inspect.isfunction(getattr(internals, name, None))}
+    assert len(public) > 50
     text = Path(__file__).read_text()
     assert {name for name in public if f"internals.{name}" not in text} == set()
 
@@ -1277,3 +1281,61 @@ def test_streams_are_told_apart() -> None:
     one, other = torch.Generator(), torch.Generator()
     assert internals.stream_key(one) == internals.stream_key(one)
     assert internals.stream_key(one) != internals.stream_key(other)
+
+
+# --- found by the list of all ---
+
+
+def test_the_key_of_functionalization_is_excluded_by_its_set() -> None:
+    with internals.functionalization():
+        included = torch._C._dispatch_tls_is_dispatch_key_included
+        assert included("Functionalize")
+        with torch._C._ExcludeDispatchKeyGuard(internals.functionalize_keys()):
+            assert torch._C._dispatch_tls_is_dispatch_key_excluded("Functionalize")
+
+
+def test_a_guard_tree_follows_attributes_items_and_elements() -> None:
+    value = types.SimpleNamespace(items={"a": [1, (2, 3)]})
+    root = internals.guard_root()
+    node = internals.guard_child(root, "attribute", "items", value.items)
+    node = internals.guard_child(node, "dict", "a", value.items["a"])
+    node = internals.guard_child(node, "list", 1, value.items["a"][1])
+    node = internals.guard_child(node, "tuple", 0, 2)
+    node.add_id_match_guard(id(2), ["two"], None)
+    assert root.check(value)
+    value.items["a"][1] = (4, 3)
+    assert not root.check(value)
+
+
+def test_kernels_of_many_tensors_keep_the_strides_that_a_pointwise_one_gives() -> None:
+    x = torch.randn(2, 3, 4).transpose(0, 2)
+    for count in (1, 2, 3):
+        assert internals.iterated(*[x.to("meta")] * count).stride() == torch.neg(x).stride()
+
+
+def test_fakes_get_the_strides_of_their_kernels(mode: Any) -> None:
+    x = torch.randn(2, 3).t()
+    with mode:
+        given: Any = internals.fake_of_layout(mode, (x.shape, x.stride(), x.dtype, x.device, 0, False, False))
+        result = torch.empty(3, 2)
+    kernel = (slice(0, 1), internals.iterated)
+    assert internals.laid_out(mode, kernel, result, (given,), {}).stride() == x.stride()
+    assert internals.layout_of(mode, given) == (x.shape, x.stride(), x.dtype, x.device, 0, False, False)
+    assert internals.layout_of(mode, given.requires_grad_()) is None
+
+
+def test_a_class_shown_is_shown_no_longer_than_asked() -> None:
+    with internals.shown_class(torch.SymInt, lambda number: int):
+        assert isinstance(torch.SymInt.__new__(torch.SymInt), int)
+    assert not isinstance(torch.SymInt.__new__(torch.SymInt), int)
+
+
+def test_what_was_compiled_runs_plainly() -> None:
+    def function(x: T) -> bool:
+        return torch.compiler.is_compiling()
+
+    compiled = torch.compile(function, backend="eager")
+    assert compiled(torch.ones(2))
+    with internals.compiled_run_plainly():
+        assert not compiled(torch.ones(3))
+        assert torch.compile(function) is function

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import types
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -165,6 +165,20 @@ class Base:
 
     def __str__(self) -> str:
         return f"the base of {self.of}"
+
+
+def tensor_of(source: InputSource, leaves: Sequence[Any]) -> torch.Tensor:
+    """The tensor that an input of a trace stands for, by the flattened arguments of the call."""
+    if isinstance(source, Argument):
+        return leaves[source.index]  # type: ignore[no-any-return]
+    if isinstance(source, Base):
+        return source.fetch(tensor_of(source.of, leaves))
+    if isinstance(source, Held) and isinstance(source.owner, Argument):
+        return source.fetch(leaves[source.owner.index])  # type: ignore[no-any-return]
+    tensor = source.tensor if isinstance(source, Closure) else source.fetch()
+    if tensor is None:
+        raise Unsupported(f"{source} vanished from its module while it was captured")
+    return tensor
 
 
 def follow(value: Any, steps: Iterable[Any]) -> object:

@@ -86,13 +86,14 @@ class Sizes:
     def layout(
         self, name: str, tensor: torch.Tensor, dims: frozenset[int]
     ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """Sizes and strides of the input called `name`, those of `dims` symbolic, but for 0 and 1."""
+        """Sizes and strides of the input called `name`, those of `dims` symbolic, but for 0 and 1.
+
+        Strides go with the sizes; what does not is symbolic where `~dim` is in `dims`.
+        """
         shape: list[Any] = list(tensor.shape)
         for dim in sorted(dims):
-            if dim < len(shape) and shape[dim] > 1:
-                shape[dim] = internals.new_size(self.env, f"{name}.size({dim})", shape[dim])
-                self.numbers.append(NumberProxy(str(shape[dim]), name, dim))
-                self.symbols[str(shape[dim])] = shape[dim]
+            if 0 <= dim < len(shape) and shape[dim] > 1:
+                shape[dim] = self._new(name, dim, shape[dim])
         stride: list[Any] = list(tensor.stride())
         reach: dict[int, Any] = {}
         for dim in sorted(range(len(shape)), key=lambda dim: (stride[dim], tensor.size(dim))):
@@ -100,8 +101,17 @@ class Sizes:
             if step > 1 and isinstance(reach.get(step), torch.SymInt):
                 stride[dim] = reach[step]
                 self._strides.append((name, dim, stride[dim]))
+            elif step > 1 and ~dim in dims:
+                stride[dim] = self._new(name, ~dim, step)
             reach.setdefault(step * tensor.size(dim), stride[dim] * shape[dim])
         return tuple(shape), tuple(stride)
+
+    def _new(self, name: str, dim: int, hint: int) -> torch.SymInt:
+        number = NumberProxy("", name, dim)
+        size = internals.new_size(self.env, number.source, hint)
+        self.numbers.append(replace(number, name=str(size)))
+        self.symbols[str(size)] = size
+        return size
 
     def close(self, inputs: Sequence[TensorProxy]) -> None:
         """Nothing more is decided by these sizes: what was is what calls are held to."""
@@ -181,7 +191,8 @@ class Sizes:
 def _measuring(
     numbers: Sequence[NumberProxy], place: Mapping[str, int]
 ) -> Callable[[Sequence[torch.Tensor]], tuple[int, ...]]:
-    items = "".join([f"input[{place[number.tensor]}].size({number.dim}), " for number in numbers])
+    inputs = [replace(number, tensor=f"input[{place[number.tensor]}]") for number in numbers]
+    items = "".join([f"{number.source}, " for number in inputs])
     measure: Callable[[Sequence[torch.Tensor]], tuple[int, ...]] = eval(f"lambda input: ({items})")
     return measure
 

@@ -35,6 +35,7 @@ from switchgear.ir.trace import Trace
 from switchgear.machine import surroundings
 from switchgear.who.answers import Answers, from_json
 from switchgear.who.executor import Executor
+from switchgear.who.hookspecs import OF_THE_CALL
 from switchgear.who.modes import COMPILE_VARIABLE
 from switchgear.who.selection import Selection
 
@@ -135,7 +136,7 @@ def objection(selection: Selection) -> str:
     for one in selection.team:
         if isinstance(one, Executor) and not _travels(one):
             return f"executor {one.name} is an object that another process cannot make"
-    if any(placement.owner == "the call" for placement in selection.passes):
+    if any(placement.owner == OF_THE_CALL for placement in selection.passes):
         return "the call has passes of its own"
     if not sys.executable:
         return "this Python does not say which program it is (sys.executable)"

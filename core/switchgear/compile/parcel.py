@@ -72,8 +72,7 @@ def unpack(parcel: bytes) -> tuple[Trace, Sizes | None]:
     sizes = Sizes()
     with symbolic(sizes):
         for number, hint in zip(numbers, hints, strict=True):
-            place = f"{number.tensor}.size({number.dim})"
-            sizes.symbols[number.name] = internals.new_size(sizes.env, place, hint)
+            sizes.symbols[number.name] = internals.new_size(sizes.env, number.source, hint)
             sizes.numbers.append(number)
         return _Unpickler(buffer, sizes.symbols).load(), sizes
 

@@ -71,7 +71,7 @@ def explain(jitted: object, guards: bool = False) -> str:
     inputs = zip(entry.captured.sources, entry.captured.trace.inputs, strict=True)
     numbers = {proxy.name: str(place) for place, proxy in inputs if isinstance(place, HeldNumber)}
     for number in sizes.numbers if sizes is not None else ():
-        path = numbers.get(number.tensor, f"the size of {number.tensor} in dimension {number.dim}")
+        path = numbers.get(number.tensor, number.source)
         lines.append(f"dynamic sizes: {number.name} is {path}")
     for constraint in sizes.constraints if sizes is not None else ():
         lines.append(f"  only if {constraint}")

@@ -17,11 +17,24 @@ _SHORT_KINDS = {"float": "f", "bfloat": "bf", "complex": "c", "int": "i", "uint"
 
 @dataclass(frozen=True, slots=True)
 class NumberProxy:
-    """A number of a trace: the size of its input `tensor` in dimension `dim`, or, without one, an input itself."""
+    """A number of a trace: the size of its input `tensor` in dimension `dim`, or, without one, an input itself.
+
+    With `~dim` in the place of `dim` it is the stride.
+    """
 
     name: str
     tensor: str = ""
     dim: int = 0
+
+    @property
+    def source(self) -> str:
+        """Where it is found, as Python."""
+        measured = f"size({self.dim})" if self.dim >= 0 else f"stride({~self.dim})"
+        return f"{self.tensor}.{measured}"
+
+    def read(self, tensor: torch.Tensor) -> int:
+        """What it is for this input tensor."""
+        return tensor.size(self.dim) if self.dim >= 0 else tensor.stride(~self.dim)
 
 
 class _Remembers:

@@ -140,7 +140,7 @@ def _render(
         raise Unsupported(
             f"trace {trace.name!r} needs the sizes {', '.join(sorted(unknown))}, which it is not given"
         )
-    sizes = [f"{n.name} = {n.tensor}.size({n.dim})" for n in measured.values() if n.tensor]
+    sizes = [f"{n.name} = {n.source}" for n in measured.values() if n.tensor]
     body[2 * boxed : 2 * boxed] = sizes
     lines = [f"import {module}" for module in sorted(scope.modules)]
     lines += [f"# {name}: {describe(value)}" for name, value in scope.values.items()]

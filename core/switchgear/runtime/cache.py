@@ -92,7 +92,7 @@ class Cache:
     def add(self, key: tuple[object, ...], entry: Entry, reason: str = "") -> None:
         """Keep a new entry, and drop the one that was used longest ago if there are too many.
 
-        `reason` says what of its data or sizes set the call apart from those that others were compiled for.
+        `reason` says what of data, sizes or Python state set the call apart from those that others are for.
         """
         self._compilations += 1
         why = reason or (self._difference(key) if self._last_key else "the first call")

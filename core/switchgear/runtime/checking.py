@@ -43,9 +43,7 @@ def run_checked(program: Program, arguments: tuple[Any, ...], *, values: bool = 
     held.update(zip((*own, *(proxy.name for proxy in trace.inputs)), given, strict=True))
     del given
     box: list[Any] = []
-    sizes = {
-        n.name: held[n.tensor].size(n.dim) if n.tensor else held[n.name] for n in trace.numbers
-    }
+    sizes = {n.name: n.read(held[n.tensor]) if n.tensor else held[n.name] for n in trace.numbers}
     for item in concrete(trace.bound_symbols, sizes) if sizes else trace.bound_symbols:
         if item.symbol is DEL:
             for proxy in item.inputs:

@@ -16,7 +16,7 @@ from switchgear import torch_private as internals
 from switchgear.capture.outputs import Outputs, reshaped_inputs
 from switchgear.capture.session import capture, compiling
 from switchgear.capture.shared_memory import sharing
-from switchgear.capture.signature import Argument, Base, Closure, Held, HeldNumber, InputSource
+from switchgear.capture.signature import Base, HeldNumber, tensor_of
 from switchgear.capture.sizes import Marks, symbolic
 from switchgear.capture.structure import Structure
 from switchgear.capture.user_code import user_frame
@@ -314,17 +314,3 @@ class Entry:
 
 def _then(complete: Finisher, after: Callable[[object, Sequence[object]], object]) -> Finisher:
     return lambda results, inputs: after(complete(results, inputs), inputs)
-
-
-def tensor_of(source: InputSource, leaves: list[Any]) -> torch.Tensor:
-    """The tensor that an input of a trace stands for, by the flattened arguments of the call."""
-    if isinstance(source, Argument):
-        return leaves[source.index]  # type: ignore[no-any-return]
-    if isinstance(source, Base):
-        return source.fetch(tensor_of(source.of, leaves))
-    if isinstance(source, Held) and isinstance(source.owner, Argument):
-        return source.fetch(leaves[source.owner.index])  # type: ignore[no-any-return]
-    tensor = source.tensor if isinstance(source, Closure) else source.fetch()
-    if tensor is None:
-        raise Unsupported(f"{source} vanished from its module while it was captured")
-    return tensor

@@ -27,9 +27,11 @@ from switchgear.capture.signature import (
     InputSource,
     ModuleState,
     base_of,
+    tensor_of,
 )
 from switchgear.capture.structure import Structure
 from switchgear.ir.composites import leaves_of
+from switchgear.ir.proxy import TensorProxy
 from switchgear.runtime.modes import same_modes
 from switchgear.runtime.module_state import modules_guard
 
@@ -157,7 +159,7 @@ def _state_guards(captured: Captured, tensors: list[torch.Tensor]) -> Iterator[G
     )
     yield Guard(
         f"check(*(inputs := ({sources})))",
-        "sizes, strides, dtype, device or requires_grad of an argument, parameter, buffer or closed-over tensor",
+        lambda leaves: _changed_tensor(captured, leaves),
         scope,
     )
     scope = {}
@@ -165,6 +167,37 @@ def _state_guards(captured: Captured, tensors: list[torch.Tensor]) -> Iterator[G
     yield from captured.guards
     if captured.sizes is not None:
         yield Guard("fits(inputs)", "what holds of the sizes", {"fits": captured.sizes.fits()})
+
+
+def _changed_tensor(captured: Captured, leaves: Sequence[object]) -> str:
+    """Which input has another layout in a call, and what of it."""
+    for source, proxy in (
+        zip(captured.sources, captured.trace.inputs, strict=True) if leaves else ()
+    ):
+        now: object = tensor_of(source, leaves)
+        if not isinstance(now, torch.Tensor):
+            return f"{source}, which was a tensor,"
+        for what, read in _LAYOUT.items():
+            before, after = read(proxy), read(now)
+            if what in ("sizes", "strides"):
+                before = tuple(
+                    [n if type(n) is int else now for n, now in zip(before, after, strict=False)]
+                )
+            if before != after:
+                return f"the {what} of {source} (from {before} to {after})"
+    return "sizes, strides, dtype, device or requires_grad of a tensor"
+
+
+_LAYOUT: dict[str, Callable[[Any], Any]] = {
+    "number of dimensions": lambda tensor: len(tensor.shape),
+    "sizes": lambda tensor: tuple(tensor.shape),
+    "strides": lambda tensor: tuple(
+        tensor.stride if isinstance(tensor, TensorProxy) else tensor.stride()
+    ),
+    "dtype": lambda tensor: tensor.dtype,
+    "device": lambda tensor: tensor.device,
+    "requires_grad": lambda tensor: tensor.requires_grad,
+}
 
 
 def _layouts(

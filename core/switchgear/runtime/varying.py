@@ -6,20 +6,21 @@ Integers in Python's objects, such as counters, are sizes too: of an input that 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 
-from switchgear.capture.signature import Argument, Held
+from switchgear.capture.signature import Argument, Held, tensor_of
 from switchgear.capture.sizes import Marks
 from switchgear.capture.structure import Structure
 from switchgear.errors import Unsupported
-from switchgear.runtime.entry import Entry, tensor_of
+from switchgear.runtime.entry import Entry
 
 #: The structure of the arguments, and how many dimensions the tensors among them have.
 Kind = tuple[Structure, tuple[int | None, ...]]
 #: A number is symbolic so often in vain: the first time, sizes that go with it may not have changed yet.
-_PATIENCE = 2
+_PATIENCE = 4
 
 
 def kind_of(spec: Structure, leaves: list[object]) -> Kind:
@@ -66,7 +67,10 @@ class VaryingSizes:
 
 
 def _changed(entry: Entry, leaves: list[object]) -> dict[int | str, frozenset[int]] | None:
-    """Which dimensions of the inputs of an entry have other sizes in a call; None if more is different than sizes."""
+    """Which dimensions of the inputs of an entry have other sizes in a call; None if more is different than sizes.
+
+    Where the sizes are the same, `~dim` says that it has another stride.
+    """
     changed: dict[int | str, frozenset[int]] = {}
     pairs = zip(entry.captured.sources, entry.captured.trace.inputs, strict=True)
     for source, proxy in pairs:
@@ -78,8 +82,12 @@ def _changed(entry: Entry, leaves: list[object]) -> dict[int | str, frozenset[in
             return None
         if not isinstance(tensor, torch.Tensor) or tensor.dim() != len(proxy.shape):
             return None
-        sizes = zip(tensor.shape, proxy.shape, strict=True)
-        dims = [dim for dim, (now, then) in enumerate(sizes) if type(then) is int and now != then]
-        if dims:
+        dims = _differing(tensor.shape, proxy.shape)
+        if dims or (dims := [~dim for dim in _differing(tensor.stride(), proxy.stride)]):
             changed[source.place] = frozenset(dims)
     return changed | dict.fromkeys(entry.varying(leaves), frozenset({0}))
+
+
+def _differing(now: Sequence[int], then: Sequence[Any]) -> list[int]:
+    pairs = enumerate(zip(now, then, strict=True))
+    return [dim for dim, (one, other) in pairs if type(other) is int and one != other]

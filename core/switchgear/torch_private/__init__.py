@@ -1,7 +1,7 @@
 """Every private API of PyTorch that Switchgear leans on, and nothing else: a file for each thing that it is about.
 
 `names` says which there are, and what becomes of us where one is missing. Tested against each supported torch by
-`tests/core/test_torch_private.py`.
+`tests/core/test_private_names.py`, that they are there, and `tests/core/test_torch_private.py`, what they do.
 """
 
 from switchgear.torch_private.autograd import *

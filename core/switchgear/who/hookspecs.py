@@ -115,8 +115,11 @@ OF_THE_CALL = "the call"
 
 @dataclass(frozen=True, slots=True)
 class PassPlacement:
-    """A pass of a plugin and where it runs: before or after differentiation, before executors claim, or after
-    it: before regions are found, or at the very end.
+    """A pass of a plugin and where it runs.
+
+    `before_grad` sees the calls as captured; `after_grad` the joint trace, once for each kind of grad outputs, where
+    gradients are wanted. The others see forward and backward, the backward when it is first needed: `before_claim`,
+    `before_fusion`, in which each call has who runs it, and `after_claim`, the very end.
 
     A pass that puts calls of its own in the place of others asks the context who would run them. Once executors have
     claimed, each call has an `implementation`, and what a pass adds has to have one. At the end a call may write to its
