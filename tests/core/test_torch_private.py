@@ -1319,7 +1319,8 @@ def test_fakes_get_the_strides_of_their_kernels(mode: Any) -> None:
         given: Any = internals.fake_of_layout(mode, (x.shape, x.stride(), x.dtype, x.device, 0, False, False))
         result = torch.empty(3, 2)
     kernel = (slice(0, 1), internals.iterated)
-    assert internals.laid_out(mode, kernel, result, (given,), {}).stride() == x.stride()
+    made: Any = internals.laid_out(mode, kernel, result, (given,), {})
+    assert made.stride() == x.stride()
     assert internals.layout_of(mode, given) == (x.shape, x.stride(), x.dtype, x.device, 0, False, False)
     assert internals.layout_of(mode, given.requires_grad_()) is None
 
