@@ -33,6 +33,18 @@ def float_attribute() -> Scenario:
     return changed(module, lambda: put(module, scale=3.0))
 
 
+@case(entries=2)
+def float_attribute_beside_one_that_is_set_before_every_call() -> Scenario:
+    module = Scaled(scale=2.0)
+
+    def drive(call: Call) -> Steps:
+        for number in range(24):
+            put(module, unread=number, scale=2.0 if number < 22 else 3.0)
+            yield step(call, points(), of=module)
+
+    return Scenario(module, drive)
+
+
 @case()
 def number_set_back() -> Scenario:
     module = Scaled(scale=2.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Container, Iterable
 from functools import partial
 from operator import is_not
@@ -13,8 +12,6 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from switchgear import torch_private as internals
 
-#: From Python 3.13 on the version of an instance's `__dict__` does not tell of its attributes.
-_HAS_INLINE_VALUES = sys.version_info >= (3, 13)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -85,7 +82,7 @@ def modules_guard(
                 return False
         return same_forwards()
 
-    if _HAS_INLINE_VALUES:
+    if internals.HAS_INLINE_VALUES:
         return same
     return _Versions(parts, same_forwards, same).check
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from switchgear.torch_private.names import private, value_of
 
+#: From Python 3.13 on the version of an instance's `__dict__` does not tell of its attributes.
+HAS_INLINE_VALUES = sys.version_info >= (3, 13)
 RootGuardManager: Any = private("torch._C._dynamo.guards.RootGuardManager")
 
 

@@ -154,6 +154,14 @@ def numbers_changed(value: Any, frozen: object, path: str) -> Iterator[str]:
             yield from numbers_changed(value[key], item, f"{path}[{key!r}]")
 
 
+def can_change(frozen: object) -> bool:
+    """Whether the object that was frozen, the same one, may hold something else later."""
+    if isinstance(frozen, Contents):
+        is_fixed = frozen.kind in (tuple, frozenset, types.MethodType)
+        return not is_fixed or any(map(can_change, frozen.items))
+    return isinstance(frozen, (Data, Instance))
+
+
 def leaves(frozen: object) -> Iterator[Any]:
     """What is not a container in a frozen value."""
     if isinstance(frozen, Contents):

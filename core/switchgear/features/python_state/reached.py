@@ -446,6 +446,9 @@ class Reached:
             or isinstance(value, _WRITTEN_IN_C)
         ):
             return
+        if type(type(value)) is enum.EnumMeta and type(value) is kind:  # which nobody can replace
+            self.reach(value, f"{kind.__name__}.{name}")
+            return
         if name == "__getattribute__":  # what stands there while reads are noted is ours
             return
         if code is not None and isinstance(value, types.FunctionType):

@@ -26,6 +26,7 @@ from switchgear.features.python_state.frozen import (
     Contents,
     Data,
     Instance,
+    can_change,
     is_atom,
     numbers_changed,
     same,
@@ -38,6 +39,8 @@ ITSELF: Any = type("Itself", (), {})()
 _MOST_VALUES = 8
 #: A dict of more is compared by its version.
 _FEW_ITEMS = 8
+#: As many times dicts may have been written to, and hold what was read, before all are looked into by every call.
+_MOST_WRITES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +176,9 @@ class State:
         #: The ids of what calls write to.
         self._written = written
         self._indices = tuple(arguments)
+        #: The ids of dicts that are looked into by every call, for something writes to them between calls.
+        self._looked_into = {*written}
+        self._writes_met = 0
         #: What else leads to this trace.
         self._alternatives: list[State] = []
 
@@ -180,7 +186,9 @@ class State:
         """Make the tree, while all is as it was."""
         fixed = [read for read in self._reads if read.place is None]
         self.owners = tuple({id(read.owner): read.owner for read in fixed}.values())
-        self.root, self._kept = _tree(self._reads, (self.owners, *objects.values()), [*objects])
+        looked_into = None if self._writes_met > _MOST_WRITES else self._looked_into
+        call = (self.owners, *objects.values())
+        self.root, self._kept = _tree(self._reads, call, [*objects], looked_into)
         for read in self._reads:
             read.release()
 
@@ -191,7 +199,8 @@ class State:
     def refresh(self, *objects: Any) -> bool:
         """Whether it or an alternative holds, where the tree says no.
 
-        The tree compares some places by identity, and is made again where these alone are others.
+        The tree compares some places by identity, and dicts by their versions; it is made again where these alone are
+        others.
         """
         if any(one.root.check((one.owners, *objects)) for one in self._alternatives):
             return True
@@ -205,6 +214,8 @@ class State:
         suspects = [self._reads[int(number)] for number in said[:1] if number.isdecimal()]
         if not all(read.holds(named) for read in (*suspects, *self._reads)):
             return False
+        self._looked_into.update(id(read.owner) for read in suspects)
+        self._writes_met += 1
         self.build(named)
         return True
 
@@ -283,18 +294,35 @@ class _Nodes:
         return self._nodes[steps]
 
 
-def _tree(reads: list[Read], call: tuple[Any, ...], indices: list[int]) -> tuple[Any, list[object]]:
-    """The tree, each of whose guards has the number of a read as its label, and what it knows by identity."""
+def _tree(
+    reads: list[Read], call: tuple[Any, ...], indices: list[int], looked_into: Set[int] | None
+) -> tuple[Any, list[object]]:
+    """The tree, each of whose guards has the number of a read as its label, and what it knows by identity.
+
+    Of dicts other than those that are `looked_into`, with None all, that nothing was written to tells all.
+    """
     nodes = _Nodes(call, indices)
     objects = dict(zip(indices, call[1:], strict=True))
     kept: list[object] = []
+    by_version: set[int] = set()
     for number, read in enumerate(reads):
-        node, label = nodes.of(read), [str(number)]
-        if read.place is None and _is_by_identity(read):
+        node, label, owner = nodes.of(read), [str(number)], id(read.owner)
+        if looked_into is not None and owner not in looked_into and _has_version(read):
+            if owner not in by_version:
+                by_version.add(owner)
+                node.add_dict_version_guard(read.owner, label, None)
+        elif read.place is None and _is_by_identity(read):
             kept.append(_add_identity(node, read, label))
         else:
             _add_read(node, read, objects, label)
     return nodes.root, kept
+
+
+def _has_version(read: Read) -> bool:
+    """Whether what was read is there as it was for as long as nothing is written to the dict."""
+    if internals.HAS_INLINE_VALUES or read.place is not None or read.kind is not dict:
+        return False
+    return read.key is not ITSELF and not can_change(read.value)
 
 
 def _is_by_identity(read: Read) -> bool:
