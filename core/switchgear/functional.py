@@ -21,6 +21,7 @@ from switchgear.capture.values import metadata_proxy
 from switchgear.compile.pipeline import expected_grad
 from switchgear.errors import InvalidInput
 from switchgear.grad.differentiate import differentiate
+from switchgear.grad.hidden_writes import refuse_hidden_writes
 from switchgear.grad.inner_gradients import inner_gradients
 from switchgear.ir.dead_code import dead_code, live
 from switchgear.ir.evaluation import evaluate
@@ -156,6 +157,7 @@ def _linearised(
     inputs = [tensor_of(source, leaves) for source in captured.sources]
     higher = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
     joint = differentiate(trace, selection, expected, higher_order=higher)
+    refuse_hidden_writes(joint, trace, captured.hidden)
     values: dict[str, Any] = {
         proxy.name: tensor for proxy, tensor in zip(trace.inputs, inputs, strict=True)
     }

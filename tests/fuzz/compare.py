@@ -216,11 +216,13 @@ class _Pair:
             refusal = actual.get("call")
             if isinstance(refusal, Raised) and isinstance(refusal.error, REFUSALS):
                 return Verdict(Outcome.FALLBACK, str(refusal), _blurred(str(refusal)))
-            if unlike and _is_rounding_of_gradients(unlike):
+            if unlike and all("gradient" in one.fact for one in unlike):
                 # Gradients of several results are summed in another order if one of them is a view, which is made
-                # around the compiled call, and those of several calls call by call. Those of each result by itself, of
-                # this call alone, have to be equal.
-                unlike = self.compare(place, apart=True)[2]
+                # around the compiled call, or an argument. Those of each result by itself have to be equal; where it is
+                # rounding, of this call alone, for those of several calls are summed call by call.
+                cut = _is_rounding_of_gradients(unlike)
+                alone = self.compare(place, apart=True, cut=cut)[2]
+                unlike = alone if cut else alone and unlike
             if unlike:
                 shown = [f"call {place}: {one}" for one in unlike[:SHOWN]]
                 shown += [f"… and {len(unlike) - SHOWN} more"] * (len(unlike) > SHOWN)
@@ -230,10 +232,10 @@ class _Pair:
                 raised = str(expected["call"])
         return Verdict(Outcome.BOTH_RAISE, raised, _blurred(raised)) if raised else Verdict(Outcome.EQUAL)
 
-    def compare(self, place: int, *, apart: bool = False) -> tuple[Facts, Facts, list[Difference]]:
+    def compare(self, place: int, *, apart: bool = False, cut: bool = False) -> tuple[Facts, Facts, list[Difference]]:
         """Eager's facts of a call, the jitted one's, and how they differ."""
-        expected = observe(self.subject, self.eager, self.eager, place, apart=apart)
-        actual = observe(self.subject, self.jitted, self.other, place, apart=apart)
+        expected = observe(self.subject, self.eager, self.eager, place, apart=apart, cut=cut)
+        actual = observe(self.subject, self.jitted, self.other, place, apart=apart, cut=cut)
         unlike = [
             one
             for one in differences(expected, actual)
@@ -243,14 +245,16 @@ class _Pair:
         return expected, actual, unlike
 
 
-def observe(subject: Subject, function: Function, owner: Function, place: int, *, apart: bool = False) -> Facts:
+def observe(
+    subject: Subject, function: Function, owner: Function, place: int, *, apart: bool = False, cut: bool = False
+) -> Facts:
     """Call the function once, and look at everything afterwards.
 
-    owner: the module whose state it works on. apart: gradients of each result by itself, not of all, and none of
+    owner: the module whose state it works on. apart: gradients of each result by itself, not of all. cut: none of
     earlier calls by way of the state.
     """
     leaves, args, kwargs = subject.call(place)
-    if apart:
+    if cut:
         _cut_off(subject, owner)
     subject.change(place, owner)
     facts: Facts = {}

@@ -244,6 +244,22 @@ def gradient_off_by(error: float, message: str) -> Jit:
     return jit
 
 
+def test_a_sum_over_results_may_cancel_otherwise() -> None:
+    """The gradient of the sum is that of `x` beside one 1e12 times as large, which comes and goes."""
+
+    def results(x: Tensor, y: Tensor, buffer: Tensor) -> tuple[Tensor, ...]:
+        return (x - x) * 1e12, x * 1
+
+    def other_order(f: Function) -> Function:
+        def run(x: Tensor, y: Tensor, buffer: Tensor) -> tuple[Tensor, ...]:
+            last = x * 1
+            return (x - x) * 1e12, last
+
+        return run
+
+    assert judge(Script(arguments, results), other_order).outcome is Outcome.EQUAL
+
+
 SPLIT = "f is split by TorchDynamo, in calls of this kind: no reason"
 
 

@@ -984,6 +984,28 @@ def test_once_wrong(name: str) -> None:
     assert verdict.outcome is not Outcome.DIFFERENT, verdict.detail
 
 
+def overwritten_after_a_sum(x: Tensor) -> Any:
+    y = x + 1
+    x.data.mul_(0.3)
+    return y, x[0].relu()
+
+
+def overwritten_after_distances(x: Tensor) -> Any:
+    """As a codebook is that a quantiser looks up and then moves."""
+    nearest = (x @ x.mT).argmax(-1)
+    x.data.mul_(0.99).add_(x[nearest].detach(), alpha=0.01)
+    return x[nearest] * 2
+
+
+@pytest.mark.parametrize("function", [overwritten_after_a_sum, overwritten_after_distances])
+@pytest.mark.parametrize("arguments", [non_leaf, one_leaf])
+def test_overwritten_unseen_where_no_backward_reads(
+    function: Callable[..., Any], arguments: Callable[[], Arguments]
+) -> None:
+    verdict = judge(Script(arguments, function))
+    assert verdict.outcome is Outcome.EQUAL, verdict.detail
+
+
 def argument_and_its_data() -> Arguments:
     torch.manual_seed(7)
     x = torch.randn(4)

@@ -1,5 +1,5 @@
 """Writes that capture refuses: those that functionalization brings back to a base inexactly or in another order than
-eager's, those through `.data` to what a backward reads, and those of backward code to what it is handed.
+eager's, and those of backward code to what it is handed.
 """
 
 from __future__ import annotations
@@ -11,14 +11,11 @@ from typing import Any
 import torch
 
 from switchgear.capture.shared_memory import overlap_in_part, overlaps_itself
-from switchgear.capture.tape import Tape
 from switchgear.capture.tracker import Tracker
 from switchgear.errors import Unsupported
-from switchgear.ir.aliasing import in_place_twin, storages
-from switchgear.ir.composites import leaves_of
+from switchgear.ir.aliasing import in_place_twin
 from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.symbol import BoundSymbol
-from switchgear.ir.writes import SET_VALUE
 from switchgear.nesting import tensors_in
 from switchgear.torch_private import storage_key
 
@@ -121,25 +118,6 @@ def refuse_casts(recorded: Iterable[BoundSymbol], here: Callable[[], str]) -> No
                 _refuse(f"with an operand of another dtype than {dtype} that requires grad", here)
         if item.is_leaf and in_place_twin(item.symbol.fn) is not None:
             makers.update((proxy.name, item) for proxy in item.outputs)
-
-
-def refuse_hidden(tape: Tape, hidden: set[str]) -> None:
-    """Refuse writes through `.data` to what autograd may have saved: eager's backward reads what is there then.
-
-    `hidden` are the names of the values that were overwritten so.
-    """
-    leaves = [*leaves_of(line for frame in tape.frames for line in frame.lines)] if hidden else []
-    homes = storages(leaves)
-    overwritten = {homes.get(name, name) for name in hidden}
-    for leaf in leaves:
-        is_write = leaf.symbol == SET_VALUE or leaf.symbol.fn in INVERSES
-        if is_write or not leaf.grad_enabled or not any(out.requires_grad for out in leaf.outputs):
-            continue
-        if not overwritten.isdisjoint([homes.get(one.name, one.name) for one in leaf.inputs]):
-            raise Unsupported(
-                f"the function writes through .data to what {leaf.symbol.name} has read, at {leaf.source}: "
-                "autograd may have saved it for the backward; write under torch.no_grad()"
-            )
 
 
 @contextlib.contextmanager

@@ -21,9 +21,8 @@ from switchgear.capture.doors import Doors
 from switchgear.capture.guards import Guard
 from switchgear.capture.handler import Handlers
 from switchgear.capture.modules import Modules
-from switchgear.capture.outputs import Outputs, differentiable_outputs, outputs_of
+from switchgear.capture.outputs import Outputs, outputs_of
 from switchgear.capture.recorder import Matters, Recorder, active_line, active_recorder
-from switchgear.capture.refused_writes import refuse_hidden
 from switchgear.capture.seeding import StandIn, stand_in
 from switchgear.capture.shared_memory import Home
 from switchgear.capture.sharing import SharedMemory, find_shared, refuse_views_of_constants
@@ -80,6 +79,8 @@ class Captured:
     after: tuple[Callable[[Any, Sequence[Any]], Any], ...] = ()
     #: The places of the objects among the arguments.
     objects: tuple[int, ...] = ()
+    #: The names of values that were overwritten through `.data`.
+    hidden: frozenset[str] = frozenset()
 
 
 def capture(
@@ -137,8 +138,6 @@ def capture(
             with torch._C.DisableTorchFunction():
                 outputs = outputs_of(recorder, result, views=differentiable is None)
                 find_shared(recorder, inputs, outputs)
-                if differentiable_outputs(outputs):
-                    refuse_hidden(recorder.tape, recorder.tracker.writes.hidden)
                 body = splice_escaping(recorder.tape.take(), outputs.proxies)
         proxies, constants = (
             tuple(entry.proxy for entry in recorder.inputs),
@@ -156,7 +155,8 @@ def capture(
         identical, grad_enabled = tuple(_identical(leaves, recorder)), torch.is_grad_enabled()
         sources, entered = tuple(inputs.sources), tuple(modules.entered)
         used_sizes = sizes if numbers else None
-        after = tuple(recorder.guards), tuple(recorder.after), tuple(objects)
+        hidden = frozenset(recorder.tracker.writes.hidden)
+        after = tuple(recorder.guards), tuple(recorder.after), tuple(objects), hidden
         return Captured(
             trace, sources, outputs, identical, grad_enabled, entered, matters, used_sizes, *after
         )

@@ -24,6 +24,7 @@ from switchgear.errors import DataDependent, Unsupported
 from switchgear.fusion.fuse import fuse
 from switchgear.grad.automatic import partition_as_asked
 from switchgear.grad.differentiate import Joint, differentiate
+from switchgear.grad.hidden_writes import refuse_hidden_writes
 from switchgear.grad.inner_gradients import inner_gradients
 from switchgear.grad.partition import Partitioned, backward_for
 from switchgear.ir.choice import Choice
@@ -204,15 +205,16 @@ def compile_training(
     grad_outputs: Grads,
     mutated: Mapping[str, int],
     beside: Set[int],
+    hidden: frozenset[str] = frozenset(),
     choices: tuple[Choice, ...] = (),
 ) -> Training:
     """The forward and backward programs of a prepared trace, for the grad outputs that are expected.
 
     `mutated` names the outputs that are copied into inputs after the forward has run, with the index of the input;
-    `beside` are the inputs in the same storages.
+    `beside` are the inputs in the same storages, `hidden` names values that were overwritten through `.data`.
     """
     overwritten = frozenset(stages[-1].inputs[index].name for index in {*mutated.values(), *beside})
-    forward, joint, merged = _differentiated(stages, selection, grad_outputs)
+    forward, joint, merged = _differentiated(stages, selection, grad_outputs, hidden=hidden)
     backward = _Stages([*forward.traces])
     start = time.perf_counter()
     fuses = bool(selection.fusion)
@@ -343,11 +345,13 @@ def _differentiated(
     selection: Selection,
     grad_outputs: Grads,
     higher_order: bool = False,
+    hidden: frozenset[str] = frozenset(),
 ) -> tuple[_Stages, Joint, Mapping[str, TensorProxy]]:
     """The stages up to the joint trace, that trace, and which of its values stand for others."""
     stages = _Stages([*prepared])
     start = time.perf_counter()
     joint = differentiate(prepared[-1], selection, grad_outputs, higher_order=higher_order)
+    refuse_hidden_writes(joint, prepared[-1], hidden)
     stages.keep("differentiate", joint.trace, start)
     stages.plugin_passes("after_grad", selection)
     if higher_order:

@@ -16,7 +16,6 @@ from switchgear.capture.call import Call
 from switchgear.capture.gradients_inside import AUTOGRAD_GRAD
 from switchgear.capture.handler import Handler, getter
 from switchgear.capture.recorder import Recorder
-from switchgear.capture.refused_writes import refuse_hidden
 from switchgear.errors import Unsupported
 from switchgear.ir.proxy import TensorProxy
 from switchgear.nesting import map_tensors
@@ -31,7 +30,11 @@ class InnerGrad(Handler):
         """The gradients."""
         assert call.fn is not None
         _refuse_outside_history(recorder, *call.args)
-        refuse_hidden(recorder.tape, recorder.tracker.writes.hidden)
+        if recorder.tracker.writes.hidden:
+            raise Unsupported(
+                "the function writes through .data before it calls torch.autograd.grad, in "
+                f"{recorder.here()}: autograd may have saved what was there; write under torch.no_grad()"
+            )
         if call.kwargs["create_graph"] or call.kwargs["is_grads_batched"]:
             return recorder.track_outputs(call.fn(*call.args, **call.kwargs))
         return _record_call(recorder, call.fn, *call.args, **call.kwargs)

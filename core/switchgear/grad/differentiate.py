@@ -11,7 +11,8 @@ Every line of the backward has a `Link` to its forward line and rule.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -54,6 +55,7 @@ class Joint:
     The trace's inputs are the forward's and then the defined grad outputs; its outputs the forward's `count`, then a
     gradient or None per forward input.
     `kept` is what other grad outputs, or those of a second derivative, would read besides: eager saves it too.
+    `named` says what values of the forward are called that have another name here.
     """
 
     trace: Trace
@@ -61,6 +63,7 @@ class Joint:
     grad_outputs: Grads
     choices: tuple[Choice, ...]
     kept: tuple[TensorProxy, ...] = ()
+    named: Mapping[str, TensorProxy] = field(default_factory=dict)
 
 
 def differentiate(
@@ -103,9 +106,8 @@ def _differentiate(
         provenance=trace.provenance,
         numbers=trace.numbers,
     )
-    return Joint(
-        dead_code(joint), len(outputs), cotangents, tuple(forward.choices), tuple(forward.kept)
-    )
+    choices, kept = tuple(forward.choices), tuple(forward.kept)
+    return Joint(dead_code(joint), len(outputs), cotangents, choices, kept, forward.named)
 
 
 class Forward:
@@ -129,13 +131,13 @@ class Forward:
         self.linears: list[Linear] = []
         self.choices: list[Choice] = []
         self.kept: list[TensorProxy] = []
-        self._env: dict[str, TensorProxy] = {}
+        self.named: dict[str, TensorProxy] = {}
         #: What the conjugate and negative fallbacks of PyTorch's dispatcher made, and of what.
         self._lazy: dict[str, TensorProxy] = {}
 
     def now(self, proxy: TensorProxy) -> TensorProxy:
         """What a value of the given trace is called by now."""
-        return self._env.get(proxy.name, proxy)
+        return self.named.get(proxy.name, proxy)
 
     def linearise(self, bound_symbol: BoundSymbol, origin: BoundSymbol) -> None:
         """Append a bound symbol, and how it is differentiated; `origin` is the one of the trace that it belongs to."""
@@ -226,7 +228,7 @@ class Forward:
             self.body.extend(linked(made, link, *item.tags & {SAVED}) for made in applied.forward)
         for proxy, output in zip(item.outputs, applied.outputs, strict=True):
             if output != proxy:
-                self._env[proxy.name] = output
+                self.named[proxy.name] = output
         self.linears.append(Linear(item.inputs, applied.outputs, applied.pull, link))
 
     def _derive(self, item: BoundSymbol, origin: BoundSymbol) -> None:
@@ -298,9 +300,9 @@ class Forward:
 
     def _current(self, item: BoundSymbol) -> BoundSymbol:
         """A bound symbol with its values as they are by now, and requires_grad of its outputs to match its inputs."""
-        if not self._env:
+        if not self.named:
             return item
-        current = renamed(item, self._env)
+        current = renamed(item, self.named)
         cut = _requires_grad(current.outputs) and not _requires_grad(current.inputs)
         return self._cut(current) if cut else current
 
@@ -309,8 +311,8 @@ class Forward:
         made = [
             proxy for part in with_parts([item]) for proxy in part.outputs if proxy.requires_grad
         ]
-        self._env.update((proxy.name, replace(proxy, requires_grad=False)) for proxy in made)
-        return renamed(item, self._env)
+        self.named.update((proxy.name, replace(proxy, requires_grad=False)) for proxy in made)
+        return renamed(item, self.named)
 
     def _adopt_constant(self, recorder: Recorder, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor that a rule closes over."""

@@ -93,12 +93,12 @@ class _Region(Forward):
         """Append a bound symbol of the trace."""
         self._current_index = index
         if index in self._paths:
-            self._replace(self._paths[index], renamed(item, self._env))
+            self._replace(self._paths[index], renamed(item, self.named))
         elif index in self._differentiated:
             self.linearise(item, item)
             self._owners.extend([index] * (len(self.linears) - len(self._owners)))
         else:
-            self.body.append(renamed(item, self._env))
+            self.body.append(renamed(item, self.named))
 
     def _root(self, proxy: TensorProxy) -> TensorProxy:
         """The value that autograd knows a tensor by: writes that it did not see leave its history as it is."""
@@ -252,7 +252,7 @@ class _Region(Forward):
             self._line(_COPY, (empty, grad), {}, made, link)
             return
         if not _same_layout(made, grad):
-            self._env[made.name] = made = replace(grad, name=made.name, requires_grad=False)
+            self.named[made.name] = made = replace(grad, name=made.name, requires_grad=False)
         self._line(_DETACH, (grad,), {}, made, link)
 
     def _line(

@@ -284,7 +284,10 @@ class Entry:
         reshaped = reshaped_inputs(outputs, stages[-1].inputs)
         changed = [*(mutation.input for mutation in outputs.mutations), *reshaped]
         beside = {other for _, other, _ in sharing(tensors, changed)}.union(reshaped)
-        training = compile_training(stages, selection, grad_outputs, mutated, beside, choices)
+        hidden = self.captured.hidden
+        training = compile_training(
+            stages, selection, grad_outputs, mutated, beside, hidden, choices
+        )
         self._make_forward, self.forward = training.make_forward, training.forward
         self.bridge = Bridge(
             training,

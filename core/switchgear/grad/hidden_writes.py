@@ -1,0 +1,42 @@
+"""Writes through `.data`, which nothing tells autograd of: eager's backward reads what they leave in what it saved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from switchgear.errors import Unsupported
+from switchgear.grad.differentiate import Joint
+from switchgear.ir.aliasing import storages
+from switchgear.ir.proxy import TensorProxy
+from switchgear.ir.symbol import BACKWARD, BoundSymbol
+from switchgear.ir.trace import Trace, names_of
+
+#: Owners and forms of rules whose backward reads what eager's does; of others', what the call reads is taken for it.
+_EAGERS = frozenset({"derived", "decomposition", "constant", "switchgear", "autograd.Function"})
+
+
+def refuse_hidden_writes(joint: Joint, forward: Trace, hidden: frozenset[str]) -> None:
+    """Refuse a joint trace whose backward reads memory of one of the values of the forward that were overwritten."""
+    names = hidden & names_of(forward) if hidden else hidden
+    if not names:
+        return
+    homes = storages(joint.trace.bound_symbols)
+    named = (joint.named[name].name if name in joint.named else name for name in names)
+    overwritten = {homes.get(name, name) for name in named}
+    for proxy, reader in _read(joint):
+        if homes.get(proxy.name, proxy.name) in overwritten:
+            what = f"{reader.symbol.name} has read, at {reader.source}" if reader else "was saved"
+            raise Unsupported(
+                f"the function writes through .data to what {what}: eager's backward reads what is there by then; "
+                "write under torch.no_grad()"
+            )
+
+
+def _read(joint: Joint) -> Iterator[tuple[TensorProxy, BoundSymbol | None]]:
+    """What backwards read of the forward, each with the line of the forward whose gradient needs it."""
+    for line in joint.trace.bound_symbols:
+        rules = [link.rule for link in line.links]
+        if BACKWARD in line.tags or any(_EAGERS.isdisjoint((r.owner, r.form)) for r in rules):
+            reader = line.links[-1].forward if line.links else None
+            yield from ((proxy, reader) for proxy in line.inputs)
+    yield from ((proxy, None) for proxy in joint.kept)
