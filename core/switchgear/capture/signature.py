@@ -168,16 +168,20 @@ class Base:
 
 
 def tensor_of(source: InputSource, leaves: Sequence[Any]) -> torch.Tensor:
-    """The tensor that an input of a trace stands for, by the flattened arguments of the call."""
+    """The tensor that an input of a trace stands for, by the flattened arguments of the call.
+
+    Raises `Unsupported` if there is none.
+    """
     if isinstance(source, Argument):
-        return leaves[source.index]  # type: ignore[no-any-return]
-    if isinstance(source, Base):
-        return source.fetch(tensor_of(source.of, leaves))
-    if isinstance(source, Held) and isinstance(source.owner, Argument):
-        return source.fetch(leaves[source.owner.index])  # type: ignore[no-any-return]
-    tensor = source.tensor if isinstance(source, Closure) else source.fetch()
-    if tensor is None:
-        raise Unsupported(f"{source} vanished from its module while it was captured")
+        tensor = leaves[source.index]
+    elif isinstance(source, Base):
+        tensor = source.fetch(tensor_of(source.of, leaves))
+    elif isinstance(source, Held) and isinstance(source.owner, Argument):
+        tensor = source.fetch(leaves[source.owner.index])
+    else:
+        tensor = source.tensor if isinstance(source, Closure) else source.fetch()
+    if not isinstance(tensor, torch.Tensor):
+        raise Unsupported(f"{source} is no tensor any more")
     return tensor
 
 

@@ -30,6 +30,7 @@ from switchgear.capture.signature import (
     tensor_of,
 )
 from switchgear.capture.structure import Structure
+from switchgear.errors import Unsupported
 from switchgear.ir.composites import leaves_of
 from switchgear.ir.proxy import TensorProxy
 from switchgear.runtime.modes import same_modes
@@ -174,8 +175,9 @@ def _changed_tensor(captured: Captured, leaves: Sequence[object]) -> str:
     for source, proxy in (
         zip(captured.sources, captured.trace.inputs, strict=True) if leaves else ()
     ):
-        now: object = tensor_of(source, leaves)
-        if not isinstance(now, torch.Tensor):
+        try:
+            now = tensor_of(source, leaves)
+        except Unsupported:
             return f"{source}, which was a tensor,"
         for what, read in _LAYOUT.items():
             before, after = read(proxy), read(now)

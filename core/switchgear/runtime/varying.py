@@ -77,10 +77,10 @@ def _changed(entry: Entry, leaves: list[object]) -> dict[int | str, frozenset[in
         if not isinstance(source, (Argument, Held)):
             continue
         try:
-            tensor: object = tensor_of(source, leaves)
+            tensor = tensor_of(source, leaves)
         except Unsupported:
             return None
-        if not isinstance(tensor, torch.Tensor) or tensor.dim() != len(proxy.shape):
+        if tensor.dim() != len(proxy.shape):
             return None
         dims = _differing(tensor.shape, proxy.shape)
         if dims or (dims := [~dim for dim in _differing(tensor.stride(), proxy.stride)]):
