@@ -164,7 +164,7 @@ class Compiler:
 
     def _can_be_split(self) -> bool:
         is_python = isinstance(self.function, (types.FunctionType, types.MethodType))
-        return is_python and not internals.tracing()
+        return is_python and not internals.tracing() and internals.can_take_apart()
 
     def _split(self) -> Callable[..., object]:
         """The function as TorchDynamo takes it apart."""

@@ -36,6 +36,11 @@ def _mode() -> Any:
     from torch.utils._python_dispatch import TorchDispatchMode  # noqa: PLC0415  a PyTorch may have it no more
 
     class FirstDispatched(TorchDispatchMode):
+        @classmethod
+        def _should_skip_dynamo(cls) -> bool:
+            """PyTorch would wrap the handler, and import TorchDynamo for that."""
+            return False
+
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             raise _Dispatched(func, args, kwargs or {})
 

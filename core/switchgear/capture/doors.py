@@ -248,7 +248,7 @@ def _refuse_error(recorder: Recorder, call: Call, error: Exception) -> None:
         raise Unsupported(f"{name} of symbolic sizes fails, in {here()}: {message}") from error
 
 
-class _Operators(internals.TorchDispatchMode):
+class _Operators(internals.DispatchMode):
     """The door of operator overloads."""
 
     def __init__(self, recorder: Recorder, handlers: Handlers) -> None:

@@ -297,6 +297,7 @@ def _environment(modules: Modules, handlers: Handlers, compiling: bool) -> Itera
             "order; call the original function under it, or the jitted one outside of it"
         )
     with (
+        internals.imports_aside(),
         internals.outside_inference_mode(),
         internals.autocast_cache_cleared(),
         redirected(torch.nn.Module, "__call__", modules.call),

@@ -8,7 +8,7 @@ saved too, as in eager (`further_reads`).
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -220,9 +220,7 @@ def _run(
                 torch.set_grad_enabled(higher_order),
                 backward_writes_refused(tracker, handed, what),
             ):
-                found: Sequence[torch.Tensor | None] = torch.autograd.grad(
-                    outputs, inputs, cotangents, create_graph=higher_order, allow_unused=True
-                )
+                found = internals.gradients(outputs, inputs, cotangents, create_graph=higher_order)
                 grads = {
                     i: tracker.proxy_of(grad)
                     for i, grad in zip(wanted, found, strict=True)

@@ -103,11 +103,7 @@ class _Versions:
     def _look(self) -> None:
         states = [vars(part) for part in self._parts]
         children = [state["_modules"] for state in states if state["_modules"]]
-        self._dicts = (*states, *children)
-        self._root = internals.guard_root()
-        for place, held in enumerate(self._dicts):
-            node = internals.guard_child(self._root, "tuple", place, held)
-            node.add_dict_version_guard(held, ["a module"], None)
+        self._not_written = internals.not_written((*states, *children))
         self._hooks = [state[name] for state in states for name in _HOOKS]
         self._slots = [state[name] for state in states for name in ("_parameters", "_buffers")]
         self._slots += [state["_modules"] for state in states if not state["_modules"]]
@@ -115,7 +111,7 @@ class _Versions:
 
     def check(self) -> bool:
         if (
-            self._root.check(self._dicts)
+            self._not_written()
             and not any(self._hooks)
             and sum(map(len, self._slots)) == self._count
         ):

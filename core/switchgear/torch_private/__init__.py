@@ -11,6 +11,7 @@ from switchgear.torch_private.fakes import *
 from switchgear.torch_private.functionalize import *
 from switchgear.torch_private.functorch import *
 from switchgear.torch_private.guard_tree import *
+from switchgear.torch_private.imports import *
 from switchgear.torch_private.layouts import *
 from switchgear.torch_private.modes import *
 from switchgear.torch_private.sizes import *

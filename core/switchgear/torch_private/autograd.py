@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, cast
 
@@ -13,6 +13,7 @@ from torch.autograd import forward_ad
 
 from switchgear.patches import redirected
 from switchgear.torch_private.fakes import OpOverload
+from switchgear.torch_private.names import private
 
 
 def is_one_of_several(view: torch.Tensor) -> bool:
@@ -24,6 +25,23 @@ def is_one_of_several(view: torch.Tensor) -> bool:
 def view_again(view: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
     """Of another base what `view` is of its own, by the same calls."""
     return view._view_func_unsafe(base)  # type: ignore[no-any-return]
+
+
+_run_backward: Callable[..., Sequence[torch.Tensor | None]] = private(
+    "torch.autograd.graph._engine_run_backward"
+)
+
+
+def gradients(
+    outputs: Sequence[torch.Tensor],
+    inputs: Sequence[torch.Tensor],
+    cotangents: Sequence[torch.Tensor],
+    *,
+    create_graph: bool,
+) -> Sequence[torch.Tensor | None]:
+    """`torch.autograd.grad`, for cotangents of the outputs' sizes: it imports sympy to compare them."""
+    ends = tuple(outputs), tuple(cotangents), create_graph, create_graph, tuple(inputs)
+    return _run_backward(*ends, True, accumulate_grad=False)
 
 
 def make_non_leaf(wrapper: torch.Tensor) -> None:

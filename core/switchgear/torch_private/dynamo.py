@@ -13,7 +13,7 @@ import torch
 
 from switchgear.errors import Unsupported
 from switchgear.patches import redirected, replaced
-from switchgear.torch_private.names import private
+from switchgear.torch_private.names import check_names, private
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -34,6 +34,15 @@ def opaque(function: Function) -> Function:
     ):  # where one is missing, nothing is compiled
         _set_strategy(function.__code__, _Strategy(_Action.SKIP, _Action.SKIP))
     return function
+
+
+def can_take_apart() -> bool:
+    """Whether this PyTorch's TorchDynamo has what `taken_apart` uses."""
+    try:
+        check_names(dynamo=True)
+    except Unsupported:
+        return False
+    return True
 
 
 def taken_apart(
@@ -102,7 +111,10 @@ def compiled_run_plainly() -> Iterator[None]:
 
     Eager `flex_attention` compiles a part of itself, and would fail from then on.
     """
+    # where TorchDynamo is not imported, nothing was made, and no stance set
     loaded = sys.modules.get("torch._dynamo.eval_frame")
+    if loaded is not None:
+        check_names(dynamo=True)
     with contextlib.ExitStack() as stack:
         stack.enter_context(redirected(torch, "compile", _as_it_is))
         if loaded is not None:

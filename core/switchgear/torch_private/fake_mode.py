@@ -12,6 +12,7 @@ from torch._subclasses import fake_tensor
 
 from switchgear.nesting import tensors_in
 from switchgear.patches import replaced
+from switchgear.torch_private.common_fakes import common_fake
 from switchgear.torch_private.fakes import (
     FakeMode,
     Layout,
@@ -22,6 +23,7 @@ from switchgear.torch_private.fakes import (
     layout_of,
 )
 from switchgear.torch_private.functionalize import storage_key
+from switchgear.torch_private.imports import import_aside
 from switchgear.torch_private.layouts import (
     KEEP_PLACE,
     LAID_OUT_AS,
@@ -30,12 +32,13 @@ from switchgear.torch_private.layouts import (
     iterated,
     laid_out,
 )
+from switchgear.torch_private.modes import TorchDispatchMode
 from switchgear.torch_private.sizes import SYMBOLIC
 
 
 def new_fake_mode(shape_env: Any = None) -> FakeMode:
     """A mode in which operators compute metadata only; sizes are static but for those of a shape environment."""
-    return _FakeMode(allow_non_fake_inputs=False, shape_env=shape_env)
+    return _FakeMode(shape_env)
 
 
 def asks_device(func: Any, args: tuple[Any, ...]) -> bool:
@@ -55,7 +58,38 @@ def _viewed(mode: FakeMode, fake: fake_tensor.FakeTensor, viewed: torch.Tensor) 
 
 
 class _FakeMode(FakeMode):
-    """Fake tensors, with fakes of our own where PyTorch's are stricter than their kernels, or laxer."""
+    """Fake tensors, with fakes of our own where PyTorch's are stricter than their kernels, or laxer.
+
+    PyTorch's constructor imports TorchDynamo for its settings: it runs when what it sets is first asked for.
+    """
+
+    def __init__(self, shape_env: Any) -> None:
+        TorchDispatchMode.__init__(self)
+        self.shape_env = shape_env
+        self.static_shapes = shape_env is None
+        self.enter_stack = []
+        self._mode_key = torch._C._TorchDispatchModeKey.FAKE
+        self._allow_unsafe_data_ptr_access = self.allow_meta = True
+        self._is_complete = False
+        if shape_env is not None:
+            self._complete()
+
+    def _complete(self) -> None:
+        if not self._is_complete:
+            import_aside("torch._dynamo")
+            settings = {**self.__dict__, "_is_complete": True}
+            FakeMode.__init__(self, allow_non_fake_inputs=False, shape_env=self.shape_env)
+            self.__dict__.update(settings)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in FakeMode.__init__.__code__.co_names or self._is_complete:
+            raise AttributeError(name)
+        self._complete()
+        return getattr(self, name)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -73,8 +107,13 @@ class _FakeMode(FakeMode):
             known = _RESULTS.get(key) if key is not None else None
             if known is not None:
                 return _result(self, known, args)
-            with replaced(_FAKE_LOGGER, "disabled", True):
-                result: Any = super().__torch_dispatch__(func, types, args, kwargs)
+            result: Any = None
+            if key is not None or func is torch.ops.aten.as_strided.default:
+                result = common_fake(self, func, args, kwargs or {})
+            if result is None:
+                self._complete()
+                with replaced(_FAKE_LOGGER, "disabled", True):
+                    result = super().__torch_dispatch__(func, types, args, kwargs)
             if func in VIEWS and 1 in args[0].shape:
                 result = _viewed(self, result, args[0])
             if func in KEEP_PLACE and result.storage_offset() != args[0].storage_offset():
@@ -117,7 +156,9 @@ class _Result:
                 continue
             layout = (
                 layout_of(mode, made)
-                if is_fake(made) and not any(made is other for other in args)
+                if is_fake(made)
+                and not made.requires_grad
+                and not any(made is other for other in args)
                 else None
             )
             if layout is None:

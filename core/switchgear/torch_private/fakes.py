@@ -73,10 +73,8 @@ def fake_of_layout(mode: FakeMode, layout: Layout, home: Any = None) -> fake_ten
 
 
 def layout_of(mode: FakeMode, fake: fake_tensor.FakeTensor) -> Layout | None:
-    """The layout of a strided tensor of this mode, of which nothing else is known."""
+    """The layout of a strided tensor of this mode, of which nothing else is known but whether it requires grad."""
     if fake.fake_mode is not mode or fake.constant is not None or fake.layout is not torch.strided:
-        return None
-    if fake.requires_grad:
         return None
     place: Any = fake.storage_offset()
     return (

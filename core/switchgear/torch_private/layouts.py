@@ -29,8 +29,12 @@ KEEP_PLACE = frozenset(
 
 
 def iterated(*tensors: torch.Tensor) -> torch.Tensor:
-    """What a pointwise kernel of so many tensors returns."""
-    return (torch.neg, torch.add, torch.addcmul)[len(tensors) - 1](*tensors)
+    """What a pointwise kernel of so many tensors returns; of one or two, by one whose meta kernel is written in C++."""
+    if len(tensors) > 2:
+        return torch.addcmul(*tensors)
+    first, *_, last = (*tensors, *tensors)
+    result: torch.Tensor = torch.ops.aten.silu_backward(first, last)
+    return result
 
 
 def _broadcast_copy(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -104,7 +108,7 @@ TAKE_NUMBERS = frozenset(
     getattr(getattr(torch.ops.aten, name), overload)
     for overload, names in (
         ("Tensor", "add sub mul div"),
-        ("Scalar", "rsub eq ne gt ge lt le remainder fmod"),
+        ("Scalar", "add sub mul div rsub eq ne gt ge lt le remainder fmod"),
     )
     for name in names.split()
 )

@@ -27,6 +27,14 @@ else:
     _disable_current_modes = private("torch.utils._python_dispatch._disable_current_modes")
 
 
+class DispatchMode(TorchDispatchMode):
+    """A mode with a handler that is called as it is: PyTorch would wrap it, and import TorchDynamo for that."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
 @contextlib.contextmanager
 def outside_autograd() -> Iterator[None]:
     """Neither autograd, functionalization nor a function mode sees what runs here."""

@@ -1,7 +1,8 @@
 """The private names of PyTorch that the core leans on, and what becomes of it where a PyTorch has one no more.
 
 The package can be imported without any of them. Where one is missing, every call runs in eager and says why;
-`python -m switchgear doctor` lists what is missing.
+`python -m switchgear doctor` lists what is missing. Those of TorchDynamo, which takes longer to import than all else,
+are looked at by what uses them.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ _BY_USE = {
         torch._subclasses.fake_tensor.UnsupportedOperatorException torch._conj torch._neg_view
         torch._subclasses.fake_tensor.in_kernel_invocation_manager torch._C._set_conj torch._C._set_neg
         torch._C._get_default_device torch._GLOBAL_DEVICE_CONTEXT torch._prims_common.suggest_memory_format
+        torch._C._TorchDispatchModeKey.FAKE
     """,
     "functionalization": """
         torch._disable_functionalization torch._enable_functionalization torch._from_functional_tensor
@@ -49,13 +51,14 @@ _BY_USE = {
     "autograd": """
         torch.Tensor._base torch.Tensor._is_view torch.Tensor._version torch._C._autograd.CreationMeta.MULTI_OUTPUT_NODE
         torch._C._autograd._get_creation_meta torch._C._current_graph_task_id torch._C._set_grad_enabled
-        torch.autograd.forward_ad._current_level
+        torch.autograd.forward_ad._current_level torch.autograd.graph._engine_run_backward
         torch._C._autograd._top_saved_tensors_default_hooks torch._C._autograd._pop_saved_tensors_default_hooks
         torch._C._autograd._push_saved_tensors_default_hooks
     """,
     "guards": """
         torch._C._dynamo.guards.GlobalStateGuard torch._C._dynamo.guards.TensorGuards
-        torch._C._dynamo.guards.RootGuardManager torch._dynamo.guards.GuardManagerType
+        torch._C._dynamo.guards.RootGuardManager torch._C._dynamo.guards.dict_version
+        torch._dynamo.guards.GuardManagerType
         torch._C._any_output_is_alias_to_input_or_output torch._C._get_float32_matmul_precision
         torch._C._get_sdp_priority_order torch._C._set_sdp_priority_order torch.nn.attention._backend_names
         torch._C._get_math_sdp_allow_fp16_bf16_reduction torch._C._set_math_sdp_allow_fp16_bf16_reduction
@@ -63,6 +66,7 @@ _BY_USE = {
     "TorchDynamo": """
         torch._C._dynamo.eval_frame.set_code_exec_strategy torch._C._dynamo.eval_frame._FrameAction
         torch._C._dynamo.eval_frame._FrameExecStrategy torch._dynamo.optimize
+        torch._dynamo.eval_frame.DynamoStance torch._dynamo.eval_frame._stance
         torch._dynamo.types.ConvertFrameReturn torch._dynamo.utils.counters
     """,
     "autocast": """
@@ -108,6 +112,11 @@ def missing_names() -> dict[str, str]:
     return {path: use for path, use in PRIVATE_NAMES.items() if not _exists(path)}
 
 
+def in_dynamo(path: str) -> bool:
+    """Whether a name lies in the package of TorchDynamo, and not in what PyTorch imports at its start."""
+    return path.startswith("torch._dynamo.")
+
+
 def _exists(path: str) -> bool:
     try:
         value_of(path)
@@ -132,9 +141,13 @@ def private(path: str) -> Any:
 
 
 @functools.cache
-def check_names() -> None:
-    """Raise `Unsupported` where a private name is missing: without it a call is captured wrong, or not at all."""
-    missing = missing_names()
+def check_names(*, dynamo: bool = False) -> None:
+    """Raise `Unsupported` where a private name is missing: without it a call is captured wrong, or not at all.
+
+    `dynamo`: the names in TorchDynamo, else all others.
+    """
+    paths = [path for path in PRIVATE_NAMES if in_dynamo(path) is dynamo]
+    missing = {path: PRIVATE_NAMES[path] for path in paths if not _exists(path)}
     if missing:
         raise Unsupported(_lack(missing), splits=False)
 
