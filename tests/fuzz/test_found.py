@@ -1047,12 +1047,19 @@ def plain() -> Arguments:
     return [torch.randn(4)], []
 
 
+def attribute_read_under_no_grad(x: Tensor) -> Any:
+    x[x.argmax()]
+    with torch.no_grad():
+        return x.mT, x.mT * 2
+
+
 #: What TorchDynamo takes apart.
 SPLIT: list[tuple[Callable[..., Any], Callable[[], Arguments]]] = [
     (written_through_its_data, argument_and_its_data),
     (marked_dirty_and_written_unseen, plain),
     (moments_beside_an_unseen_write, leaf_and_moment),
     (differentiated_after_a_refused_write, non_leaf),
+    (attribute_read_under_no_grad, row_of_columns),
 ]
 
 

@@ -66,6 +66,8 @@ class Split:
         # a graph that is refused runs in eager, where such a region takes what it wrote itself for overwritten
         if any(part is not graph and _writes(part) for part in graph.modules()):
             raise Unsupported("a write inside a region of torch.utils.checkpoint, or one like it")
+        if _reads_under_other_mode(graph):
+            raise Unsupported("an attribute of a tensor that is read where grad mode was changed")
         compiler, run = graph_runner(graph, inputs, self._compile_graph)
         self.graphs.append(Graph(compiler, sum(map(_is_call, graph.graph.nodes))))
         return run
@@ -90,6 +92,15 @@ def _writes(part: torch.nn.Module) -> bool:
     nodes = part.graph.nodes if isinstance(part, fx.GraphModule) else ()
     names = [getattr(node.target, "__name__", node.target) for node in nodes if _is_call(node)]
     return any(name.endswith("_") and not name.endswith("__") for name in names)
+
+
+def _reads_under_other_mode(graph: fx.GraphModule) -> bool:
+    """Whether attributes are read and grad mode is changed: `x.mT`, made under `no_grad` and returned.
+
+    Seen with PyTorch 2.13: TorchDynamo reads it once more behind the graph, where grad mode is on.
+    """
+    called = {node.target for node in graph.graph.nodes if _is_call(node)}
+    return getattr in called and internals.set_grad_enabled in called
 
 
 def _is_call(node: fx.Node) -> bool:
