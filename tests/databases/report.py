@@ -87,9 +87,9 @@ def examine_all(
             worker = next(worker for worker in workers if worker.pipe is ready)
             try:
                 found[worker.name] = worker.pipe.recv()
-            except EOFError:
-                continue  # the process died; it is found lost above
-            worker.name = ""
+                worker.name = ""
+            except EOFError:  # the process died; it is found lost above
+                worker.process.join()
     for worker in workers:
         _stop(worker)
     return [verdict for name in names for verdict in found[name]]
@@ -124,7 +124,8 @@ def _give(worker: _Worker, name: str, seconds: float) -> None:
 
 
 def _is_lost(worker: _Worker) -> bool:
-    return not worker.pipe.poll() and (not worker.process.is_alive() or time.monotonic() > worker.deadline)
+    # a pipe can be read from where the other end is gone, too
+    return not worker.process.is_alive() or (not worker.pipe.poll() and time.monotonic() > worker.deadline)
 
 
 def _lost(worker: _Worker) -> Verdict:
