@@ -26,6 +26,7 @@ from benchmarks import (
     long_trace,
     malloc,
     plot,
+    plugin_cost,
     python_state,
     throughput,
     whole_step,
@@ -43,6 +44,7 @@ BENCHMARKS: dict[str, tuple[Callable[[int], Any], int]] = {
     "gpu": (gpu.run, gpu.ROUNDS),
     "inductor_latency": (inductor_latency.run, 3),
     "long_trace": (long_trace.run, 1),
+    "plugin_cost": (plugin_cost.run, 7),
     "python_state": (python_state.run, 5),
     "throughput": (throughput.run, throughput.ROUNDS),
     "whole_step": (whole_step.run, 15),
@@ -65,6 +67,7 @@ EPILOG = f"""benchmarks (marked *: only where named):
   gpu*               training in bf16 on a GPU: tokens per second, host time of a call, peak bytes
   inductor_latency   the same with regions through Inductor: cold, warm, by depth
   long_trace         compile time of functions of up to 50,000 operators
+  plugin_cost        import of Switchgear, checks of a first run, a cached call with a plugin installed
   python_state       guards of a cached call; first calls with Python state, split, and inside torch.compile
   throughput         time per call, first call (cold and warm), saved and peak bytes, by workload and contestant
   whole_step         a training step of an MLP with AdamW
