@@ -14,14 +14,16 @@ from switchgear.errors import Unsupported
 
 def tensors_in(value: object) -> Iterator[torch.Tensor]:
     """The tensors in a nest of tuples, lists and dicts, in order."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from tensors_in(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from tensors_in(item)
+    pending, tensors = [value], list[torch.Tensor]()
+    while pending:
+        part = pending.pop()
+        if isinstance(part, torch.Tensor):
+            tensors.append(part)
+        elif isinstance(part, (tuple, list)):
+            pending.extend(reversed(part))
+        elif isinstance(part, dict):
+            pending.extend(reversed(part.values()))
+    return iter(tensors)
 
 
 def containers_in(value: object) -> Iterator[Any]:

@@ -355,23 +355,22 @@ def _refuse(recorder: Recorder, func: internals.OpOverload, args: tuple[Any, ...
             return any(proxy in line.outputs for line in frame.lines)
 
         refuse_write(func, args, frame.out, is_new, differentiable, here)
-    if _returns_nothing(func):
+    returns_nothing, is_mutable = _effects(func)
+    if returns_nothing:
         raise Unsupported(
             f"{func} returns nothing, in {here()}: what it does is no value of a trace, and would be done on "
             "the first call alone; call it outside the jitted function"
         )
-    if _is_mutable(func):
+    if is_mutable:
         raise Unsupported(f"{func} writes to its arguments and has no functional form, in {here()}")
 
 
 @functools.cache
-def _returns_nothing(func: internals.OpOverload) -> bool:
-    return not func._schema.returns and func.namespace not in _SILENT
-
-
-@functools.cache
-def _is_mutable(func: internals.OpOverload) -> bool:
-    return func._schema.is_mutable or func in _WRITES_UNDECLARED
+def _effects(func: internals.OpOverload) -> tuple[bool, bool]:
+    """Whether an overload is called for what it does alone, and whether it writes to its arguments."""
+    schema = func._schema
+    returns_nothing = not schema.returns and func.namespace not in _SILENT
+    return returns_nothing, schema.is_mutable or func in _WRITES_UNDECLARED
 
 
 def _lift(recorder: Recorder, call: Operation) -> torch.Tensor:

@@ -74,6 +74,10 @@ class Items(Holder):
         """Its items."""
         return dict(dict_base(self.target).items(self.target))
 
+    def changed(self) -> bool:
+        """Whether it holds other objects; most of a module's are empty."""
+        return bool(self.before or dict.__len__(self.target)) and super().changed()
+
     def put(self, content: Content) -> None:
         """Store only what differs, so that other threads see nothing else change."""
         target, base = self.target, dict_base(self.target)

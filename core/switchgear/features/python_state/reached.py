@@ -90,6 +90,7 @@ _SAME_EVERYWHERE = (
     nn.Module,
     enum.Enum,
 )
+_LOOKED_INTO = (tuple, frozenset, *(kind for kind, _ in CONTAINERS))
 _WRITTEN_IN_C = (
     *(types.GetSetDescriptorType, types.MemberDescriptorType, types.WrapperDescriptorType),
     *(types.MethodDescriptorType, types.ClassMethodDescriptorType),
@@ -181,9 +182,7 @@ class Reached:
     def _look_into(
         self, value: object, label: str, owner: object, steps: tuple[object, ...]
     ) -> None:
-        if isinstance(
-            value, (dict, list, set, tuple, frozenset, *(kind for kind, _ in CONTAINERS))
-        ):
+        if isinstance(value, _LOOKED_INTO):
             self._container(value, label, owner, steps)
         elif isinstance(value, types.FunctionType):
             self._function(value, label)
