@@ -68,6 +68,15 @@ def test_every_private_name_in_the_core_is_listed() -> None:
     assert sorted(used.difference(known, MODULES)) == []
 
 
+def test_private_names_stand_in_one_folder() -> None:
+    files = [file for file in CORE.rglob("*.py") if file.parent.name != "torch_private"]
+    used = {file: {path for path in uses(ast.parse(file.read_text())) if is_private(path)} for file in files}
+    # by what is the name of a module, classes and modes are told apart that nobody reads from PyTorch
+    told = {"torch._library.autograd", "torch._ops", "torch._subclasses"}
+    told |= {f"torch.Tensor.{name}" for name in ("_base", "_is_view", "_version")}  # PyTorch's documents tell of these
+    assert {file.name: names - told for file, names in used.items() if names - told} == {}
+
+
 def test_without_the_operator_database_there_are_no_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     assert operator_database()
     monkeypatch.setitem(sys.modules, DATABASE, None)

@@ -261,7 +261,7 @@ class _Operators(internals.DispatchMode):
     ) -> object:
         if internals.asks_device(func, args):
             return args[0].fake_device
-        with torch._C.DisableTorchFunction():
+        with internals.DisableTorchFunction():
             call = Operation(func, args, kwargs or {})
             if self.recorder.tape.is_paused or func in _NOISE:
                 return self._unrecorded(call)

@@ -156,9 +156,9 @@ class Recorder:
                 what = "a tensor from outside of what is being traced, or a tensor subclass made inside,"
                 raise Unsupported(f"{what} was used in {self.here()}")
             else:
-                with torch._C.DisableTorchFunction():
+                with internals.DisableTorchFunction():
                     return self._adopt(self, tensor)
-        with torch._C.DisableTorchFunction():
+        with internals.DisableTorchFunction():
             self.tracker.refuse_outdated(tensor)
             self.tracker.reconcile(tensor)
         return tensor
@@ -167,7 +167,7 @@ class Recorder:
         self, tensor: torch.Tensor, proxy: TensorProxy, view: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Make a tensor from outside an input; returns its wrapper, which is `view` if it is one of another input."""
-        with torch._C.DisableTorchFunction():
+        with internals.DisableTorchFunction():
             wrapper = view
             if wrapper is None:
                 wrapper = self.tracker.wrapper_for(proxy, leaf=tensor.is_leaf, autograd=True)

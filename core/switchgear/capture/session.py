@@ -135,7 +135,7 @@ def capture(
                     # to eager they are views, and may be no error
                     refuse_views_of_constants(recorder)
                     raise
-            with torch._C.DisableTorchFunction():
+            with internals.DisableTorchFunction():
                 outputs = outputs_of(recorder, result, views=differentiable is None)
                 find_shared(recorder, inputs, outputs)
                 body = splice_escaping(recorder.tape.take(), outputs.proxies)
@@ -240,7 +240,7 @@ def _run(
             # derivatives are taken with respect to each argument by itself
             known = recorder.inputs.wrapper_of(leaf) if inputs.differentiable is None else None
             if known is None:
-                with torch._C.DisableTorchFunction():
+                with internals.DisableTorchFunction():
                     known = inputs.argument(recorder, index, leaf)
             wrappers[index] = known
         elif isinstance(leaf, torch.Generator):

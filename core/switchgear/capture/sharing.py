@@ -21,7 +21,7 @@ from switchgear.errors import Unsupported
 
 def refuse_views_of_constants(recorder: Recorder) -> None:
     """Refuse inputs that require grad and are views of what does not: eager loses their history at a write."""
-    with torch._C.DisableTorchFunction():  # of the tensors themselves, not of their wrappers
+    with internals.DisableTorchFunction():  # of the tensors themselves, not of their wrappers
         views = [entry for entry in recorder.inputs if is_view_of_constant(entry.tensor)]
     for entry in views[:1]:
         raise Unsupported(

@@ -10,7 +10,8 @@ from itertools import count
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
+
+from switchgear.torch_private import pytree
 
 #: The names of a call's arguments, of which the types are known.
 _CALL = ("args", "kwargs")

@@ -45,7 +45,7 @@ class Tracker(Wrappers):
         self, proxy: TensorProxy, *, leaf: bool = True, autograd: bool = False
     ) -> torch.Tensor:
         """A wrapper that stands for `proxy`; under `autograd` it requires grad if the proxy does."""
-        with self._tape.paused(), torch._C.DisableTorchFunction():
+        with self._tape.paused(), internals.DisableTorchFunction():
             wrapper = internals.wrap(self.values.fake_of(proxy))
             if autograd and proxy.requires_grad:
                 if leaf:
@@ -57,7 +57,7 @@ class Tracker(Wrappers):
 
     def settle(self) -> None:
         """Bring the trace up to date with every pending write."""
-        with torch._C.DisableTorchFunction():
+        with internals.DisableTorchFunction():
             for tracked in tuple(self._tracked.values()):
                 self.reconcile(tracked.wrapper)
 
@@ -137,7 +137,7 @@ class Tracker(Wrappers):
     def _note_write(self, tracked: Tracked, old: TensorProxy, fake: torch.Tensor) -> torch.Tensor:
         """What a wrapper stands for after a write that left `fake` in it: of the strides and bits that it had."""
         wrapper, new = tracked.wrapper, self.values.proxy_of(fake)
-        with torch._C.DisableTorchFunction():
+        with internals.DisableTorchFunction():
             bits = new.is_conj > wrapper.is_conj() or new.is_neg > wrapper.is_neg()
         if new.shape == old.shape and (new.stride != old.stride or bits):
             # a write keeps strides and bits, the functional operator in its place need not

@@ -76,6 +76,6 @@ class Values:
 def metadata_proxy(name: str, tensor: torch.Tensor, requires_grad: bool) -> TensorProxy:
     """A proxy with the metadata of a tensor."""
     layout = tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device
-    with torch._C.DisableTorchFunction():  # of a function under capture it would be refused
+    with internals.DisableTorchFunction():  # of a function under capture it would be refused
         offset: Any = tensor.storage_offset()
     return TensorProxy(name, *layout, requires_grad, offset, tensor.is_conj(), tensor.is_neg())

@@ -96,7 +96,7 @@ class _Pickler(pickle.Pickler):
             return NotImplemented
         if kind is Symbol:
             return Symbol, (value.name, value.fn, None, None, value.effect)
-        if isinstance(value, torch._ops.OpOverload):
+        if isinstance(value, internals.OpOverload):
             return _overload, (str(value),)
         if isinstance(value, _FUNCTIONS):
             return NotImplemented if _is_found(value) else (_stand_in, ())

@@ -82,7 +82,7 @@ class Checkpointing(Handler):
 
     def finish(self, recorder: Recorder, result: object) -> object:
         """Refuse regions that read what has been changed since."""
-        with torch._C.DisableTorchFunction():
+        with internals.DisableTorchFunction():
             for region in recorder.state(self).regions:
                 region.refuse_changes(recorder)
         return result
@@ -185,13 +185,13 @@ def _content(cell: types.CellType) -> object:
 
 def _memory(recorder: Recorder, entry: RecordedInput) -> int:
     """Where what an input holds by now lies, which a write makes another place."""
-    with torch._C.DisableTorchFunction():
+    with internals.DisableTorchFunction():
         recorder.tracker.reconcile(entry.wrapper)
         return internals.storage_key(recorder.tracker.last_fake(entry.wrapper))
 
 
 def _first_memory(recorder: Recorder, entry: RecordedInput) -> int:
-    with torch._C.DisableTorchFunction():
+    with internals.DisableTorchFunction():
         return internals.storage_key(recorder.values.fake_of(entry.proxy))
 
 

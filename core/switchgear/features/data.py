@@ -78,7 +78,7 @@ def _recorded(symbol: Symbol, args: tuple[object, ...]) -> bool:
     recorder = active_recorder()
     if recorder is None:
         return False
-    with torch._C.DisableTorchFunction():
+    with internals.DisableTorchFunction():
         given = map_tensors(recorder.adopted, args)
         given = map_tensors(recorder.tracker.proxy_of, given)
     recorder.record(symbol, given, None, CHECK)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
+from switchgear import torch_private as internals
 from switchgear.ir.aliasing import aliased_argument
 from switchgear.ir.composites import leaves_of
 from switchgear.ir.proxy import TensorProxy, bytes_of, hint_of
@@ -60,7 +61,7 @@ def _leaf_cost(leaf: BoundSymbol) -> float:
 def _operations(leaf: BoundSymbol) -> float:
     """Those that PyTorch counts of a matrix product, a convolution or attention."""
     fn = leaf.symbol.fn
-    if not isinstance(fn, torch._ops.OpOverload):
+    if not isinstance(fn, internals.OpOverload):
         return 0.0
     packet, _, suffix = str(fn.overloadpacket).removeprefix("aten.").partition("_for_cpu")
     count = flop_registry.get(getattr(_aten, packet + suffix, None))
@@ -95,7 +96,7 @@ def weight_of(leaf: BoundSymbol) -> int | None:
     fn = leaf.symbol.fn
     if leaf.symbol == RESTRIDE:
         return 1
-    if not isinstance(fn, torch._ops.OpOverload) or fn.namespace != "aten":
+    if not isinstance(fn, internals.OpOverload) or fn.namespace != "aten":
         return None
     if not _UNREPEATABLE.isdisjoint(fn.tags):
         return None
@@ -110,7 +111,7 @@ def weight_of(leaf: BoundSymbol) -> int | None:
 
 def is_a_pass(leaf: BoundSymbol) -> bool:
     """Whether it has to have read all of its arguments before it gives a result, so that it fuses with no reader."""
-    fn: torch._ops.OpOverload = leaf.symbol.fn  # type: ignore[assignment]
+    fn: internals.OpOverload = leaf.symbol.fn  # type: ignore[assignment]
     name = fn._schema.name.removeprefix("aten::")
     return name in _NORMALISATIONS or name in _SOFTMAXES or torch.Tag.reduction in fn.tags
 

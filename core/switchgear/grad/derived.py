@@ -188,7 +188,7 @@ def _run(
     tracker = recorder.tracker
     with (
         Doors(recorder, Handlers()).open(),
-        torch._C.DisableTorchFunction(),
+        internals.DisableTorchFunction(),
         torch.autograd.set_multithreading_enabled(False),
     ):
         arguments = [

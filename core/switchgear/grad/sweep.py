@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from switchgear import torch_private as internals
 from switchgear.capture.doors import Doors
 from switchgear.errors import NotDifferentiable
 from switchgear.ir.proxy import TensorProxy
@@ -82,7 +83,7 @@ def sweep(
 
 def _cast(grad: TensorProxy, proxy: TensorProxy, doors: Doors) -> tuple[BoundSymbol, ...]:
     """`grad` in the dtype of what it is the gradient of, as the autograd engine hands it on under autocast."""
-    with doors.open(), torch._C.DisableTorchFunction(), torch.no_grad():
+    with doors.open(), internals.DisableTorchFunction(), torch.no_grad():
         tracker = doors.recorder.tracker
         tracker.proxy_of(tracker.wrapper_for(grad).to(proxy.dtype))
     return doors.recorder.tape.take()
@@ -109,7 +110,7 @@ def _sum(
         right.device,
     )
     if not same or not is_dense(left):
-        with doors.open(), torch._C.DisableTorchFunction(), torch.no_grad():
+        with doors.open(), internals.DisableTorchFunction(), torch.no_grad():
             tracker = doors.recorder.tracker
             tracker.proxy_of(tracker.wrapper_for(left) + tracker.wrapper_for(right))
         made = doors.recorder.tape.take()

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from switchgear import torch_private as internals
 from switchgear.ir.composites import leaves_of
 from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.symbol import BoundSymbol, proxies
@@ -40,7 +41,7 @@ def aliased_argument(bound_symbol: BoundSymbol) -> TensorProxy | None:
 def viewed_argument(bound_symbol: BoundSymbol) -> TensorProxy | None:
     """The argument that a leaf of PyTorch makes views of, as its schema says."""
     fn: Any = bound_symbol.symbol.fn
-    if not isinstance(fn, torch._ops.OpOverload):
+    if not isinstance(fn, internals.OpOverload):
         return None
     known = _PLACES.get(bound_symbol.symbol.name)
     if known is None or known[0] is not fn:
@@ -57,7 +58,7 @@ def viewed_argument(bound_symbol: BoundSymbol) -> TensorProxy | None:
 def written_arguments(bound_symbol: BoundSymbol) -> tuple[TensorProxy, ...]:
     """The arguments that a leaf of PyTorch writes to, as its schema says."""
     fn: Any = bound_symbol.symbol.fn
-    if not isinstance(fn, torch._ops.OpOverload) or not fn._schema.is_mutable:
+    if not isinstance(fn, internals.OpOverload) or not fn._schema.is_mutable:
         return ()
     args, kwargs = bound_symbol.args, bound_symbol.kwargs
     arguments = enumerate(fn._schema.arguments)
@@ -71,9 +72,9 @@ def written_arguments(bound_symbol: BoundSymbol) -> tuple[TensorProxy, ...]:
     )
 
 
-def in_place_twin(fn: object) -> torch._ops.OpOverload | None:
+def in_place_twin(fn: object) -> internals.OpOverload | None:
     """The overload that leaves in its first argument what `fn` returns, by PyTorch's way of naming."""
-    if not isinstance(fn, torch._ops.OpOverload):
+    if not isinstance(fn, internals.OpOverload):
         return None
     namespace, _, name = fn._schema.name.partition("::")
     packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_functional") + "_", None)
@@ -86,7 +87,7 @@ _TWIN_OVERLOADS = {"aten.bernoulli.p": "float"}
 _PLACES: dict[str, tuple[object, tuple[int, str] | None]] = {}
 
 
-def _aliased_place(overload: torch._ops.OpOverload) -> tuple[int, str] | None:
+def _aliased_place(overload: internals.OpOverload) -> tuple[int, str] | None:
     if all(returned.alias_info is None for returned in overload._schema.returns):
         return None
     arguments = enumerate(overload._schema.arguments)

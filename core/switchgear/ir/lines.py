@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch.overrides import get_testing_overrides
 
+from switchgear import torch_private as internals
 from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.symbol import BoundSymbol, Symbol
 from switchgear.ir.trace import Names, Trace, names_of
@@ -195,7 +195,7 @@ def argument(call: BoundSymbol, name: str) -> Any:
 @functools.cache
 def _parameters(fn: Callable[..., object]) -> Mapping[str, Any]:
     """The parameters of a function of PyTorch's and their defaults."""
-    if isinstance(fn, torch._ops.OpOverload):
+    if isinstance(fn, internals.OpOverload):
         return {item.name: item.default_value for item in fn._schema.arguments}
     # a function of C++ has no signature; its stand-in for tests of overriding has
     parameters = inspect.signature(get_testing_overrides().get(fn, fn)).parameters.values()

@@ -10,11 +10,9 @@ from typing import Any
 import torch
 from torch.overrides import resolve_name
 
+from switchgear import torch_private as internals
 from switchgear.errors import RegistrationError
 from switchgear.ir.symbol import Symbol
-from switchgear.torch_private.names import private
-
-_CustomOpDef = private("torch._library.custom_ops.CustomOpDef")
 
 #: Methods whose arguments stand in another order than those of the function of the same name.
 _NOT_AN_ALIAS = frozenset({"where", "set_", "resize_as_"})
@@ -25,7 +23,7 @@ _PACKED = frozenset({"torch.permute", "torch.reshape", "torch.flip", "torch.tile
 @functools.cache
 def symbol_of(fn: Callable[..., object]) -> Symbol | None:
     """The symbol of a torch-level callable or an operator overload; None for what PyTorch cannot name."""
-    if isinstance(fn, torch._ops.OpOverload):
+    if isinstance(fn, internals.OpOverload):
         return Symbol(str(fn), fn)
     name = resolve_name(fn)
     if name is None and str(getattr(fn, "__module__", None)).startswith("torch"):
@@ -66,9 +64,9 @@ def symbols_of(target: object) -> tuple[Symbol, ...]:
         return symbols_of(_overloads(target)) if "::" in target else (_by_name(target),)
     if isinstance(target, type) and issubclass(target, torch.autograd.Function):
         return (Symbol(f"{target.__module__}.{target.__qualname__}", target.apply),)
-    if isinstance(target, _CustomOpDef):
+    if isinstance(target, internals.CustomOpDef):
         target = target._opoverload
-    if isinstance(target, torch._ops.OpOverloadPacket):
+    if isinstance(target, internals.OpOverloadPacket):
         overloads = [getattr(target, name) for name in target.overloads()]
         return tuple(Symbol(str(overload), overload) for overload in overloads)
     is_function = callable(target) and not isinstance(target, type)
@@ -107,7 +105,7 @@ def _by_name(name: str) -> Symbol:
     except AttributeError:
         raise _unknown(name) from None
     symbol = symbol_of(found) if callable(found) and not isinstance(found, type) else None
-    if symbol is None or isinstance(found, torch._ops.OpOverloadPacket):
+    if symbol is None or isinstance(found, internals.OpOverloadPacket):
         raise RegistrationError(
             f"{name!r} is no operator; an overload's name ends in its overload, as aten.mm.default"
         )

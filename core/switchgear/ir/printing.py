@@ -59,7 +59,7 @@ class Scope:
 
     def callable(self, name: str, fn: Callable[..., object]) -> str:
         """The expression that gives `fn`: its path where it has one, else the name of a constant."""
-        if isinstance(fn, torch._ops.OpOverload):
+        if isinstance(fn, internals.OpOverload):
             packet, _, overload = str(fn).rpartition(".")
             return (
                 f"getattr(torch.ops.{packet}, {overload!r})"

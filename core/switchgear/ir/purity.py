@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from switchgear import torch_private as internals
 from switchgear.ir.composites import leaves_of
 from switchgear.ir.proxy import TensorProxy, key_of
 from switchgear.ir.symbol import CUSTOM_FUNCTION, BoundSymbol
@@ -37,7 +38,7 @@ def is_pure(item: BoundSymbol) -> bool:
 
 
 def is_random(
-    overload: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    overload: internals.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> bool:
     """Whether a call of an overload draws from a random stream; attention is tagged so, but draws for dropout alone.
 
@@ -54,14 +55,14 @@ def is_random(
 
 
 @functools.cache
-def _may_draw(overload: torch._ops.OpOverload) -> bool:
+def _may_draw(overload: internals.OpOverload) -> bool:
     communicates = overload.namespace == "_c10d_functional"
     return communicates or torch.Tag.nondeterministic_seeded in overload.tags
 
 
 @functools.cache
 def _is_pure(fn: object) -> bool:
-    if not isinstance(fn, torch._ops.OpOverload) or fn.namespace != "aten" or fn._schema.is_mutable:
+    if not isinstance(fn, internals.OpOverload) or fn.namespace != "aten" or fn._schema.is_mutable:
         return False
     uninitialised = fn._opname.startswith(("empty", "new_empty"))
     return not uninitialised and _IMPURE_TAGS.isdisjoint(fn.tags)

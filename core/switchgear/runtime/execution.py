@@ -124,7 +124,7 @@ def maybe_views(program: Program) -> tuple[int, ...]:
                 for p in item.outputs
             }
         for leaf in leaves_of(makers):
-            if isinstance(leaf.symbol.fn, torch._ops.OpOverload):
+            if isinstance(leaf.symbol.fn, internals.OpOverload):
                 for proxy in leaf.outputs:
                     anew.setdefault(
                         proxy.name, proxy.name in wanted and aliased_argument(leaf) is None
@@ -141,7 +141,7 @@ def maybe_views(program: Program) -> tuple[int, ...]:
 def _is_pytorch(item: BoundSymbol) -> bool:
     """Whether a line is one call of an operator of PyTorch's, with which nothing of Python runs."""
     fn: Any = item.implementation.fn if item.implementation else item.symbol.fn
-    if isinstance(fn, torch._ops.OpOverload):
+    if isinstance(fn, internals.OpOverload):
         return fn.namespace == "aten"
     return isinstance(fn, (types.BuiltinFunctionType, types.MethodDescriptorType))
 

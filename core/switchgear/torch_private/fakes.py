@@ -12,13 +12,17 @@ from switchgear.torch_private.names import private
 
 if TYPE_CHECKING:
     from torch._dispatch.python import enable_python_dispatcher as enable_python_dispatcher
+    from torch._library.custom_ops import CustomOpDef as CustomOpDef
     from torch._ops import OpOverload as OpOverload
+    from torch._ops import OpOverloadPacket as OpOverloadPacket
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     FakeMode = FakeTensorMode
 else:
     FakeMode = private("torch._subclasses.fake_tensor.FakeTensorMode")
+    CustomOpDef = private("torch._library.custom_ops.CustomOpDef")
     OpOverload = private("torch._ops.OpOverload")
+    OpOverloadPacket = private("torch._ops.OpOverloadPacket")
     enable_python_dispatcher = private("torch._dispatch.python.enable_python_dispatcher")
 
 DATA_DEPENDENT: tuple[type[Exception], ...] = (

@@ -13,6 +13,11 @@ from switchgear.patches import redirected, replaced
 from switchgear.torch_private.functionalize import functionalize_keys
 from switchgear.torch_private.names import private
 
+#: Entered, function modes and the functions of tensor subclasses are not called.
+DisableTorchFunction: Callable[[], AbstractContextManager[None]] = private(
+    "torch._C.DisableTorchFunction"
+)
+
 if TYPE_CHECKING:
     from torch._C._dynamo.guards import GlobalStateGuard as GlobalStateGuard
     from torch._C._dynamo.guards import TensorGuards as _TensorGuards

@@ -125,7 +125,7 @@ def _apply(original: Callable[..., Any], function: Any, *args: Any, **kwargs: An
     context = Context()
     # what PyTorch itself does with the results is no call of the user's
     call = Call(None, grad_enabled=torch.is_grad_enabled())
-    with recorder.tape.framed(call), torch._C.DisableTorchFunction():
+    with recorder.tape.framed(call), internals.DisableTorchFunction():
         runner = _RUNNERS.get(function) or _RUNNERS.setdefault(
             function, type(function.__name__, (_Forward,), {})
         )

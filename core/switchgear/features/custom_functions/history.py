@@ -75,7 +75,7 @@ def _history(
     kept = tuple(
         k.detach() if isinstance(k, torch.Tensor) and id(k) not in arguments else k for k in kept
     )
-    with torch._C.DisableTorchFunction():
+    with internals.DisableTorchFunction():
         record_history(
             recorder,
             call,
