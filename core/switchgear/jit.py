@@ -378,7 +378,6 @@ def jit(
         raise TypeError(f"sg.jit takes a function or a module, not a {type(function).__name__}")
     warn_if_untested()
     tables = (grad_rules,) if isinstance(grad_rules, (Table, str)) else tuple(grad_rules or ())
-    single = prefer or {}, avoid or {}
     if decisions is not None and compile not in (None, "now"):
         raise InvalidInput(
             f"decisions repeats bits, which compile={compile!r} changes; leave compile out"
@@ -386,19 +385,19 @@ def jit(
     selection = select(
         installed(),
         executors,
-        tables,
-        strict,
-        memory,
-        fuel,
-        BUILT_IN,
-        *single,
-        check,
-        passes,
-        options or {},
-        compile if decisions is None else "now",
+        grad_rules=tables,
+        strict=strict,
+        memory=memory,
+        fuel=fuel,
+        features=BUILT_IN,
+        prefer=prefer or {},
+        avoid=avoid or {},
+        check=check,
+        passes=passes,
+        options=options or {},
+        compile=compile if decisions is None else "now",
+        decisions=None if decisions is None else opened(decisions).file,
     )
-    if decisions is not None:
-        selection = replace(selection, decisions=opened(decisions).file)
     again = functools.partial(jit, **own)
 
     def compiler(function: Callable[..., object], module: nn.Module | None) -> Compiler:

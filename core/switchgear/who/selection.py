@@ -172,8 +172,9 @@ class Selection:
 def select(
     plugins: Plugins,
     executors: Executors,
-    grad_rules: Sequence[Table | str],
-    strict: bool,
+    *,
+    grad_rules: Sequence[Table | str] = (),
+    strict: bool = False,
     memory: MemoryOption = "eager",
     fuel: int | Fuel | None = None,
     features: Sequence[Feature] = (),
@@ -183,6 +184,7 @@ def select(
     passes: Sequence[PassPlacement | str] = (),
     options: ExecutorOptions = MappingProxyType({}),
     compile: CompileMode | None = None,
+    decisions: Path | None = None,
 ) -> Selection:
     """Who takes part in a call of `jit` with these options.
 
@@ -233,22 +235,24 @@ def select(
     taking_part = homes.values()
     choosers = [plugin.chooser for plugin in taking_part if plugin.chooser is not None]
     brought = [feature for plugin in taking_part for feature in plugin.features]
+    skipped = {executor: why for executor, why in reasons.items() if why is not None}
     return Selection(
-        tuple(claimant.executor for claimant in claimants),
-        tuple((one.name, f"unavailable: {why}") for one, why in reasons.items() if why is not None),
-        strict,
-        _passes(passes, [placement for plugin in taking_part for placement in plugin.passes]),
-        claimants,
-        tuple(sources),
-        memory,
-        fuel if isinstance(fuel, Fuel) else Fuel(fuel),
-        tuple(choosers) if asked.is_measured else (),
-        Handlers(enabled((*features, *brought))),
-        passed_over(plugins, asked),
-        preferred,
-        check,
-        _team(asked, plugins, [one for one, why in reasons.items() if why is not None]),
-        mode,
+        executors=tuple(claimant.executor for claimant in claimants),
+        skipped=tuple((one.name, f"unavailable: {why}") for one, why in skipped.items()),
+        strict=strict,
+        passes=_passes(passes, [one for plugin in taking_part for one in plugin.passes]),
+        claimants=claimants,
+        rule_sources=tuple(sources),
+        memory=memory,
+        fuel=fuel if isinstance(fuel, Fuel) else Fuel(fuel),
+        choosers=tuple(choosers) if asked.is_measured else (),
+        handlers=Handlers(enabled((*features, *brought))),
+        passed_over=passed_over(plugins, asked),
+        preferences=preferred,
+        check=check,
+        team=_team(asked, plugins, [*skipped]),
+        compile=mode,
+        decisions=decisions,
     )
 
 
