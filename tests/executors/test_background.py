@@ -180,8 +180,8 @@ def test_threads_call_while_the_program_is_exchanged(folder: Path) -> None:
 def test_a_worker_that_fails_costs_speed_alone(folder: Path, fault: str, said: str) -> None:
     jitted, (x, w) = jit(folder), inputs(grad=False)
     (folder / fault).touch()
-    expected = jitted(x, w)
     with pytest.warns(PluginWarning, match="runs operator by operator"):
+        expected = jitted(x, w)  # a worker that is there already may have failed by the end of the first call
         assert said in sg.wait(jitted, timeout=120)
     assert torch.equal(jitted(x, w), expected)
     assert regions(jitted) == 0

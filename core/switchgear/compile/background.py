@@ -268,7 +268,8 @@ class Pool:
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
                 env={**os.environ, **variables},
-                start_new_session=True,
+                # a group to end, not a session: where Linux shares out the processor by sessions, niceness would not count
+                process_group=0,
                 bufsize=0,
             )
         return self.process
