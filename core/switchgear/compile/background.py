@@ -268,7 +268,7 @@ class Pool:
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
                 env={**os.environ, **variables},
-                # a group to end, not a session: where Linux shares out the processor by sessions, niceness would not count
+                # a group, no session: where Linux shares out the processor by sessions, niceness would not count
                 process_group=0,
                 bufsize=0,
             )
