@@ -14,8 +14,15 @@ from switchgear.ir.symbol import BoundSymbol, proxies
 from switchgear.ir.writes import IDENTITY, SET_VALUE
 
 _aten = torch.ops.aten
-#: These return their last argument itself when there is nothing to do, or always.
-_MAY_ALIAS = (_aten._reshape_alias.default, _aten._unsafe_view.default, _aten.lift_fresh.default)
+#: These return their last argument itself when there is nothing to do, or always, or views that no schema tells of.
+_MAY_ALIAS = (
+    _aten._reshape_alias.default,
+    _aten._unsafe_view.default,
+    _aten.lift_fresh.default,
+    _aten.unsafe_chunk.default,
+    _aten.unsafe_split.Tensor,
+    _aten.unsafe_split_with_sizes.default,
+)
 _PASSED_ON = frozenset({*map(str, _MAY_ALIAS), SET_VALUE.name, IDENTITY.name})
 
 
