@@ -55,6 +55,12 @@ class Result:
     imports: tuple[Samples, Samples]
     calls: tuple[list[Samples], list[Samples]]
 
+    @property
+    def ratio(self) -> float:
+        """The default's warm first call by torch.compile's, by the clock."""
+        *_, warm, peer = self.calls[0]
+        return warm.ratio_to(peer)
+
     def __str__(self) -> str:
         lines = []
         for kind, imported, calls in zip(("clock", "processor"), self.imports, self.calls, strict=True):
