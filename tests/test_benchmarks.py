@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from benchmarks import __main__ as command
-from benchmarks import contestants, long_trace, malloc, plot, throughput
+from benchmarks import budgets, contestants, long_trace, malloc, plot, throughput
 from benchmarks.contestants import CONTESTANTS, Contestant
 from benchmarks.measure import Samples, geometric_mean
 from benchmarks.memory import measure
@@ -230,3 +230,16 @@ def test_plot(tmp_path: Path) -> None:
     drawn = (tmp_path / "found.svg").read_text()
     assert drawn.startswith("<?xml")
     assert "<svg" in drawn
+
+
+def test_budgets_are_met_beside_checkpointed_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budgets, "BUDGETS", (0.6,))
+    result = budgets.run(2, workloads=["gpt2/training"], quick=True)
+    (row,) = result.rows["gpt2/training"]
+    assert result.met
+    assert row.held["switchgear"].saved <= row.limit + budgets.SLACK < row.held["eager"].saved
+    assert row.held["checkpoint"].saved < row.held["eager"].saved
+    assert 0 < result.ratio["gpt2/training"] < 100
+    assert f"checkpoint: {row.layers} layers" in str(result)
+    with pytest.raises(ValueError, match="no such workload: resnet; there are gpt2/training, llama/training"):
+        budgets.run(1, workloads=["resnet"])

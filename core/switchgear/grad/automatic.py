@@ -30,9 +30,10 @@ def partition_as_asked(
     limit = budget if isinstance(budget, int) else int(budget * eager)
     parts = within_budget(joint, overwritten, limit, fuses=fuses)
     if parts.saved_bytes > limit:
+        longer = extra(joint, parts, fuses=fuses)
         raise InvalidInput(
             f"memory={memory!r} allows {limit:,} bytes to be saved for the backward, where eager saves {eager:,}; the "
-            f"least possible is {parts.saved_bytes:,}, for which a step takes an estimated {extra(joint, parts):.0%} "
+            f"least possible is {parts.saved_bytes:,}, for which a step takes an estimated {longer:.0%} "
             "longer: give it that or more; sg.plan shows what more bytes cost"
         )
     return parts
@@ -43,12 +44,14 @@ def within_budget(
 ) -> Partitioned:
     """What is saved by default, or so much less of it that it takes at most `limit` bytes, or the fewest possible."""
     parts = _automatic(joint, overwritten, fuses)
-    return parts if parts.saved_bytes <= limit else partition(joint, overwritten, "lean", limit)
+    if parts.saved_bytes <= limit:
+        return parts
+    return partition(joint, overwritten, "auto" if fuses else "lean", limit)
 
 
-def extra(joint: Joint, parts: Partitioned) -> float:
+def extra(joint: Joint, parts: Partitioned, *, fuses: bool = False) -> float:
     """What is made again, as an estimated part of the time that all else takes."""
-    return cost(parts.again) / (cost(joint.trace.bound_symbols) or 1.0)
+    return cost(parts.again, fused=fuses) / (cost(joint.trace.bound_symbols, fused=fuses) or 1.0)
 
 
 def _automatic(joint: Joint, overwritten: frozenset[str], fuses: bool) -> Partitioned:

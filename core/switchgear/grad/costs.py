@@ -38,6 +38,8 @@ _REREADING, _SLOW = 2, 8
 _EXPONENTS = (-2, -1, -0.5, 0.5, 2, 3)
 #: Operations of a matrix product in the time that it takes to move a byte, on a CPU; on a GPU there are more.
 _OPERATIONS = 8
+#: How many times less an operator takes as a part of a kernel.
+_FUSED = 4
 _UNREPEATABLE = frozenset(
     {
         torch.Tag.nondeterministic_seeded,
@@ -47,15 +49,17 @@ _UNREPEATABLE = frozenset(
 )
 
 
-def cost(items: Iterable[BoundSymbol]) -> float:
-    """What lines cost, in bytes moved; views nothing."""
-    return sum(_leaf_cost(leaf) for leaf in leaves_of(items) if not is_view(leaf))
+def cost(items: Iterable[BoundSymbol], *, fused: bool = False) -> float:
+    """What lines cost, in bytes moved; views nothing. `fused`: what depends on single elements moves next to none."""
+    return sum(_leaf_cost(leaf, fused) for leaf in leaves_of(items) if not is_view(leaf))
 
 
-def _leaf_cost(leaf: BoundSymbol) -> float:
+def _leaf_cost(leaf: BoundSymbol, fused: bool) -> float:
     moved = bytes_of(*leaf.inputs, *leaf.outputs)
     weight = weight_of(leaf)
-    return max(moved, _operations(leaf) / _OPERATIONS) if weight is None else weight * moved
+    if weight is None:
+        return max(moved, _operations(leaf) / _OPERATIONS)
+    return weight * moved / (_FUSED if fused and not is_a_pass(leaf) else 1)
 
 
 def _operations(leaf: BoundSymbol) -> float:
@@ -111,6 +115,8 @@ def weight_of(leaf: BoundSymbol) -> int | None:
 
 def is_a_pass(leaf: BoundSymbol) -> bool:
     """Whether it has to have read all of its arguments before it gives a result, so that it fuses with no reader."""
+    if leaf.symbol == RESTRIDE:
+        return False
     fn: internals.OpOverload = leaf.symbol.fn  # type: ignore[assignment]
     name = fn._schema.name.removeprefix("aten::")
     return name in _NORMALISATIONS or name in _SOFTMAXES or torch.Tag.reduction in fn.tags

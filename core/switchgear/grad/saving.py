@@ -23,7 +23,7 @@ from switchgear.ir.composites import leaves_of
 from switchgear.ir.proxy import TensorProxy, bytes_of
 from switchgear.ir.purity import is_pure
 from switchgear.ir.symbol import BoundSymbol, RuleOrigin, region_of
-from switchgear.ir.writes import DRAW_BERNOULLI, RESTRIDE
+from switchgear.ir.writes import DRAW_BERNOULLI
 from switchgear.who.memory import Memory
 
 #: The bytes that recomputation may move for each byte that need not be saved for it.
@@ -90,7 +90,7 @@ class Prices:
             return "a region of torch.utils.checkpoint says so"
         if self.limit is not None:
             return (
-                int(cost([item]))
+                int(cost([item], fused=self.memory == "auto"))
                 if is_pure(item)
                 else f"{item.symbol.name} may do otherwise when it runs again"
             )
@@ -99,7 +99,7 @@ class Prices:
             weight = weight_of(leaf)
             if weight is None:
                 return f"{leaf.symbol.name} is not cheap"
-            if self.memory == "auto" and leaf.symbol != RESTRIDE and is_a_pass(leaf):
+            if self.memory == "auto" and is_a_pass(leaf):
                 return f"{leaf.symbol.name} would go over its arguments once more"
             price += weight * bytes_of(*leaf.inputs, *leaf.outputs)
         return price

@@ -72,11 +72,13 @@ def plan(function: Any, /, *args: Any, **kwargs: Any) -> Plan:
         return Plan(0, ())
     training = entry.bridge.training
     joint, overwritten = training.joint, training.parts.prices.overwritten
+    fuses = bool(selection.fusion)
     eager = partition(joint, overwritten).saved_bytes
 
     def point(budget: float) -> PlannedMemory:
-        parts = within_budget(joint, overwritten, int(budget * eager), fuses=bool(selection.fusion))
-        return PlannedMemory(budget, parts.saved_bytes, _peak(parts), extra(joint, parts))
+        parts = within_budget(joint, overwritten, int(budget * eager), fuses=fuses)
+        longer = extra(joint, parts, fuses=fuses)
+        return PlannedMemory(budget, parts.saved_bytes, _peak(parts), longer)
 
     return Plan(eager, tuple(map(point, (*_PARTS, 0.0))))
 
