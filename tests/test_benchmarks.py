@@ -237,7 +237,7 @@ def test_budgets_are_met_beside_checkpointed_layers(monkeypatch: pytest.MonkeyPa
     result = budgets.run(2, workloads=["gpt2/training"], quick=True)
     (row,) = result.rows["gpt2/training"]
     assert result.met
-    assert row.held["switchgear"].saved <= row.limit + budgets.SLACK < row.held["eager"].saved
+    assert row.held["switchgear"].saved <= row.limit < row.held["eager"].saved
     assert row.held["checkpoint"].saved < row.held["eager"].saved
     assert 0 < result.ratio["gpt2/training"] < 100
     assert f"checkpoint: {row.layers} layers" in str(result)
