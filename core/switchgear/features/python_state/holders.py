@@ -231,13 +231,10 @@ _NOT_SET = frozenset(
 def slots_of(kind: type) -> Iterator[str]:
     """The names of the slots of a class and its bases, as instances have them."""
     for base in kind.__mro__:
-        for name, member in vars(base).items():
-            if isinstance(member, types.MemberDescriptorType) and _is_user_slot(base, name):
+        for name, member in vars(base).items() if "__slots__" in vars(base) else ():
+            is_slot = isinstance(member, types.MemberDescriptorType)
+            if is_slot and name not in ("__dict__", "__weakref__"):
                 yield name
-
-
-def _is_user_slot(base: type, name: str) -> bool:
-    return "__slots__" in vars(base) and name not in ("__dict__", "__weakref__")
 
 
 def _slot(target: Any, name: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import threading
@@ -21,6 +22,11 @@ from switchgear.patches import caller, redirected
 _SILENT = (str(Path(__file__).parent.parent.parent), str(Path(nn.modules.module.__file__)))
 
 
+@functools.cache
+def _is_silent(file: str) -> bool:
+    return file.startswith(_SILENT)
+
+
 class Recording:
     """Notes the reads of attributes of instances of the classes that are reached, by this thread."""
 
@@ -28,7 +34,6 @@ class Recording:
         self._reached = reached
         self._thread = threading.get_ident()
         self._noted: set[tuple[int, str]] = set()
-        self._silent: dict[str, bool] = {}
         self._originals: dict[type, Any] = {}
         #: Which code runs.
         self.code = RunningCode()
@@ -69,8 +74,12 @@ class Recording:
         thread, noted, get_ident = self._thread, self._noted, threading.get_ident
 
         def __getattribute__(instance: object, name: str) -> Any:
-            if (id(instance), name) not in noted and get_ident() == thread:
-                self._note(instance, name, sys._getframe(1).f_code.co_filename)
+            if (
+                (id(instance), name) not in noted
+                and get_ident() == thread
+                and not _is_silent(sys._getframe(1).f_code.co_filename)
+            ):
+                self._note(instance, name)
             return original(instance, name)
 
         return __getattribute__
@@ -83,12 +92,7 @@ class Recording:
             self._reached.read_environment(variable)
         return original(environment) if variable is None else original(environment, variable)
 
-    def _note(self, instance: object, name: str, file: str) -> None:
-        silent = self._silent.get(file)
-        if silent is None:
-            silent = self._silent[file] = file.startswith(_SILENT)
-        if silent:
-            return
+    def _note(self, instance: object, name: str) -> None:
         self._noted.add((id(instance), name))
         with self.code:
             self._reached.read(instance, name)
