@@ -424,10 +424,11 @@ _ABSENT = "not there"
 
 def differences(eager: Facts, jitted: Facts) -> list[Difference]:
     """Every fact that is not the same on both sides: errors first, versions last."""
-    for name in ("gradient", "gradient after the write"):
-        fact = eager.get(name)
-        if isinstance(fact, Raised) and fact.says(OVERWRITTEN):
-            eager, jitted = _without(eager, name), _without(jitted, name)
+    for after_a_write in (False, True):
+        group = {name for name in (*eager, *jitted) if _is_gradient(name, after_a_write)}
+        refused = (eager[name] for name in group & eager.keys())
+        if any(isinstance(fact, Raised) and fact.says(OVERWRITTEN) for fact in refused):
+            eager, jitted = ({k: v for k, v in facts.items() if k not in group} for facts in (eager, jitted))
     unlike = [
         Difference(fact, eager.get(fact, _ABSENT), jitted.get(fact, _ABSENT))
         for fact in dict.fromkeys((*eager, *jitted))
@@ -436,8 +437,8 @@ def differences(eager: Facts, jitted: Facts) -> list[Difference]:
     return sorted(unlike, key=lambda one: (not one.is_error, "version" in one.fact))
 
 
-def _without(facts: Facts, name: str) -> Facts:
-    return {fact: value for fact, value in facts.items() if fact != name and not fact.startswith(f"{name} of leaf")}
+def _is_gradient(fact: str, after_a_write: bool) -> bool:
+    return fact.startswith("gradient") and fact.startswith("gradient after the write") == after_a_write
 
 
 def _blurred(message: str) -> str:

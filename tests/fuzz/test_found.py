@@ -781,6 +781,12 @@ def variable_of_a_checkpoint_written_to(x: Tensor) -> Any:
     return y
 
 
+def sum_of_the_gradient_of_rows_written_to(x: Tensor) -> Any:
+    y = x.detach() - x.norm()
+    y[1:] += 0.5
+    return y
+
+
 PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments]]] = [
     (result_written_to_through_a_view, non_leaf),
     (one_of_two_results_written_to_through_a_view, non_leaf),
@@ -865,6 +871,7 @@ PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments]]] = [
     (pairs_written_to_through_a_function, nothing_as_pairs),
     (read_after_a_view_was_transposed_under_no_grad, transposed_leaf_and_part),
     (rows_written_to_under_no_grad, transposed_leaf_and_rows),
+    (sum_of_the_gradient_of_rows_written_to, transposed_leaf),
     (variable_of_a_checkpoint_assigned_again, non_leaf),
     (variable_of_a_checkpoint_written_to, non_leaf),
 ]
@@ -1053,6 +1060,12 @@ def attribute_read_under_no_grad(x: Tensor) -> Any:
         return x.mT, x.mT * 2
 
 
+def hook_on_what_was_written_to(x: Tensor) -> Any:
+    x[0] = 1.7
+    x.register_hook(lambda grad: grad * 2)
+    return sum(x)
+
+
 #: What TorchDynamo takes apart.
 SPLIT: list[tuple[Callable[..., Any], Callable[[], Arguments]]] = [
     (written_through_its_data, argument_and_its_data),
@@ -1060,6 +1073,7 @@ SPLIT: list[tuple[Callable[..., Any], Callable[[], Arguments]]] = [
     (moments_beside_an_unseen_write, leaf_and_moment),
     (differentiated_after_a_refused_write, non_leaf),
     (attribute_read_under_no_grad, row_of_columns),
+    (hook_on_what_was_written_to, non_leaf),
 ]
 
 

@@ -152,12 +152,19 @@ def _spellings(bound_symbol: BoundSymbol, higher_order: bool) -> Iterator[Callab
     if overload is torch.ops.aten.index_fill.int_Tensor:
         yield _index_fill
         return
-    yield overload
-    if overload in WRITTEN_VIEWS:
-        yield WRITTEN_VIEWS[overload]
+    written = [WRITTEN_VIEWS[overload]] if overload in WRITTEN_VIEWS else []
+    # autograd lays the gradient of what was written to in a part out as that lies in memory, and sums depend on it
+    first, second = (written, [overload]) if _is_permuted(bound_symbol) else ([overload], written)
+    yield from (*first, *second)
     twin = in_place_twin(overload)
     if twin is not None:
         yield lambda self, *args, **kwargs: twin(self.clone(), *args, **kwargs)
+
+
+def _is_permuted(bound_symbol: BoundSymbol) -> bool:
+    """Whether the dimensions of a call's first tensor do not follow each other in memory; False with symbolic sizes."""
+    stride = bound_symbol.inputs[0].stride
+    return not depends_on_sizes(bound_symbol) and [*stride] != sorted(stride, reverse=True)
 
 
 def _rrelu_with_noise(
