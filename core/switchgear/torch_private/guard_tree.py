@@ -98,6 +98,8 @@ class _Node:
         self.tree, self.number = tree, number
 
     def __getattr__(self, name: str) -> Callable[..., None]:
+        if not name.startswith("add_"):
+            raise AttributeError(name)
         return partial(self.tree.add, self.number, name)
 
 
@@ -110,7 +112,8 @@ class _Tree(_Node):
         self._guards: list[tuple[int, str, tuple[Any, ...]]] = []
         self._steps: list[tuple[Callable[[Any, Any], Any], int, Any]] = []
         self._tests: list[tuple[Callable[[Any], object], int]] = []
-        self._native: Any = None
+        #: Whether all guards are met.
+        self.check: Callable[[object], bool] = self._first
 
     def child(self, parent: _Node, access: str, key: Any) -> _Node:
         """The node of what lies at `key` below another."""
@@ -123,14 +126,36 @@ class _Tree(_Node):
         self._guards.append((number, name, args))
         self._tests.append((_TESTS[name](*args[:-2]), number))
 
-    def check(self, value: object) -> bool:
-        """Whether all guards are met."""
-        if self._native is not None:
-            return bool(self._native.check(value))
-        is_met = self.check_verbose(value).result
-        if is_met and _in_dynamo():
-            self._native = self._in_cpp()
-        return is_met
+    def _first(self, value: object) -> bool:
+        self.check = self._compiled()
+        return self.check(value)
+
+    def _compiled(self) -> Callable[[object], bool]:
+        """The guards as one generated function, which leaves its place to the tree in C++ once there is one."""
+        scope: dict[str, Any] = {"modules": sys.modules, "go_on": self._in_cpp}
+        lines = []
+        for number, (parent, access, key) in enumerate(self._children, 1):
+            scope |= {f"get{number}": _ACCESS[access], f"key{number}": key}
+            lines.append(f"v{number} = get{number}(v{parent}, key{number})")
+        asked = [f"test{index}(v{number})" for index, (_, number) in enumerate(self._tests)]
+        scope |= {f"test{index}": test for index, (test, _) in enumerate(self._tests)}
+        for index, (number, name, args) in enumerate(self._guards):
+            if name == "add_id_match_guard":
+                asked[index] = f"id(v{number}) == {args[0]}"
+        body = "\n        ".join([*lines, f"met = {' and '.join(asked) or True}"])
+        source = f"""
+def check(v0):
+    try:
+        {body}
+    except Exception:  # a place is not there, or of another kind
+        return False
+    if met and "torch._dynamo.guards" in modules:
+        go_on()
+    return bool(met)
+"""
+        exec(compile(source, "<switchgear guards>", "exec"), scope)
+        check: Callable[[object], bool] = scope["check"]
+        return check
 
     def check_verbose(self, value: object) -> Said:
         """What a check finds."""
@@ -145,11 +170,11 @@ class _Tree(_Node):
             return Said(False, [])
         return Said(True, [])
 
-    def _in_cpp(self) -> Any:
+    def _in_cpp(self) -> None:
         """The same tree as PyTorch's; what it takes note of, as versions of dicts, has just been checked."""
-        nodes = [guard_root()]
+        nodes = [RootGuardManager()]
         for parent, access, key in self._children:
             nodes.append(guard_child(nodes[parent], access, key, None))
         for number, name, args in self._guards:
             getattr(nodes[number], name)(*args)
-        return nodes[0]
+        self.check = nodes[0].check
