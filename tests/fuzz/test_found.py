@@ -787,6 +787,14 @@ def sum_of_the_gradient_of_rows_written_to(x: Tensor) -> Any:
     return y
 
 
+def reshaped_by_its_data(x: Tensor) -> None:
+    x.data.squeeze_()
+
+
+def its_data_written_to_after_the_call(x: Tensor) -> Any:
+    return x.data.mul_(2), x.data[1:]
+
+
 PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments]]] = [
     (result_written_to_through_a_view, non_leaf),
     (one_of_two_results_written_to_through_a_view, non_leaf),
@@ -872,6 +880,7 @@ PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments]]] = [
     (read_after_a_view_was_transposed_under_no_grad, transposed_leaf_and_part),
     (rows_written_to_under_no_grad, transposed_leaf_and_rows),
     (sum_of_the_gradient_of_rows_written_to, transposed_leaf),
+    (reshaped_by_its_data, one_leaf),
     (variable_of_a_checkpoint_assigned_again, non_leaf),
     (variable_of_a_checkpoint_written_to, non_leaf),
 ]
@@ -910,6 +919,19 @@ def one_of_two_results(base: Tensor, rows: Tensor) -> Any:
 def test_what_a_function_saved_is_not_made_again_from_an_argument_overwritten_since() -> None:
     verdict = judge(Script(base_and_rows, one_of_two_results, write=Write(slot=0, no_grad=False)))
     assert verdict.outcome is not Outcome.DIFFERENT, verdict.detail
+
+
+@pytest.mark.parametrize("arguments", [one_leaf, non_leaf])
+def test_data_that_is_returned_counts_versions_by_itself(arguments: Callable[[], Arguments]) -> None:
+    def versions(call: Callable[..., Any]) -> int:
+        (x,), _ = arguments()
+        for data in call(x):
+            data.mul_(0.5)
+        return int(x._version)
+
+    jitted = sg.jit(its_data_written_to_after_the_call, executors=["torch"])
+    with falls_back("counts versions by itself"):
+        assert versions(jitted) == versions(its_data_written_to_after_the_call)
 
 
 def leaf_of_four() -> Arguments:

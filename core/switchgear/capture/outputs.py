@@ -228,6 +228,12 @@ class _Collector:
         return tensor._is_view() == is_view or any(map(self._lineages.is_detached, lineage))
 
     def _view_of_input(self, leaf: torch.Tensor, memory: RecordedInput) -> Returned:
+        if self.tracker.counts_apart(leaf):
+            raise Unsupported(
+                f"the function returns .data of {memory.proxy.name}, or a view of it, which counts versions by itself; "
+                "return detach() of it",
+                splits=False,
+            )
         lineage = self._lineages.of(leaf)
         home = next((value for value in reversed(lineage) if value.name in self._held), None)
         if home is None or any(

@@ -78,6 +78,7 @@ class Tracker(Wrappers):
             proxy = self.values.proxy_of(fake)
             if proxy.requires_grad > wrapper.requires_grad or self._has_holder(proxy, wrapper):
                 # `x.data` shares the fake of `x` and none of its history
+                self.writes.apart[id(wrapper)] = wrapper
                 fake = self._record_alias(wrapper, DETACH, (proxy,))
             elif wrapper.requires_grad and not proxy.requires_grad and has_no_past(wrapper):
                 fake = self._record_alias(wrapper, NEW_LEAF, (proxy,))

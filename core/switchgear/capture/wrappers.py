@@ -40,6 +40,8 @@ class Writes:
     unseen: set[str] = field(default_factory=set)
     #: The names of values that were overwritten without a new version of the tensor: through `.data`.
     hidden: set[str] = field(default_factory=set)
+    #: By id, what `.data` gave: it counts versions by itself.
+    apart: dict[int, torch.Tensor] = field(default_factory=dict)
     #: Views, by id, of what was reshaped in place since, or written to where autograd did not see it.
     outdated: dict[int, torch.Tensor] = field(default_factory=dict)
     #: Whether functionalization may make views anew before they are read.
@@ -74,6 +76,10 @@ class Wrappers:
         known = tracked is not None and wrapper.requires_grad and not torch.is_grad_enabled()
         with torch.enable_grad() if known and not has_no_past(wrapper) else _AS_IT_IS:
             return internals.unwrap(wrapper)
+
+    def counts_apart(self, wrapper: torch.Tensor) -> bool:
+        """Whether a wrapper is what `.data` gave, or a view of it, whose versions are its own."""
+        return not self.writes.apart.keys().isdisjoint((id(wrapper), id(wrapper._base)))
 
     def is_overwritten(self, proxy: TensorProxy) -> bool:
         """Whether the tensor that first held a value has been written to since."""

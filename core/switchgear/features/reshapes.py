@@ -48,7 +48,7 @@ def _note(recorder: Recorder, call: Call, metadata_only: bool) -> None:
             home = next(
                 (one for one in recorder.inputs if metadata_only and one.storage == key), None
             )
-            if home is not None:
+            if home is not None and not tracker.counts_apart(tensor):
                 _refuse_view_of_leaf(tensor, home.tensor)
                 recorder.inputs.metadata_calls.append(
                     BoundSymbol(NEW_VERSION, (home.proxy,), {}, None)
