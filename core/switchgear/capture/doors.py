@@ -215,7 +215,7 @@ def _note_writes(
             raise Unsupported(
                 f"a write to a lazily conjugated or negated tensor, in {recorder.here()}; write to a clone"
             )
-    if call.wrote and call.grad_enabled and recorder.follow_autograd:
+    if call.wrote and call.grad_enabled and recorder.tracker.follow_autograd:
         refuse_casts(call.lines, recorder.here)
 
 
@@ -328,7 +328,7 @@ class _Operators(internals.DispatchMode):
         answer = self.handlers.by_data(recorder, call, need)
         if answer is not PASS:
             return answer
-        if recorder.follow_autograd:
+        if recorder.tracker.follow_autograd:
             # libraries have another way where PyTorch compiles, which is not eager's
             raise Unsupported(f"{need}, which no feature answers", splits=False) from error
         raise DataDependent(
@@ -347,7 +347,7 @@ def _refuse(recorder: Recorder, func: internals.OpOverload, args: tuple[Any, ...
         )
     if frame.writes:
         proxies = map(recorder.values.proxy_of, tensors_in(args))
-        follows = recorder.follow_autograd and frame.grad_enabled
+        follows = recorder.tracker.follow_autograd and frame.grad_enabled
         differentiable = follows and any(proxy.requires_grad for proxy in proxies)
 
         def is_new(fake: torch.Tensor) -> bool:

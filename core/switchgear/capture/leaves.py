@@ -46,7 +46,7 @@ def record_leaf(recorder: Recorder, call: Operation, result: Any) -> None:
     grad_enabled = torch.is_grad_enabled() or (is_called and frame.grad_enabled)
     recorder.matters.offsets |= func in _ALIGNED
     # nothing is known of what called it (compiled code of TorchScript's) if no call of a function is open
-    RARE_MODES.matter |= frame.fn is None and recorder.follow_autograd
+    RARE_MODES.matter |= frame.fn is None and recorder.tracker.follow_autograd
     flags: Iterator[bool] = iter(())
     if any(proxy.requires_grad for proxy in proxies(given)):
         if grad_enabled:
@@ -116,7 +116,7 @@ def _note_view_unseen(recorder: Recorder, args: tuple[object, ...]) -> None:
     recorder.matters.bases = True
     written = recorder.tracker.writes.memory
     is_written = any(internals.storage_key(fake) in written for fake in tensors_in(args))
-    if recorder.follow_autograd and is_written:
+    if recorder.tracker.follow_autograd and is_written:
         raise Unsupported(
             f"a view of what was written to and requires grad is made under no_grad, in {recorder.here()}; "
             "make it in grad mode, or of a clone"

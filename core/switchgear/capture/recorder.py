@@ -100,7 +100,6 @@ class Recorder:
         fake_mode = _fake_mode(self.enclosing)
         self.values = Values(names, fake_mode, self.tape.here)
         self.tracker = Tracker(self.tape, self.values, self.inputs, follow_autograd)
-        self.follow_autograd = follow_autograd
         self.reads_inputs = reads_inputs
         self.matters = Matters()
         #: What each handler keeps for this capture.
@@ -185,7 +184,7 @@ class Recorder:
     def known_generator(self, value: object) -> Any:
         """A value, or the generator among the arguments that it is or stands for."""
         # a grad rule has those of the trace
-        if not isinstance(value, torch.Generator) or not self.follow_autograd:
+        if not isinstance(value, torch.Generator) or not self.tracker.follow_autograd:
             return value
         return self.inputs.generator(value, self.here)
 

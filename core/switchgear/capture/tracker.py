@@ -34,7 +34,7 @@ class Tracker(Wrappers):
     def __init__(self, tape: Tape, values: Values, inputs: Inputs, follow_autograd: bool) -> None:
         super().__init__(tape, values)
         self._inputs = inputs
-        self._follow_autograd = follow_autograd
+        self.follow_autograd = follow_autograd
 
     def proxy_of(self, tensor: torch.Tensor) -> TensorProxy:
         """The proxy of what a wrapper stands for now."""
@@ -70,7 +70,7 @@ class Tracker(Wrappers):
         """Take note of a wrapper that has not been seen before."""
         first = internals.unwrap(wrapper, synchronise=False)
         fake = internals.unwrap(wrapper)
-        if self._follow_autograd:
+        if self.follow_autograd:
             if first is not fake and first in self.values and _share_memory(first, fake):
                 # a view made after a write to its base was at once made again, of the base and not of another view
                 internals.rebind(wrapper, first, aliases=False)
@@ -98,7 +98,7 @@ class Tracker(Wrappers):
             self.track(wrapper)
             return
         fake = self.fake_of(wrapper)
-        if not self._follow_autograd:
+        if not self.follow_autograd:
             tracked.fake = fake
             return
         known = self.values.proxy_of(fake)

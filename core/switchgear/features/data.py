@@ -244,7 +244,7 @@ class Known:
             value, from_inputs = self._outer.call(outer, _itself, (proxy,), {}, need)
         elif tensor is not None and (recorder.reads_inputs or _is_mask(recorder, tensor)):
             value, from_inputs = tensor.detach(), True
-        elif not recorder.follow_autograd:
+        elif not recorder.tracker.follow_autograd:
             raise DataDependent(
                 f"{need}: a grad rule or a backward has no data while it is traced; use torch.where"
             )

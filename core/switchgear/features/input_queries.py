@@ -23,7 +23,9 @@ class InputQueries(Handler):
             recorder.matters.leaves = True
             return PASS
         (tensor,) = call.args
-        if not recorder.follow_autograd:  # a grad rule: what it is given lies where the trace says
+        if (
+            not recorder.tracker.follow_autograd
+        ):  # a grad rule: what it is given lies where the trace says
             return int(tensor.storage_offset())
         if (
             internals.inside_functorch()

@@ -190,7 +190,7 @@ def _finish(
     }
 
     def has_history(result: torch.Tensor) -> bool:
-        if not recorder.follow_autograd:
+        if not recorder.tracker.follow_autograd:
             # the grad pass records for whoever differentiates its backward
             return id(result) not in fixed and (result.is_floating_point() or result.is_complex())
         # PyTorch gives a view, or what it was told is constant, another node or none
