@@ -43,6 +43,7 @@ def _smaller(program: Program) -> Iterator[Program]:
     if program.options:
         yield replace(program, options={})
     yield from (replace(program, function=text) for text in _edits(program.function, _without_a_statement))
+    yield from (replace(program, function=text) for text in _edits(program.function, _without_a_name))
     yield from _without_an_argument(program)
     yield from (replace(program, function=text) for text in _edits(program.function, _with_a_simpler_expression))
     for place, call in enumerate(program.calls):
@@ -82,6 +83,21 @@ def _without_a_statement(tree: ast.Module) -> Iterator[ast.Module]:
                 body[place : place + 1] = inner
                 yield copy.deepcopy(tree)
                 body[place : place + len(inner)] = [statement]
+
+
+def _without_a_name(tree: ast.Module) -> Iterator[ast.Module]:
+    """Without `y = x`: what reads y reads x."""
+    for body in list(_bodies(tree)):
+        for place, statement in enumerate(body if len(body) > 1 else ()):
+            match statement:
+                case ast.Assign(targets=[ast.Name(id=name)], value=ast.Name(id=other)):
+                    del body[place]
+                    renamed = copy.deepcopy(tree)
+                    body.insert(place, statement)
+                    for node in ast.walk(renamed):
+                        if isinstance(node, ast.Name) and node.id == name:
+                            node.id = other
+                    yield renamed
 
 
 def _without_an_argument(program: Program) -> Iterator[Program]:

@@ -337,7 +337,6 @@ def item_assignment(w: Writer) -> None:
             f"{x}[:1].fill_({k})",
             f"{x}[torch.tensor([0])] = {k}",
             f"{x}.select(0, 0).mul_({k})",
-            f"{x}.data[0] = {k}",
         )
     )
 
@@ -353,6 +352,7 @@ def unseen_write(w: Writer) -> None:
             f"{x}.data.mul_({k})",
             f"{x}.data.add_({y}.data, alpha=-0.1)",
             f"{x}.data.clamp_(-1, 1)",
+            f"{x}.data[0] = {k}" if w[x].dim() > 0 and w[x].numel() > 0 else f"{x}.data.fill_({k})",
             f"{x}.data.copy_({y}.detach())",
             f"{x}.detach().mul_({k})",
             f"with torch.no_grad():\n    {x}.mul_({k})",
