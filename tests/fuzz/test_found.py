@@ -1076,6 +1076,14 @@ def plain() -> Arguments:
     return [torch.randn(4)], []
 
 
+def marked_dirty_and_kept_in_a_variable(x: Tensor, y: Tensor) -> None:
+    scaled = ScaledInPlace.apply(x.clone(), 0.5) + 0.0  # type: ignore[no-untyped-call]
+    y += 0.45
+
+    def unused() -> Tensor:
+        return scaled  # type: ignore[no-any-return]
+
+
 def attribute_read_under_no_grad(x: Tensor) -> Any:
     x[x.argmax()]
     with torch.no_grad():
@@ -1094,6 +1102,7 @@ SPLIT: list[tuple[Callable[..., Any], Callable[[], Arguments]]] = [
     (marked_dirty_and_written_unseen, plain),
     (moments_beside_an_unseen_write, leaf_and_moment),
     (differentiated_after_a_refused_write, non_leaf),
+    (marked_dirty_and_kept_in_a_variable, two_non_leaves),
     (attribute_read_under_no_grad, row_of_columns),
     (hook_on_what_was_written_to, non_leaf),
 ]

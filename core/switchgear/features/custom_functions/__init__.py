@@ -129,8 +129,13 @@ def _apply(original: Callable[..., Any], function: Any, *args: Any, **kwargs: An
         runner = _RUNNERS.get(function) or _RUNNERS.setdefault(
             function, type(function.__name__, (_Forward,), {})
         )
-        made = original(runner, function, context, *args, **kwargs)
-        written = _finish(recorder, function, context, args, given, made)
+        try:
+            made = original(runner, function, context, *args, **kwargs)
+            written = _finish(recorder, function, context, args, given, made)
+        except Unsupported as error:
+            # a graph behind it would hand it no gradient where eager does not run it, which it takes for zeros
+            error.splits &= not context.dirty_tensors
+            raise
         call.output = output_of(recorder, recorder.track_outputs(made))
     call.symbol, call.given = Symbol(name, _Applied(function, args)), (given, {})
     call.whole = not written and not torch.is_autocast_enabled()
