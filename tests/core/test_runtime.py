@@ -400,7 +400,7 @@ def test_recompile_warning_names_a_changed_parameter() -> None:
     jitted = sg.jit(module, executors=["torch"], recompile_limit=1)
     jitted(X)
     module.weight.requires_grad_(False)
-    with pytest.warns(errors.RecompileWarning, match="parameter"):
+    with pytest.warns(errors.RecompileWarning, match="the requires_grad of weight"):
         jitted(X)
 
 

@@ -6,6 +6,7 @@ import ast
 import contextlib
 import functools
 import inspect
+import re
 import sys
 import threading
 import types
@@ -24,6 +25,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from switchgear import torch_private as internals
 from switchgear.capture.values import metadata_proxy
 from switchgear.errors import Unsupported
+from switchgear.torch_private import common_fakes, fake_mode
 from tests.core.against_eager import numbers
 from tests.databases.verdict import global_state
 
@@ -63,7 +65,7 @@ def test_every_public_name_is_tested_here() -> None:
     public = {name for name in functions if name[0] != "_" and inspect.isfunction(getattr(internals, name, None))}
     assert len(public) > 50
     text = Path(__file__).read_text()
-    assert {name for name in public if f"internals.{name}" not in text} == set()
+    assert {name for name in public if not re.search(rf"\.{name}\b", text)} == set()
 
 
 # --- TorchDynamo ---
@@ -322,7 +324,12 @@ def test_operators_are_not_run_again_on_equal_layouts(mode: Any, name: str, monk
         ran.append(str(func))
         return dispatch(self, func, *rest)
 
+    def noting_common(mode: Any, func: Any, *rest: Any) -> Any:
+        ran.append(str(func))
+        return common_fakes.common_fake(mode, func, *rest)
+
     monkeypatch.setattr(internals.FakeMode, "dispatch", noting)
+    monkeypatch.setattr(fake_mode, "common_fake", noting_common)
     with mode:
         given = torch.empty(2, 3), torch.empty(2, 3)
         call(*given)
@@ -1322,7 +1329,7 @@ def test_fakes_get_the_strides_of_their_kernels(mode: Any) -> None:
     made: Any = internals.laid_out(mode, kernel, result, (given,), {})
     assert made.stride() == x.stride()
     assert internals.layout_of(mode, given) == (x.shape, x.stride(), x.dtype, x.device, 0, False, False)
-    assert internals.layout_of(mode, given.requires_grad_()) is None
+    assert internals.layout_of(internals.new_fake_mode(), given) is None
 
 
 def test_a_class_shown_is_shown_no_longer_than_asked() -> None:
@@ -1340,3 +1347,49 @@ def test_what_was_compiled_runs_plainly() -> None:
     with internals.compiled_run_plainly():
         assert not compiled(torch.ones(3))
         assert torch.compile(function) is function
+
+
+def test_gradients_are_those_of_autograd() -> None:
+    x = torch.randn(3, requires_grad=True)
+    y = x.sin()
+    (found,) = internals.gradients([y], [x], [torch.ones(3)], create_graph=True)
+    (expected,) = torch.autograd.grad(y, [x], [torch.ones(3)], create_graph=True)
+    assert found is not None
+    assert torch.equal(found, expected)
+    assert found.requires_grad
+    assert internals.gradients([y], [torch.randn(2, requires_grad=True)], [torch.ones(3)], create_graph=False) == (
+        None,
+    )
+
+
+def test_what_python_imports_for_pytorch_is_imported_on_another_thread() -> None:
+    threads: list[threading.Thread] = []
+    start = threading.Thread.start
+
+    def noting(thread: threading.Thread) -> None:
+        threads.append(thread)
+        start(thread)
+
+    sys.modules.pop("this", None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "start", noting)
+        with contextlib.redirect_stdout(None):
+            internals.import_aside("this")
+        internals.import_aside("this")
+    assert len(threads) == 1
+    assert sys.modules.pop("this")
+    with internals.imports_aside():
+        assert __import__("math") is sys.modules["math"]
+
+
+def test_dynamo_is_here() -> None:
+    assert internals.can_take_apart()
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="Python's dicts have no versions any more")
+def test_a_dict_that_is_written_to_is_noticed() -> None:
+    held: tuple[dict[Any, Any], ...] = {"a": 1}, {}
+    is_untouched = internals.not_written(held)
+    assert is_untouched()
+    held[1]["b"] = 2
+    assert not is_untouched()

@@ -147,7 +147,7 @@ class _Result:
     @classmethod
     def of(cls, mode: FakeMode, result: Any, args: tuple[Any, ...], kwargs: Any) -> _Result | None:
         """That of a call; None where the tensors cannot be made again from layouts."""
-        kind = type(result) if type(result) in (tuple, list) else None
+        kind = type(result) if isinstance(result, (tuple, list)) else None
         homes = [storage_key(other) for other in tensors_in((args, kwargs))]
         items: list[tuple[Layout, int | None] | None] = []
         for made in result if kind else (result,):
@@ -187,7 +187,9 @@ def _result(mode: FakeMode, known: _Result, args: tuple[object, ...]) -> object:
         item and fake_of_layout(mode, item[0], None if item[1] is None else args[item[1]])
         for item in known.items
     ]
-    return made[0] if known.kind is None else known.kind(made)
+    if known.kind is None:
+        return made[0]
+    return known.kind(*made) if hasattr(known.kind, "_fields") else known.kind(made)
 
 
 #: What operators return by their arguments, None where nothing is to be remembered: PyTorch's own memory of that takes
