@@ -1,4 +1,4 @@
-"""A hundred random programs, others in each run, against eager."""
+"""A hundred random programs against eager, the same in each run; `python -m tests.fuzz` draws others."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import io
 import os
 import runpy
-import secrets
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -23,14 +22,14 @@ from tests.fuzz.programs import Program, write_program
 from tests.fuzz.search import Setup, examine, examine_all, seeds, skeleton, smallest
 
 PROGRAMS = 100
-#: Set it to the seed that a failure names, to draw the same programs again.
+#: Set it to draw other programs.
 SEED_VARIABLE = "SWITCHGEAR_FUZZ_SEED"
 SETUP = Setup()
 
 
 def test_random_programs(record_property: Callable[[str, object], None], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SWITCHGEAR_VERIFY", "1")
-    seed = int(os.environ.get(SEED_VARIABLE) or secrets.randbelow(2**31))
+    seed = int(os.environ.get(SEED_VARIABLE) or 11)
     record_property("fuzz_seed", seed)
     print(f"{SEED_VARIABLE}={seed}")
     findings = [finding for group in examine_all(seeds(seed, PROGRAMS), 1, SETUP) for finding in group]
