@@ -1,33 +1,40 @@
 """Switchgear: an executor framework for PyTorch."""
 
+import gc
 from importlib.metadata import version
 
-from switchgear import disk_cache, errors
-from switchgear.capture.call import Call, Operation
-from switchgear.capture.handler import PASS, Feature, Handler
-from switchgear.functional import grad, value_and_grad, vjp
-from switchgear.inspect.examine import Examination, ExaminedRegion, examine
-from switchgear.inspect.explain import CacheInfo, cache_info, explain
-from switchgear.inspect.plan import Plan, PlannedMemory, plan
-from switchgear.inspect.waiting import wait
-from switchgear.ir.aliasing import aliased_argument, storages, written_arguments
-from switchgear.ir.choice import Choice, Declined, Implementation, Saved
-from switchgear.ir.lines import Lines, Match, argument, composite, leaf_of
-from switchgear.ir.proxy import NumberProxy, TensorProxy
-from switchgear.ir.symbol import BoundSymbol, Symbol
-from switchgear.ir.trace import Trace
-from switchgear.jit import jit, last_backward_traces, last_choices, last_saved, last_traces
-from switchgear.machine import surroundings
-from switchgear.options import defaults
-from switchgear.progress import Progress
-from switchgear.torch_private import real_dispatch
-from switchgear.who.executor import Executor, FusionExecutor
-from switchgear.who.fuel import Fuel
-from switchgear.who.hookspecs import PassContext, PassPlacement, RegionContext, hookimpl
-from switchgear.who.plugins import plugin_report
-from switchgear.who.region import Region, RegionChoice
-from switchgear.who.registry import Registry, Table
-from switchgear.who.rules import get_grad, put_grad
+_IS_COLLECTING = gc.isenabled()
+gc.disable()  # half of the time would go to one collection among all that PyTorch holds
+try:
+    from switchgear import disk_cache, errors
+    from switchgear.capture.call import Call, Operation
+    from switchgear.capture.handler import PASS, Feature, Handler
+    from switchgear.functional import grad, value_and_grad, vjp
+    from switchgear.inspect.examine import Examination, ExaminedRegion, examine
+    from switchgear.inspect.explain import CacheInfo, cache_info, explain
+    from switchgear.inspect.plan import Plan, PlannedMemory, plan
+    from switchgear.inspect.waiting import wait
+    from switchgear.ir.aliasing import aliased_argument, storages, written_arguments
+    from switchgear.ir.choice import Choice, Declined, Implementation, Saved
+    from switchgear.ir.lines import Lines, Match, argument, composite, leaf_of
+    from switchgear.ir.proxy import NumberProxy, TensorProxy
+    from switchgear.ir.symbol import BoundSymbol, Symbol
+    from switchgear.ir.trace import Trace
+    from switchgear.jit import jit, last_backward_traces, last_choices, last_saved, last_traces
+    from switchgear.machine import surroundings
+    from switchgear.options import defaults
+    from switchgear.progress import Progress
+    from switchgear.torch_private import real_dispatch
+    from switchgear.who.executor import Executor, FusionExecutor
+    from switchgear.who.fuel import Fuel
+    from switchgear.who.hookspecs import PassContext, PassPlacement, RegionContext, hookimpl
+    from switchgear.who.plugins import plugin_report
+    from switchgear.who.region import Region, RegionChoice
+    from switchgear.who.registry import Registry, Table
+    from switchgear.who.rules import get_grad, put_grad
+finally:
+    if _IS_COLLECTING:
+        gc.enable()
 
 __version__ = version("switchgear")
 
