@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import switchgear as sg
+from switchgear.errors import NotDifferentiable
 from switchgear.jit import last_entry
 
 T = torch.float64
@@ -199,3 +200,32 @@ def test_pullback_runs_in_the_grad_mode_of_autograds_backward() -> None:
     for found, eager in zip(gradients(jitted, MATRIX), gradients(function, MATRIX), strict=True):
         torch.testing.assert_close(found, eager)
     assert modes[:2] == [False, True]  # of the first backward that is compiled, and of one that is differentiated
+
+
+def written_unseen(x: Tensor) -> Tensor:
+    y = x * x
+    with torch.no_grad():
+        y.clamp_min_(0.5)
+    return y
+
+
+def written_detached(x: Tensor) -> Tensor:
+    y = x * x
+    y.detach().add_(1)
+    return y
+
+
+@pytest.mark.parametrize("write", [written_unseen, written_detached])
+def test_what_a_rule_wrote_to_unseen_by_autograd_is_no_constant(write: Callable[[Tensor], Tensor]) -> None:
+    table = sg.Table("mine")
+
+    @table.grad_rule(torch.sin)
+    def rule(x: Tensor) -> tuple[Tensor, Callable[..., Any]]:
+        factor = write(x)
+        return torch.sin(x), lambda grad: grad * factor
+
+    x = MATRIX.clone().requires_grad_()
+    jitted = sg.jit(lambda x: torch.sin(x).sum(), executors=["torch"], grad_rules=table)
+    torch.testing.assert_close(torch.autograd.grad(jitted(x), x)[0], write(x.detach()))
+    with pytest.raises(NotDifferentiable, match="let the rule save it"):
+        torch.autograd.grad(torch.autograd.grad(jitted(x), x, create_graph=True)[0].sum(), x)

@@ -99,11 +99,18 @@ class Tracker(Wrappers):
             return
         fake = self.fake_of(wrapper)
         if not self.follow_autograd:
-            tracked.fake = fake
+            tracked.fake = self._kept_history(tracked, fake)
             return
         known = self.values.proxy_of(fake)
         if fake is not tracked.fake or wrapper.requires_grad != known.requires_grad:
             self._follow(tracked, fake)
+
+    def _kept_history(self, tracked: Tracked, fake: torch.Tensor) -> torch.Tensor:
+        """What a wrapper of a grad rule stands for after a write that left `fake` in it: seen by autograd or not."""
+        old, new = self.values.proxy_of(tracked.fake), self.values.proxy_of(fake)
+        if not old.requires_grad or new.requires_grad or old.shape != new.shape:
+            return fake
+        return self._record_alias(tracked.wrapper, SET_VALUE, (old, new), tracked.is_base)
 
     def _follow(self, tracked: Tracked, fake: torch.Tensor) -> None:
         """Let a wrapper stand for `fake` from now on, with the history that autograd gives it."""
