@@ -31,6 +31,7 @@ import torch
 
 from switchgear import disk_cache
 from switchgear.compile.parcel import pack
+from switchgear.ir.composites import leaves_of
 from switchgear.ir.trace import Trace
 from switchgear.machine import surroundings
 from switchgear.who.answers import Answers, from_json
@@ -102,6 +103,10 @@ def settle(trace: Trace, selection: Selection, boxed: bool) -> tuple[Selection, 
     """Who takes part in making a program of a trace now, and what is under way that it will be made again for."""
     if selection.compile == "now" or not selection.fusion:
         return selection, None
+    if len([*leaves_of(trace.bound_symbols)]) < min(
+        one.minimum for one in selection.fusion.values()
+    ):
+        return selection, None  # too few for a region
     if objection(selection):
         return (
             selection if selection.compile == "background" else selection.without_fusion()
