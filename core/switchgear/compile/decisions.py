@@ -115,22 +115,22 @@ def opened(file: str | os.PathLike[str]) -> Decisions:
     return _OPENED[path]
 
 
-def decided(trace: Trace, selection: Selection) -> Selection:
-    """Who takes part in making a program: as was decided about it, or so that it is noted what is."""
+def decided(trace: Trace, selection: Selection) -> tuple[Selection, Decision | None]:
+    """Who takes part in making a program, as was decided about it or so that it is noted; and what was decided."""
     if selection.decisions is None:
-        return selection
+        return selection, None
     decisions = opened(selection.decisions)
     decision = decisions.of(trace, selection)
     if decision is None:
-        return replace(selection, written=Answers())
+        return replace(selection, written=Answers()), None
     answers = from_json(decision.regions) or Answers()
     label = f"decisions={str(decisions.file)!r}"
     chooser = Chooser(partial(_repeated, decisions, trace.name, answers), _repeated, label, "")
-    return replace(selection, choosers=(chooser,))
+    return replace(selection, choosers=(chooser,)), decision
 
 
-def settle_decision(trace: Trace, made: Trace, selection: Selection) -> None:
-    """Note who runs the lines of what a program was `made`; raises `OtherDecisions` if others did before."""
+def note_lines(trace: Trace, made: Trace, selection: Selection, decision: Decision | None) -> None:
+    """Note who runs the lines of what a program was `made`; raises `OtherDecisions` if the decision has others."""
     if selection.decisions is None:
         return
     decisions = opened(selection.decisions)
@@ -139,13 +139,11 @@ def settle_decision(trace: Trace, made: Trace, selection: Selection) -> None:
         (line.symbol.name, one.owner) for line in made.bound_symbols if (one := line.implementation)
     ]
     lines = [[symbol, labels.get(owner, owner)] for symbol, owner in owned]
-    if selection.written is not None:
-        regions, where = as_json(selection.written), _surroundings(trace, selection)
+    if decision is None:
+        regions, where = as_json(selection.written or Answers()), _surroundings(trace, selection)
         computes, executors = trace.canonical(), _executors(selection)
         decisions.add(Decision(trace.name, computes, executors, where, regions, lines))
         return
-    decision = decisions.of(trace, selection)
-    assert decision is not None
     for here, there in zip(lines, decision.lines, strict=False):
         if here != there:
             raise decisions.differ(

@@ -18,7 +18,7 @@ from switchgear.capture.session import compiling
 from switchgear.capture.sizes import Sizes, active_sizes, concrete
 from switchgear.compile.background import Job, resettled, settle
 from switchgear.compile.checks_first import checks_first
-from switchgear.compile.decisions import decided, settle_decision
+from switchgear.compile.decisions import decided, note_lines
 from switchgear.compile.pass_through import pass_through
 from switchgear.errors import DataDependent, Unsupported
 from switchgear.fusion.fuse import fuse
@@ -402,14 +402,15 @@ def _executable(
     """The program of a trace that nobody has claimed yet; the stages given stay as they are."""
     stages = replace(stages, traces=[*stages.traces], choices=[*stages.choices])
     source = stages.traces[-1]
-    chosen, job = settle(source, decided(source, selection), boxed)
+    asked, decision = decided(source, selection)
+    chosen, job = settle(source, asked, boxed)
     _fuse(stages, chosen, boxed)
     if chosen.answers is not None:
         job = resettled(source, selection, boxed, chosen.answers)
     stages.run("dead_code", dead_code)
     stages.plugin_passes("after_claim", chosen, gives_gradients=boxed, destined=destined)
     trace = stages.run("free_last_used", free_last_used)
-    settle_decision(source, trace, chosen)
+    note_lines(source, trace, chosen, decision)
     executed = dict.fromkeys(choice for item in trace.bound_symbols for choice in item.choices)
     function = compile_trace(trace, boxed=boxed)
     choices = (*choices, *stages.choices, *executed)
