@@ -313,6 +313,17 @@ def test_custom_operator_keeps_its_templates_apart() -> None:
         assert_trains_as_eager(lambda x, factor=factor: scaled_sine(x, factor), leaf(3))
 
 
+@pytest.mark.parametrize("name", ["mse_loss", "smooth_l1_loss", "huber_loss"])
+def test_losses_of_no_elements_are_differentiated(name: str) -> None:
+    """The fakes of their derivatives divide by the number of elements."""
+    x, y = (torch.rand(0, 3, requires_grad=True) for _ in range(2))
+    loss = sg.jit(getattr(F, name), executors=["torch"], strict=True)(x, y)
+    loss.backward()
+    assert loss.isnan()
+    assert x.grad is not None
+    assert x.grad.shape == (0, 3)
+
+
 @pytest.mark.parametrize("overload", [False, True])
 def test_an_operator_of_torch_library_called_by_its_name(overload: bool) -> None:
     packet = torch.ops.switchgear_test_derived.scaled_sine

@@ -189,9 +189,9 @@ def test_rules_that_draw_other_numbers() -> None:
         return table
 
     testing.check_rule(ruled(lambda keep, grad: torch.where(keep, grad * 2, 0)), F.dropout, samples)
-    with pytest.raises(testing.Failures, match=r"(?s)sample \(float32\[9\]\): GradcheckError: Jacobian mismatch"):
+    with pytest.raises(testing.Failures, match=r"(?s)sample \(float64\[9\]\): GradcheckError: Jacobian mismatch"):
         testing.check_rule(ruled(lambda keep, grad: torch.where(keep, grad, 0)), F.dropout, samples)
-    with pytest.raises(testing.Failures, match=r"sample \(float32\[9\]\): GradcheckError: Backward is not reentrant"):
+    with pytest.raises(testing.Failures, match=r"sample \(float64\[9\]\): GradcheckError: Backward is not reentrant"):
         testing.check_rule(ruled(lambda keep, grad: dropping(grad)[0]), F.dropout, samples)
 
 
@@ -215,6 +215,14 @@ def test_calls_that_are_declined() -> None:
     never = implementing(torch.sin, torch.sin, lambda call: "not today")
     with pytest.raises(testing.Failures, match="no call was taken; mine says: not today"):
         testing.check_implementation(never, torch.sin)
+
+
+def test_all_overloads_at_once() -> None:
+    """Calls use some of them, and none of those that write to what they are given."""
+    packet = torch.ops.aten.sin
+    testing.check_implementation(implementing(packet, torch.sin), packet)
+    with pytest.raises(testing.Failures, match=r"(?s)^aten\.sin\.\* by mine:.*is not what PyTorch's"):
+        testing.check_implementation(implementing(packet, torch.cos), packet)
 
 
 def test_an_operator_that_pytorch_has_no_samples_of() -> None:

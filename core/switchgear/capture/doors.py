@@ -332,7 +332,8 @@ class _Operators(internals.DispatchMode):
             # libraries have another way where PyTorch compiles, which is not eager's
             raise Unsupported(f"{need}, which no feature answers", splits=False) from error
         raise DataDependent(
-            f"{need}: a grad rule or a backward has no data while it is traced; use torch.where"
+            f"{need}: a grad rule or a backward has no data while it is traced; use torch.where, "
+            "or have the rule's checker decline such calls"
         ) from error
 
 

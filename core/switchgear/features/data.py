@@ -246,7 +246,8 @@ class Known:
             value, from_inputs = tensor.detach(), True
         elif not recorder.tracker.follow_autograd:
             raise DataDependent(
-                f"{need}: a grad rule or a backward has no data while it is traced; use torch.where"
+                f"{need}: a grad rule or a backward has no data while it is traced; use torch.where, "
+                "or have the rule's checker decline such calls"
             )
         else:
             raise DataDependent(f"{need}: {_REMEDY}")

@@ -25,12 +25,12 @@ from switchgear.testing.comparison import (
     stride_differences,
     surroundings,
 )
-from switchgear.testing.samples import DTYPES, Sample, samples_of, variants
+from switchgear.testing.samples import Sample, samples_of, variants
 from switchgear.torch_private import new_fake_mode
 from switchgear.who.executor import Executor
 from switchgear.who.hookspecs import PassPlacement
 from switchgear.who.plugins import Plugin, installed
-from switchgear.who.registry import Table
+from switchgear.who.registry import GradRule, ImplementationEntry, Table
 
 #: The most failures that are told of one operator.
 _TOLD = 5
@@ -52,13 +52,8 @@ def check_implementation(
     """
     name = executor if isinstance(executor, str) else executor.name
     options = {"executors": [executor, "torch"], "fallback": "eager"}
-    for symbol in _symbols(target):
-        _check(
-            symbol,
-            name,
-            samples,
-            partial(_implementation, symbol=symbol, name=name, options=options),
-        )
+    examine = partial(_implementation, name=name, options=options)
+    _check(_symbols(target), name, samples, variants, examine)
 
 
 def check_rule(
@@ -80,14 +75,8 @@ def check_rule(
         name = owner if isinstance(owner, str) else owner.name
         options = {"executors": [owner, "torch"]}
     options["fallback"] = "eager"
-    for symbol in _symbols(target):
-        _check(
-            symbol,
-            name,
-            samples,
-            partial(_rule, symbol=symbol, name=name, options=options, orders=orders),
-            dtypes=(),
-        )
+    examine = partial(_rule, name=name, options=options, orders=orders)
+    _check(_symbols(target), name, samples, _in_double, examine)
 
 
 def check_region(executor: Executor | str, function: Callable[..., object], *args: object) -> None:
@@ -140,18 +129,27 @@ def plugin_checks(
         for symbol in symbols_of(target)
     }
     for executor in plugin.executors:
-        for symbol in plugin.registry.implementations_of(executor.name):
-            yield (
-                f"implementation of {symbol}",
-                partial(check_implementation, executor.name, symbol, own.get(symbol, ())),
-            )
+        for symbols in _by_target(plugin.registry.implementations_of(executor.name)):
+            check = partial(check_implementation, executor.name, symbols)
+            yield _labelled("implementation", symbols, check, own)
     for owner in sorted(plugin.registry.grad_rule_owners):
         asked = owner if plugin.executors else plugin.name
-        for symbol in plugin.registry.grad_rules_of(owner):
-            yield (
-                f"grad rule of {symbol}",
-                partial(check_rule, asked, symbol, own.get(symbol, ())),
-            )
+        for symbols in _by_target(plugin.registry.grad_rules_of(owner)):
+            yield _labelled("grad rule", symbols, partial(check_rule, asked, symbols), own)
+
+
+def _labelled(
+    kind: str,
+    symbols: tuple[str, ...],
+    check: Callable[[Sequence[Sample]], None],
+    own: Mapping[str, Sequence[Sample]],
+) -> tuple[str, Callable[[], None]]:
+    given = next((own[symbol] for symbol in symbols if symbol in own), ())
+    return f"{kind} of {_label(symbols)}", partial(check, given)
+
+
+def _label(symbols: Sequence[str]) -> str:
+    return symbols[0] if len(symbols) == 1 else f"{symbols[0].rpartition('.')[0]}.*"
 
 
 def _plugin(name: str) -> Plugin:
@@ -165,7 +163,9 @@ def _plugin(name: str) -> Plugin:
 
 
 def _symbols(target: object) -> list[str]:
-    # what a plugin registered may be of a name that this process cannot resolve by itself
+    # what a plugin registered may be of names that this process cannot resolve by itself
+    if isinstance(target, tuple):
+        return [*target]
     return (
         [target]
         if isinstance(target, str) and "::" not in target
@@ -173,20 +173,29 @@ def _symbols(target: object) -> list[str]:
     )
 
 
+def _by_target(entries: Mapping[str, ImplementationEntry | GradRule]) -> Iterator[tuple[str, ...]]:
+    """The names that are registered together, as are all overloads of a packet, of which calls use some."""
+    found: dict[tuple[str, Any], list[str]] = {}
+    for symbol, entry in entries.items():
+        packet = symbol if symbol.startswith("torch.") else symbol.rpartition(".")[0]
+        found.setdefault((packet, entry.fn), []).append(symbol)
+    yield from map(tuple, found.values())
+
+
 def _check(
-    symbol: str,
+    symbols: Sequence[str],
     name: str,
     samples: Sequence[Sample],
-    examine: Callable[[Sample], Iterator[str]],
-    dtypes: Sequence[torch.dtype] = DTYPES,
+    varied: Callable[[Sample], Iterator[Sample]],
+    examine: Callable[[Sample, str], Iterator[str]],
 ) -> None:
     """Examine the variants of an operator's samples; `examine` yields failures, and an empty text for a call taken."""
     failures: list[str] = []
     taken, declined = 0, dict[str, None]()
-    for sample in samples_of(symbol, samples):
-        for variant in variants(sample, dtypes):
+    for symbol in symbols:
+        for variant in itertools.chain.from_iterable(map(varied, samples_of(symbol, samples))):
             try:
-                texts = [*examine(variant)]
+                texts = [*examine(variant, symbol)]
                 wrong = [f"{variant}: {text}" for text in texts if text]
                 if wrong and symbol.startswith(_PYTORCHS):
                     _require_true_metadata(variant)
@@ -197,7 +206,7 @@ def _check(
             taken += len(texts)
     if not taken:
         failures.append(f"no call was taken; {name} says: {'; '.join(declined) or 'nothing'}")
-    _raise(f"{symbol} by {name}", failures)
+    _raise(f"{_label(symbols)} by {name}", failures)
 
 
 def _raise(what: str, failures: Sequence[str]) -> None:
@@ -212,7 +221,7 @@ class _Declined(Exception):
 
 
 def _implementation(
-    sample: Sample, symbol: str, name: str, options: dict[str, Any]
+    sample: Sample, symbol: str, *, name: str, options: dict[str, Any]
 ) -> Iterator[str]:
     plain = _making(sample.mapped(torch.Tensor.detach))
     if is_random(plain):  # what an implementation draws is its own
@@ -267,23 +276,27 @@ def _memory(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
 
 
+def _in_double(sample: Sample) -> Iterator[Sample]:
+    """The variants of a sample in float64, in which derivatives are compared."""
+    for variant in variants(sample, ()):
+        double = variant.mapped(
+            lambda one: twin(one, torch.float64) if one.is_floating_point() else one.detach()
+        )
+        yield _making(double if double.narrow is None else double.then(double.narrow))
+
+
 def _rule(
-    sample: Sample, symbol: str, name: str, options: dict[str, Any], orders: int
+    sample: Sample, symbol: str, *, name: str, options: dict[str, Any], orders: int
 ) -> Iterator[str]:
-    double = sample.mapped(
-        lambda one: twin(one, torch.float64) if one.is_floating_point() else one.detach()
-    )
-    double = double if double.narrow is None else double.then(double.narrow)
-    double = _making(double)
-    places = [place for place, one in enumerate(double.tensors()) if one.is_floating_point()]
+    places = [place for place, one in enumerate(sample.tensors()) if one.is_floating_point()]
     pytorchs = symbol.startswith(_PYTORCHS)
     declined = dict[str, None]()
     taken = False
     for wanted in (places, *([place] for place in places if len(places) > 1)):
-        jitted = sg.jit(double.function, **options)
+        jitted = sg.jit(sample.function, **options)
         require = partial(_require, jitted, name, "gradient", symbol)
         try:
-            for text in _differentiated(double, jitted, wanted, orders, require, pytorchs=pytorchs):
+            for text in _differentiated(sample, jitted, wanted, orders, require, pytorchs=pytorchs):
                 taken = True
                 yield text
         except _Declined as error:

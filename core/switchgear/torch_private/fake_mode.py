@@ -33,6 +33,7 @@ from switchgear.torch_private.layouts import (
     laid_out,
 )
 from switchgear.torch_private.modes import TorchDispatchMode
+from switchgear.torch_private.pytree import tree_flatten
 from switchgear.torch_private.sizes import SYMBOLIC
 
 
@@ -112,8 +113,7 @@ class _FakeMode(FakeMode):
                 result = common_fake(self, func, args, kwargs or {})
             if result is None:
                 self._complete()
-                with replaced(_FAKE_LOGGER, "disabled", True):
-                    result = super().__torch_dispatch__(func, types, args, kwargs)
+                result = self._by_formula(func, types, args, kwargs)
             if func in VIEWS and 1 in args[0].shape:
                 result = _viewed(self, result, args[0])
             if func in KEEP_PLACE and result.storage_offset() != args[0].storage_offset():
@@ -133,8 +133,18 @@ class _FakeMode(FakeMode):
                 _RESULTS[key] = _Result.of(self, result, args, kwargs or {})
             return result
         # kernels in C++ know numbers alone; what was dispatched, and is recorded, stays
-        with enable_python_dispatcher(), replaced(_FAKE_LOGGER, "disabled", True):
-            return super().__torch_dispatch__(func, types, args, kwargs)
+        with enable_python_dispatcher():
+            return self._by_formula(func, types, args, kwargs)
+
+    def _by_formula(self, func: Any, types: Any, args: Any, kwargs: Any) -> object:
+        """PyTorch's own fake; those of losses' derivatives in 2.13 divide by the number of elements, which may be 0."""
+        with replaced(_FAKE_LOGGER, "disabled", True):
+            try:
+                return super().__torch_dispatch__(func, types, args, kwargs)
+            except ZeroDivisionError as error:
+                leaves, structure = tree_flatten((args, kwargs or {}))
+                refused = RuntimeError(str(error))
+                return fake_tensor.run_fallback_kernel(self, func, leaves, structure, refused)
 
 
 @dataclass(frozen=True, slots=True)

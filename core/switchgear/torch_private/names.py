@@ -40,7 +40,7 @@ _BY_USE = {
         torch._subclasses.fake_tensor.UnsupportedOperatorException torch._conj torch._neg_view
         torch._subclasses.fake_tensor.in_kernel_invocation_manager torch._C._set_conj torch._C._set_neg
         torch._C._get_default_device torch._GLOBAL_DEVICE_CONTEXT torch._prims_common.suggest_memory_format
-        torch._C._TorchDispatchModeKey.FAKE
+        torch._C._TorchDispatchModeKey.FAKE torch._subclasses.fake_tensor.run_fallback_kernel
     """,
     "functionalization": """
         torch._disable_functionalization torch._enable_functionalization torch._from_functional_tensor
