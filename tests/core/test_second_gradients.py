@@ -229,3 +229,32 @@ def test_what_a_rule_wrote_to_unseen_by_autograd_is_no_constant(write: Callable[
     torch.testing.assert_close(torch.autograd.grad(jitted(x), x)[0], write(x.detach()))
     with pytest.raises(NotDifferentiable, match="let the rule save it"):
         torch.autograd.grad(torch.autograd.grad(jitted(x), x, create_graph=True)[0].sum(), x)
+
+
+@pytest.mark.parametrize("form", ["pullback", "transform"])
+def test_what_a_rule_makes_under_no_grad_is_constant(form: str) -> None:
+    table = sg.Table("mine")
+
+    def factor(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return x * x
+
+    if form == "pullback":
+
+        @table.grad_rule(torch.sin)
+        def pair(x: Tensor) -> tuple[Tensor, Callable[..., Any]]:
+            square = factor(x)
+            return torch.sin(x), lambda grad: grad * square * x
+    else:
+
+        @table.grad_transform(torch.sin)
+        def transform(x: Tensor) -> Tensor:
+            result = torch.sin(x)
+            sg.put_grad(x, sg.get_grad(result) * factor(x) * x)
+            return result
+
+    jitted = sg.jit(lambda x: torch.sin(x).sum(), executors=["torch"], grad_rules=table)
+    x = MATRIX.clone().requires_grad_()
+    (first,) = torch.autograd.grad(jitted(x), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    torch.testing.assert_close(second, factor(MATRIX))

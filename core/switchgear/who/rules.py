@@ -176,9 +176,8 @@ class _Application:
         state = _Transform(self.recorder)
         token = _transform.set(state)
         try:
-            with self._recording():
-                with torch.enable_grad():
-                    made = self._outputs(self.rule.fn(*self.args, **self.kwargs))
+            with self._recording(), torch.enable_grad():
+                made = self._outputs(self.rule.fn(*self.args, **self.kwargs))
                 asked = self._asked(state, made)
                 gradients = self._put(state)
         finally:
@@ -219,7 +218,7 @@ class _Application:
                 identities.append(
                     BoundSymbol(IDENTITY, (value,), {}, named[-1], source=self.bound_symbol.source)
                 )
-        forward = [replace(renamed(item, env), grad_enabled=True) for item in recorded]
+        forward = [renamed(item, env) for item in recorded]
         return (*forward, *identities), tuple(named)
 
     def _materialised(self, grad: TensorProxy | None, output: TensorProxy) -> torch.Tensor | None:
