@@ -41,6 +41,7 @@ from switchgear.runtime.cache import Cache, call_key
 from switchgear.runtime.entry import Entry
 from switchgear.runtime.fallback import Fallback, Fallbacks
 from switchgear.runtime.module_state import is_uninitialised
+from switchgear.runtime.prologue import MISS
 from switchgear.runtime.split import Split, graph_runner
 from switchgear.runtime.varying import VaryingSizes, kind_of
 from switchgear.torch_private.names import check_names, warn_if_untested
@@ -105,10 +106,10 @@ class Compiler:
         entry = self.last
         if entry is not None:
             try:
-                inputs = entry.prologue(args, kwargs)
-                if inputs is not None:
+                result = entry.call(args, kwargs)
+                if result is not MISS:
                     self.calls += 1
-                    return entry.run(inputs)
+                    return result
             except MISSES:
                 pass  # it is found out again, with what else does not fit
         return self.look_up(args, kwargs)

@@ -18,6 +18,7 @@ from switchgear import torch_private as internals
 from switchgear.capture.guards import OtherData
 from switchgear.errors import InvalidInput, Unsupported
 from switchgear.runtime.entry import Entry
+from switchgear.runtime.prologue import MISS
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -53,16 +54,17 @@ class Compiled(Protocol):
 def _run(self: Any, *args: Any, **kwargs: Any) -> Any:
     """Call what was compiled."""
     # as the compiler does it, for a call of that costs as much as its body
-    entry = self._switchgear.last
+    compiler = self._switchgear
+    entry = compiler.last
     if entry is not None:
         try:
-            inputs = entry.prologue(args, kwargs)
-            if inputs is not None:
-                self._switchgear.calls += 1
-                return entry.run(inputs)
+            result = entry.call(args, kwargs)
+            if result is not MISS:
+                compiler.calls += 1
+                return result
         except MISSES:
             pass
-    return self._switchgear.look_up(args, kwargs)
+    return compiler.look_up(args, kwargs)
 
 
 class JitFunction:
@@ -219,10 +221,10 @@ def _direct_call(kind: type[nn.Module]) -> Callable[..., object]:
         ):
             # that there are no hooks since is among what the prologue looks at
             try:
-                inputs = entry.prologue(args, kwargs)
-                if inputs is not None:
+                result = entry.call(args, kwargs)
+                if result is not MISS:
                     self._switchgear.calls += 1
-                    return entry.run(inputs)
+                    return result
             except MISSES:
                 pass
         compiled = self._compiled_call_impl

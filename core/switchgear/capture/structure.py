@@ -45,7 +45,7 @@ class Structure:
     def taking_apart(self, scope: dict[str, object]) -> list[str]:
         """Statements that take the `args` and `kwargs` of a call apart, its leaves named `a0`, `a1`, ...
 
-        They return None if the structure is another. What they refer to is entered into `scope`. They raise KeyError
+        They return `miss` if the structure is another. What they refer to is entered into `scope`. They raise KeyError
         for a class that is no longer registered.
         """
         lines: list[str] = []
@@ -94,9 +94,9 @@ def _take_parts(
             pending += [*zip(spec.children(), _open(spec, name, scope, lines), strict=True)][::-1]
         elif record := records.get(next(places)):
             scope[f"type_{name}"], fields, inner = record
-            lines.append(f"if type({name}) is not type_{name}: return None")
+            lines.append(f"if type({name}) is not type_{name}: return miss")
             if record[0].__dictoffset__:
-                lines.append(f"if len({name}.__dict__) > {len(fields)}: return None")
+                lines.append(f"if len({name}.__dict__) > {len(fields)}: return miss")
             own = [f"{name}_{index}" for index in range(len(fields))]
             lines.extend(
                 [f"{part} = {name}.{field}" for part, field in zip(own, fields, strict=True)]
@@ -130,7 +130,7 @@ def _open(
             f"context_{name}": spec.context,
         }
         opened = f"{name}_parts"
-        lines.append(f"if type({name}) is not type_{name}: return None")
+        lines.append(f"if type({name}) is not type_{name}: return miss")
         lines.append(f"(*{opened},), {name}_context = registered[kind_{name}].flatten_fn({name})")
         different = [f"len({opened}) != {size}", f"{name}_context != context_{name}"]
         if kind in (dict, OrderedDict, defaultdict):
@@ -139,7 +139,7 @@ def _open(
                 *map(type, spec.context[1] if kind is defaultdict else spec.context)
             ]
             different.append(f"[*map(type, {name})] != keys_{name}")
-    lines.append(f"if {' or '.join(different)}: return None")
+    lines.append(f"if {' or '.join(different)}: return miss")
     if parts:
         lines.append(f"{targets}= {opened}")
     return parts

@@ -41,6 +41,13 @@ class Scope:
         name = hint if hint.isidentifier() and not keyword.iskeyword(hint) else "constant"
         return self._named(value, name)
 
+    def definition(self, name: str, value: object) -> str:
+        """A constant in one line: Python where it is a number, else a comment."""
+        is_number = isinstance(value, torch.Tensor) and not value.dim() and value.is_cpu
+        if self._bound is not None or not is_number:
+            return f"# {name}: {describe(value)}"
+        return f"{name} = torch.tensor({self.expression(value.item())}, dtype={value.dtype})"  # type: ignore[attr-defined]
+
     def _named(self, value: object, name: str) -> str:
         while name in self.values or name in self.modules or name in self._taken:
             name += "_"

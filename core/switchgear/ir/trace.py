@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from switchgear.errors import Unsupported
-from switchgear.ir.printing import Scope, decomposition, describe, line
+from switchgear.ir.printing import Scope, decomposition, line
 from switchgear.ir.proxy import NumberProxy, TensorProxy
 from switchgear.ir.symbol import BoundSymbol, with_parts
 from switchgear.torch_private import SYMBOLIC, python_of_number
@@ -143,7 +143,7 @@ def _render(
     sizes = [f"{n.name} = {n.source}" for n in measured.values() if n.tensor]
     body[2 * boxed : 2 * boxed] = sizes
     lines = [f"import {module}" for module in sorted(scope.modules)]
-    lines += [f"# {name}: {describe(value)}" for name, value in scope.values.items()]
+    lines += [scope.definition(name, value) for name, value in scope.values.items()]
     lines += [f"# pass {mark.name}: {mark.seconds * 1e3:.1f} ms" for mark in trace.provenance]
     lines += ["", f"def {trace.name}({'args' if boxed else parameters}):"]
     lines += [f'    # {proxy.name}: "{proxy.type_string}"' for proxy in trace.inputs]

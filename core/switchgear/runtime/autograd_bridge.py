@@ -25,7 +25,6 @@ from switchgear.ir.aliasing import storages
 from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.trace import Trace
 from switchgear.runtime.backwards import Arriving, Backwards, Jit
-from switchgear.runtime.epilogue import Finisher
 from switchgear.runtime.execution import maybe_views, runner
 from switchgear.who.selection import Selection
 
@@ -96,25 +95,23 @@ class Bridge:
         self.is_simple = not (self.made or self.saves or self.plain or self.sizes or self.inner)
         self.run_forward = runner(program, autocast=self._autocast)
 
-    def connected(self, complete: Finisher) -> Callable[[Sequence[torch.Tensor]], Any]:
-        """What runs the trace, connected to autograd, and completes the call."""
+    def connected(self) -> tuple[str, dict[str, Any]]:
+        """Python that runs the trace on `inputs`, connected to autograd, and what it refers to."""
         apply: Callable[..., Any] = internals.node_apply(_Node)
         apply_transformed: Callable[..., Any] = _Node.apply
         if self.constant:
             apply, apply_transformed = map(self._cut_off, (apply, apply_transformed))
-        functorch_active = internals.functorch_active
-
-        def run(inputs: Sequence[torch.Tensor]) -> Any:
-            call = apply_transformed if functorch_active() else apply
-            return complete(call(self, *inputs), inputs)
-
-        def run_enabled(inputs: Sequence[torch.Tensor]) -> Any:
-            with torch.enable_grad():
-                call = apply_transformed if functorch_active() else apply
-                results = call(self, *inputs)
-            return complete(results, inputs)
-
-        return run if self.grad_enabled else run_enabled
+        scope = {
+            "bridge": self,
+            "apply": apply,
+            "apply_transformed": apply_transformed,
+            "functorch_active": internals.functorch_active,
+        }
+        program = "(apply_transformed if functorch_active() else apply)(bridge, *inputs)"
+        if self.grad_enabled:
+            return program, scope
+        run: Callable[..., Any] = eval(f"lambda inputs: {program}", scope)
+        return "connected(inputs)", {"connected": torch.enable_grad()(run)}
 
     def _cut_off(self, apply: Callable[..., Any]) -> Callable[..., Any]:
         def call(bridge: Bridge, *inputs: torch.Tensor) -> Any:

@@ -20,6 +20,7 @@ from switchgear.capture.signature import Base, HeldNumber, tensor_of
 from switchgear.capture.sizes import Marks, symbolic
 from switchgear.capture.structure import Structure
 from switchgear.capture.user_code import user_frame
+from switchgear.compile.background import Job
 from switchgear.compile.pipeline import (
     LazyProgram,
     Program,
@@ -31,11 +32,11 @@ from switchgear.compile.pipeline import (
 from switchgear.errors import PluginWarning, Unsupported
 from switchgear.runtime.autograd_bridge import Bridge
 from switchgear.runtime.backwards import Jit
-from switchgear.runtime.epilogue import Finisher, finisher
+from switchgear.runtime.epilogue import Finisher, assembly, finisher
 from switchgear.runtime.execution import maybe_views, runner
 from switchgear.runtime.modes import rare_modes_watched
 from switchgear.runtime.module_state import any_hooks
-from switchgear.runtime.prologue import make_prologue
+from switchgear.runtime.prologue import generated, make_prologue
 from switchgear.who.selection import Selection
 
 #: What an entry does with the input tensors of a call, up to what the function returns.
@@ -86,7 +87,7 @@ class Entry:
                 if guard.settle is not None:
                     guard.settle()
             self._prologue = make_prologue(self.captured, leaves, spec, tensors)
-            self.prologue = self._prologue.inputs
+            self.prologue = self._prologue.before(["return inputs"], {}, None)
 
         with compiling(), rare_modes_watched():
             try:
@@ -102,8 +103,7 @@ class Entry:
         #: How often it ran before its forward was exchanged for one with regions.
         self.calls_before = 0
         self._calls = itertools.count()
-        #: What the function returns for the inputs that `prologue` gives.
-        self.run: Run = self._waiting(self._finishing())
+        self._finish()
 
     def why_not(
         self, args: tuple[object, ...], kwargs: dict[str, object], leaves: list[object]
@@ -152,11 +152,21 @@ class Entry:
         forgotten = [one.forget(two, leaves) for one, two in pairs if one.forget and two.forget]
         return any(forgotten)
 
-    def _waiting(self, run: Run) -> Run:
+    def _finish(self) -> None:
+        """Make what runs by the forward that there is."""
+        lines, scope = self._finishing()
+        run: Run = generated("run(inputs)", lines, {**scope})
+        if self.forward.job is not None:
+            run = self._waiting(run, self.forward.job)
+            lines, scope = ["return run(inputs)"], {"run": run}
+        #: What the function returns for the inputs that `prologue` gives.
+        self.run = run
+        #: What it returns for the arguments of a call that fits, else `MISS`.
+        self.call = self._prologue.before(lines, scope)
+
+    def _waiting(self, run: Run, job: Job) -> Run:
         """The same, until what is compiled in the background is there; then the program is exchanged."""
-        if self.forward.job is None:
-            return run
-        job, calls = self.forward.job, self._calls
+        calls = self._calls
 
         def run_waiting(inputs: Sequence[torch.Tensor]) -> Any:
             if job.done:
@@ -179,7 +189,7 @@ class Entry:
             self.forward = self._make_forward()
             if self.bridge is not None:
                 self.bridge.take_forward(self.forward)
-            self.run = self._waiting(self._finishing())
+            self._finish()
 
     def programs(self) -> list[Program]:
         """The forward, and the backwards that were asked for."""
@@ -192,19 +202,29 @@ class Entry:
         for lazy in [] if self.bridge is None else self.bridge.backwards.programs():
             lazy()
 
-    def _finishing(self) -> Run:
+    def _finishing(self) -> tuple[list[str], dict[str, Any]]:
+        """From `inputs` to what the function returns: lines, and what they refer to."""
         outputs = self.captured.outputs
-        complete = self._completing(outputs)
         if self.bridge is not None:
-            return self.bridge.connected(complete)
-        run = self._without_gradients(self.forward)
-        ends = self.forward.stages[-1].outputs
-        left = tuple(
-            [mutation for mutation in outputs.mutations if ends[mutation.output] is not None]
-        )
-        if left == outputs.mutations:
-            return lambda inputs: complete(run(*inputs), inputs)
-        complete_written = self._completing(replace(outputs, mutations=left))
+            program, scope = self.bridge.connected()
+        else:
+            program, scope = "program(*inputs)", {"program": self._without_gradients(self.forward)}
+            ends = self.forward.stages[-1].outputs
+            left = [one for one in outputs.mutations if ends[one.output] is not None]
+            if len(left) < len(outputs.mutations):
+                run = self._writing(scope["program"], replace(outputs, mutations=(*left,)))
+                return ["return finish(inputs)"], {"finish": run}
+        value = None
+        if not (self.captured.after or outputs.mutations):
+            value = assembly(outputs, scope)
+        if value is None:
+            value, scope["complete"] = "complete(outputs, inputs)", self._completing(outputs)
+        return [f"outputs = {program}", f"return {value}"], scope
+
+    def _writing(self, run: Callable[..., Sequence[Any]], outputs: Outputs) -> Run:
+        """For a program that writes to inputs itself; `outputs` are without those writes."""
+        complete = self._completing(self.captured.outputs)
+        complete_written = self._completing(outputs)
         forward_mode_active, functorch_active = (
             internals.forward_mode_active,
             internals.functorch_active,

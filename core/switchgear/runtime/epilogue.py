@@ -29,21 +29,22 @@ def finisher(
     """What finishes a call: `finish`, or, where that comes to copies and a return value, a function made for these."""
     if sizes is not None and _has_sizes(outputs):
         return _finisher_by_sizes(outputs, inputs, sizes)
-    scope = {
-        f"value{number}": item.value
-        for number, item in enumerate(outputs.returned)
-        if item.kind == "value"
-    }
-    leaves = [
-        f"value{number}" if item.kind == "value" else f"{item.kind}[{item.place}]"
-        for number, item in enumerate(outputs.returned)
-    ]
-    expression = outputs.spec.expression(leaves)
-    tracked = any(mutation.tracked for mutation in outputs.mutations)
-    if outputs.metadata or tracked or outputs.views or expression is None:
+    scope: dict[str, object] = {}
+    expression = assembly(outputs, scope)
+    if expression is None or any(mutation.tracked for mutation in outputs.mutations):
         return partial(finish, outputs)
-    assemble: Finisher = eval(f"lambda output, input: {expression}", scope)
+    assemble: Finisher = eval(f"lambda outputs, inputs: {expression}", scope)
     return _writing_first(outputs, inputs, assemble) if outputs.mutations else assemble
+
+
+def assembly(outputs: Outputs, scope: dict[str, object]) -> str | None:
+    """Python for the return value, over what the trace gave, `outputs`, its `inputs` and `scope`; None if views are."""
+    leaves = []
+    for number, item in enumerate(outputs.returned):
+        if item.kind == "value":
+            scope[f"value{number}"] = item.value
+        leaves.append(f"value{number}" if item.kind == "value" else f"{item.kind}s[{item.place}]")
+    return None if outputs.metadata or outputs.views else outputs.spec.expression(leaves)
 
 
 def _writing_first(

@@ -7,7 +7,7 @@ a prepared list, and checks the metadata of all tensors in one call of C++.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -39,16 +39,33 @@ from switchgear.runtime.module_state import modules_guard
 _IS_VIEW = torch.Tensor._is_view
 
 
+#: What a call comes to that an entry does not fit.
+MISS: Any = type("Miss", (), {})()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Prologue:
-    """Whether an entry fits a call.
-
-    `inputs` takes the arguments, and gives the trace's input tensors, or None where a guard is not met.
-    """
+    """Whether an entry fits a call."""
 
     guards: tuple[Guard, ...]
-    inputs: Callable[[tuple[Any, ...], dict[str, Any]], tuple[torch.Tensor, ...] | None]
-    _first_miss: Callable[[tuple[object, ...], dict[str, object]], int | None]
+    _opening: tuple[str, ...]
+    _taken: tuple[str, ...]
+    _scope: Mapping[str, Any]
+
+    def before(
+        self, lines: Sequence[str], scope: Mapping[str, Any], miss: object = MISS
+    ) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
+        """A function of a call's arguments: these lines, which see the trace's `inputs`; `miss` where it does not fit."""
+        met = " and ".join([f"({guard.condition})" for guard in self.guards])
+        return self._function([f"if not ({met}): return miss", *self._taken], lines, scope, miss)
+
+    def _function(
+        self, tests: Iterable[str], lines: Iterable[str], scope: Mapping[str, Any], miss: object
+    ) -> Callable[..., Any]:
+        # what is gone is a parameter, or the registration of a class
+        tests = [f"    {line}" for line in (*self._opening, *tests)]
+        body = ["try:", *tests, "except KeyError:", "    return miss", *lines]
+        return generated("call(args, kwargs)", body, {**self._scope, **scope, "miss": miss})
 
     def listed(self) -> list[str]:
         """What the entry asks of a call, in words."""
@@ -62,7 +79,8 @@ class Prologue:
         self, args: tuple[object, ...], kwargs: dict[str, object], leaves: Sequence[object]
     ) -> str:
         """What is otherwise in a call that the entry does not fit."""
-        number = self._first_miss(args, kwargs)
+        tests = [f"if not ({one.condition}): return {n}" for n, one in enumerate(self.guards)]
+        number = self._function(tests, ["return miss"], {}, None)(args, kwargs)
         if number is None:
             return "the structure of the arguments"
         return self.guards[number].reason(leaves)
@@ -90,26 +108,23 @@ def make_prologue(
         *_relation_guards(captured, tensors),
     )
     scope: dict[str, Any] = {}
-    opening = spec.taking_apart(scope)
+    opening = (*spec.taking_apart(scope),)
     for guard in guards:
         scope |= guard.scope
-    met = " and ".join([f"({guard.condition})" for guard in guards])
-    taken = "inputs"
+    taken: tuple[str, ...] = ()
     if captured.objects and captured.after:
         scope["inputs_with"] = _inputs_with
-        taken = f"inputs_with(inputs, ({''.join(f'a{index}, ' for index in captured.objects)}))"
-    inputs = _function("prologue", [*opening, f"return {taken} if {met} else None"], scope)
-    tests = [f"if not ({guard.condition}): return {number}" for number, guard in enumerate(guards)]
-    return Prologue(guards, inputs, _function("first_miss", [*opening, *tests], scope))
+        objects = "".join(f"a{index}, " for index in captured.objects)
+        taken = (f"inputs = inputs_with(inputs, ({objects}))",)
+    return Prologue(guards, opening, taken, scope)
 
 
-def _function(name: str, body: Iterable[str], scope: dict[str, Any]) -> Callable[..., Any]:
-    """A generated function of the arguments, for it runs on every call; None where something that it reads is gone."""
-    # a parameter, or the registration of a class
-    lines = ["try:", *(f"    {line}" for line in body), "except KeyError:", "    return None"]
-    source = "\n    ".join([f"def {name}(args, kwargs):", *lines])
+def generated(head: str, body: Iterable[str], scope: dict[str, Any]) -> Callable[..., Any]:
+    """A function that runs on every call, of these lines; `head` is its name and parameters."""
+    name = head.partition("(")[0]
+    source = "\n    ".join([f"def {head}:", *body])
     exec(compile(source, f"<switchgear {name}>", "exec"), scope)
-    function: Callable[..., Any] = scope.pop(name)
+    function: Callable[..., Any] = scope.pop(name)  # its globals do not refer to it
     return function
 
 

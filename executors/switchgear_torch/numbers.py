@@ -1,0 +1,61 @@
+"""Numbers as tensors: of a number PyTorch makes a tensor in each call, and converts it; a constant is made once.
+
+It is of the dtype that the call computes in, so the kernel is the same and so are its operands.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import torch
+
+import switchgear as sg
+
+_aten = torch.ops.aten
+_ARITHMETIC = (
+    *(_aten.add.Tensor, _aten.sub.Tensor, _aten.mul.Tensor, _aten.div.Tensor),
+    *(torch.add, torch.sub, torch.mul, torch.div),
+)
+#: Kernels for the others compute with the number as it was written, in another dtype than their own.
+_DTYPES = frozenset({torch.float32, torch.float64, torch.int64, torch.int32})
+
+
+def hold_numbers(trace: sg.Trace, context: sg.PassContext) -> sg.Trace:
+    """Give arithmetic of a tensor on the CPU and a number a tensor without dimensions in the number's place."""
+    taken = {proxy.name for line in trace.bound_symbols for proxy in (*line.inputs, *line.outputs)}
+    taken.update(trace.constants, (proxy.name for proxy in trace.inputs))
+    free = (name for name in map("n{}".format, count()) if name not in taken)
+    held: dict[object, tuple[sg.TensorProxy, torch.Tensor]] = {}
+    body = []
+    for line in trace.bound_symbols:
+        if _takes_number(line):
+            x, number, *rest = line.args
+            key = repr(number), x.dtype
+            if key not in held:
+                held[key] = _tensor_of(number, x.dtype, next(free))
+            line = replace(line, args=(x, held[key][0], *rest))  # noqa: PLW2901
+        body.append(line)
+    if not held:
+        return trace
+    constants = {proxy.name: tensor for proxy, tensor in held.values()}
+    return replace(trace, bound_symbols=tuple(body), constants={**trace.constants, **constants})
+
+
+def _takes_number(line: sg.BoundSymbol) -> bool:
+    implementation = line.implementation
+    if implementation is None or not any(implementation.fn is fn for fn in _ARITHMETIC):
+        return False
+    if not line.kwargs.keys() <= {"alpha"}:
+        return False
+    x, number = line.args[:2]
+    if not isinstance(x, sg.TensorProxy) or type(number) not in (int, float):
+        return False
+    return x.device.type == "cpu" and x.dtype in _DTYPES and line.output.dtype == x.dtype
+
+
+def _tensor_of(number: Any, dtype: torch.dtype, name: str) -> tuple[sg.TensorProxy, torch.Tensor]:
+    with sg.real_dispatch():
+        tensor = torch.tensor(number, dtype=torch.int64 if type(number) is int else torch.float64, device="cpu")
+        return sg.TensorProxy(name, (), (), dtype, tensor.device), tensor.to(dtype)
