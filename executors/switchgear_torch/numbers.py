@@ -35,7 +35,7 @@ def hold_numbers(trace: sg.Trace, context: sg.PassContext) -> sg.Trace:
             key = repr(number), x.dtype
             if key not in held:
                 held[key] = _tensor_of(number, x.dtype, next(free))
-            line = replace(line, args=(x, held[key][0], *rest))  # noqa: PLW2901
+            line = replace(line, args=(x, held[key][0], *rest))
         body.append(line)
     if not held:
         return trace

@@ -29,7 +29,7 @@ def values(dtype: torch.dtype, *shape: int) -> T:
     return torch.linspace(-7.3, 9.1, math.prod(shape)).reshape(shape).to(dtype)
 
 
-def held(jitted: Callable[..., T]) -> list[T]:
+def held(jitted: Callable[..., object]) -> list[T]:
     return [*sg.last_traces(jitted)[-1].constants.values()]
 
 

@@ -55,7 +55,7 @@ class Prologue:
     def before(
         self, lines: Sequence[str], scope: Mapping[str, Any], miss: object = MISS
     ) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
-        """A function of a call's arguments: these lines, which see the trace's `inputs`; `miss` where it does not fit."""
+        """A function of arguments: these lines, which see the trace's `inputs`; `miss` where a call does not fit."""
         met = " and ".join([f"({guard.condition})" for guard in self.guards])
         return self._function([f"if not ({met}): return miss", *self._taken], lines, scope, miss)
 
@@ -80,7 +80,8 @@ class Prologue:
     ) -> str:
         """What is otherwise in a call that the entry does not fit."""
         tests = [f"if not ({one.condition}): return {n}" for n, one in enumerate(self.guards)]
-        number = self._function(tests, ["return miss"], {}, None)(args, kwargs)
+        first_miss = self._function(tests, ["return miss"], {}, None)
+        number: int | None = first_miss(args, kwargs)
         if number is None:
             return "the structure of the arguments"
         return self.guards[number].reason(leaves)
