@@ -276,19 +276,24 @@ def _memory(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
 
 
+def _double(one: torch.Tensor) -> torch.dtype | None:
+    """The dtype in which derivatives by a tensor are compared, if it can have some."""
+    if one.is_complex():
+        return torch.complex128
+    return torch.float64 if one.is_floating_point() else None
+
+
 def _in_double(sample: Sample) -> Iterator[Sample]:
     """The variants of a sample in float64, in which derivatives are compared."""
     for variant in variants(sample, ()):
-        double = variant.mapped(
-            lambda one: twin(one, torch.float64) if one.is_floating_point() else one.detach()
-        )
+        double = variant.mapped(lambda one: twin(one, _double(one)))
         yield _making(double if double.narrow is None else double.then(double.narrow))
 
 
 def _rule(
     sample: Sample, symbol: str, *, name: str, options: dict[str, Any], orders: int
 ) -> Iterator[str]:
-    places = [place for place, one in enumerate(sample.tensors()) if one.is_floating_point()]
+    places = [place for place, one in enumerate(sample.tensors()) if _double(one)]
     pytorchs = symbol.startswith(_PYTORCHS)
     declined = dict[str, None]()
     taken = False

@@ -78,9 +78,8 @@ def _in_database(symbol: str) -> Iterator[Sample]:
         symbol.rpartition(".")[0] if symbol.startswith("aten.") else symbol, ()
     ):
         dtypes = entry.supported_dtypes("cpu")
-        dtype = next(
-            (one for one in (torch.float32, torch.int64, torch.bool) if one in dtypes), None
-        )
+        usual = (torch.float32, torch.int64, torch.bool, torch.complex64)
+        dtype = next((one for one in usual if one in dtypes), None)
         if dtype is None:
             continue
         torch.manual_seed(0)
