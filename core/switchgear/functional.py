@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -16,7 +16,7 @@ from switchgear import torch_private as internals
 from switchgear.capture.recorder import active_recorder
 from switchgear.capture.session import Captured, capture
 from switchgear.capture.signature import Argument, tensor_of
-from switchgear.capture.structure import flatten
+from switchgear.capture.structure import Structure, flatten
 from switchgear.capture.values import metadata_proxy
 from switchgear.compile.pipeline import expected_grad
 from switchgear.errors import InvalidInput
@@ -29,6 +29,9 @@ from switchgear.ir.trace import Trace
 from switchgear.jit import compiler_of, jit
 from switchgear.runtime.epilogue import finish
 from switchgear.who.selection import Selection
+
+#: From flat cotangents to the gradients of leaves, by their places.
+_Pull: TypeAlias = Callable[[list[Any]], dict[int, torch.Tensor]]
 
 
 def grad(
@@ -103,30 +106,21 @@ def vjp(
 ) -> tuple[Any, Callable[..., Any]]:
     """What `function` returns at `primals`, and the function from cotangents like it to a gradient per primal."""
     jitted = jit(function, **options)
-    if active_recorder() is not None:
+    inside = active_recorder() is not None
+    # outside, the result is constant to autograd
+    with torch.set_grad_enabled(inside and torch.is_grad_enabled()):
         positions, selection = tuple(range(len(primals))), compiler_of(jitted).selection
-        result, pull = _linearised(function, primals, {}, positions, selection)
-        return result, lambda cotangents: pull(flatten(cotangents, objects=True)[0])
-    leaves, spec = flatten(primals)
-    leaves = [leaf.detach().requires_grad_() if _is_inexact(leaf) else leaf for leaf in leaves]
-    wanted = [leaf for leaf in leaves if _is_inexact(leaf)]
-    with torch.enable_grad():
-        outputs, out_spec = flatten(jitted(*spec.unflatten(leaves)), objects=True)
+        called = function if inside else jitted
+        result, pull = _linearised(called, primals, {}, positions, selection)
+    count = len(flatten(result, objects=True)[0])
 
     def pullback(cotangents: object) -> Any:
-        given = zip(outputs, flatten(cotangents, objects=True)[0], strict=True)
-        pairs = [
-            pair for pair in given if isinstance(pair[0], torch.Tensor) and pair[0].requires_grad
-        ]
-        ends, starts = [end for end, _ in pairs], [start for _, start in pairs]
-        grads = iter(
-            torch.autograd.grad(ends, wanted, starts, retain_graph=True, materialize_grads=True)
-        )
-        return spec.unflatten([next(grads) if _is_inexact(leaf) else None for leaf in leaves])
+        given = flatten(cotangents, objects=True)[0]
+        if len(given) != count:
+            raise InvalidInput(f"{len(given)} cotangents for {count} results; give one for each")
+        return pull(given)
 
-    return out_spec.unflatten(
-        [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in outputs]
-    ), pullback
+    return result, pullback
 
 
 def _linearised(
@@ -137,10 +131,6 @@ def _linearised(
     selection: Selection,
 ) -> tuple[Any, Callable[[list[Any]], tuple[Any, ...]]]:
     """What the function returns, and its pullback from flat cotangents to a gradient per wanted argument."""
-    recorder = active_recorder()
-    if recorder is None:
-        return _by_autograd(function, args, kwargs, positions)
-    recorder.tracker.settle()
     leaves, spec = flatten((args, kwargs))
     owners = [position for position, arg in enumerate(args) for _ in flatten(arg)[0]]
     wanted = [
@@ -148,6 +138,31 @@ def _linearised(
         for index, owner in enumerate(owners)
         if owner in positions and _is_inexact(leaves[index])
     ]
+    if active_recorder() is None:
+        result, pull = _by_autograd(function, leaves, spec, wanted)
+    else:
+        result, pull = _captured(function, leaves, spec, wanted, selection)
+
+    def pullback(cotangents: list[Any]) -> tuple[Any, ...]:
+        found = pull(cotangents)
+        zeros = (torch.zeros_like(leaf) if _is_inexact(leaf) else None for leaf in leaves)
+        grouped = spec.unflatten([found.get(index, zero) for index, zero in enumerate(zeros)])[0]
+        return tuple(grouped[position] for position in positions)
+
+    return result, pullback
+
+
+def _captured(
+    function: Callable[..., object],
+    leaves: list[Any],
+    spec: Structure,
+    wanted: list[int],
+    selection: Selection,
+) -> tuple[Any, _Pull]:
+    """What the function returns, and its pullback, recorded."""
+    recorder = active_recorder()
+    assert recorder is not None
+    recorder.tracker.settle()
     with torch.enable_grad():
         captured = capture(
             function, leaves, spec, selection.handlers, differentiable=frozenset(wanted)
@@ -164,63 +179,46 @@ def _linearised(
     values.update(joint.trace.constants)
     final = [proxy for proxy in joint.trace.outputs[: joint.count] if proxy is not None]
     evaluate(live(joint.trace.bound_symbols, final), values)
-
-    def pullback(cotangents: list[object]) -> tuple[Any, ...]:
-        found = _pull(captured, trace, selection, values, cotangents, higher)
-        zeros = (torch.zeros_like(leaf) if _is_inexact(leaf) else None for leaf in leaves)
-        grouped = spec.unflatten([found.get(index, zero) for index, zero in enumerate(zeros)])[0]
-        return tuple(grouped[position] for position in positions)
-
-    return finish(captured.outputs, [values[proxy.name] for proxy in final], inputs), pullback
+    result = finish(captured.outputs, [values[proxy.name] for proxy in final], inputs)
+    return result, lambda cotangents: _pull(captured, trace, selection, values, cotangents, higher)
 
 
 def _by_autograd(
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    positions: tuple[int, ...],
-) -> tuple[Any, Callable[[list[Any]], tuple[Any, ...]]]:
-    """What `_linearised` gives, in eager: where capture refuses the function."""
-    leaves, spec = flatten((args, kwargs))
-    owners = [position for position, arg in enumerate(args) for _ in flatten(arg)[0]]
-    wanted = [
-        index
-        for index, owner in enumerate(owners)
-        if owner in positions and _is_inexact(leaves[index])
-    ]
+    function: Callable[..., Any], leaves: list[Any], spec: Structure, wanted: list[int]
+) -> tuple[Any, _Pull]:
+    """What the function returns, and its pullback, in eager: where capture refuses the function."""
     higher = torch.is_grad_enabled() and any(
         isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves
     )
+    given = list(leaves)
     with torch.enable_grad():
         for index in wanted:
             leaf = leaves[index]
-            leaves[index] = (
+            given[index] = (
                 leaf.view_as(leaf)
                 if higher and leaf.requires_grad
                 else leaf.detach().requires_grad_()
             )
-        called_args, called_kwargs = spec.unflatten(leaves)
-        outputs, out_spec = flatten(function(*called_args, **called_kwargs), objects=True)
+        args, kwargs = spec.unflatten(given)
+        outputs, out_spec = flatten(function(*args, **kwargs), objects=True)
 
-    def pullback(cotangents: list[Any]) -> tuple[Any, ...]:
-        given = zip(outputs, cotangents, strict=False)
+    def pull(cotangents: list[Any]) -> dict[int, torch.Tensor]:
         pairs = [
-            pair for pair in given if isinstance(pair[0], torch.Tensor) and pair[0].requires_grad
+            pair
+            for pair in zip(outputs, cotangents, strict=False)
+            if isinstance(pair[0], torch.Tensor) and pair[0].requires_grad
         ]
         ends, starts = [end for end, _ in pairs], [start for _, start in pairs]
         options = {"retain_graph": True, "create_graph": higher, "materialize_grads": True}
-        found = torch.autograd.grad(ends, [leaves[index] for index in wanted], starts, **options)
-        grads = dict(zip(wanted, found, strict=True))
-        zeros = (torch.zeros_like(leaf) if _is_inexact(leaf) else None for leaf in leaves)
-        grouped = spec.unflatten([grads.get(index, zero) for index, zero in enumerate(zeros)])[0]
-        return tuple(grouped[position] for position in positions)
+        found = torch.autograd.grad(ends, [given[index] for index in wanted], starts, **options)
+        return dict(zip(wanted, found, strict=True))
 
     values = (
         outputs
         if higher
         else [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in outputs]
     )
-    return out_spec.unflatten(values), pullback
+    return out_spec.unflatten(values), pull
 
 
 def _pull(
