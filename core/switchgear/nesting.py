@@ -1,4 +1,4 @@
-"""Tensors in nested arguments."""
+"""Tensors, and other values, in nested arguments."""
 
 from __future__ import annotations
 
@@ -13,17 +13,24 @@ from switchgear.errors import Unsupported
 
 
 def tensors_in(value: object) -> Iterator[torch.Tensor]:
-    """The tensors in a nest of tuples, lists and dicts, in order."""
-    pending, tensors = [value], list[torch.Tensor]()
+    """The tensors in a nest of tuples, lists, dicts and slices, in order."""
+    return iter(instances_in(torch.Tensor, value))
+
+
+def instances_in(kinds: type | tuple[type, ...], value: object) -> list[Any]:
+    """What is of these kinds in a nest of tuples, lists, dicts and slices, in order."""
+    pending, found = [value], list[Any]()
     while pending:
-        part = pending.pop()
-        if isinstance(part, torch.Tensor):
-            tensors.append(part)
+        part: Any = pending.pop()
+        if isinstance(part, kinds):
+            found.append(part)
         elif isinstance(part, (tuple, list)):
             pending.extend(reversed(part))
         elif isinstance(part, dict):
             pending.extend(reversed(part.values()))
-    return iter(tensors)
+        elif isinstance(part, slice):
+            pending.extend((part.step, part.stop, part.start))
+    return found
 
 
 def containers_in(value: object) -> Iterator[Any]:
@@ -41,19 +48,27 @@ def containers_in(value: object) -> Iterator[Any]:
 
 def map_tensors(function: Callable[[torch.Tensor], object], value: object) -> Any:
     """`value` with every tensor in its nest of tuples, lists, dicts and slices replaced by `function(tensor)`."""
-    if isinstance(value, torch.Tensor):
+    return map_instances(torch.Tensor, function, value)
+
+
+def map_instances(
+    kinds: type | tuple[type, ...], function: Callable[[Any], object], value: object
+) -> Any:
+    """`value` with what is of these kinds in its nest of tuples, lists, dicts and slices replaced."""
+    if isinstance(value, kinds):
         return function(value)
-    if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
-        items = [map_tensors(function, item) for item in value]
+    if isinstance(value, (tuple, list)):
+        items = [map_instances(kinds, function, item) for item in value]
         if isinstance(value, list):
             return items
-        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+        if hasattr(value, "_fields"):
+            return type(value)(*items)
+        return torch.Size(items) if isinstance(value, torch.Size) else tuple(items)
     if isinstance(value, dict):
-        return {key: map_tensors(function, item) for key, item in value.items()}
+        return {key: map_instances(kinds, function, item) for key, item in value.items()}
     if isinstance(value, slice):
-        return slice(
-            *[map_tensors(function, item) for item in (value.start, value.stop, value.step)]
-        )
+        parts = value.start, value.stop, value.step
+        return slice(*[map_instances(kinds, function, part) for part in parts])
     if isinstance(value, types.GeneratorType):
         raise Unsupported("a generator was passed to a PyTorch function; pass a list")
     return value

@@ -76,14 +76,6 @@ def reshaped_inputs(outputs: Outputs, inputs: Sequence[TensorProxy]) -> list[int
     return [index for index, proxy in enumerate(inputs) if proxy.name in names]
 
 
-def differentiable_outputs(outputs: Outputs) -> bool:
-    """Whether a backward may follow: of what is returned, or of an input written to where autograd sees it."""
-    places = {item.place for item in outputs.returned if item.kind == "output"}
-    places |= {place for _, kind, place in outputs.roots if kind == "output"}
-    places |= {mutation.output for mutation in outputs.mutations if mutation.tracked}
-    return any(outputs.proxies[place].requires_grad for place in places)
-
-
 def outputs_of(recorder: Recorder, result: object, *, views: bool) -> Outputs:
     """What came out of the function that `recorder` watched, its return value among it.
 

@@ -26,6 +26,7 @@ from switchgear.capture.structure import flatten
 from switchgear.errors import InvalidInput, Unsupported
 from switchgear.ir.proxy import NumberProxy, TensorProxy, is_symbolic
 from switchgear.ir.symbol import BoundSymbol
+from switchgear.nesting import instances_in, map_instances
 from switchgear.patches import replaced
 
 Made = TypeVar("Made")
@@ -234,31 +235,12 @@ def settled(value: object) -> Any:
 
 def map_numbers(function: Callable[[object], object], value: object) -> Any:
     """`value` with every symbolic number in its nest of tuples, lists, dicts and slices replaced."""
-    if isinstance(value, internals.SYMBOLIC):
-        return function(value)
-    if isinstance(value, tuple):
-        items = [map_numbers(function, item) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    if isinstance(value, list):
-        return [map_numbers(function, item) for item in value]
-    if isinstance(value, dict):
-        return {key: map_numbers(function, item) for key, item in value.items()}
-    if isinstance(value, slice):
-        return slice(
-            *[map_numbers(function, item) for item in (value.start, value.stop, value.step)]
-        )
-    return value
+    return map_instances(internals.SYMBOLIC, function, value)
 
 
 def has_numbers(value: object) -> bool:
     """Whether there is a symbolic number in a nest of tuples, lists, dicts and slices."""
-    if isinstance(value, (tuple, list)):
-        return any(map(has_numbers, value))
-    if isinstance(value, dict):
-        return any(map(has_numbers, value.values()))
-    if isinstance(value, slice):
-        return any(map(has_numbers, (value.start, value.stop, value.step)))
-    return isinstance(value, internals.SYMBOLIC)
+    return bool(instances_in(internals.SYMBOLIC, value))
 
 
 def depends_on_sizes(item: BoundSymbol) -> bool:
@@ -274,14 +256,10 @@ def sizes_of(items: Iterable[BoundSymbol]) -> dict[NumberProxy, torch.SymInt]:
     if sizes is None:
         return {}
     names: set[str] = set()
-
-    def noted(number: object) -> object:
-        names.update(internals.names_in(number))
-        return number
-
     for item in items:
         layouts = tuple([(proxy.shape, proxy.stride) for proxy in (*item.inputs, *item.outputs)])
-        map_numbers(noted, (item.args, dict(item.kwargs), layouts))
+        for number in instances_in(internals.SYMBOLIC, (item.args, dict(item.kwargs), layouts)):
+            names |= internals.names_in(number)
     return {NumberProxy(name): symbol for name, symbol in sizes.symbols.items() if name in names}
 
 

@@ -439,12 +439,4 @@ def _fuse(stages: _Stages, selection: Selection, boxed: bool) -> None:
 
 def expected_grad(proxy: TensorProxy) -> TensorProxy | None:
     """The grad output that autograd most likely gives for an output: of its own layout, if it is dense."""
-    grad = replace(
-        proxy,
-        name=f"g_{proxy.name}",
-        requires_grad=False,
-        storage_offset=0,
-        is_conj=False,
-        is_neg=False,
-    )
-    return grad if proxy.requires_grad else None
+    return proxy.fresh(f"g_{proxy.name}") if proxy.requires_grad else None

@@ -8,8 +8,6 @@ would be made again at once, from next to nothing, at eager's peak.
 
 from __future__ import annotations
 
-import functools
-import importlib
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -17,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from switchgear.grad.costs import is_view
+from switchgear.grad.min_cut import scipy
 from switchgear.grad.saving import Prices
 from switchgear.ir.proxy import TensorProxy, bytes_of
 from switchgear.ir.symbol import BoundSymbol
@@ -86,7 +85,7 @@ class _Program:
 
     def solve(self, costs: Terms | None = None) -> Any:
         """A value for each variable, at the least cost found; or None."""
-        numpy, sparse, optimize = _scipy()
+        numpy, sparse, optimize = scipy("sparse", "optimize")
         entries = [
             (row, column, factor)
             for row, (terms, *_) in enumerate(self.rows)
@@ -207,9 +206,3 @@ class _Lines:
                         terms[self.saved[proxy.name]] = 1.0
                     self.program.at_least(terms, 0)
         return made
-
-
-@functools.cache
-def _scipy() -> tuple[Any, Any, Any]:
-    """Imported when a budget is first asked for."""
-    return tuple(map(importlib.import_module, ("numpy", "scipy.sparse", "scipy.optimize")))  # type: ignore[return-value]

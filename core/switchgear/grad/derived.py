@@ -7,6 +7,7 @@ saved too, as in eager (`further_reads`).
 
 from __future__ import annotations
 
+import operator
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -24,7 +25,8 @@ from switchgear.errors import NotDifferentiable
 from switchgear.grad.products import index_product, scatter_product
 from switchgear.ir.aliasing import in_place_twin
 from switchgear.ir.dead_code import live
-from switchgear.ir.proxy import TensorProxy, changed_proxy, key_of
+from switchgear.ir.proxy import TensorProxy, changed_proxy
+from switchgear.ir.purity import frozen
 from switchgear.ir.symbol import BoundSymbol, map_proxies, proxies, renamed
 from switchgear.ir.trace import Names
 from switchgear.ir.writes import WRITTEN_VIEWS
@@ -50,7 +52,10 @@ def derive(bound_symbol: BoundSymbol, grad_outputs: Grads, higher_order: bool = 
     It depends on the overload, the Python values among the arguments, and metadata alone, so it is cached for the
     process. Raises `NotDifferentiable` if PyTorch has no formula.
     """
-    given = _frozen((bound_symbol.args, bound_symbol.kwargs, bound_symbol.outputs, grad_outputs))
+    given = frozen(
+        (bound_symbol.args, bound_symbol.kwargs, bound_symbol.outputs, grad_outputs),
+        operator.attrgetter("metadata"),
+    )
     modes = (
         higher_order,
         internals.autocast_key(),
@@ -77,21 +82,6 @@ def derive(bound_symbol: BoundSymbol, grad_outputs: Grads, higher_order: bool = 
 def clear_templates() -> None:
     """Forget every cached template."""
     _CACHE.clear()
-
-
-def _frozen(value: object) -> object:
-    """A value as a dictionary key: proxies by metadata, numbers by type too."""
-    if isinstance(value, TensorProxy):
-        return value.metadata
-    if isinstance(value, (tuple, list)):
-        return tuple([_frozen(item) for item in value])
-    if isinstance(value, dict):
-        return tuple([(name, _frozen(item)) for name, item in value.items()])
-    return (
-        (type(value), repr(value))
-        if isinstance(value, (float, complex))
-        else (type(value), key_of(value))
-    )
 
 
 def _placeholders(bound_symbol: BoundSymbol, grad_outputs: Grads) -> dict[str, TensorProxy]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 from collections.abc import Mapping
 from typing import Any
@@ -26,7 +25,7 @@ def min_cut(capacities: Mapping[tuple[int, int], int | None]) -> frozenset[int]:
         for arc, capacity in capacities.items()
     }
     unlimited = 1 + sum(capacity for capacity in scaled.values() if capacity is not None)
-    numpy, sparse, graphs = _scipy()
+    numpy, sparse, graphs = scipy("sparse", "sparse.csgraph")
     size = 2 + max((node for arc in scaled for node in arc), default=0)
     data = numpy.array(
         [unlimited if found is None else found for found in scaled.values()], numpy.int32
@@ -39,7 +38,6 @@ def min_cut(capacities: Mapping[tuple[int, int], int | None]) -> frozenset[int]:
     return frozenset(reaching.tolist())
 
 
-@functools.cache
-def _scipy() -> tuple[Any, Any, Any]:
-    """Imported when a gradient is first compiled: it takes a tenth of the time that PyTorch does."""
-    return tuple(map(importlib.import_module, ("numpy", "scipy.sparse", "scipy.sparse.csgraph")))  # type: ignore[return-value]
+def scipy(*parts: str) -> list[Any]:
+    """NumPy and parts of scipy, imported when they are first needed: it takes a tenth of the time that PyTorch does."""
+    return [*map(importlib.import_module, ("numpy", *(f"scipy.{part}" for part in parts)))]

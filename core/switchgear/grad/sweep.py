@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -115,14 +115,7 @@ def _sum(
             tracker.proxy_of(tracker.wrapper_for(left) + tracker.wrapper_for(right))
         made = doors.recorder.tape.take()
     else:
-        output = replace(
-            left,
-            name=doors.recorder.tape.names.fresh(),
-            requires_grad=False,
-            storage_offset=0,
-            is_conj=False,
-            is_neg=False,
-        )
+        output = left.fresh(doors.recorder.tape.names.fresh())
         source = links[-1].forward.source if links else None
         made = (BoundSymbol(_ADD, (left, right), {}, output, source=source, grad_enabled=False),)
     return [changed(item, links=links, tags=frozenset({BACKWARD})) for item in made]

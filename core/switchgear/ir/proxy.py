@@ -87,6 +87,11 @@ class TensorProxy(_Remembers):
             object.__setattr__(self, "_layout", layout)
         return layout
 
+    def fresh(self, name: str) -> TensorProxy:
+        """A value of its own, of the same sizes and strides and without history."""
+        own = {"storage_offset": 0, "is_conj": False, "is_neg": False}
+        return changed_proxy(self, name=name, requires_grad=False, **own)
+
     def fake(self, mode: internals.FakeMode) -> torch.Tensor:
         """A fake tensor with this metadata."""
         layout = (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import numbers
-from collections.abc import Hashable, Mapping
-from types import MappingProxyType
+import operator
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -83,15 +83,17 @@ def call_key(item: BoundSymbol) -> object:
     return key
 
 
-def frozen(value: object, names: Mapping[str, Hashable] = MappingProxyType({})) -> object:
-    """A nest of arguments as a dictionary key: proxies by name, or by what `names` says for it, numbers by type too."""
+def frozen(
+    value: object, proxy_key: Callable[[TensorProxy], object] = operator.attrgetter("name")
+) -> object:
+    """A nest of arguments as a dictionary key: proxies by name, or by what `proxy_key` gives, numbers by type too."""
     if isinstance(value, TensorProxy):
-        return (TensorProxy, names.get(value.name, value.name))
+        return (TensorProxy, proxy_key(value))
     if isinstance(value, (tuple, list)):
-        return (type(value), *[frozen(item, names) for item in value])
+        return (type(value), *[frozen(item, proxy_key) for item in value])
     if isinstance(value, dict):
-        return tuple([(name, frozen(item, names)) for name, item in value.items()])
-    if isinstance(value, torch.SymInt | torch.SymFloat):
+        return tuple([(name, frozen(item, proxy_key)) for name, item in value.items()])
+    if isinstance(value, internals.SYMBOLIC):
         return key_of(value)
     # 0.0 is not -0.0, and nan is nan, NumPy's too
     return (
