@@ -284,7 +284,7 @@ def test_two_features_of_one_name_are_an_error() -> None:
 def test_what_no_handler_answers_is_passed_on() -> None:
     handlers = Handlers()
     recorder: Any = None
-    assert handlers.take(recorder, sg.Call(torch.sin)) is sg.PASS
+    assert handlers.ask("take", recorder, sg.Call(torch.sin)) is sg.PASS
     assert repr(sg.PASS) == "PASS"
-    with warnings.catch_warnings(), handlers.around():
+    with warnings.catch_warnings(), handlers.entered("around"):
         pass

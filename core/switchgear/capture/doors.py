@@ -117,22 +117,22 @@ class _Functions(TorchFunctionMode):
     def _recorded(self, call: Call) -> object:
         assert call.fn is not None
         recorder = self.recorder
-        answer = self.handlers.take(recorder, call)
+        answer = self.handlers.ask("take", recorder, call)
         if answer is not PASS:
             return answer
         call.args, call.kwargs = map_tensors(recorder.adopted, (call.args, call.kwargs))
         call.symbol = symbol_of(call.fn)
-        answer = self.handlers.answer(recorder, call)
+        answer = self.handlers.ask("answer", recorder, call)
         if answer is not PASS:
             return answer
         if call.symbol is None:
             return recorder.track_outputs(call.fn(*call.args, **call.kwargs))
         call.given = map_tensors(self._proxy_now, (call.args, call.kwargs))
         note_target(recorder, call)
-        self.handlers.opened(recorder, call)
+        self.handlers.ask("opened", recorder, call)
         result = self._run(call)
         call.whole = not call.wrote
-        self.handlers.closing(recorder, call)
+        self.handlers.ask("closing", recorder, call)
         close(recorder, call)
         return result
 
@@ -284,7 +284,7 @@ class _Operators(internals.DispatchMode):
         recorder, func = self.recorder, call.func
         if func is _aten.index_put.default:
             _check_dtypes(recorder, *call.args[:3])
-        answer = self.handlers.operator(recorder, call)
+        answer = self.handlers.ask("operator", recorder, call)
         if answer is not PASS:
             return answer
         if func is _aten.lift_fresh.default or func is _aten.lift_fresh_copy.default:
@@ -325,7 +325,7 @@ class _Operators(internals.DispatchMode):
             record_leaf(recorder, call, results)
             return results
         need = f"{error} needs the data of a tensor, in {recorder.here()}"
-        answer = self.handlers.by_data(recorder, call, need)
+        answer = self.handlers.ask("by_data", recorder, call, need)
         if answer is not PASS:
             return answer
         if recorder.tracker.follow_autograd:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,8 @@ from switchgear.errors import RegistrationError, SwitchgearError
 
 #: The names of features that are left out, separated by commas.
 DISABLE_VARIABLE = "SWITCHGEAR_DISABLE_FEATURES"
+#: Methods that are asked about calls of `Handler.functions` alone, and those that tell, and have no answer.
+_BY_FUNCTION, _TOLD = ("take", "answer"), ("opened", "closing")
 
 
 class _Pass:
@@ -126,11 +128,12 @@ class Handlers:
         self._owner = {
             handler: feature.name for feature in features for handler in feature.handlers
         }
-        self._at_doors = {
+        self._at_doors: dict[str, list[tuple[Set[object], Callable[..., object]]]] = {
             name: [
-                (handler.functions, getattr(handler, name)) for handler in self._overriding(name)
+                (handler.functions if name in _BY_FUNCTION else frozenset(), getattr(handler, name))
+                for handler in self._overriding(name)
             ]
-            for name in ("take", "answer", "opened", "closing", "operator", "by_data")
+            for name in (*_BY_FUNCTION, *_TOLD, "operator", "by_data")
         }
 
     def _overriding(self, method: str) -> list[Handler]:
@@ -141,21 +144,11 @@ class Handlers:
         ]
 
     @contextlib.contextmanager
-    def around(self) -> Iterator[None]:
-        """What handlers want around a capture, the first outermost."""
+    def entered(self, method: str, *args: object) -> Iterator[None]:
+        """What handlers want `around` a capture, or `running` the function, the first outermost."""
         with contextlib.ExitStack() as stack:
-            for handler in self._overriding("around"):
-                stack.enter_context(handler.around())
-            yield
-
-    @contextlib.contextmanager
-    def running(
-        self, recorder: Recorder, roots: Sequence[object], arguments: Mapping[int, object]
-    ) -> Iterator[None]:
-        """What handlers want around the run of the function, the first outermost."""
-        with contextlib.ExitStack() as stack:
-            for handler in self._overriding("running"):
-                stack.enter_context(handler.running(recorder, roots, arguments))
+            for handler in self._overriding(method):
+                stack.enter_context(getattr(handler, method)(*args))
             yield
 
     def source(self, recorder: Recorder, tensor: torch.Tensor) -> InputSource | None:
@@ -177,43 +170,19 @@ class Handlers:
         """The state of each handler at the beginning of a capture."""
         return {handler: handler.begin(recorder) for handler in self._overriding("begin")}
 
-    def take(self, recorder: Recorder, call: Call) -> Any:
-        """The first answer to a call before its tensors are inputs, or `PASS`."""
-        return self._first("take", call.fn, PASS, recorder, call)
-
-    def answer(self, recorder: Recorder, call: Call) -> object:
-        """The first answer to a call of values of the trace, or `PASS`."""
-        return self._first("answer", call.fn, PASS, recorder, call)
-
-    def opened(self, recorder: Recorder, call: Call) -> None:
-        """Tell all that the parts of a call are about to be recorded."""
-        self._first("opened", None, None, recorder, call)
-
-    def closing(self, recorder: Recorder, call: Call) -> None:
-        """Tell all that the parts of a call are recorded."""
-        self._first("closing", None, None, recorder, call)
-
-    def operator(self, recorder: Recorder, call: Operation) -> Any:
-        """The first answer to the call of an operator overload, or `PASS`."""
-        return self._first("operator", None, PASS, recorder, call)
-
-    def by_data(self, recorder: Recorder, call: Operation, need: str) -> object:
-        """The first answer to the call of an operator overload that needs data, or `PASS`."""
-        return self._first("by_data", None, PASS, recorder, call, need)
-
-    def _first(self, name: str, fn: object, none: object, *args: object) -> object:
-        """The first answer that is not `none`; of handlers with functions of their own, those of `fn` are asked."""
-        method: Any = None
+    def ask(self, method: str, recorder: Recorder, call: Call | Operation, *more: object) -> Any:
+        """The first answer that a handler gives by a method, or `PASS`; what has no answer is told to all."""
+        asked: Any = None
         try:
-            for functions, method in self._at_doors[name]:
-                if fn is None or not functions or fn in functions:
-                    answer = method(*args)
-                    if answer is not none:
+            for functions, asked in self._at_doors[method]:
+                if not functions or (isinstance(call, Call) and call.fn in functions):
+                    answer = asked(recorder, call, *more)
+                    if answer is not PASS and method not in _TOLD:
                         return answer
         except Exception as error:
-            self._attribute(error, method.__self__)
+            self._attribute(error, asked.__self__)
             raise
-        return none
+        return PASS
 
     def _attribute(self, error: Exception, handler: Handler) -> None:
         """Note whose error it is, where a handler's own code raised it."""

@@ -127,7 +127,7 @@ def capture(
         with symbolic(sizes), _environment(modules, handlers, compiling), doors.open():
             with modes_kept():
                 try:
-                    with handlers.running(recorder, roots, objects):
+                    with handlers.entered("running", recorder, roots, objects):
                         result = _run(function, leaves, spec, recorder, inputs, whole)
                         result = handlers.finish(recorder, result)
                         _refuse_generators(result)
@@ -302,7 +302,7 @@ def _environment(modules: Modules, handlers: Handlers, compiling: bool) -> Itera
         internals.autocast_cache_cleared(),
         redirected(torch.nn.Module, "__call__", modules.call),
         redirected(torch.jit.ScriptFunction, "__call__", _as_written),
-        handlers.around(),
+        handlers.entered("around"),
         internals.exact_functionalization(),
         internals.compiling_flag(compiling),
         internals.compiled_run_plainly(),

@@ -76,7 +76,7 @@ def differentiate(
 
     Raises `NotDifferentiable`, `RuleError`, and under `selection.strict` `StrictError`.
     """
-    with selection.handlers.around(), internals.exact_functionalization():
+    with selection.handlers.entered("around"), internals.exact_functionalization():
         return _differentiate(trace, selection, grad_outputs, higher_order)
 
 
