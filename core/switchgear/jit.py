@@ -36,7 +36,7 @@ from switchgear.jitted import (
     R,
     jitted_module,
 )
-from switchgear.options import FallbackTo, Options, check_options, with_defaults
+from switchgear.options import Defaults, FallbackTo, Options, check_options, with_defaults
 from switchgear.runtime.cache import Cache, call_key
 from switchgear.runtime.entry import Entry
 from switchgear.runtime.fallback import Fallback, Fallbacks
@@ -351,28 +351,9 @@ def jit(
     Raises `UnknownExecutor`, `ExecutorUnavailable`; calls raise `NotDifferentiable`, `RuleError`, `OtherDecisions`, and
     `CaptureError` where they are strict.
     """
+    own = {name: value for name, value in locals().items() if name in Defaults.__annotations__}
     words = {"memory": memory, "fallback": fallback, "compile": compile}
     check_options({**unknown, **words}, names=("methods",))
-    own: dict[str, Any] = {
-        "executors": executors,
-        "options": options,
-        "grad_rules": grad_rules,
-        "prefer": prefer,
-        "avoid": avoid,
-        "passes": passes,
-        "fallback": fallback,
-        "strict": strict,
-        "check": check,
-        "memory": memory,
-        "compile": compile,
-        "decisions": decisions,
-        "recompile_limit": recompile_limit,
-        "cache_size": cache_size,
-        "link": link,
-        "specialize_on_data": specialize_on_data,
-        "dynamic": dynamic,
-        "fuel": fuel,
-    }
     if function is None:
         return functools.partial(jit, methods=methods, **own)
     if not callable(function):
