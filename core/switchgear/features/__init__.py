@@ -17,7 +17,6 @@ from switchgear.features.python_state import PythonState
 from switchgear.features.refusals import Refusals
 from switchgear.features.reshapes import Reshapes
 from switchgear.features.saved_tensors_hooks import SavedTensorsHooks
-from switchgear.features.seeding import Seeding
 from switchgear.features.symbolic_sizes import SymbolicSizes
 from switchgear.features.transforms import Transforms
 
@@ -30,7 +29,7 @@ BUILT_IN = (
     Feature("inner_grad", (InnerGrad(), GradFnReads())),
     Feature("data", (Data(),)),
     Feature("sizes", (SymbolicSizes(),)),
-    Feature("generators", (Seeding(), Generators())),
+    Feature("generators", (Generators(),)),
     Feature("reshapes", (Reshapes(),)),
     Feature("autocast", (Autocast(),)),
     Feature("custom_functions", (CustomFunctions(),)),

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 
 from switchgear.capture.call import Call
 from switchgear.capture.handler import Handler
 from switchgear.capture.recorder import Recorder
+from switchgear.capture.seeding import seeding_refused
 
 #: Their shapes are found by decompositions of PyTorch's that refuse a generator.
 _NO_GENERATOR_ON_META = frozenset({"exponential_", "cauchy_", "geometric_", "log_normal_"})
 
 
 class Generators(Handler):
-    """A call that is given a generator."""
+    """A call that is given a generator; what seeds a stream, or reads or sets its state, is refused."""
+
+    def around(self) -> contextlib.AbstractContextManager[None]:
+        """What seeds is replaced."""
+        return seeding_refused()
 
     def opened(self, recorder: Recorder, call: Call) -> None:
         """Record it with the generator that the trace holds."""
