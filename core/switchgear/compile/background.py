@@ -166,12 +166,11 @@ def _key(trace: Trace, selection: Selection, boxed: bool) -> str:
         else one.label
         for one in selection.claimants
     ]
-    devices = {proxy.device for call in trace.bound_symbols for proxy in call.outputs}
     choosers = [chooser.label for chooser in selection.choosers]
     single = selection.preferences.prefer, selection.preferences.avoid
     passes = [placement.name for placement in selection.passes]
     who = executors, choosers, single, passes, boxed
-    return repr((trace.canonical(), who, surroundings(devices)))
+    return repr((trace.canonical(), who, surroundings(trace.devices)))
 
 
 def _submitted(key: str, trace: Trace, selection: Selection, boxed: bool) -> Job:

@@ -160,10 +160,9 @@ def _executors(selection: Selection) -> list[str]:
 
 
 def _surroundings(trace: Trace, selection: Selection) -> dict[str, str]:
-    devices = {proxy.device for call in trace.bound_symbols for proxy in call.outputs}
     fusion = selection.fusion.items()
     options = {f"what is set for executor {name}": one.fingerprint() for name, one in fusion}
-    return {**surroundings(devices), **options}
+    return {**surroundings(trace.devices), **options}
 
 
 def _repeated(

@@ -53,12 +53,15 @@ class Trace:
 
         Its default is `links_shown`, which the `link` option of `jit` sets.
         """
-        return trace_source(
-            self, link=self.links_shown if link is None else link, decompositions=decompositions
-        )
+        return _render(self, self.links_shown if link is None else link, decompositions)[0]
 
     def __str__(self) -> str:
         return self.python()
+
+    @property
+    def devices(self) -> frozenset[torch.device]:
+        """Where its lines compute."""
+        return frozenset(proxy.device for call in self.bound_symbols for proxy in call.outputs)
 
     def canonical(self) -> str:
         """What it computes of tensors of which layouts; the same for traces that differ in names alone."""
@@ -96,11 +99,6 @@ class Trace:
     def with_provenance(self, name: str, seconds: float) -> Trace:
         """The trace, marked as having gone through one more pass."""
         return replace(self, provenance=(*self.provenance, Provenance(name, seconds)))
-
-
-def trace_source(trace: Trace, *, link: bool = False, decompositions: bool = False) -> str:
-    """The trace as Python that runs beside the constants it names; see `Trace.python`."""
-    return _render(trace, link, decompositions)[0]
 
 
 def compile_trace(trace: Trace, *, boxed: bool = False) -> Callable[..., Any]:

@@ -9,7 +9,7 @@ from switchgear.errors import InvalidTrace
 from switchgear.ir.aliasing import storages, written_arguments
 from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.symbol import DEL
-from switchgear.ir.trace import Trace, trace_source
+from switchgear.ir.trace import Trace
 
 _CONTEXT = 3
 
@@ -25,7 +25,7 @@ def verify(trace: Trace) -> Trace:
     if found is None:
         return trace
     index, message = found
-    body = trace_source(trace).splitlines()[-len(trace.bound_symbols) - 1 :]
+    body = trace.python(link=False).splitlines()[-len(trace.bound_symbols) - 1 :]
     shown = [f"{'>' if number == index else ' '} {line}" for number, line in enumerate(body)]
     around = "\n".join(shown[max(0, index - _CONTEXT) : index + _CONTEXT + 1])
     made_by = trace.provenance[-1].name if trace.provenance else "no pass"
