@@ -65,6 +65,8 @@ def explain(jitted: object, guards: bool = False) -> str:
         how = "repeated from" if opened(selection.decisions).repeats else "noted in"
         lines.append(f"decisions: {how} {selection.decisions}")
     lines += progress_of(entry)
+    if entry.bridge is not None and entry.bridge.by_autograd:
+        lines.append("gradients: by PyTorch's autograd itself, for the forward is one operator")
     sizes = entry.captured.sizes
     if entry.fixed:
         lines.append(f"dynamic sizes: fixed, for with symbolic ones there was {entry.fixed}")

@@ -26,6 +26,7 @@ from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.trace import Trace
 from switchgear.runtime.backwards import Arriving, Backwards, Jit
 from switchgear.runtime.execution import maybe_views, runner
+from switchgear.runtime.one_operator import is_one_operator
 from switchgear.who.selection import Selection
 
 _is_grad_enabled = torch.is_grad_enabled
@@ -66,6 +67,12 @@ class Bridge:
         self.backwards = Backwards(
             training, selection, rejit, sizes, sparse=self.sparse, constant=self.constant
         )
+        #: Whether PyTorch's autograd sees the forward itself.
+        self.by_autograd = (
+            grad_enabled
+            and not (autocast or sizes or self.constant or self.made or self.inner)
+            and is_one_operator(training, selection)
+        )
         #: Whether any node has saved values that are not watched any more.
         self.unwatched = False
         #: Whether any backward has been differentiated, so that gradients of inner values may arrive.
@@ -97,6 +104,8 @@ class Bridge:
 
     def connected(self) -> tuple[str, dict[str, Any]]:
         """Python that runs the trace on `inputs`, connected to autograd, and what it refers to."""
+        if self.by_autograd:
+            return "program(*inputs)", {"program": self.run_forward}
         apply: Callable[..., Any] = internals.node_apply(_Node)
         apply_transformed: Callable[..., Any] = _Node.apply
         if self.constant:

@@ -36,7 +36,7 @@ def runner(program: Program, *, autocast: bool) -> Callable[..., Any]:
     own operators passes as it is. One of a plugin's implementation is theirs if they raise one in its place, else
     `ExecutorFailed`.
     """
-    own = all(map(is_never_blamed, _lines(program)))
+    own = all(map(is_never_blamed, lines_of(program)))
     run = program.function if own else _blaming(program)
     if _goes_below(program):
         run = _below_autograd(run)
@@ -45,13 +45,14 @@ def runner(program: Program, *, autocast: bool) -> Callable[..., Any]:
     return _without_autocast(run) if autocast else run
 
 
-def _lines(program: Program) -> list[BoundSymbol]:
+def lines_of(program: Program) -> list[BoundSymbol]:
+    """The calls that a program makes."""
     return [item for item in program.stages[-1].bound_symbols if item.symbol not in (BOX, DEL)]
 
 
 def _goes_below(program: Program) -> bool:
-    lines = _lines(program)
-    return len(lines) >= _WORTHWHILE and all(map(_is_pytorch, lines))
+    lines = lines_of(program)
+    return len(lines) >= _WORTHWHILE and all(map(is_pytorch, lines))
 
 
 def _below_autograd(function: Callable[..., object]) -> Callable[..., object]:
@@ -120,7 +121,7 @@ def maybe_views(program: Program) -> tuple[int, ...]:
             wanted = {
                 p.name
                 for item in makers
-                if _is_pytorch(item) and is_never_blamed(item)
+                if is_pytorch(item) and is_never_blamed(item)
                 for p in item.outputs
             }
         for leaf in leaves_of(makers):
@@ -138,7 +139,7 @@ def maybe_views(program: Program) -> tuple[int, ...]:
     )
 
 
-def _is_pytorch(item: BoundSymbol) -> bool:
+def is_pytorch(item: BoundSymbol) -> bool:
     """Whether a line is one call of an operator of PyTorch's, with which nothing of Python runs."""
     fn: Any = item.implementation.fn if item.implementation else item.symbol.fn
     if isinstance(fn, internals.OpOverload):

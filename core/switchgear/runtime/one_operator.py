@@ -1,0 +1,35 @@
+"""One operator: a forward that runs under PyTorch's own autograd, whose backward is then what the trace says.
+
+A node of ours costs more than such an operator.
+"""
+
+from __future__ import annotations
+
+from switchgear.compile.pipeline import Training
+from switchgear.ir.composites import leaves_of
+from switchgear.runtime.checking import is_never_blamed
+from switchgear.runtime.execution import is_pytorch, lines_of
+from switchgear.who.selection import Selection
+
+
+def is_one_operator(training: Training, selection: Selection) -> bool:
+    """Whether the forward is one operator of PyTorch's, and the backward PyTorch's formula for it and its kernels.
+
+    So it is where nobody brings a rule, fuses, has a pass that changed something or has values compared or budgeted.
+    """
+    rules = [choice.owner for choice in training.joint.choices if choice.owner != "decomposition"]
+    forward = lines_of(training.forward)
+    if rules != ["derived"] or len(forward) != 1 or selection.check or selection.memory != "auto":
+        return False
+    # else there may be a region, which takes long to compile, and maybe in vain
+    count = len([*leaves_of(training.parts.backward.bound_symbols)])
+    if any(count >= executor.minimum for executor in selection.fusion.values()):
+        return False
+    lines = (*forward, *lines_of(training.backward))
+    if not all(is_pytorch(line) and is_never_blamed(line) for line in lines):
+        return False
+    programs = training.forward, training.backward
+    owner = forward[0].implementation.owner if forward[0].implementation else ""
+    label = training.forward.blame[owner][0]
+    foreign = {placement.name for placement in selection.passes if placement.owner != label}
+    return foreign.isdisjoint(mark.name for one in programs for mark in one.stages[-1].provenance)
