@@ -53,7 +53,11 @@ def scaled() -> sg.Table:
 
 def product() -> sg.Executor:
     table = sg.Table("mine")
-    table.implementation(torch.ops.aten.mul.Tensor)(lambda x, factor: torch.mul(x, factor))
+
+    @table.implementation(torch.ops.aten.mul.Tensor)
+    def mul(x: T, factor: float) -> T:
+        return torch.mul(x, factor)
+
     return sg.Executor("mine", table=table)
 
 
@@ -63,8 +67,14 @@ def test_the_graph_is_eagers(name: str) -> None:
     jitted = sg.jit(function, executors=["torch"])
     results = []
     for call in (function, jitted, jitted):
-        x, seen = leaf(), []
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append(t.shape) or t, lambda t: t):
+        x = leaf()
+        seen: list[torch.Size] = []
+
+        def note(tensor: T, seen: list[torch.Size] = seen) -> T:
+            seen.append(tensor.shape)
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             y = call(x)
         (first,) = torch.autograd.grad((y * y).sum(), x, create_graph=True)
         (second,) = torch.autograd.grad((first * first).sum(), x)

@@ -70,7 +70,7 @@ class Bridge:
         #: Whether PyTorch's autograd sees the forward itself.
         self.by_autograd = (
             grad_enabled
-            and not (autocast or sizes or self.constant or self.made or self.inner)
+            and not any((autocast, sizes, self.constant, self.made, self.inner))
             and is_one_operator(training, selection)
         )
         #: Whether any node has saved values that are not watched any more.
