@@ -69,7 +69,7 @@ def map_instances(
     if isinstance(value, slice):
         parts = value.start, value.stop, value.step
         return slice(*[map_instances(kinds, function, part) for part in parts])
-    if isinstance(value, types.GeneratorType):
+    if isinstance(value, types.GeneratorType) and kinds is torch.Tensor:
         raise Unsupported("a generator was passed to a PyTorch function; pass a list")
     return value
 
