@@ -1178,7 +1178,7 @@ REFUSED: list[tuple[Function, type[Exception], str]] = [
     (seeds_inside, errors.Unsupported, r"seed.*outside"),
     (numpy_inside, errors.Unsupported, r"numpy.*outside"),
     (pointer_inside, errors.Unsupported, r"data_ptr.*outside"),
-    (offset_of_result, errors.Unsupported, r"storage_offset.*inputs only, or outside"),
+    (offset_of_result, errors.Unsupported, r"storage_offset.*outside the jitted function"),
     (size_of_storage, errors.Unsupported, r"untyped_storage.*outside"),
     (typed_storage, errors.Unsupported, r"torch\.Tensor\.storage .*outside"),
     (asks_whether_it_is_a_view, errors.Unsupported, r"_is_view.*outside"),

@@ -143,10 +143,6 @@ def test_equal_argument_hits(first: Any, second: Any) -> None:
     assert counted.runs == (2 if isinstance(second, torch.nn.Parameter) else 1)  # which a function may ask for
 
 
-def in_memory(start: int) -> T:
-    return torch.arange(10.0)[start : start + 3]
-
-
 def parameter(*, grad: bool) -> T:
     return torch.nn.Parameter(numbers(2), requires_grad=grad)
 
@@ -156,7 +152,6 @@ ASKED: dict[str, tuple[Callable[[T], Any], list[T]]] = {
         lambda x: (type(x), isinstance(x, torch.nn.Parameter), type(x * 2)),
         [numbers(2, grad=True), parameter(grad=True), numbers(2), parameter(grad=False)],
     ),
-    "storage offset": (lambda x: (x.mul_(1), x.storage_offset())[1], [in_memory(2), in_memory(4), in_memory(0)]),
     "leaf": (lambda x: x.is_leaf, [numbers(2, grad=True), numbers(2, grad=True) * 1, numbers(2)]),
 }
 

@@ -9,7 +9,7 @@ from switchgear.features.distributed import Distributed
 from switchgear.features.fast_paths import FastPaths
 from switchgear.features.foreach import Foreach
 from switchgear.features.generators import Generators
-from switchgear.features.inner_grad import GradFnReads, InnerGrad
+from switchgear.features.inner_grad import InnerGrad
 from switchgear.features.input_queries import InputQueries
 from switchgear.features.modes_changed import ModesChanged
 from switchgear.features.outside import Outside
@@ -26,7 +26,7 @@ BUILT_IN = (
     Feature("distributed", (Distributed(),)),
     Feature("modes_changed", (ModesChanged(),)),
     Feature("transforms", (Transforms(),)),
-    Feature("inner_grad", (InnerGrad(), GradFnReads())),
+    Feature("inner_grad", (InnerGrad(),)),
     Feature("data", (Data(),)),
     Feature("sizes", (SymbolicSizes(),)),
     Feature("generators", (Generators(),)),

@@ -1,4 +1,4 @@
-"""`torch.autograd.grad` inside, and what a function asks of the nodes of autograd's graph.
+"""`torch.autograd.grad` inside.
 
 PyTorch's own call, on the wrappers and unrecorded, says which gradients there are and in which layout, and raises
 what eager raises. With `create_graph`, and inside transforms of `torch.func`, PyTorch's backward itself is recorded.
@@ -14,7 +14,7 @@ import torch
 from switchgear import torch_private as internals
 from switchgear.capture.call import Call
 from switchgear.capture.gradients_inside import AUTOGRAD_GRAD
-from switchgear.capture.handler import Handler, getter
+from switchgear.capture.handler import Handler
 from switchgear.capture.recorder import Recorder
 from switchgear.errors import Unsupported
 from switchgear.ir.proxy import TensorProxy
@@ -38,34 +38,6 @@ class InnerGrad(Handler):
         if call.kwargs["create_graph"] or call.kwargs["is_grads_batched"]:
             return recorder.track_outputs(call.fn(*call.args, **call.kwargs))
         return _record_call(recorder, call.fn, *call.args, **call.kwargs)
-
-
-class GradFnReads(Handler):
-    """A node may be looked at, but for hooks on it, which would be lost."""
-
-    functions = frozenset({getter("grad_fn")})
-
-    def answer(self, recorder: Recorder, call: Call) -> object:
-        """The node as the function sees it."""
-        assert call.fn is not None
-        node = call.fn(*call.args, **call.kwargs)
-        return None if node is None else GradFn(node, recorder.here)
-
-
-class GradFn:
-    """An autograd node as the function under capture sees it."""
-
-    def __init__(self, node: object, here: Callable[[], str]) -> None:
-        self._node = node
-        self._here = here
-
-    def __getattr__(self, name: str) -> object:
-        if name in ("register_hook", "register_prehook", "next_functions"):
-            raise Unsupported(
-                f"grad_fn.{name}, or a backward hook on a module, inside a jitted function, in {self._here()}; "
-                "register the hook outside, on the inputs or outputs of the jitted function"
-            )
-        return getattr(self._node, name)
 
 
 def _record_call(

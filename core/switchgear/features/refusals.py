@@ -38,15 +38,15 @@ _REFUSED = {
                 f"torch.Tensor.{name}"
                 for name in ("_is_view", "is_inference", "is_set_to", "is_shared")
             ),
-            *(f"torch.Tensor.{name}" for name in ("storage", "untyped_storage")),
+            *(f"torch.Tensor.{name}" for name in ("storage", "untyped_storage", "storage_offset")),
         ),
         "move the call outside the jitted function",
     ),
-    "torch.Tensor.storage_offset": "call it on inputs only, or outside the jitted function",
 }
 #: Attributes of tensors that would be captured wrongly, and what to do instead.
 _REFUSED_ATTRIBUTES = {
     torch.Tensor.grad: "pass the gradient as an argument",
+    torch.Tensor.grad_fn: "read it, and hook to it (as a backward hook on a module does), outside the jitted function",
     torch.Tensor._base: "pass the base as an argument",
     torch.Tensor._version: "read it outside the jitted function",
     torch.Tensor.output_nr: "read it outside the jitted function",
@@ -102,7 +102,9 @@ def refuse(
     ):
         attribute = func.__self__
         what = f"the function reads .{attribute.__name__} of a tensor"
-        raise Unsupported(f"{what}, in {here()}; {_REFUSED_ATTRIBUTES[attribute]}")
+        # of what TorchDynamo takes apart there are other nodes
+        splits = attribute is not torch.Tensor.grad_fn
+        raise Unsupported(f"{what}, in {here()}; {_REFUSED_ATTRIBUTES[attribute]}", splits=splits)
     if (
         func is torch.Tensor.requires_grad_
         and args[0].requires_grad
