@@ -587,15 +587,18 @@ def test_metadata_of_an_input(name: str, order: str) -> None:
 
 
 @pytest.mark.parametrize("take", [lambda x: x[1:], lambda x: x.detach(), lambda x: x.view(-1)[1:5].view(2, 2)])
-def test_metadata_of_a_view_of_an_input(take: Callable[[Tensor], Tensor]) -> None:
-    """The input keeps its own, and has a new version."""
+def test_metadata_of_a_view_of_an_input_falls_back(take: Callable[[Tensor], Tensor]) -> None:
+    """The input keeps its own, and has a new version: eager's."""
 
     def function(x: Tensor) -> Tensor:
         y = x.exp()
         take(x).t_()
         return y
 
-    assert succeeds(check(function, results((2, 3), grad=False)))
+    with fallbacks_recorded() as reasons:
+        assert succeeds(check(function, results((2, 3), grad=False)))
+    assert {kind for kind, _ in reasons} == {"Unsupported"}
+    assert all("t_ of a view of t_0, an input" in text for _, text in reasons)
 
 
 @pytest.mark.parametrize("name", ["t_", "transpose_", "swapaxes_"])

@@ -26,7 +26,6 @@ from switchgear.capture.structure import Structure, flatten
 from switchgear.errors import Unsupported
 from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.symbol import BoundSymbol
-from switchgear.ir.writes import NEW_VERSION
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +119,7 @@ class _Collector:
             self._held.setdefault(self.tracker.proxy_of(found.wrapper).name, index)
             if not found.is_view:
                 self._inputs[internals.storage_key(found.wrapper)] = found
-        self._reshaped = {
-            call.inputs[0].name
-            for call in recorder.inputs.metadata_calls
-            if call.symbol != NEW_VERSION
-        }
+        self._reshaped = {call.inputs[0].name for call in recorder.inputs.metadata_calls}
 
     @functools.cached_property
     def _lineages(self) -> Lineages:
@@ -132,10 +127,9 @@ class _Collector:
 
     def mutations(self) -> Iterator[Mutation]:
         """The inputs that the function wrote to, their new values made outputs."""
-        touched = {call.inputs[0].name for call in self.recorder.inputs.metadata_calls}
         for index, found in enumerate(self.recorder.inputs):
             first, final = found.proxy, self.tracker.proxy_of(found.wrapper)
-            if first.name in touched:
+            if first.name in self._reshaped:
                 self.roots[first.name] = ("input", index)
             self._refuse_other_memory(found)
             if found.is_view:

@@ -10,10 +10,10 @@ from switchgear import torch_private as internals
 from switchgear.capture.call import Call
 from switchgear.capture.handler import Handler
 from switchgear.capture.recorder import Recorder
+from switchgear.errors import Unsupported
 from switchgear.ir.aliasing import viewed_argument
 from switchgear.ir.composites import leaves_of
 from switchgear.ir.symbol import BoundSymbol, proxies
-from switchgear.ir.writes import NEW_VERSION
 from switchgear.nesting import tensors_in
 
 #: In-place calls that change no data; also where there is nothing to change they count as writes to autograd.
@@ -49,9 +49,9 @@ def _note(recorder: Recorder, call: Call, metadata_only: bool) -> None:
                 (one for one in recorder.inputs if metadata_only and one.storage == key), None
             )
             if home is not None and not tracker.counts_apart(tensor):
-                _refuse_view_of_leaf(tensor, home.tensor)
-                recorder.inputs.metadata_calls.append(
-                    BoundSymbol(NEW_VERSION, (home.proxy,), {}, None)
+                raise Unsupported(
+                    f"{call.symbol.name} of a view of {home.proxy.name}, an input, in {recorder.here()}: the input "
+                    "has a new version then; make a view instead"
                 )
             continue
         viewed = any(
@@ -64,12 +64,3 @@ def _note(recorder: Recorder, call: Call, metadata_only: bool) -> None:
                 call.symbol, args, kwargs, None, grad_enabled=torch.is_grad_enabled()
             )
             recorder.inputs.metadata_calls.append(line)
-
-
-def _refuse_view_of_leaf(view: torch.Tensor, viewed: torch.Tensor) -> None:
-    """Raise what eager does where an input is itself a view, of which its wrapper knows nothing."""
-    base = viewed._base
-    if torch.is_grad_enabled() and view.requires_grad and base is not None and base.is_leaf:
-        raise RuntimeError(
-            "a view of a leaf Variable that requires grad is being used in an in-place operation."
-        )

@@ -84,9 +84,5 @@ WRITTEN_VIEWS: dict[object, Callable[..., torch.Tensor]] = {
 IDENTITY = Symbol("switchgear.identity", identity, _identity_pullback)
 DRAW_BERNOULLI = Symbol("switchgear.draw_bernoulli", draw_bernoulli, _draw_bernoulli_pullback)
 NEW_LEAF = Symbol("switchgear.new_leaf", new_leaf)
-#: What an in-place call leaves in an input when it changes sizes or strides of a view of it.
-NEW_VERSION = Symbol(
-    "torch.autograd.graph.increment_version", torch.autograd.graph.increment_version
-)
 RESTRIDE = Symbol("switchgear.restride", restride, _restride_pullback)
 SET_VALUE = Symbol("switchgear.set_value", set_value, _set_value_pullback)
