@@ -186,7 +186,7 @@ def test_the_choice_costs_least() -> None:
     made = {proxy.name: proxy for item in forward for proxy in item.outputs}
     read = [made[value.name] for value in sg.last_saved(jitted) if value.name in made]
     assert len(read) == 5
-    prices = Prices("lean", frozenset(), frozenset(), {}, 1)
+    prices = Prices("balanced", frozenset(), frozenset(), {}, 1)
     names = [proxy.name for item in forward if not is_view(item) for proxy in item.outputs]
 
     def price(saved: frozenset[str]) -> float:

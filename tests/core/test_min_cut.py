@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from switchgear.grad.min_cut import SINK, SOURCE, min_cut
 from switchgear.grad.saving import Prices, to_save
 from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.symbol import RANDOM, BoundSymbol, Symbol
-from switchgear.who.memory import MEMORY, Memory
+from switchgear.who.memory import PricedMemory
 
 Network = dict[tuple[int, int], int | None]
 aten = torch.ops.aten
@@ -94,7 +94,7 @@ def traces(draw: st.DrawFn) -> tuple[list[BoundSymbol], list[TensorProxy], Price
         values += made
     read = draw(st.lists(st.sampled_from(values), min_size=1, max_size=4, unique=True))
     outputs = draw(st.sets(st.sampled_from(values), max_size=2))
-    memory: Memory = draw(st.sampled_from(MEMORY))
+    memory: PricedMemory = draw(st.sampled_from(get_args(PricedMemory)))
     overwritten = draw(st.sampled_from([frozenset[str](), frozenset({"in0"})]))
     return body, read, Prices(memory, frozenset(proxy.name for proxy in outputs), overwritten, {})
 
@@ -133,4 +133,4 @@ def test_of_equal_costs_the_one_that_runs_least_again() -> None:
     x, y, z = (TensorProxy(name, (4,), (1,), torch.float32, torch.device("cpu")) for name in "xyz")
     drawn = BoundSymbol(Symbol("aten.rand_like", aten.rand_like.default), (x,), {}, y, tags=frozenset({RANDOM}))
     viewed = BoundSymbol(Symbol("aten.neg", aten.neg.default), (y,), {}, z)
-    assert to_save([drawn, viewed], [z], Prices("lean", frozenset(), frozenset(), {})) == {"z"}
+    assert to_save([drawn, viewed], [z], Prices("balanced", frozenset(), frozenset(), {})) == {"z"}

@@ -3,6 +3,7 @@
 Where no executor fuses, each line that is run again takes its time: what eager saves is saved. Where one does, what
 depends on single elements costs next to nothing, for it runs where its result is read; it is never saved. What goes
 over its arguments once more (reductions, normalisations) is run again where that is little beside all of the program.
+"lean" is a budget, too: half of what "balanced" saves.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from switchgear.errors import InvalidInput
 from switchgear.grad.costs import cost
 from switchgear.grad.differentiate import Joint
 from switchgear.grad.partition import Partitioned, partition
-from switchgear.who.memory import MemoryOption, budget_of
+from switchgear.who.memory import MemoryOption, PricedMemory, budget_of
 
 #: What is run again may cost this part of a program.
 _SHARE = 0.03
+#: Less than this part of what eager saves is not worth making anything again.
+_LITTLE = 1 / 64
 
 
 def partition_as_asked(
@@ -23,10 +26,17 @@ def partition_as_asked(
     """`partition`, with "auto" and budgets decided by what making values again would cost, if an executor `fuses`."""
     if memory == "auto":
         return _automatic(joint, overwritten, fuses)
+    if memory == "lean":
+        eager, balanced = (
+            _saved(joint, overwritten, "eager"),
+            _saved(joint, overwritten, "balanced"),
+        )
+        limit = max(balanced // 2, int(_LITTLE * eager))
+        return within_budget(joint, overwritten, limit, fuses=fuses)
     budget = budget_of(memory)
     if budget is None:
         return partition(joint, overwritten, memory)  # type: ignore[arg-type]
-    eager = partition(joint, overwritten).saved_bytes
+    eager = _saved(joint, overwritten, "eager")
     limit = budget if isinstance(budget, int) else int(budget * eager)
     parts = within_budget(joint, overwritten, limit, fuses=fuses)
     if parts.saved_bytes > limit:
@@ -46,12 +56,16 @@ def within_budget(
     parts = _automatic(joint, overwritten, fuses)
     if parts.saved_bytes <= limit:
         return parts
-    return partition(joint, overwritten, "auto" if fuses else "lean", limit)
+    return partition(joint, overwritten, "auto" if fuses else "balanced", limit)
 
 
 def extra(joint: Joint, parts: Partitioned, *, fuses: bool = False) -> float:
     """What is made again, as an estimated part of the time that all else takes."""
     return cost(parts.again, fused=fuses) / (cost(joint.trace.bound_symbols, fused=fuses) or 1.0)
+
+
+def _saved(joint: Joint, overwritten: frozenset[str], memory: PricedMemory) -> int:
+    return partition(joint, overwritten, memory).saved_bytes
 
 
 def _automatic(joint: Joint, overwritten: frozenset[str], fuses: bool) -> Partitioned:

@@ -135,7 +135,9 @@ class _Lines:
                     self._save(proxy, prices.held(proxy, item))
 
     def _save(self, proxy: TensorProxy, held: int) -> None:
-        self.saved[proxy.name] = variable = self.program.variable(_KEEPING * held)
+        # with a part of it HiGHS, in SciPy 1.17, prints a line of its own where it has to mend an answer
+        variable = self.program.variable(_KEEPING * held, integral=True)
+        self.saved[proxy.name] = variable
         self.bytes[variable] = held
 
     def is_made(self, proxy: TensorProxy) -> bool:

@@ -16,6 +16,7 @@ from switchgear.errors import NotDifferentiable
 from switchgear.grad.budget import within
 from switchgear.grad.costs import is_view
 from switchgear.grad.differentiate import Joint
+from switchgear.grad.normalisations import with_statistics
 from switchgear.grad.recompute import Body, recompute
 from switchgear.grad.saving import Prices, overwritten_values, to_save
 from switchgear.ir.choice import Saved
@@ -34,7 +35,7 @@ from switchgear.ir.symbol import (
     region_of,
 )
 from switchgear.ir.trace import Names, Trace, names_of
-from switchgear.who.memory import Memory
+from switchgear.who.memory import PricedMemory
 
 _CLONE = Symbol("aten.clone.default", torch.ops.aten.clone.default)
 _CAST = Symbol("aten._to_copy.default", torch.ops.aten._to_copy.default)
@@ -72,7 +73,7 @@ class Partitioned:
 def partition(
     joint: Joint,
     overwritten: frozenset[str] = frozenset(),
-    memory: Memory = "eager",
+    memory: PricedMemory = "eager",
     limit: int | None = None,
 ) -> Partitioned:
     """Split a joint trace: what the outputs need is forward, the rest is backward, and what crosses is saved.
@@ -85,13 +86,16 @@ def partition(
     halves = _Halves(joint, frozenset({*residuals, *(proxy.name for proxy in joint.kept)}))
     forward, outputs = halves.forward, joint.trace.outputs[: joint.count]
     returned = frozenset(proxy.name for proxy in proxies(outputs))
-    prices = Prices(memory, returned, overwritten_values(forward, overwritten), residuals, limit)
+    body = with_statistics(forward, halves.names) if memory == "auto" else forward
+    transient = _made(body) - _made(forward)
+    copied = overwritten_values(forward, overwritten)
+    prices = Prices(memory, returned, copied, residuals, limit, transient)
     chosen = (
-        to_save(forward, halves.read, prices)
+        to_save(body, halves.read, prices)
         if limit is None
-        else within(forward, halves.read, halves.later, prices, limit)
+        else within(body, halves.read, halves.later, prices, limit)
     )
-    again, left = _again(forward, halves.read, chosen)
+    again, left = _again(body, halves.read, chosen)
     uses = (proxy.name for item in (*again, *halves.later) for proxy in item.inputs)
     left = {name: left[name] for name in dict.fromkeys((*uses, *left)) if name in left}
     maker = {proxy.name: item for item in forward for proxy in item.outputs}
@@ -279,6 +283,10 @@ def _again(
     return tuple(reversed(again)), {
         name: proxy for name, proxy in needed.items() if name not in made
     }
+
+
+def _made(body: Body) -> frozenset[str]:
+    return frozenset(proxy.name for item in body for proxy in item.outputs)
 
 
 def _links(item: BoundSymbol) -> tuple[Link, ...]:

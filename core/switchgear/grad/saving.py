@@ -24,10 +24,10 @@ from switchgear.ir.proxy import TensorProxy, bytes_of
 from switchgear.ir.purity import is_pure
 from switchgear.ir.symbol import BoundSymbol, RuleOrigin, region_of
 from switchgear.ir.writes import DRAW_BERNOULLI
-from switchgear.who.memory import Memory
+from switchgear.who.memory import PricedMemory
 
 #: The bytes that recomputation may move for each byte that need not be saved for it.
-_WORTH: Mapping[Memory, int] = {"eager": 1, "auto": 16, "balanced": 16, "lean": 64}
+_WORTH: Mapping[PricedMemory, int] = {"eager": 1, "auto": 16, "balanced": 16}
 
 _aten = torch.ops.aten
 #: Draw nothing but zeros and ones.
@@ -43,17 +43,20 @@ class Prices:
     Both are counted in bytes moved. `outputs` names what the forward returns, which its caller may hold anyway;
     `overwritten` the values that are saved as copies; `residuals` those that grad rules chose to save, with the rules.
     With "auto", what goes over its arguments once more is not run again: fused, all else costs next to nothing. `limit`
-    is the budget in bytes, if there is one.
+    is the budget in bytes, if there is one; `transient` names what the forward itself does not make.
     """
 
-    memory: Memory
+    memory: PricedMemory
     outputs: frozenset[str]
     overwritten: frozenset[str]
     residuals: Mapping[str, RuleOrigin]
     limit: int | None = None
+    transient: frozenset[str] = frozenset()
 
     def saving(self, proxy: TensorProxy, maker: BoundSymbol | None) -> int | None:
-        """The price of saving a value; None if another that shares its storage is saved in its place."""
+        """The price of saving a value; None if that cannot be, or another that shares its storage is saved for it."""
+        if proxy.name in self.transient:
+            return None
         if maker is not None and is_view(maker) and proxy.name not in self.overwritten:
             return None
         worth = _WORTH[self.memory]

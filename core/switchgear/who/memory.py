@@ -7,6 +7,8 @@ from typing import Literal, TypeAlias, get_args
 
 #: As little as takes no longer; and from saving what eager saves to making again whatever is cheap.
 Memory: TypeAlias = Literal["auto", "eager", "balanced", "lean"]
+#: Those that set a price; "lean" is a budget.
+PricedMemory: TypeAlias = Literal["auto", "eager", "balanced"]
 MEMORY: tuple[Memory, ...] = get_args(Memory)
 #: One of these, or a budget: a part of what eager saves, or bytes with their unit.
 MemoryOption: TypeAlias = Memory | float | str
