@@ -460,6 +460,7 @@ LEFT_TO_EAGER = {
             "view",
             "view of an argument",
             "views",
+            *(name for name in CASES if name.startswith("same result twice")),
         ),
         "returns an argument, a view, or results that share memory; return clones",
     ),

@@ -165,8 +165,8 @@ def _refuse_memory(
     if context.dirty_tensors:
         refuse("marks a tensor dirty", "return a new one")
     fresh = [result for result in results if isinstance(result, torch.Tensor)]
-    distinct = {id(tensor): tensor for tensor in (*fresh, *tensors_in(args))}
-    memories = [internals.storage_key(tensor) for tensor in distinct.values()]
+    given = {id(tensor): tensor for tensor in tensors_in(args)}
+    memories = [internals.storage_key(tensor) for tensor in (*fresh, *given.values())]
     if any(
         result._is_view() or memories.count(internals.storage_key(result)) > 1 for result in fresh
     ):
@@ -187,12 +187,6 @@ def _finish(
     results = made if isinstance(made, tuple) else (made,)
     fixed = {id(tensor) for tensor in context.non_differentiable}
     _refuse_memory(recorder, function, context, args, results)
-    # of a tensor that is returned twice the last result counts, as in PyTorch
-    last = {
-        id(result): position
-        for position, result in enumerate(results)
-        if isinstance(result, torch.Tensor)
-    }
 
     def has_history(result: torch.Tensor) -> bool:
         if not recorder.tracker.follow_autograd:
@@ -203,11 +197,7 @@ def _finish(
             getattr(result.grad_fn, "_forward_cls", object), _Forward
         )
 
-    linked = [
-        i
-        for i, r in enumerate(results)
-        if isinstance(r, torch.Tensor) and last[id(r)] == i and has_history(r)
-    ]
+    linked = [i for i, r in enumerate(results) if isinstance(r, torch.Tensor) and has_history(r)]
     if linked:
         at = {id(results[position]): Result(k) for k, position in enumerate(linked)}
         kept: list[Any] = [at.get(id(saved), saved) for saved in context.to_save]
