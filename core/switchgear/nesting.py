@@ -76,16 +76,9 @@ def map_instances(
 
 def twin(one: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     """A copy without history, of the same strides, in memory of its own; of another dtype where one is given."""
-    dtype = dtype or one.dtype
     if one.layout is not torch.strided:
-        return one.detach().clone().to(dtype)
-    repeated = [
-        stride == 0 and size > 1 for stride, size in zip(one.stride(), one.shape, strict=True)
-    ]
-    if any(repeated):
-        narrow = one.detach()
-        for dim in (dim for dim, is_repeated in enumerate(repeated) if is_repeated):
-            narrow = narrow.narrow(dim, 0, 1)
-        return twin(narrow, dtype).expand(one.shape)
-    copied = torch.empty_strided(one.shape, one.stride(), dtype=dtype, device=one.device)
-    return copied.copy_(one.detach())
+        return one.detach().clone().to(dtype or one.dtype)
+    steps = zip(one.shape, one.stride(), strict=True)
+    reach = sum((size - 1) * stride for size, stride in steps) + 1 if one.numel() else 0
+    memory = one.detach().as_strided((reach,), (1,)).to(dtype or one.dtype, copy=True)
+    return memory.as_strided(one.shape, one.stride(), 0)

@@ -111,12 +111,11 @@ class Data(Handler):
 
     def _read(self, recorder: Recorder, name: str, tensor: torch.Tensor) -> object:
         """What is in a tensor, as numbers in lists."""
-        proxy, read = recorder.tracker.proxy_of(tensor), torch.Tensor.tolist
+        recorder.tracker.reconcile(tensor)
+        read: Any = torch.Tensor.tolist
+        call = Operation(read, (recorder.tracker.last_fake(tensor),))
         need = f"{name} needs the data of a tensor, in {recorder.here()}"
-        value, from_inputs = recorder.state(self).call(recorder, read, (proxy,), {}, need)
-        if from_inputs:
-            recorder.record(CHECK_RESULT, (value, read, proxy), None, CHECK)
-        return value
+        return self.by_data(recorder, call, need)
 
     def operator(self, recorder: Recorder, call: Operation) -> Any:
         """How many values a mask takes is data for their gradient: they are put by position."""

@@ -121,32 +121,20 @@ def _compiled(
     selection: Selection,
 ) -> list[Fused | Declined]:
     """What the executors chosen make of the regions, as far as there is fuel."""
-    entrants: list[tuple[Region, FusionExecutor] | Declined] = []
-    left = selection.fuel.left
-    for region, choice in zip(regions, choices, strict=True):
+    pairs = [*zip(regions, choices, strict=True)]
+    entrants = [(region, one.executor) for region, one in pairs if one.executor is not None]
+    functions = context.compile(entrants[: selection.fuel.left])
+
+    def outcome(region: Region, choice: RegionChoice) -> Fused | Declined:
         if choice.executor is None:
-            entrants.append(Declined(choice.reason))
-        elif left == 0:
-            entrants.append(NO_FUEL)
-        else:
-            entrants.append((region, choice.executor))
-            left = None if left is None else left - 1
-    functions = context.compile(
-        [entrant for entrant in entrants if not isinstance(entrant, Declined)]
-    )
-    outcomes: list[Fused | Declined] = []
-    for entrant, choice in zip(entrants, choices, strict=True):
-        if isinstance(entrant, Declined):
-            outcomes.append(entrant)
-            continue
-        function, (region, executor) = functions[entrant], entrant
+            return Declined(choice.reason)
+        function = functions.get((region, choice.executor), NO_FUEL)
         if isinstance(function, Declined):
-            outcomes.append(function)
-        else:
-            outcomes.append(
-                Fused(executor, function, context.name(region, executor), choice.reason)
-            )
-    return outcomes
+            return function
+        name = context.name(region, choice.executor)
+        return Fused(choice.executor, function, name, choice.reason)
+
+    return [outcome(*pair) for pair in pairs]
 
 
 def _loaded(region: Region, answers: Answers, context: Contestants) -> Fused | Declined:
