@@ -51,7 +51,7 @@ def short_chains(trace: sg.Trace, context: sg.PassContext) -> sg.Trace:
     sums: dict[str, int] = {}
     body: list[sg.BoundSymbol] = []
     for call in trace.bound_symbols:
-        item = call.reading(same) if any(proxy.name in same for proxy in call.inputs) else call
+        item = call.reading(same)
         output = item.output
         if isinstance(output, sg.TensorProxy) and runs_as_it_is(item) and not sg.written_arguments(item):
             source = sg.aliased_argument(item)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from switchgear.ir.proxy import TensorProxy
-from switchgear.ir.symbol import BoundSymbol, renamed
+from switchgear.ir.symbol import BoundSymbol
 from switchgear.ir.trace import Trace
 from switchgear.ir.writes import IDENTITY, SET_VALUE
 
@@ -21,7 +21,7 @@ def pass_through(trace: Trace) -> Trace:
     same: dict[str, TensorProxy] = {}
     body: list[BoundSymbol] = []
     for call in trace.bound_symbols:
-        item = renamed(call, same) if any(proxy.name in same for proxy in call.inputs) else call
+        item = call.reading(same)
         if (
             item.symbol in _RETURN_THEIR_LAST
             and item.implementation

@@ -31,7 +31,7 @@ from switchgear.ir.choice import Choice
 from switchgear.ir.dead_code import dead_code
 from switchgear.ir.free_last_used import free_last_used
 from switchgear.ir.proxy import TensorProxy
-from switchgear.ir.symbol import CHECK, BoundSymbol, proxies, renamed, with_parts
+from switchgear.ir.symbol import CHECK, BoundSymbol, proxies, with_parts
 from switchgear.ir.trace import Trace, compile_trace
 from switchgear.ir.verify import verify
 from switchgear.optimise.common_subexpressions import common_subexpressions
@@ -306,10 +306,7 @@ def _other_backward(
     forward, found = outputs[: joint.count], outputs[joint.count :]
     grads = tuple(grad if want else None for grad, want in zip(found, wanted, strict=True))
     merged = _still_merged(training, higher_order)
-    body = [
-        renamed(item, merged, _as_it_is) if _reads(item, merged) else item
-        for item in joint.trace.bound_symbols
-    ]
+    body = [item.reading(merged) for item in joint.trace.bound_symbols]
     trace = replace(joint.trace, outputs=(*forward, *grads), bound_symbols=tuple(body))
     joint = replace(joint, trace=dead_code(trace))
     start = time.perf_counter()
@@ -334,10 +331,6 @@ def _still_merged(training: Training, higher_order: bool) -> Mapping[str, Tensor
         for p, twin in pairs
         if not higher_order or p.requires_grad == twin.requires_grad
     }
-
-
-def _as_it_is(proxy: TensorProxy) -> TensorProxy:
-    return proxy
 
 
 def _differentiated(
@@ -385,10 +378,6 @@ def _simplify(stages: _Stages, count: int | None = None) -> Mapping[str, TensorP
         "common_subexpressions", partial(noting, partial(common_subexpressions, count=count))
     )
     return gone
-
-
-def _reads(item: BoundSymbol, names: Mapping[str, TensorProxy]) -> bool:
-    return any(proxy.name in names for proxy in item.inputs)
 
 
 def _executable(

@@ -250,9 +250,7 @@ def _template(
         if source is not None and item.grad_enabled:
             names[item.outputs[0].name] = source
         else:
-            body.append(
-                replace(renamed(item, names, lambda made: made), source=None, grad_enabled=False)
-            )
+            body.append(replace(item.reading(names), source=None, grad_enabled=False))
     final = map_proxies(lambda grad: names.get(grad.name, grad), grads)
     return Template(live(tuple(body), proxies(final)), final)
 

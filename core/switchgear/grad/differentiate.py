@@ -240,7 +240,7 @@ class Forward:
             ]
         )
         # the formula reads the arguments as autograd sees them, before the fallbacks
-        seen = renamed(item, self._lazy, lambda made: made) if self._lazy else item
+        seen = item.reading(self._lazy)
         template = derive(seen, expected, self.higher_order)
         metadata, region = [p and p.metadata for p in expected], internals.autocast_key()
         if not region_of(item):

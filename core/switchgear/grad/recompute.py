@@ -28,7 +28,6 @@ from switchgear.ir.symbol import (
     Link,
     RuleOrigin,
     region_of,
-    renamed,
     with_parts,
 )
 from switchgear.ir.trace import Names
@@ -117,12 +116,7 @@ class _Regions:
         states = {at: state_proxy(self.names.claim(_state_name(*at)), at[1]) for at in draws}
         env: dict[str, TensorProxy] = {}
         copies = tuple([self._copy(item, env) for item in selected])
-        later = tuple(
-            [
-                renamed(item, env) if any(p.name in env for p in item.inputs) else item
-                for item in later
-            ]
-        )
+        later = tuple([item.reading(env) for item in later])
         groups: defaultdict[str | None, list[BoundSymbol]] = defaultdict(list)
         for item in copies:
             groups[region_of(item)].append(item)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 
 
@@ -15,11 +15,13 @@ def show(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     if sys.stdout.isatty() and find_spec("rich") is not None:
         _show_rich(header, rows)
         return
-    lines = [header, *rows]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
-        print("  ".join(cells).rstrip())
+    print(aligned([header, *rows], str.ljust))
+
+
+def aligned(rows: Sequence[Sequence[str]], justify: Callable[[str, int], str]) -> str:
+    """Rows of cells in columns, as text."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(justify, row, widths)).rstrip() for row in rows)
 
 
 def _show_rich(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

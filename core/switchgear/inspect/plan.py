@@ -8,6 +8,7 @@ from typing import Any
 from switchgear.errors import InvalidInput
 from switchgear.grad.automatic import extra, within_budget
 from switchgear.grad.partition import Partitioned, partition
+from switchgear.inspect.columns import aligned
 from switchgear.inspect.examine import compiler_for, peak, undecided
 from switchgear.runtime.fallback import Fallback
 
@@ -51,11 +52,7 @@ class Plan:
             )
             for point in self.points
         ]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join(
-            "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-            for row in rows
-        )
+        return aligned(rows, str.rjust)
 
 
 def plan(function: Any, /, *args: Any, **kwargs: Any) -> Plan:

@@ -147,8 +147,9 @@ class BoundSymbol:
         return CHECK in self.tags
 
     def reading(self, values: Mapping[str, TensorProxy]) -> BoundSymbol:
-        """The call that reads, in place of the values with these names, others."""
-        return renamed(self, values, lambda own: own)
+        """The call that reads, in place of the values with these names, others; itself if it reads none of them."""
+        is_other = any(proxy.name in values for proxy in self.inputs)
+        return renamed(self, values, lambda own: own) if is_other else self
 
 
 _copied = copier(BoundSymbol)

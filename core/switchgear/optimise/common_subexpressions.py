@@ -15,7 +15,7 @@ from switchgear.ir.aliasing import storages
 from switchgear.ir.dead_code import live
 from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.purity import call_key, is_pure
-from switchgear.ir.symbol import BACKWARD, BoundSymbol, proxies, region_of, renamed
+from switchgear.ir.symbol import BACKWARD, BoundSymbol, proxies, region_of
 from switchgear.ir.trace import Trace
 
 
@@ -39,7 +39,7 @@ def common_subexpressions(
     merged: dict[str, TensorProxy] = {}
     body: list[BoundSymbol] = []
     for call in trace.bound_symbols:
-        item = renamed(call, merged) if any(proxy.name in merged for proxy in call.inputs) else call
+        item = call.reading(merged)
         ahead = id(call) in forward
         barred = joint and ahead and any(proxy.requires_grad for proxy in item.outputs)
         key = None if barred or not is_pure(item) else call_key(item)

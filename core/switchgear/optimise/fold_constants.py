@@ -18,7 +18,7 @@ from switchgear.ir.composites import leaves_of
 from switchgear.ir.evaluation import evaluate
 from switchgear.ir.proxy import TensorProxy, bytes_of
 from switchgear.ir.purity import call_key, is_pure
-from switchgear.ir.symbol import BoundSymbol, proxies, renamed, with_parts
+from switchgear.ir.symbol import BoundSymbol, proxies, with_parts
 from switchgear.ir.trace import Trace
 
 #: Bytes that one value may have, and all that are computed for a trace: they are held for as long as it is.
@@ -47,11 +47,7 @@ def fold_constants(trace: Trace) -> Trace:
     folding = _Folding(dict(trace.constants), home, escaping)
     body: list[BoundSymbol] = []
     for item in trace.bound_symbols:
-        item = (
-            renamed(item, folding.same)
-            if any(p.name in folding.same for p in item.inputs)
-            else item
-        )
+        item = item.reading(folding.same)
         if not folding.fold(item):
             body.append(item)
     if len(body) == len(trace.bound_symbols):

@@ -10,7 +10,7 @@ import torch
 from switchgear.ir.aliasing import storages
 from switchgear.ir.composites import leaves_of
 from switchgear.ir.proxy import TensorProxy
-from switchgear.ir.symbol import BoundSymbol, proxies, renamed
+from switchgear.ir.symbol import BoundSymbol, proxies
 from switchgear.ir.trace import Trace
 
 _aten = torch.ops.aten
@@ -29,7 +29,7 @@ def no_ops(trace: Trace) -> tuple[Trace, Mapping[str, TensorProxy]]:
     same: dict[str, TensorProxy] = {}
     body: list[BoundSymbol] = []
     for call in trace.bound_symbols:
-        item = renamed(call, same) if any(proxy.name in same for proxy in call.inputs) else call
+        item = call.reading(same)
         output = item.output
         kept = not isinstance(output, TensorProxy) or output.name in returned
         found = (

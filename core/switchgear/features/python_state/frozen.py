@@ -121,12 +121,8 @@ def _same_contents(value: Any, frozen: Contents) -> bool:
     if frozen.kind is types.MethodType:
         return value.__func__ is frozen.items[0] and value.__self__ is frozen.items[1]
     if isinstance(value, (set, frozenset)):
-        members = frozenset(frozen.items)
-        return bool(value == members) and (
-            not any(isinstance(member, (bool, int, float)) for member in members)
-            or {(type(member), member) for member in value}
-            == {(type(item), item) for item in members}
-        )
+        now, before = ({(type(one), one) for one in held} for held in (value, frozen.items))
+        return now == before
     if len(value) != len(frozen.items):
         return False
     if frozen.keys is not None:
