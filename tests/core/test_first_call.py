@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import subprocess
 import sys
+import types
 from collections import Counter
 from collections.abc import Callable
 from importlib import import_module
@@ -13,7 +14,9 @@ from typing import Any
 import pytest
 import torch
 
+import switchgear as sg
 from switchgear import torch_private as internals
+from switchgear.jit import last_entry
 from switchgear.nesting import map_tensors, tensors_in
 from switchgear.patches import redirected
 from switchgear.torch_private import guard_tree
@@ -169,23 +172,31 @@ GUARDS: dict[str, tuple[Callable[[Any], None], Any, Any]] = {
 }
 
 
+def imported_or_not(imported: bool, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Have TorchDynamo's guards imported, or, for all that the tree sees, not: it sees what is returned."""
+    module = import_module("torch._dynamo.guards")
+    seen = {module.__name__: module} if imported else {}
+    monkeypatch.setattr(guard_tree, "sys", types.SimpleNamespace(modules=seen))
+    return seen
+
+
 @pytest.mark.parametrize("imported", [False, True])
 @pytest.mark.parametrize("name", GUARDS)
 def test_guards_are_alike_in_python_and_in_cpp(name: str, imported: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     add, met, missed = GUARDS[name]
-    monkeypatch.setattr(guard_tree, "_in_dynamo", lambda: imported)
-    root = internals.guard_root()
+    imported_or_not(imported, monkeypatch)
+    root = internals.guard_root(100)
     node = internals.guard_child(root, "tuple", 0, (met,))
     add(internals.guard_child(node, "list", 0, met))
-    assert root.check(([met],))
-    assert not root.check(([missed],))
+    assert internals.guard_check(root)(([met],))
+    assert not internals.guard_check(root)(([missed],))
     assert [*root.check_verbose(([missed],)).verbose_code_parts][:1] == ["0"]
-    assert not root.check(([],))
+    assert not internals.guard_check(root)(([],))
 
 
 @pytest.mark.parametrize("imported", [False, True])
 def test_writes_to_dicts_are_seen(imported: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard_tree, "_in_dynamo", lambda: imported)
+    imported_or_not(imported, monkeypatch)
     dicts = {"a": 1}, {"b": 2}
     not_written = internals.not_written(dicts)
     assert not_written()
@@ -193,20 +204,23 @@ def test_writes_to_dicts_are_seen(imported: bool, monkeypatch: pytest.MonkeyPatc
     assert not not_written()
 
 
-def test_a_tree_in_python_goes_on_in_cpp_once_dynamo_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard_tree, "_in_dynamo", lambda: False)
-    root, held = internals.guard_root(), {"a": 1}
-    node = internals.guard_child(root, "tuple", 0, held)
-    internals.guard_child(node, "dict", "a", 1).add_equals_match_guard(1, ["0"], None)
-    node.add_dict_version_guard(held, ["1"], None)
-    assert root.check((held,))
-    import_module("torch._dynamo.guards")
-    assert root.check((held,))
-    assert isinstance(root.check.__self__, guard_tree.RootGuardManager)
-    assert root.check((held,))
-    held["a"] = 2
-    assert not root.check((held,))
-    assert [*root.check_verbose((held,)).verbose_code_parts] == ["0"]
+def test_a_tree_in_python_is_made_anew_in_cpp_once_dynamo_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    module: Any = torch.nn.Linear(2, 2)
+    module.scale = 2
+    monkeypatch.setattr(guard_tree, "_FEW", 0)
+    jitted = sg.jit(lambda x: module(x) * module.scale, executors=["torch"])
+    x = torch.ones(1, 2)
+    modules = imported_or_not(False, monkeypatch)
+    jitted(x)
+    (guard,) = [guard for guard in last_entry(jitted).captured.guards if "state" in guard.scope]
+    state = guard.scope["state"]
+    assert isinstance(state.root, guard_tree._Tree)
+    modules["torch._dynamo.guards"] = guard_tree
+    for scale, misses in ((2, 1), (2, 1), (3, 2)):
+        module.scale = scale
+        assert torch.equal(jitted(x), module(x) * scale)
+        assert isinstance(state.root, guard_tree.RootGuardManager)
+        assert sg.cache_info(jitted).misses == misses
 
 
 def test_imports_are_made_on_a_thread_where_nothing_is_redirected(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1303,15 +1303,17 @@ def test_the_key_of_functionalization_is_excluded_by_its_set() -> None:
 
 def test_a_guard_tree_follows_attributes_items_and_elements() -> None:
     value = types.SimpleNamespace(items={"a": [1, (2, 3)]})
-    root = internals.guard_root()
+    root = internals.guard_root(1)
     node = internals.guard_child(root, "attribute", "items", value.items)
     node = internals.guard_child(node, "dict", "a", value.items["a"])
     node = internals.guard_child(node, "list", 1, value.items["a"][1])
     node = internals.guard_child(node, "tuple", 0, 2)
     node.add_id_match_guard(id(2), ["two"], None)
-    assert root.check(value)
+    assert internals.guard_check(root)(value)
+    assert internals.has_dict_versions(torch._C._dynamo.guards.RootGuardManager()) is not internals.HAS_INLINE_VALUES
+    assert not internals.has_dict_versions(root)
     value.items["a"][1] = (4, 3)
-    assert not root.check(value)
+    assert not internals.guard_check(root)(value)
 
 
 def test_kernels_of_many_tensors_keep_the_strides_that_a_pointwise_one_gives() -> None:

@@ -1,7 +1,8 @@
 """A tree of guards on Python objects, that follows attributes, items and elements.
 
 PyTorch's is in C++, and cannot be made without TorchDynamo, which takes most of a second to import: until something
-else has imported that, the guards are asked in Python.
+else has imported that, the guards are asked in Python, and few are then, too. A tree in Python that is large is not met
+any more once there is the other, to be made anew.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial
+from keyword import iskeyword
 from typing import Any, NamedTuple
 
 from switchgear.torch_private.names import check_names, private, value_of
@@ -19,25 +21,49 @@ RootGuardManager: Any = private("torch._C._dynamo.guards.RootGuardManager")
 _dict_version: Callable[[dict[Any, Any]], int] = private("torch._C._dynamo.guards.dict_version")
 
 
-def guard_root() -> Any:
-    """An empty tree; `check(value)` says whether a value meets it."""
-    return RootGuardManager() if _in_dynamo() else _Tree()
+#: So many places are read in Python as fast as C++ is entered.
+_FEW = 12
+
+
+def guard_root(reads: int) -> Any:
+    """An empty tree, for so many reads; `guard_check` says of a complete one whether a value meets it."""
+    return RootGuardManager() if reads > _FEW and _in_dynamo() else _Tree(reads > 4 * _FEW)
+
+
+def has_dict_versions(root: Any) -> bool:
+    """Whether a tree sees at no cost whether a dict has been written to."""
+    return not isinstance(root, _Tree) and not HAS_INLINE_VALUES
 
 
 def guard_child(parent: Any, access: str, key: Any, value: Any) -> Any:
-    """The node below `parent` of what lies at `key`: a "tuple" or "list" element, a "dict" item, an "attribute"."""
+    """The node below `parent` of what lies at `key`: a "tuple" or "list" element, a "dict" item, an "attribute".
+
+    A tuple's element that is the same object for ever may be a "held" one, a function's attribute a "function" one:
+    these cost less.
+    """
     if isinstance(parent, _Node):
-        return parent.tree.child(parent, access, key)
+        return parent.tree.child(parent, access, key, value)
     # PyTorch refuses any other object than a member of this enumeration, which lies in what imports Dynamo
     check_names(dynamo=True)
     plain = value_of("torch._dynamo.guards.GuardManagerType").GUARD_MANAGER
+    if access == "function" and key in ("__code__", "__defaults__"):
+        own = parent.code_manager if key == "__code__" else parent.func_defaults_manager
+        return own(f"[{key!r}]", value, plain)
     method = {
+        "held": parent.tuple_getitem_manager,
         "tuple": parent.tuple_getitem_manager,
         "list": parent.list_getitem_manager,
         "dict": parent.dict_getitem_manager,
         "attribute": parent.getattr_manager,
+        "function": parent.getattr_manager,
     }[access]
     return method(key, f"[{key!r}]", value, plain)
+
+
+def guard_check(root: Any) -> Callable[[object], object]:
+    """Whether a value meets a tree that is complete."""
+    check: Callable[[object], object] = root.compiled() if isinstance(root, _Tree) else root.check
+    return check
 
 
 def not_written(dicts: tuple[dict[Any, Any], ...]) -> Callable[[], bool]:
@@ -45,7 +71,7 @@ def not_written(dicts: tuple[dict[Any, Any], ...]) -> Callable[[], bool]:
     if not _in_dynamo():
         total = sum(map(_dict_version, dicts))  # a version grows with each write
         return lambda: sum(map(_dict_version, dicts)) == total
-    root = guard_root()
+    root = RootGuardManager()
     for place, held in enumerate(dicts):
         node = guard_child(root, "tuple", place, held)
         node.add_dict_version_guard(held, ["a dict"], None)
@@ -73,10 +99,12 @@ _TESTS: dict[str, Callable[..., Callable[[Any], object]]] = {
     "add_dict_version_guard": lambda known: partial(_is_version, _dict_version(known)),
 }
 _ACCESS: dict[str, Callable[[Any, Any], Any]] = {
+    "held": tuple.__getitem__,
     "tuple": tuple.__getitem__,
     "list": list.__getitem__,
     "dict": dict.__getitem__,
     "attribute": getattr,
+    "function": getattr,
 }
 
 
@@ -92,56 +120,82 @@ class Said(NamedTuple):
 
 
 class _Node:
-    """A place in a tree; guards are added by PyTorch's names."""
+    """A place in a tree, and what is there now; guards are added by PyTorch's names."""
 
-    def __init__(self, tree: _Tree, number: int) -> None:
-        self.tree, self.number = tree, number
+    def __init__(self, tree: _Tree, number: int, value: Any) -> None:
+        self.tree, self.number, self.value = tree, number, value
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         if not name.startswith("add_"):
             raise AttributeError(name)
-        return partial(self.tree.add, self.number, name)
+        return partial(self.tree.add, self, name)
 
 
 class _Tree(_Node):
-    """The root."""
+    """The root; a `large` one is met only until TorchDynamo is imported."""
 
-    def __init__(self) -> None:
-        super().__init__(self, 0)
-        self._children: list[tuple[int, str, Any]] = []
-        self._guards: list[tuple[int, str, tuple[Any, ...]]] = []
-        self._steps: list[tuple[Callable[[Any, Any], Any], int, Any]] = []
-        self._tests: list[tuple[Callable[[Any], object], int]] = []
-        #: Whether all guards are met.
-        self.check: Callable[[object], bool] = self._first
+    def __init__(self, large: bool) -> None:
+        super().__init__(self, 0, None)
+        self._large = large
+        self._steps: list[tuple[str, int, Any]] = []
+        #: What stands for each node in the text of the check, the lines before it, and what they refer to.
+        self._texts = ["v0"]
+        self._lines: dict[int, str] = {}
+        self._scope: dict[str, Any] = {"modules": sys.modules, "item": dict.__getitem__}
+        self._tests: list[tuple[Callable[[Any], object], int, list[str]]] = []
+        #: By the number of a test: Python that says as much of a value, and what it compares that with.
+        self._cheaper: dict[int, tuple[str, object]] = {}
 
-    def child(self, parent: _Node, access: str, key: Any) -> _Node:
+    def child(self, parent: _Node, access: str, key: Any, value: Any) -> _Node:
         """The node of what lies at `key` below another."""
-        self._children.append((parent.number, access, key))
-        self._steps.append((_ACCESS[access], parent.number, key))
-        return _Node(self, len(self._children))
+        self._steps.append((access, parent.number, key))
+        number = len(self._steps)
+        self._texts.append(self._text(access, parent, key, number, value))
+        return _Node(self, number, value)
 
-    def add(self, number: int, name: str, *args: Any) -> None:
+    def _text(self, access: str, parent: _Node, key: Any, number: int, value: Any) -> str:
+        """Python for what lies at a key of a holder."""
+        if access == "held":
+            self._scope[f"held{number}"] = value
+            return f"held{number}"
+        holder, is_held = self._texts[parent.number], f"held{parent.number}" in self._scope
+        if parent.number and not is_held:
+            self._lines[parent.number] = f"v{parent.number} = {holder}"
+            holder = self._texts[parent.number] = f"v{parent.number}"
+        if access in ("attribute", "function") and key.isidentifier() and not iskeyword(key):
+            return f"{holder}.{key}"
+        text = repr(key)
+        if type(key) not in (int, str):
+            text = f"key{number}"
+            self._scope[text] = key
+        # a subclass of dict may have a way of its own, or make what is missing
+        if access == "attribute" or (
+            access == "dict" and not (is_held and type(parent.value) is dict)
+        ):
+            get = "getattr" if access == "attribute" else "item"
+            return f"{get}({holder}, {text})"
+        return f"{holder}[{text}]"
+
+    def add(self, node: _Node, name: str, *args: Any) -> None:
         """A guard; the last two arguments are its label, and what PyTorch wants there."""
-        self._guards.append((number, name, args))
-        self._tests.append((_TESTS[name](*args[:-2]), number))
+        number = len(self._tests)
+        if name == "add_id_match_guard" and args[0] == id(node.value):
+            self._cheaper[number] = "{} is {}", node.value
+        elif name == "add_type_match_guard" and args[0] == id(type(node.value)):
+            self._cheaper[number] = "type({}) is {}", type(node.value)
+        elif name == "add_equals_match_guard":
+            self._cheaper[number] = "({0} is {1} or {2}({0}))", args[0]
+        self._tests.append((_TESTS[name](*args[:-2]), node.number, args[-2]))
 
-    def _first(self, value: object) -> bool:
-        self.check = self._compiled()
-        return self.check(value)
-
-    def _compiled(self) -> Callable[[object], bool]:
-        """The guards as one generated function, which leaves its place to the tree in C++ once there is one."""
-        scope: dict[str, Any] = {"modules": sys.modules, "go_on": self._in_cpp}
-        lines = []
-        for number, (parent, access, key) in enumerate(self._children, 1):
-            scope |= {f"get{number}": _ACCESS[access], f"key{number}": key}
-            lines.append(f"v{number} = get{number}(v{parent}, key{number})")
-        asked = [f"test{index}(v{number})" for index, (_, number) in enumerate(self._tests)]
-        scope |= {f"test{index}": test for index, (test, _) in enumerate(self._tests)}
-        for index, (number, name, args) in enumerate(self._guards):
-            if name == "add_id_match_guard":
-                asked[index] = f"id(v{number}) == {args[0]}"
+    def compiled(self) -> Callable[[object], object]:
+        """The guards as one generated function."""
+        scope = self._scope
+        asked = []
+        for index, (test, number, _) in enumerate(self._tests):
+            text, known = self._cheaper.get(index, ("{2}({0})", None))
+            asked.append(text.format(self._texts[number], f"known{index}", f"test{index}"))
+            scope |= {f"test{index}": test, f"known{index}": known}
+        lines = [self._lines[number] for number in sorted(self._lines)]
         body = "\n        ".join([*lines, f"met = {' and '.join(asked) or True}"])
         source = f"""
 def check(v0):
@@ -149,32 +203,21 @@ def check(v0):
         {body}
     except Exception:  # a place is not there, or of another kind
         return False
-    if met and "torch._dynamo.guards" in modules:
-        go_on()
-    return bool(met)
+    return met{' and "torch._dynamo.guards" not in modules' * self._large}
 """
         exec(compile(source, "<switchgear guards>", "exec"), scope)
-        check: Callable[[object], bool] = scope["check"]
+        check: Callable[[object], object] = scope.pop("check")
         return check
 
     def check_verbose(self, value: object) -> Said:
         """What a check finds."""
         values = [value]
         try:
-            for get, parent, key in self._steps:
-                values.append(get(values[parent], key))
-            for index, (test, number) in enumerate(self._tests):
+            for access, parent, key in self._steps:
+                values.append(_ACCESS[access](values[parent], key))
+            for test, number, label in self._tests:
                 if not test(values[number]):
-                    return Said(False, self._guards[index][2][-2])
+                    return Said(False, label)
         except Exception:  # a place is not there, or of another kind
             return Said(False, [])
         return Said(True, [])
-
-    def _in_cpp(self) -> None:
-        """The same tree as PyTorch's; what it takes note of, as versions of dicts, has just been checked."""
-        nodes = [RootGuardManager()]
-        for parent, access, key in self._children:
-            nodes.append(guard_child(nodes[parent], access, key, None))
-        for number, name, args in self._guards:
-            getattr(nodes[number], name)(*args)
-        self.check = nodes[0].check

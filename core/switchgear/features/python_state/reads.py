@@ -7,6 +7,7 @@ PyTorch's guard tree checks them in C++; where that says no, Python tells which 
 from __future__ import annotations
 
 import enum
+import gc
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -77,6 +78,12 @@ class Read:
 
     def __post_init__(self) -> None:
         self.kind = type(self.owner)
+
+    @property
+    def home(self) -> object:
+        """What a tree looks into: of a class's own attribute the dict that it lies in, which costs less."""
+        is_own = issubclass(self.kind, type) and self.key in vars(self.owner)
+        return gc.get_referents(vars(self.owner))[0] if is_own else self.owner
 
     def release(self) -> None:
         """Hold no object of the call that was captured."""
@@ -158,7 +165,7 @@ def reads_made(
 def guard_on(state: State, arguments: Iterable[int], settle: Callable[[], None]) -> Guard:
     """The guard that all is as it was; `arguments` are the places of the objects among those of a call."""
     names = "".join(f"a{index}, " for index in arguments)
-    check = "state.root.check((state.owners,)) or state.refresh()"
+    check = "state.holds(state.fixed) or state.refresh()"
     if names:
         check = f"state.check({names})"
     return Guard(
@@ -167,7 +174,10 @@ def guard_on(state: State, arguments: Iterable[int], settle: Callable[[], None])
 
 
 class State:
-    """What was read, as `root` looks at it in `owners`, and in the objects among the arguments of a call."""
+    """What was read, as `root` looks at it in `owners`, and in the objects among the arguments of a call.
+
+    `fixed` are the owners alone.
+    """
 
     def __init__(
         self, reads: list[Read], arguments: Mapping[int, object], written: Set[int]
@@ -185,16 +195,19 @@ class State:
     def build(self, objects: Mapping[int, object]) -> None:
         """Make the tree, while all is as it was."""
         fixed = [read for read in self._reads if read.place is None]
-        self.owners = tuple({id(read.owner): read.owner for read in fixed}.values())
+        self.owners = tuple({id(home): home for home in [read.home for read in fixed]}.values())
         looked_into = None if self._writes_met > _MOST_WRITES else self._looked_into
+        self.fixed = (self.owners,)
         call = (self.owners, *objects.values())
         self.root, self._kept = _tree(self._reads, call, [*objects], looked_into)
+        #: Whether all is as it was in a call made of the owners and the objects among its arguments.
+        self.holds = internals.guard_check(self.root)
         for read in self._reads:
             read.release()
 
     def check(self, *objects: Any) -> bool:
         """Whether it holds in a call with these objects."""
-        return bool(self.root.check((self.owners, *objects))) or self.refresh(*objects)
+        return bool(self.holds((self.owners, *objects))) or self.refresh(*objects)
 
     def refresh(self, *objects: Any) -> bool:
         """Whether it or an alternative holds, where the tree says no.
@@ -202,7 +215,7 @@ class State:
         The tree compares some places by identity, and dicts by their versions; it is made again where these alone are
         others.
         """
-        if any(one.root.check((one.owners, *objects)) for one in self._alternatives):
+        if any(one.holds((one.owners, *objects)) for one in self._alternatives):
             return True
         return self._holds_anew(*objects) or any(
             one._holds_anew(*objects) for one in self._alternatives
@@ -266,8 +279,8 @@ class State:
 class _Nodes:
     """The nodes of a tree over what a call is made of."""
 
-    def __init__(self, call: tuple[Any, ...], indices: list[int]) -> None:
-        self.root = internals.guard_root()
+    def __init__(self, call: tuple[Any, ...], indices: list[int], size: int) -> None:
+        self.root = internals.guard_root(size)
         self._call = call
         self._places = {id(owner): place for place, owner in enumerate(call[0])}
         self._indices = indices
@@ -276,7 +289,7 @@ class _Nodes:
     def of(self, read: Read) -> Any:
         """The node of what a read is of."""
         if read.place is None:
-            return self._at((0, self._places[id(read.owner)]))
+            return self._at((0, self._places[id(read.home)]))
         index = 1 + self._indices.index(read.place.argument.index)
         return self._at((index, *read.place.steps))
 
@@ -288,8 +301,9 @@ class _Nodes:
             if isinstance(step, Attribute):
                 node = internals.guard_child(parent, "attribute", step.name, value)
             else:
-                access = next(kind for kind in (tuple, list, dict) if isinstance(holder, kind))
-                node = internals.guard_child(parent, access.__name__, step, value)
+                kind = next(kind for kind in (tuple, list, dict) if isinstance(holder, kind))
+                access = "held" if holder is self._call[0] else kind.__name__
+                node = internals.guard_child(parent, access, step, value)
             self._nodes[steps] = node
         return self._nodes[steps]
 
@@ -301,7 +315,9 @@ def _tree(
 
     Of dicts other than those that are `looked_into`, with None all, that nothing was written to tells all.
     """
-    nodes = _Nodes(call, indices)
+    nodes = _Nodes(call, indices, len(reads))
+    if not internals.has_dict_versions(nodes.root):
+        looked_into = None
     objects = dict(zip(indices, call[1:], strict=True))
     kept: list[object] = []
     by_version: set[int] = set()
@@ -320,7 +336,7 @@ def _tree(
 
 def _has_version(read: Read) -> bool:
     """Whether what was read is there as it was for as long as nothing is written to the dict."""
-    if internals.HAS_INLINE_VALUES or read.place is not None or read.kind is not dict:
+    if read.place is not None or read.kind is not dict:
         return False
     return read.key is not ITSELF and not can_change(read.value)
 
@@ -337,8 +353,7 @@ def _is_by_identity(read: Read) -> bool:
 
 def _add_identity(node: Any, read: Read, label: list[str]) -> object:
     now = read.now()
-    access = "dict" if issubclass(read.kind, dict) else "attribute"
-    child = internals.guard_child(node, access, read.key, now)
+    child = internals.guard_child(node, _access(read), read.key, now)
     child.add_id_match_guard(id(now), label, None)
     if isinstance(now, dict):
         child.add_dict_version_guard(now, label, None)
@@ -349,17 +364,23 @@ def _add_read(node: Any, read: Read, objects: Mapping[int, object], label: list[
     if read.key is ITSELF:
         _add_value(node, read.value, read.now(objects), label)
         return
-    is_dict = issubclass(read.kind, dict)
+    is_dict = _access(read) == "dict"
     if read.value is MISSING and is_dict:
         node.add_dict_contains_guard(False, read.key, label, None)
     elif read.value is MISSING and read.kind is not types.CellType:
         node.add_no_hasattr_guard(read.key, label, None)
     elif read.kind is dict or _is_plain(read):
         now = read.now(objects)
-        child = internals.guard_child(node, "dict" if is_dict else "attribute", read.key, now)
+        child = internals.guard_child(node, _access(read), read.key, now)
         _add_value(child, read.value, now, label)
     else:
         node.add_lambda_guard(lambda _: read.holds(), label, None)
+
+
+def _access(read: Read) -> str:
+    if isinstance(read.home, dict):
+        return "dict"
+    return "function" if read.kind is types.FunctionType else "attribute"
 
 
 def _is_plain(read: Read) -> bool:
