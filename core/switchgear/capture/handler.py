@@ -18,7 +18,7 @@ import torch
 from switchgear.capture.call import Call, Operation
 from switchgear.capture.recorder import Recorder
 from switchgear.capture.signature import InputSource
-from switchgear.capture.user_code import user_frame
+from switchgear.capture.user_code import raising_module, user_frame
 from switchgear.errors import RegistrationError, SwitchgearError
 
 #: The names of features that are left out, separated by commas.
@@ -186,11 +186,8 @@ class Handlers:
 
     def _attribute(self, error: Exception, handler: Handler) -> None:
         """Note whose error it is, where a handler's own code raised it."""
-        trace = error.__traceback__
-        while trace is not None and trace.tb_next is not None:
-            trace = trace.tb_next
-        module = trace and trace.tb_frame.f_globals.get("__name__")
-        if module != type(handler).__module__ or isinstance(error, SwitchgearError):
+        is_its = raising_module(error) == type(handler).__module__
+        if not is_its or isinstance(error, SwitchgearError):
             return
         name = self._owner[handler]
         frame, _ = user_frame()

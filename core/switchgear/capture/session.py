@@ -30,6 +30,7 @@ from switchgear.capture.signature import InputSource, is_object
 from switchgear.capture.sizes import Marks, Sizes, active_sizes, symbolic
 from switchgear.capture.sources import Sources
 from switchgear.capture.structure import Structure, flatten
+from switchgear.capture.user_code import raising_module
 from switchgear.errors import CaptureError, DataDependent, Unsupported
 from switchgear.ir.composites import splice_escaping
 from switchgear.ir.trace import Names, Trace
@@ -167,8 +168,7 @@ def capture(
             try:
                 with (
                     undone_on((CaptureError, SharedMemory, ContainerMatters)),
-                    _errors_of_fakes(),
-                    _functional_writes(),
+                    _errors_of_stand_ins(),
                 ):
                     return attempt(
                         compiling, {key: replace(home, wrapper=None) for key, home in homes.items()}
@@ -190,27 +190,37 @@ def _as_written(
 
 
 @contextlib.contextmanager
-def _functional_writes() -> Iterator[None]:
-    """Refuse what PyTorch's functionalization says that it cannot do, and scripted code that fails on stand-ins."""
+def _errors_of_stand_ins() -> Iterator[None]:
+    """Refuse what fails for what runs on stand-ins for tensors, and would not in eager."""
     try:
         yield
-    except RuntimeError as error:
-        if "in the TorchScript interpreter" in str(error):
-            line = (
-                str(error).strip().rpartition("<--- HERE")[0].rpartition("\n")[0].rpartition("\n")
-            )
-            raise Unsupported(
-                f"scripted code fails where tensors are recorded, in: {line[2].strip()}; "
-                "call the function that was scripted"
-            ) from error
-        if not internals.is_functionalization_error(error):
+    except (RuntimeError, AssertionError) as error:
+        reason = _reason(error)
+        if not reason:
             raise
+        raise Unsupported(reason) from error
+
+
+def _reason(error: RuntimeError | AssertionError) -> str:
+    """Why a function cannot be captured that fails so; empty for an error of the user's."""
+    text = str(error)
+    if "in the TorchScript interpreter" in text:
+        line = text.strip().rpartition("<--- HERE")[0].rpartition("\n")[0].rpartition("\n")[2]
+        return (
+            f"scripted code fails where tensors are recorded, in: {line.strip()}; "
+            "call the function that was scripted"
+        )
+    if internals.is_functionalization_error(error):
         what = (
             "through some views, to memory that set_() has replaced, or one that resizes a storage"
         )
-        raise Unsupported(
-            f"a write that PyTorch cannot make functional ({what}): {error}"
-        ) from error
+        return f"a write that PyTorch cannot make functional ({what}): {text}"
+    # of wrappers and modes alone: operators that call functions, tensors made elsewhere
+    is_of_fakes = isinstance(error, (NotImplementedError, AssertionError))
+    places = "torch._ops", "torch._subclasses", "torch.storage"
+    if is_of_fakes and raising_module(error).startswith(places):
+        return f"the function does what no trace can hold: {text.splitlines()[0]}"
+    return ""
 
 
 def _identical(
@@ -257,23 +267,6 @@ def _run(
         if not is_same or any(id(part) in containers for part in containers_in(result)):
             raise ContainerMatters
     return result
-
-
-@contextlib.contextmanager
-def _errors_of_fakes() -> Iterator[None]:
-    """Refuse what PyTorch says of wrappers and modes alone: operators that call functions, tensors made elsewhere."""
-    try:
-        yield
-    except (NotImplementedError, AssertionError) as error:
-        trace = error.__traceback__
-        while trace is not None and trace.tb_next is not None:
-            trace = trace.tb_next
-        module = trace.tb_frame.f_globals.get("__name__", "") if trace is not None else ""
-        if not module.startswith(("torch._ops", "torch._subclasses", "torch.storage")):
-            raise
-        raise Unsupported(
-            f"the function does what no trace can hold: {str(error).splitlines()[0]}"
-        ) from error
 
 
 def _refuse_generators(result: object) -> None:

@@ -8,6 +8,7 @@ import logging
 import os
 import pathlib
 import sys
+import traceback
 import types
 import warnings
 
@@ -39,3 +40,9 @@ def user_frame() -> tuple[types.FrameType | None, int]:
     while frame is not None and is_own_file(frame.f_code.co_filename):
         frame, level = frame.f_back, level + 1
     return frame, level
+
+
+def raising_module(error: Exception) -> str:
+    """The name of the module whose code raised an error."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return str(frames[-1].f_globals.get("__name__", "")) if frames else ""

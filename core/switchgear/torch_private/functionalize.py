@@ -55,7 +55,7 @@ def rebind(wrapper: torch.Tensor, fake: torch.Tensor, *, aliases: bool) -> None:
         torch._functionalize_commit_update(wrapper)
 
 
-def is_functionalization_error(error: RuntimeError) -> bool:
+def is_functionalization_error(error: Exception) -> bool:
     """Whether PyTorch says that it cannot turn a write into a functional call."""
     return any(
         text in str(error) for text in ("functionaliz", "frozen storage", "invalid python storage")
