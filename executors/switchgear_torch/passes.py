@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import switchgear as sg
 
+from .linears import join_linears
 from .numbers import hold_numbers
 from .reuse_buffers import reuse_buffers
 from .short_chains import short_chains
@@ -15,6 +16,7 @@ PASSES = (
     sg.PassPlacement("short_chains", "before_fusion", short_chains),
     sg.PassPlacement("write_to_inputs", "after_claim", write_to_inputs),
     sg.PassPlacement("reuse_buffers", "after_claim", reuse_buffers),
+    sg.PassPlacement("linears", "after_claim", join_linears),
     sg.PassPlacement("numbers", "after_claim", hold_numbers),
     sg.PassPlacement("spelling", "after_claim", spell),
 )
