@@ -89,7 +89,7 @@ def overlaps_itself(tensor: torch.Tensor) -> bool:
     return False
 
 
-def overlap_in_part(left: torch.Tensor, right: torch.Tensor) -> bool:
+def reach_into_each_other(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Whether two tensors of one storage reach into each other, and are not the same elements in the same order."""
     (start, stop), (begin, end) = _extent(left), _extent(right)
     return start < end and begin < stop and _layout(left) != _layout(right)

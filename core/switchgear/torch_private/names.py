@@ -20,6 +20,7 @@ from switchgear.errors import Unsupported, VersionWarning
 
 #: The first and the last PyTorch that the tests have passed on.
 OLDEST, NEWEST = (2, 11), (2, 15)
+_TESTED = " to ".join(f"{major}.{minor}" for major, minor in (OLDEST, NEWEST))
 
 #: By what it is for.
 _BY_USE = {
@@ -161,9 +162,8 @@ def _lack(missing: dict[str, str]) -> str:
 def warn_if_untested() -> None:
     """One warning on a PyTorch that is newer than those tested."""
     if _version() > NEWEST:
-        tested = " to ".join(f"{major}.{minor}" for major, minor in (OLDEST, NEWEST))
         warnings.warn(
-            f"PyTorch {torch.__version__} is newer than what Switchgear was tested on ({tested}); "
+            f"PyTorch {torch.__version__} is newer than what Switchgear was tested on ({_TESTED}); "
             "`python -m switchgear doctor` tells what is off, and executors=['torch'] gives eager's own kernels",
             VersionWarning,
             stacklevel=3,
@@ -177,5 +177,4 @@ def _version() -> tuple[int, int]:
 
 def surroundings() -> str:
     """PyTorch's version, the tested ones, and Python's."""
-    tested = " to ".join(f"{major}.{minor}" for major, minor in (OLDEST, NEWEST))
-    return f"PyTorch {torch.__version__} (tested: {tested}), Python {platform.python_version()}, {platform.system()}"
+    return f"PyTorch {torch.__version__} (tested: {_TESTED}), Python {platform.python_version()}, {platform.system()}"
