@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from switchgear.capture.shared_memory import overlaps_itself, reach_into_each_other
+from switchgear.capture.shared_memory import overlap_in_part, overlaps_itself
 from switchgear.capture.tracker import Tracker
 from switchgear.errors import Unsupported
 from switchgear.ir.aliasing import in_place_twin
@@ -94,11 +94,9 @@ def refuse_write(
         if (
             target is not None
             and storage_key(tensor) == storage_key(target)
-            and reach_into_each_other(tensor, target)
+            and overlap_in_part(tensor, target)
         ):
-            _refuse(
-                "to a tensor whose memory overlaps that of another argument, or lies among it", here
-            )
+            _refuse("to a tensor whose memory overlaps that of another argument in part", here)
 
 
 def refuse_casts(recorded: Iterable[BoundSymbol], here: Callable[[], str]) -> None:

@@ -5,6 +5,7 @@ The function is captured again so, and the entry holds for inputs that overlap i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -89,23 +90,28 @@ def overlaps_itself(tensor: torch.Tensor) -> bool:
     return False
 
 
-def reach_into_each_other(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether two tensors of one storage reach into each other, and are not the same elements in the same order."""
+def overlap_in_part(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether two tensors of one storage have elements in common, and are not the same elements in the same order."""
     (start, stop), (begin, end) = _extent(left), _extent(right)
-    return start < end and begin < stop and _layout(left) != _layout(right)
+    if start >= end or begin >= stop or _layout(left) == _layout(right):
+        return False
+    unit = math.gcd(left.itemsize, right.itemsize)
+    with internals.real_dispatch():
+        return bool(torch.isin(_places(left, unit), _places(right, unit)).any())
 
 
 def reaches_outside(view: torch.Tensor, viewed: torch.Tensor) -> bool:
     """Whether a view of the same dtype has elements that what it was made of has not."""
     with internals.real_dispatch():
-        return not torch.isin(_places(view), _places(viewed)).all()
+        return not torch.isin(_places(view, view.itemsize), _places(viewed, view.itemsize)).all()
 
 
-def _places(tensor: torch.Tensor) -> torch.Tensor:
-    """Where its elements lie, counted in elements."""
-    places = torch.arange(1) + int(tensor.storage_offset())
+def _places(tensor: torch.Tensor, unit: int) -> torch.Tensor:
+    """Where the parts of its elements lie, of `unit` bytes each."""
+    parts = tensor.itemsize // unit
+    places = torch.arange(parts) + int(tensor.storage_offset()) * parts
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        places = (places[:, None] + torch.arange(size) * stride).flatten()
+        places = (places[:, None] + torch.arange(size) * stride * parts).flatten()
     return places
 
 
