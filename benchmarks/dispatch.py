@@ -1,16 +1,19 @@
-"""What a cached call costs: small functions and modules, without and with gradients, peers beside them."""
+"""What a cached call costs in CPU time: small functions and modules, without and with gradients, peers beside them."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import statistics
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 
 import switchgear as sg
@@ -26,11 +29,12 @@ class Case:
     `calls` make up one measurement, some 10 ms of them: a busy machine disturbs what is short alike.
     """
 
-    function: Callable[..., Tensor]
-    inputs: tuple[Tensor, ...]
+    function: Callable[..., Any]
+    inputs: tuple[Any, ...]
     limit: float
     calls: int
     backward: bool = False
+    no_grad: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,25 @@ class Scales(nn.Module):
         return x
 
 
+class Token(nn.Module):
+    """A GPT-2 that takes one token and the keys and values of those before, and gives them with its own."""
+
+    def __init__(self, layers: int, width: int, heads: int, past: int) -> None:
+        super().__init__()
+        config = transformers.GPT2Config(n_layer=layers, n_head=heads, n_embd=width, vocab_size=200, n_positions=64)
+        self.model = transformers.GPT2LMHeadModel(config).eval()
+        self.past = [torch.randn(1, heads, past, width // heads) for _ in range(2 * layers)]
+
+    def forward(self, token: Tensor, *past: Tensor) -> tuple[Tensor, ...]:
+        """The logits, and keys and values by layer."""
+        cache = transformers.DynamicCache()
+        for layer, (keys, values) in enumerate(zip(past[::2], past[1::2], strict=True)):
+            cache.update(keys, values, layer)
+        output = self.model(input_ids=token, past_key_values=cache, use_cache=True)
+        layers = output.past_key_values.layers
+        return (output.logits, *[tensor for layer in layers for tensor in (layer.keys, layer.values)])
+
+
 def add_one(x: Tensor) -> Tensor:
     """One operator."""
     return x + 1
@@ -88,46 +111,51 @@ def cases() -> dict[str, Case]:
     """By name."""
     linears = nn.Sequential(*[nn.Linear(4, 4) for _ in range(32)])
     layers = [nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)]
+    token = Token(layers=4, width=64, heads=4, past=16)
     mlp, x, rows, batch = nn.Sequential(*layers), torch.arange(4.0), torch.randn(2, 4), torch.randn(32, 64)
     return {
-        "x + 1": Case(add_one, (x,), 1.8, calls=2000),
-        "x + 1, forward and backward": Case(add_one, (x.clone().requires_grad_(),), 1.5, backward=True, calls=400),
-        "cat of 100": Case(concatenate, tuple(torch.randn(2) for _ in range(100)), 2.0, calls=500),
+        "x + 1": Case(add_one, (x,), 1.25, calls=2000),
+        "x + 1, forward and backward": Case(add_one, (x.clone().requires_grad_(),), 1.15, backward=True, calls=400),
+        "cat of 100": Case(concatenate, ([torch.randn(2) for _ in range(100)],), 2.0, calls=500),
         "64 scales": Case(Scales(), (x,), 0.5, calls=80),
         "64 scales, forward and backward": Case(Scales(), (x,), 0.75, backward=True, calls=20),
         "32 linear layers": Case(linears, (rows,), 0.5, calls=50),
+        "32 linear layers, no_grad": Case(linears, (rows,), 0.75, calls=50, no_grad=True),
         "32 linear layers, forward and backward": Case(linears, (rows,), 0.75, backward=True, calls=20),
         "MLP 3 x 64, forward and backward": Case(mlp, (batch,), 0.9, backward=True, calls=50),
+        "GPT-2, 1 token, no_grad": Case(token, (torch.tensor([[5]]), *token.past), 0.5, calls=10, no_grad=True),
     }
 
 
-def scripted(function: Any) -> Any:
-    """The function as TorchScript."""
-    with warnings.catch_warnings():
+def scripted(case: Case) -> Any:
+    """The function as TorchScript, traced if it cannot be scripted."""
+    with warnings.catch_warnings(), torch.set_grad_enabled(not case.no_grad):
         # deprecated, and still the cheapest dispatch to compare with
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return torch.jit.script(function)
+        warnings.simplefilter("ignore")
+        if isinstance(case.function, Token):
+            return torch.jit.trace(case.function, case.inputs, check_trace=False)
+        return torch.jit.script(case.function)
 
 
-def compilers() -> dict[str, Callable[[Any], Any]]:
+def compilers(case: Case) -> dict[str, Callable[[Any], Any]]:
     """The uncompiled function, Switchgear, and the peers that can run here."""
     found: dict[str, Callable[[Any], Any]] = {
         "uncompiled": lambda function: function,
         "switchgear": sg.jit,
         "switchgear torch": lambda function: sg.jit(function, executors=["torch"]),
         "torch.compile eager": lambda function: torch.compile(function, backend="eager"),
-        "TorchScript": scripted,
+        "TorchScript": lambda function: scripted(case),
     }
     if shutil.which(os.environ.get("CXX", "g++")):  # what torch.compile's default backend needs on a CPU
         found["torch.compile inductor"] = torch.compile
     return found
 
 
-def used(case: Case, function: Callable[..., Tensor]) -> Call:
+def used(case: Case, function: Callable[..., Any]) -> Call:
     """The call that is measured; before that it is made a few times, and compared with the uncompiled function."""
-    inputs: tuple[Any, ...] = case.inputs if case.function is not concatenate else ([*case.inputs],)
+    inputs = case.inputs
     expected = case.function(*inputs)
-    grad = torch.ones_like(expected)
+    grad = torch.ones_like(expected) if case.backward else None
 
     def call() -> object:
         return function(*inputs).backward(grad) if case.backward else function(*inputs)
@@ -135,12 +163,22 @@ def used(case: Case, function: Callable[..., Tensor]) -> Call:
     for _ in range(10):
         torch.testing.assert_close(function(*inputs), expected)
         call()
+    with contextlib.suppress(TypeError):  # it is a peer
+        sg.wait(function)
+    call()
     return call
 
 
-def timed(call: Call, calls: int) -> Callable[[], float]:
+def timed(case: Case, function: Callable[..., Any]) -> Callable[[], float]:
     """A measurement of one candidate."""
-    return lambda: per_call(call, calls=calls)
+    with torch.set_grad_enabled(not case.no_grad):
+        call = used(case, function)
+
+    def measured() -> float:
+        with torch.set_grad_enabled(not case.no_grad):
+            return per_call(call, calls=case.calls, clock=time.process_time)
+
+    return measured
 
 
 def run(rounds: int) -> Result:
@@ -149,6 +187,6 @@ def run(rounds: int) -> Result:
     samples = {}
     made = cases()
     for name, case in made.items():
-        found = {peer: timed(used(case, make(case.function)), case.calls) for peer, make in compilers().items()}
+        found = {peer: timed(case, make(case.function)) for peer, make in compilers(case).items()}
         samples[name] = interleave(rounds, found)
     return Result(samples, {name: case.limit for name, case in made.items()})
