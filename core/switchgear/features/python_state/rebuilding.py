@@ -224,20 +224,13 @@ def _evaluated(expression: str, sizes: Mapping[str, int]) -> object:
 
 def _build(template: Built, part: Callable[[Template], object], made: dict[int, Any]) -> Any:
     kind: Any = template.kind
-    if issubclass(kind, (tuple, frozenset)):
+    if issubclass(kind, (tuple, frozenset, types.MethodType)):
         items = [part(item) for item in template.items]
-        value = made[template.index] = kind(*items) if hasattr(kind, "_fields") else kind(items)
+        is_spread = hasattr(kind, "_fields") or kind is types.MethodType
+        value = made[template.index] = kind(*items) if is_spread else kind(items)
         return value
     if kind is types.FunctionType:
         return _function(template, part, made)
-    if kind is types.CellType:
-        cell = made[template.index] = types.CellType()
-        cell.cell_contents = part(template.items[0])
-        return cell
-    if kind is types.MethodType:
-        function: Any = part(template.items[0])
-        method = made[template.index] = types.MethodType(function, part(template.items[1]))
-        return method
     value = made[template.index] = _empty(template)
     if isinstance(value, dict):
         base = dict_base(value)
@@ -247,6 +240,8 @@ def _build(template: Built, part: Callable[[Template], object], made: dict[int, 
         value.extend(part(item) for item in template.items)
     elif isinstance(value, set):
         value.update(part(item) for item in template.items)
+    elif isinstance(value, types.CellType):
+        value.cell_contents = part(template.items[0])
     own = own_dict(value)
     for name, item in template.attributes:
         if own is not None and name not in {*slots_of(kind)}:
@@ -277,10 +272,8 @@ def _empty(template: Built) -> Any:
         return kind(maxlen=template.pattern)
     if issubclass(kind, defaultdict):
         return kind(template.pattern)
-    for base in (OrderedDict, dict, list, set):
-        if issubclass(kind, base):
-            return base.__new__(kind)
-    return (types.SimpleNamespace if kind is types.SimpleNamespace else object).__new__(kind)
+    bases = OrderedDict, dict, list, set, types.CellType, types.SimpleNamespace
+    return next((base for base in bases if issubclass(kind, base)), object).__new__(kind)
 
 
 def is_odd(value: Any, reached: Reached, seen: set[int] | None = None) -> bool:
