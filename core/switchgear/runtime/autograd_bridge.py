@@ -102,7 +102,7 @@ class Bridge:
         self.is_simple = not (self.made or self.saves or self.plain or self.sizes or self.inner)
         self.run_forward = runner(program, autocast=self._autocast)
 
-    def connected(self) -> tuple[str, dict[str, Any]]:
+    def connected(self) -> tuple[str, dict[str, object]]:
         """Python that runs the trace on `inputs`, connected to autograd, and what it refers to."""
         if self.by_autograd:
             return "program(*inputs)", {"program": self.run_forward}

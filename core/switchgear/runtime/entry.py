@@ -202,17 +202,18 @@ class Entry:
         for lazy in [] if self.bridge is None else self.bridge.backwards.programs():
             lazy()
 
-    def _finishing(self) -> tuple[list[str], dict[str, Any]]:
+    def _finishing(self) -> tuple[list[str], dict[str, object]]:
         """From `inputs` to what the function returns: lines, and what they refer to."""
         outputs = self.captured.outputs
         if self.bridge is not None:
             program, scope = self.bridge.connected()
         else:
-            program, scope = "program(*inputs)", {"program": self._without_gradients(self.forward)}
+            forward = self._without_gradients(self.forward)
+            program, scope = "program(*inputs)", {"program": forward}
             ends = self.forward.stages[-1].outputs
             left = [one for one in outputs.mutations if ends[one.output] is not None]
             if len(left) < len(outputs.mutations):
-                run = self._writing(scope["program"], replace(outputs, mutations=(*left,)))
+                run = self._writing(forward, replace(outputs, mutations=(*left,)))
                 return ["return finish(inputs)"], {"finish": run}
         value = None
         if not (self.captured.after or outputs.mutations):

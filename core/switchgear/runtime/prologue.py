@@ -50,17 +50,17 @@ class Prologue:
     guards: tuple[Guard, ...]
     _opening: tuple[str, ...]
     _taken: tuple[str, ...]
-    _scope: Mapping[str, Any]
+    _scope: Mapping[str, object]
 
     def before(
-        self, lines: Sequence[str], scope: Mapping[str, Any], miss: object = MISS
+        self, lines: Sequence[str], scope: Mapping[str, object], miss: object = MISS
     ) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
         """A function of arguments: these lines, which see the trace's `inputs`; `miss` where a call does not fit."""
         met = " and ".join([f"({guard.condition})" for guard in self.guards])
         return self._function([f"if not ({met}): return miss", *self._taken], lines, scope, miss)
 
     def _function(
-        self, tests: Iterable[str], lines: Iterable[str], scope: Mapping[str, Any], miss: object
+        self, tests: Iterable[str], lines: Iterable[str], scope: Mapping[str, object], miss: object
     ) -> Callable[..., Any]:
         # what is gone is a parameter, or the registration of a class
         tests = [f"    {line}" for line in (*self._opening, *tests)]
@@ -108,7 +108,7 @@ def make_prologue(
         *_state_guards(captured, tensors),
         *_relation_guards(captured, tensors),
     )
-    scope: dict[str, Any] = {}
+    scope: dict[str, object] = {}
     opening = (*spec.taking_apart(scope),)
     for guard in guards:
         scope |= guard.scope
@@ -170,7 +170,7 @@ def _state_guards(captured: Captured, tensors: list[torch.Tensor]) -> Iterator[G
         yield Guard(
             "same_modules()", "training flags, hooks or parts of a module", {"same_modules": same}
         )
-    scope: dict[str, Any] = {"check": internals.tensor_guards(tensors, *_layouts(captured))}
+    scope: dict[str, object] = {"check": internals.tensor_guards(tensors, *_layouts(captured))}
     sources = "".join(
         [f"{_fetched(source, number, scope)}, " for number, source in enumerate(captured.sources)]
     )
