@@ -100,7 +100,7 @@ def leaves_of(bound_symbols: Iterable[BoundSymbol]) -> Iterator[BoundSymbol]:
             yield from leaves_of(item.subsymbols)
 
 
-def bind_outputs(output: Any, result: Any, values: dict[str, Any]) -> None:
+def bind_outputs(output: Any, result: Any, values: dict[str, object]) -> None:
     """Enter what a call returned under the names of its outputs."""
     if isinstance(output, TensorProxy):
         values[output.name] = result

@@ -29,7 +29,7 @@ class Scope:
     def __init__(self, constants: Mapping[str, object], taken: Iterable[str], bound: bool) -> None:
         self._taken = {*taken, "args", "float", "complex", "slice"}
         self._bound: dict[str, str] | None = {} if bound else None
-        self.values: dict[str, Any] = dict(constants)
+        self.values: dict[str, object] = dict(constants)
         self.modules = {"torch"}
         self.sizes: set[str] = set()
 
