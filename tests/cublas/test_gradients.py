@@ -85,7 +85,7 @@ def test_skip_rule_for_a_part_holds() -> None:
     assert "is a constant by a skip rule of mine" in sg.explain(jitted)
 
 
-@pytest.mark.parametrize("memory", ["eager", "balanced", "lean"])
+@pytest.mark.parametrize("memory", ["eager", "balanced"])
 def test_what_is_saved(memory: str) -> None:
     """What the GELU was taken of, once, and its result for the layer behind it; of a ReLU, its result alone."""
     for activation, count in (("gelu_tanh", 2), ("relu", 1)):

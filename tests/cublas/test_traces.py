@@ -38,10 +38,9 @@ def test_trace_of_an_mlp() -> None:
     assert body(forward(jitted)).replace("torch.ops.aten._unsafe_view.default", "torch.Tensor.view") == (
         "t0, t1 = switchgear_cublas.operators.linear_gelu_aux(t_0, t_up_weight, t_up_bias, False)\n"
         "t2 = torch.Tensor.view(t0, [6, 16])\n"
-        "t3 = torch.t(t_down_weight)\n"
-        "t4 = torch.addmm(t_down_bias, t2, t3)\n"
-        "t5 = torch.Tensor.view(t4, [2, 3, 8])\n"
-        "return (t5, t0, t_down_weight, t1, t_0, t_up_weight)"
+        "t3 = torch.nn.functional.linear(t2, t_down_weight, t_down_bias)\n"
+        "t4 = torch.Tensor.view(t3, [2, 3, 8])\n"
+        "return (t4, t0, t_down_weight, t1, t_0, t_up_weight)"
     )
     assert body(backward(jitted)) == (
         "t0 = torch.Tensor.view(g_t8, [6, 8])\n"
