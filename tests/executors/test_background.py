@@ -20,6 +20,7 @@ from torch import Tensor
 import switchgear as sg
 from switchgear.compile import background
 from switchgear.errors import PluginWarning
+from switchgear.runtime.entry import Entry
 from tests.executors.patient import Patient
 
 ROOT = Path(__file__).parents[2]
@@ -187,6 +188,25 @@ def test_a_worker_that_fails_costs_speed_alone(folder: Path, fault: str, said: s
     assert torch.equal(jitted(x, w), expected)
     assert regions(jitted) == 0
     assert said in sg.explain(jitted)
+
+
+def test_a_worker_that_has_failed_before_the_first_call_ends_is_told_of(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jitted, (x, w) = jit(folder), inputs(grad=False)
+    (folder / "gone").touch()
+    finish = Entry._finish
+
+    def finishing(entry: Entry) -> None:
+        job = entry.forward.job
+        if job is not None:
+            job.finished.wait(120)
+        finish(entry)
+
+    monkeypatch.setattr(Entry, "_finish", finishing)
+    with pytest.warns(PluginWarning, match="runs operator by operator"):
+        jitted(x, w)
+    assert "its compiler is gone" in sg.wait(jitted, timeout=120)
 
 
 def test_a_worker_that_is_killed_once_is_started_again(folder: Path) -> None:

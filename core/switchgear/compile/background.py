@@ -79,6 +79,7 @@ class Job:
     def finish(self, answers: Answers, failure: str = "") -> None:
         """Let programs made from now on know."""
         self.failure = failure
+        answers.failure = failure and f"{self.name}: {failure}"
         _ANSWERS[self.key] = answers
         _JOBS.pop(self.key, None)
         self.task = b""
@@ -114,7 +115,7 @@ def settle(trace: Trace, selection: Selection, boxed: bool) -> tuple[Selection, 
     key = _key(trace, selection, boxed)
     answers = _ANSWERS.get(key) or from_json(disk_cache.load(key))
     if answers is not None:
-        return replace(selection, answers=Answers(answers.known, answers.default)), None
+        return replace(selection, answers=replace(answers, taken=[], missing=[])), None
     if selection.compile == "never":
         nothing = Answers(default="compile='never', and it was not compiled before")
         return replace(selection, answers=nothing), None

@@ -22,13 +22,14 @@ class Answers:
     """The answers for a program's regions, by what they compute.
 
     `default` is the reason of those that there is no answer for. `taken` are those by which regions are run; `missing`
-    names what was compiled and is not found.
+    names what was compiled and is not found; `failure` says of which program the compilation failed, and why.
     """
 
     known: dict[str, Answer] = field(default_factory=dict)
     default: str = "it was not among the regions compiled in the background"
     taken: list[Answer] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
+    failure: str = ""
 
     def of(self, region: Region) -> Answer:
         """The answer for a region."""
