@@ -26,6 +26,13 @@ class DataDependent(CaptureError):
     """A Python value or an output shape depends on the data of a tensor."""
 
 
+#: Why a call that needs data fails inside a grad rule or a backward.
+NO_DATA_IN_RULES = (
+    "a grad rule or a backward has no data while it is traced; use torch.where, "
+    "or have the rule's checker decline such calls"
+)
+
+
 class InvalidInput(SwitchgearError, ValueError):
     """A module or an option of `jit`, or an argument of `grad`, is not what it has to be."""
 

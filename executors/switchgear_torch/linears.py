@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 
 import torch
@@ -20,27 +19,26 @@ def join_linears(trace: sg.Trace, context: sg.PassContext) -> sg.Trace:
 
     With matrices it comes to these very calls. On the CPU; elsewhere it has kernels of its own.
     """
-    reads = Counter(proxy.name for line in trace.bound_symbols for proxy in line.inputs)
-    reads.update(proxy.name for proxy in trace.outputs if proxy is not None)
-    transposed: dict[str, sg.BoundSymbol] = {}
-    gone: set[str] = set()
-    body = []
-    for line in trace.bound_symbols:
-        if _runs(line, _TRANSPOSING) and reads[line.output.name] == 1 and len(line.args[0].shape) == 2:
-            transposed[line.output.name] = line
-        elif _is_product(line) and line.args[-1].name in transposed:
-            gone.add(line.args[-1].name)
-            line = _linear(line, transposed[line.args[-1].name])
-        body.append(line)
-    if not gone:
-        return trace
-    return replace(trace, bound_symbols=tuple([line for line in body if _made(line).isdisjoint(gone)]))
+    lines = sg.Lines(trace)
+    for product in trace.bound_symbols:
+        transposition = lines.maker(product.args[-1]) if _is_product(product) else None
+        if transposition is None or not _is_transposition(transposition):
+            continue
+        linear = _linear(product, transposition)
+        if not lines.seen_elsewhere(linear):
+            lines.replace(linear.subsymbols, replace(linear, subsymbols=()))
+    return lines.result()
 
 
 def _is_product(line: sg.BoundSymbol) -> bool:
     if not _runs(line, _PRODUCTS) or line.kwargs:
         return False
-    return len(line.args) == 2 or len(line.args[0].shape) == 1
+    *bias, x, transposed = line.args
+    return x.name != transposed.name and (not bias or len(bias[0].shape) == 1)
+
+
+def _is_transposition(line: sg.BoundSymbol) -> bool:
+    return _runs(line, _TRANSPOSING) and len(line.args[0].shape) == 2
 
 
 def _linear(product: sg.BoundSymbol, transposition: sg.BoundSymbol) -> sg.BoundSymbol:
@@ -50,6 +48,7 @@ def _linear(product: sg.BoundSymbol, transposition: sg.BoundSymbol) -> sg.BoundS
         product,
         symbol=_LINEAR,
         args=(x, transposition.args[0], *bias),
+        subsymbols=(transposition, product),
         implementation=replace(product.implementation, fn=_LINEAR.fn, path="torch.nn.functional.linear"),
         choices=(*transposition.choices, *product.choices),
     )
@@ -60,7 +59,3 @@ def _runs(line: sg.BoundSymbol, functions: tuple[object, ...]) -> bool:
     if implementation is None or not any(implementation.fn is fn for fn in functions):
         return False
     return line.output.device.type == "cpu" and not line.subsymbols
-
-
-def _made(line: sg.BoundSymbol) -> set[str]:
-    return {proxy.name for proxy in line.outputs}

@@ -28,7 +28,7 @@ from switchgear.capture.recorder import Recorder, active, active_recorder
 from switchgear.capture.refused_writes import refuse_casts, refuse_write
 from switchgear.capture.sizes import active_sizes
 from switchgear.capture.values import metadata_proxy
-from switchgear.errors import DataDependent, Unsupported
+from switchgear.errors import NO_DATA_IN_RULES, DataDependent, Unsupported
 from switchgear.ir.naming import symbol_of
 from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.symbol import Source, Symbol
@@ -331,10 +331,7 @@ class _Operators(internals.DispatchMode):
         if recorder.tracker.follow_autograd:
             # libraries have another way where PyTorch compiles, which is not eager's
             raise Unsupported(f"{need}, which no feature answers", splits=False) from error
-        raise DataDependent(
-            f"{need}: a grad rule or a backward has no data while it is traced; use torch.where, "
-            "or have the rule's checker decline such calls"
-        ) from error
+        raise DataDependent(f"{need}: {NO_DATA_IN_RULES}") from error
 
 
 def _refuse(recorder: Recorder, func: internals.OpOverload, args: tuple[Any, ...]) -> None:

@@ -100,14 +100,16 @@ _ANSWERS: dict[str, Answers] = {}
 _JOBS: dict[str, Job] = {}
 
 
+def may_have_regions(trace: Trace, selection: Selection) -> bool:
+    """Whether an executor fuses, and there is enough for a region of it."""
+    count = len([*leaves_of(trace.bound_symbols)])
+    return any(count >= executor.minimum for executor in selection.fusion.values())
+
+
 def settle(trace: Trace, selection: Selection, boxed: bool) -> tuple[Selection, Job | None]:
     """Who takes part in making a program of a trace now, and what is under way that it will be made again for."""
-    if selection.compile == "now" or not selection.fusion:
+    if selection.compile == "now" or not may_have_regions(trace, selection):
         return selection, None
-    if len([*leaves_of(trace.bound_symbols)]) < min(
-        one.minimum for one in selection.fusion.values()
-    ):
-        return selection, None  # too few for a region
     if objection(selection):
         return (
             selection if selection.compile == "background" else selection.without_fusion()

@@ -31,7 +31,7 @@ from switchgear.capture.sizes import (
     map_numbers,
 )
 from switchgear.capture.values import metadata_proxy
-from switchgear.errors import DataDependent
+from switchgear.errors import NO_DATA_IN_RULES, DataDependent
 from switchgear.ir.composites import bind_outputs, leaves_of
 from switchgear.ir.proxy import TensorProxy, hint_of
 from switchgear.ir.symbol import CHECK, BoundSymbol, Symbol, map_proxies, proxies
@@ -244,10 +244,7 @@ class Known:
         elif tensor is not None and (recorder.reads_inputs or _is_mask(recorder, tensor)):
             value, from_inputs = tensor.detach(), True
         elif not recorder.tracker.follow_autograd:
-            raise DataDependent(
-                f"{need}: a grad rule or a backward has no data while it is traced; use torch.where, "
-                "or have the rule's checker decline such calls"
-            )
+            raise DataDependent(f"{need}: {NO_DATA_IN_RULES}")
         else:
             raise DataDependent(f"{need}: {_REMEDY}")
         self._values[name] = value

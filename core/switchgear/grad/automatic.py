@@ -27,11 +27,8 @@ def partition_as_asked(
     if memory == "auto":
         return _automatic(joint, overwritten, fuses)
     if memory == "lean":
-        eager, balanced = (
-            _saved(joint, overwritten, "eager"),
-            _saved(joint, overwritten, "balanced"),
-        )
-        limit = max(balanced // 2, int(_LITTLE * eager))
+        half = _saved(joint, overwritten, "balanced") // 2
+        limit = max(half, int(_LITTLE * _saved(joint, overwritten, "eager")))
         return within_budget(joint, overwritten, limit, fuses=fuses)
     budget = budget_of(memory)
     if budget is None:

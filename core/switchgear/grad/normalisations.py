@@ -11,16 +11,15 @@ from dataclasses import replace
 
 import torch
 
-from switchgear.grad.recompute import Body
-from switchgear.ir.symbol import BoundSymbol, Link, RuleOrigin, Symbol
+from switchgear.grad.recompute import Body, links_again
+from switchgear.grad.sweep import ADD
+from switchgear.ir.symbol import BoundSymbol, Symbol
 from switchgear.ir.trace import Names
 
 _aten = torch.ops.aten
 _SUB = Symbol("aten.sub.Tensor", _aten.sub.Tensor)
 _MUL = Symbol("aten.mul.Tensor", _aten.mul.Tensor)
-_ADD = Symbol("aten.add.Tensor", _aten.add.Tensor)
-_CAST = Symbol("aten._to_copy.default", _aten._to_copy.default)
-_ORIGIN = RuleOrigin("partition", "recomputed")
+CAST = Symbol("aten._to_copy.default", _aten._to_copy.default)
 
 
 def with_statistics(forward: Body, names: Names) -> Body:
@@ -34,10 +33,10 @@ def _of_statistics(item: BoundSymbol, names: Names) -> Iterator[BoundSymbol]:
         return
     x, _, weight, bias, _ = item.args
     result, mean, deviation = item.outputs
-    links = item.links or (Link(item, _ORIGIN),)
+    links = links_again(item)
     unread = replace(result, name=names.fresh())
     yield replace(item, output=(unread, mean, deviation), links=links)
-    steps = [(_SUB, mean), (_MUL, deviation), (_MUL, weight), (_ADD, bias)]
+    steps = [(_SUB, mean), (_MUL, deviation), (_MUL, weight), (ADD, bias)]
     value: object = x
     lines = []
     for symbol, other in steps:
@@ -50,7 +49,7 @@ def _of_statistics(item: BoundSymbol, names: Names) -> Iterator[BoundSymbol]:
     if result.dtype != mean.dtype:
         lines.append(
             BoundSymbol(
-                _CAST, (value,), {"dtype": result.dtype}, result, source=item.source, links=links
+                CAST, (value,), {"dtype": result.dtype}, result, source=item.source, links=links
             )
         )
     yield from (*lines[:-1], replace(lines[-1], output=result))

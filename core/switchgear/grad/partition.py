@@ -16,8 +16,8 @@ from switchgear.errors import NotDifferentiable
 from switchgear.grad.budget import within
 from switchgear.grad.costs import is_view
 from switchgear.grad.differentiate import Joint
-from switchgear.grad.normalisations import with_statistics
-from switchgear.grad.recompute import Body, recompute
+from switchgear.grad.normalisations import CAST, with_statistics
+from switchgear.grad.recompute import Body, links_again, recompute
 from switchgear.grad.saving import Prices, overwritten_values, to_save
 from switchgear.ir.choice import Saved
 from switchgear.ir.dead_code import live
@@ -27,7 +27,6 @@ from switchgear.ir.symbol import (
     INNER_GRADIENT,
     RECOMPUTED,
     BoundSymbol,
-    Link,
     RuleOrigin,
     Symbol,
     changed,
@@ -38,8 +37,6 @@ from switchgear.ir.trace import Names, Trace, names_of
 from switchgear.who.memory import PricedMemory
 
 _CLONE = Symbol("aten.clone.default", torch.ops.aten.clone.default)
-_CAST = Symbol("aten._to_copy.default", torch.ops.aten._to_copy.default)
-_ORIGIN = RuleOrigin("partition", "recomputed")
 #: Rules that choose what they save; of a transform nobody says what is forward.
 _CHOOSING = frozenset({"augmented", "pullback"})
 
@@ -108,15 +105,15 @@ def partition(
             flags = replace(
                 proxy, name=halves.names.claim(f"{proxy.name}_as_bool"), dtype=torch.bool
             )
-            copies[proxy.name] = BoundSymbol(_CAST, (proxy,), {"dtype": torch.bool}, flags)
+            copies[proxy.name] = BoundSymbol(CAST, (proxy,), {"dtype": torch.bool}, flags)
             widened.append(
                 BoundSymbol(
-                    _CAST,
+                    CAST,
                     (flags,),
                     {"dtype": proxy.dtype},
                     proxy,
                     source=drawn.source,
-                    links=_links(drawn),
+                    links=links_again(drawn),
                 )
             )
             saved.append(flags)
@@ -275,7 +272,7 @@ def _again(
             again.append(
                 replace(
                     item,
-                    links=_links(item),
+                    links=links_again(item),
                     tags=item.tags if is_view(item) else item.tags | {RECOMPUTED},
                 )
             )
@@ -287,11 +284,6 @@ def _again(
 
 def _made(body: Body) -> frozenset[str]:
     return frozenset(proxy.name for item in body for proxy in item.outputs)
-
-
-def _links(item: BoundSymbol) -> tuple[Link, ...]:
-    """The links of a line of the forward, in the backward."""
-    return tuple(Link(link.forward, _ORIGIN) for link in item.links) or (Link(item, _ORIGIN),)
 
 
 def _just_in_time(body: Body) -> Body:

@@ -35,6 +35,13 @@ from switchgear.ir.trace import Names
 Body = tuple[BoundSymbol, ...]
 _TAGS = frozenset({BACKWARD, RECOMPUTED})
 _ORIGIN = RuleOrigin("checkpoint", "recomputed")
+#: Of what is made again because it is not saved.
+_UNSAVED = RuleOrigin("partition", "recomputed")
+
+
+def links_again(item: BoundSymbol) -> tuple[Link, ...]:
+    """The links of a line of the forward, in the backward, which makes again what is not saved."""
+    return tuple(Link(link.forward, _UNSAVED) for link in item.links) or (Link(item, _UNSAVED),)
 
 
 def recompute(

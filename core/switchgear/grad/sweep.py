@@ -14,7 +14,7 @@ from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.symbol import BACKWARD, INNER_GRADIENT, BoundSymbol, Link, Symbol, changed
 from switchgear.who.rules import Grads, Pull
 
-_ADD = Symbol("aten.add.Tensor", torch.ops.aten.add.Tensor)
+ADD = Symbol("aten.add.Tensor", torch.ops.aten.add.Tensor)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,7 +117,7 @@ def _sum(
     else:
         output = left.fresh(doors.recorder.tape.names.fresh())
         source = links[-1].forward.source if links else None
-        made = (BoundSymbol(_ADD, (left, right), {}, output, source=source, grad_enabled=False),)
+        made = (BoundSymbol(ADD, (left, right), {}, output, source=source, grad_enabled=False),)
     return [changed(item, links=links, tags=frozenset({BACKWARD})) for item in made]
 
 

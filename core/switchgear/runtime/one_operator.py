@@ -5,8 +5,8 @@ A node of ours costs more than such an operator.
 
 from __future__ import annotations
 
+from switchgear.compile.background import may_have_regions
 from switchgear.compile.pipeline import Training
-from switchgear.ir.composites import leaves_of
 from switchgear.runtime.checking import is_never_blamed
 from switchgear.runtime.execution import is_pytorch, lines_of
 from switchgear.who.selection import Selection
@@ -22,8 +22,7 @@ def is_one_operator(training: Training, selection: Selection) -> bool:
     if rules != ["derived"] or len(forward) != 1 or selection.check or selection.memory != "auto":
         return False
     # else there may be a region, which takes long to compile, and maybe in vain
-    count = len([*leaves_of(training.parts.backward.bound_symbols)])
-    if any(count >= executor.minimum for executor in selection.fusion.values()):
+    if may_have_regions(training.parts.backward, selection):
         return False
     lines = (*forward, *lines_of(training.backward))
     if not all(is_pytorch(line) and is_never_blamed(line) for line in lines):
