@@ -19,22 +19,21 @@ from benchmarks.workloads import WORKLOADS, Function, Task
 NAMES = ("gpt2/training", "llama/training")
 #: Parts of what eager saves.
 BUDGETS = (0.9, 0.7, 0.5, 0.3, 0.2)
-#: Switchgear may take this part of checkpointing's time, by its defaults.
+#: Switchgear may take this part of checkpointing's time, by its defaults, at bytes between these budgets.
 LIMIT = 0.9
 QUICK_ROUNDS = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A budget of a workload, in bytes: eager's step, checkpointing so many of its layers, and Switchgear's.
+    """So many layers checkpointed, and Switchgear with what they hold as its budget.
 
-    The checkpointed layers are as few as meet the budget, or all. `limit` is the budget, or what they hold if that is
-    less. Of Switchgear there is one by operators alone, and the default.
+    Of Switchgear there is one by operators alone, and the default.
     """
 
-    budget: float
     layers: int
     limit: int
+    part: float
     held: dict[str, Held]
     samples: dict[str, Samples]
 
@@ -43,7 +42,7 @@ class Row:
         return self.samples[name].interval_to(self.samples["checkpoint"])
 
     def __str__(self) -> str:
-        lines = [f"  memory={self.budget:g}: {self.limit:,} bytes; checkpoint: {self.layers} layers"]
+        lines = [f"  {self.layers} layers checkpointed: {self.limit:,} bytes, {self.part:.2f} of eager's"]
         for name, held in self.held.items():
             size = f"held {held.saved:12,}  peak {held.peak:12,}  {1e3 * self.samples[name].median:8.1f} ms"
             lines.append(f"    {name:24}  {size}  × checkpoint {self.to_checkpoint(name)}")
@@ -52,28 +51,38 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """By workload, its budgets."""
+    """By workload: its rows, and of eager's bytes the part that the default holds under each budget."""
 
     rows: dict[str, list[Row]]
+    parts: dict[str, dict[float, float]]
 
     @property
     def ratio(self) -> dict[str, float]:
-        """The greatest ratio of the default's time to that of checkpointing, by workload."""
-        return {name: max(row.to_checkpoint("switchgear").value for row in rows) for name, rows in self.rows.items()}
+        """The greatest ratio of the default's time to that of checkpointing within the budgets, by workload."""
+        return {
+            name: max(
+                (row.to_checkpoint("switchgear").value for row in rows if BUDGETS[-1] <= row.part <= BUDGETS[0]),
+                default=0.0,
+            )
+            for name, rows in self.rows.items()
+        }
 
     @property
     def met(self) -> bool:
         """Whether each budget is."""
         rows = [row for rows in self.rows.values() for row in rows]
-        return all(row.held[name].saved <= row.limit for row in rows for name in ("switchgear", "switchgear-torch"))
+        equal = all(row.held[name].saved <= row.limit for row in rows for name in ("switchgear", "switchgear-torch"))
+        return equal and all(held <= budget for parts in self.parts.values() for budget, held in parts.items())
 
     def __str__(self) -> str:
         lines = ["budgets of saved bytes, beside torch.utils.checkpoint by layer at equal bytes"]
         for name, rows in self.rows.items():
-            lines += [name, *map(str, rows)]
+            parts = ", ".join(f"{budget:g}: {held:.2f}" for budget, held in self.parts[name].items())
+            lines += [name, *map(str, rows), f"  held of eager's bytes with memory={parts}"]
         for name, ratio in self.ratio.items():
             holds = "yes" if ratio <= LIMIT else "NO"
-            lines.append(f"{name}: at most {ratio:.3f} of checkpointing's time, {LIMIT:g} wanted: {holds}")
+            between = f"between {BUDGETS[-1]:g} and {BUDGETS[0]:g} of eager's bytes"
+            lines.append(f"{name}: {between} at most {ratio:.3f} of checkpointing's time, {LIMIT:g} wanted: {holds}")
         return "\n".join([*lines, f"every budget met: {'yes' if self.met else 'NO'}"])
 
 
@@ -114,20 +123,20 @@ def held(name: str, task: Task, function: Function) -> Held:
     return replace(found, saved=found.saved - sizes[-1])
 
 
-def compared(name: str, budget: float, eager: Held, every: Sequence[Held], rounds: int, quick: bool) -> Row:
-    """One budget; `every` is what is held with so many layers checkpointed, from one on."""
-    wanted = int(budget * eager.saved)
-    layers = next((count for count, one in enumerate(every, 1) if one.saved <= wanted), len(every))
-    limit = min(wanted, every[layers - 1].saved)
+def compared(name: str, layers: int, eager: Held, rounds: int, quick: bool) -> Row:
+    """So many layers checkpointed."""
     names = ("eager", "checkpoint", "switchgear-torch", "switchgear")
     tasks = {one: WORKLOADS[name].task(quick) for one in names}
+    function = checkpointed(tasks["checkpoint"], layers)
+    found = {"checkpoint": held("checkpoint", tasks["checkpoint"], function)}
+    limit = found["checkpoint"].saved
     functions: dict[str, Function] = {
         "eager": tasks["eager"].function,
-        "checkpoint": checkpointed(tasks["checkpoint"], layers),
+        "checkpoint": function,
         "switchgear-torch": sg.jit(tasks["switchgear-torch"].function, executors=["torch"], memory=f"{limit}B"),
         "switchgear": sg.jit(tasks["switchgear"].function, memory=f"{limit}B", compile="now"),
     }
-    found = {one: held(one, tasks[one], function) for one, function in functions.items()}
+    found = {one: found.get(one) or held(one, tasks[one], function) for one, function in functions.items()}
 
     def seconds(one: str) -> Callable[[], float]:
         def measured() -> float:
@@ -138,19 +147,24 @@ def compared(name: str, budget: float, eager: Held, every: Sequence[Held], round
         return measured
 
     samples = interleave(rounds, {one: seconds(one) for one in functions})
-    return Row(budget, layers, limit, found, {one.name: one for one in samples})
+    return Row(layers, limit, limit / eager.saved, found, {one.name: one for one in samples})
+
+
+def part_held(name: str, budget: float, eager: Held, quick: bool) -> float:
+    """Of what eager holds, the part that the default does under a budget."""
+    task = WORKLOADS[name].task(quick)
+    return held("switchgear", task, sg.jit(task.function, memory=budget, compile="now")).saved / eager.saved
 
 
 def run(rounds: int, *, workloads: Sequence[str] = (), contestants: Sequence[str] = (), quick: bool = False) -> Result:
-    """Measure every budget of the workloads named, or of both; there is no choice of contestants."""
+    """Measure the workloads named, or both; there is no choice of contestants."""
     transformers.logging.set_verbosity_error()
     rows: dict[str, list[Row]] = {}
+    parts: dict[str, dict[float, float]] = {}
     for name in chosen(workloads):
         task = WORKLOADS[name].task(quick)
         eager = held("eager", task, task.function)
-        every = []
-        for count in range(1, len(layers_of(task.function)) + 1):
-            task = WORKLOADS[name].task(quick)
-            every.append(held("checkpoint", task, checkpointed(task, count)))
-        rows[name] = [compared(name, budget, eager, every, rounds, quick) for budget in BUDGETS]
-    return Result(rows)
+        counts = range(1, len(layers_of(task.function)) + 1)
+        rows[name] = [compared(name, count, eager, rounds, quick) for count in counts]
+        parts[name] = {budget: part_held(name, budget, eager, quick) for budget in BUDGETS}
+    return Result(rows, parts)

@@ -318,12 +318,12 @@ def jit(
     - `check`: compare what plugins' implementations and regions make, in every call, with PyTorch's operators; slow,
       to find one that is wrong. `SWITCHGEAR_CHECK=1` does it everywhere.
     - `memory`: what the backward makes again instead of having it saved. "auto": where an executor fuses, what costs
-      next to nothing there; else as "eager": views alone, so that what eager saves is saved. "balanced": what takes
-      next to no time beside matrix products. A budget, 0.5 of what eager saves or "2GB", is met in each program by
-      making again what costs least, matrix products and attention too, or is an error that tells the least possible;
-      `sg.plan` shows what it costs. "lean": half of what "balanced" saves, or as near to it as can be. Random numbers
-      and operators from outside PyTorch are never made again. What is made again from an input must find it as it was:
-      overwriting it before the backward is an error.
+      next to nothing there, and what takes little beside the rest; else as "eager": views alone, so that what eager
+      saves is saved. "balanced": what takes next to no time beside matrix products. A budget, 0.5 of what eager saves
+      or "2GB", is met in each program by making again what costs least, matrix products and attention too, or is an
+      error that tells the least possible; `sg.plan` shows what it costs. "lean": half of what "balanced" or "auto"
+      saves, or as near to it as can be. Random numbers and operators from outside PyTorch are never made again. What
+      is made again from an input must find it as it was: overwriting it before the backward is an error.
     - `compile`: when regions are compiled. "background": by a worker process of low priority, while operators run; once
       they are compiled and measured, the program is exchanged between two calls, and results may change in their last
       bits. `sg.wait` waits for that. "now": before the first call returns, so that every call gives the same bits.

@@ -16,7 +16,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 import switchgear as sg
 from benchmarks.memory import measure
 from switchgear.errors import InvalidInput
-from switchgear.grad.budget import within
+from switchgear.grad.budget import Budget, within
 from switchgear.grad.costs import cost, is_view
 from switchgear.grad.saving import Prices
 from switchgear.ir.symbol import RECOMPUTED
@@ -186,7 +186,7 @@ def test_the_choice_costs_least() -> None:
     made = {proxy.name: proxy for item in forward for proxy in item.outputs}
     read = [made[value.name] for value in sg.last_saved(jitted) if value.name in made]
     assert len(read) == 5
-    prices = Prices("balanced", frozenset(), frozenset(), {}, 1)
+    prices = Prices("balanced", frozenset(), frozenset(), {}, is_budget=True)
     names = [proxy.name for item in forward if not is_view(item) for proxy in item.outputs]
 
     def price(saved: frozenset[str]) -> float:
@@ -204,7 +204,7 @@ def test_the_choice_costs_least() -> None:
     for count in range(len(read)):
         limit = count * read[0].bytes
         # one moment of the backward alone: what is held later is not what is asked about
-        found = within(forward, read, (), prices, limit)
+        found = within(forward, read, (), prices, Budget(bytes=limit))
         best = min(price(some) for some in choices if size(some) <= limit)
         assert size(found) <= limit
         assert price(found) <= 1.05 * best

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -335,14 +337,53 @@ def test_by_default_what_fuses_is_made_again() -> None:
     assert "aten.sigmoid.default" in saved["torch"] or "torch.sigmoid" in saved["torch"]
 
 
-def test_by_default_reductions_are_made_again_beside_products() -> None:
-    def block(x: Tensor, w: Tensor) -> Tensor:
-        return F.layer_norm(x @ w @ w @ w, (512,)).exp() @ w
+def test_by_default_a_small_product_is_made_again_beside_large_ones() -> None:
+    def block(x: Tensor, thin: Tensor, w: Tensor) -> Tensor:
+        return F.layer_norm(x @ thin, (256,)).exp() @ w @ w @ w
 
+    arguments = leaf(256, 4), leaf(4, 256), leaf(256, 256)
     jitted = sg.jit(block, executors=[Pointwise("fuses"), "torch"])
-    step(jitted, leaf(512, 512), leaf(512, 512))
-    origins = [one.origin for one in sg.last_saved(jitted) if not one.alive]
-    assert not any("norm" in origin or "exp" in origin for origin in origins)
+    found = step(jitted, *arguments)
+    saved = [(one.type, one.origin.partition(" at ")[0]) for one in sg.last_saved(jitted) if not one.alive]
+    # of the norm its statistics: to go over its argument once more is dear beside them
+    statistics = [("cpu f32[256, 1]", "aten.native_layer_norm.default")] * 2
+    assert sorted(saved) == sorted([*statistics, *[("cpu f32[256, 256]", "aten.mm.default")] * 2])
+    for one, expected in zip(found, step(block, *arguments), strict=True):
+        torch.testing.assert_close(one, expected)
+
+
+@pytest.mark.parametrize("shape", [(16, 4), (4, 3, 8), (4, 3, 5, 5), (4, 3, 2, 5, 5)])
+@pytest.mark.parametrize("affine", [True, False])
+def test_fused_a_batch_norm_is_made_again_from_its_statistics(shape: tuple[int, ...], affine: bool) -> None:
+    norm = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}[len(shape)]
+    eager = norm(shape[1], affine=affine)
+    module = copy.deepcopy(eager)
+    x = leaf(*shape)
+
+    def block(part: nn.Module, x: Tensor) -> Tensor:
+        y: Tensor = part(F.gelu(x))
+        return torch.sigmoid(y) * y
+
+    jitted = sg.jit(functools.partial(block, module), executors=[Pointwise("fuses"), "torch"])
+    found = step(jitted, x)
+    saved = [value.type for value in sg.last_saved(jitted) if not value.alive]
+    assert all(kind == f"cpu f32[{shape[1]}]" for kind in saved)
+    assert not [item for item in again(jitted) if "batch_norm" in item]
+    for one, expected in zip(found, step(functools.partial(block, eager), x), strict=True):
+        torch.testing.assert_close(one, expected)
+    for one, expected in zip(module.buffers(), eager.buffers(), strict=True):
+        torch.testing.assert_close(one, expected)
+
+
+def test_a_norm_of_what_is_laid_out_otherwise_is_not_made_again_from_its_statistics() -> None:
+    def block(x: Tensor) -> Tensor:
+        return F.layer_norm(x.t(), (8,)).exp().view(-1) * 2
+
+    x = leaf(8, 64)
+    jitted = sg.jit(block, executors=[Pointwise("fuses"), "torch"])
+    for one, expected in zip(step(jitted, x), step(block, x), strict=True):
+        torch.testing.assert_close(one, expected)
+    assert not [item for item in again(jitted) if "sub" in item]
 
 
 def test_fused_a_layer_norm_is_made_again_from_its_statistics() -> None:

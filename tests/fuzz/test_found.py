@@ -1145,3 +1145,24 @@ def written_by_foreach(x: Tensor, moment: Tensor) -> None:
 def test_versions_beside_an_unseen_write() -> None:
     verdict = judge(Script(lambda: ([torch.ones(3), torch.zeros(3)], []), written_by_foreach))
     assert verdict.outcome is Outcome.EQUAL, verdict.detail
+
+
+def test_a_parameter_where_another_call_had_a_tensor_and_a_list_has_grown() -> None:
+    class Notes(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(4, 4))
+            self.history: list[float] = []
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.history.append(0.5)
+            return self.weight.clamp(-1, 1)
+
+    module = Notes()
+    jitted = sg.jit(module, executors=["torch"], dynamic=True, strict=True)
+    for x in (torch.nn.Parameter(torch.ones(4)), torch.ones(4, requires_grad=True) * 1):
+        jitted(x)
+        module.history.clear()
+    for _ in range(2):
+        jitted(torch.nn.Parameter(torch.ones(2)))
+    assert len(module.history) == 2

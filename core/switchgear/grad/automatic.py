@@ -1,21 +1,24 @@
-"""What is saved by default: as little as takes no longer; and under a budget.
+"""What is saved by default: as little as takes hardly longer; and under a budget.
 
 Where no executor fuses, each line that is run again takes its time: what eager saves is saved. Where one does, what
-depends on single elements costs next to nothing, for it runs where its result is read; it is never saved. What goes
-over its arguments once more (reductions, normalisations) is run again where that is little beside all of the program.
-"lean" is a budget, too: half of what "balanced" saves.
+depends on single elements costs next to nothing, for it runs where its result is read; it is never saved. Of all else,
+as much is made again as takes little beside all of the program.
+"lean" is a budget, too: half of what "balanced" saves, or the default if that is less.
 """
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from switchgear.errors import InvalidInput
+from switchgear.grad.budget import Budget
 from switchgear.grad.costs import cost
 from switchgear.grad.differentiate import Joint
 from switchgear.grad.partition import Partitioned, partition
 from switchgear.who.memory import MemoryOption, PricedMemory, budget_of
 
-#: What is run again may cost this part of a program.
-_SHARE = 0.03
+#: What is run again by default, beside what costs next to nothing, may take this part of a program.
+_SHARE = 0.015
 #: Less than this part of what eager saves is not worth making anything again.
 _LITTLE = 1 / 64
 
@@ -27,7 +30,8 @@ def partition_as_asked(
     if memory == "auto":
         return _automatic(joint, overwritten, fuses)
     if memory == "lean":
-        half = _saved(joint, overwritten, "balanced") // 2
+        balanced = _saved(joint, overwritten, "balanced")
+        half = min(balanced, _automatic(joint, overwritten, fuses).saved_bytes) // 2
         limit = max(half, int(_LITTLE * _saved(joint, overwritten, "eager")))
         return within_budget(joint, overwritten, limit, fuses=fuses)
     budget = budget_of(memory)
@@ -53,7 +57,7 @@ def within_budget(
     parts = _automatic(joint, overwritten, fuses)
     if parts.saved_bytes <= limit:
         return parts
-    return partition(joint, overwritten, "auto" if fuses else "balanced", limit)
+    return partition(joint, overwritten, "auto" if fuses else "balanced", Budget(bytes=limit))
 
 
 def extra(joint: Joint, parts: Partitioned, *, fuses: bool = False) -> float:
@@ -68,5 +72,9 @@ def _saved(joint: Joint, overwritten: frozenset[str], memory: PricedMemory) -> i
 def _automatic(joint: Joint, overwritten: frozenset[str], fuses: bool) -> Partitioned:
     if not fuses:
         return partition(joint, overwritten, "eager")
-    lean = partition(joint, overwritten, "balanced")
-    return lean if extra(joint, lean) <= _SHARE else partition(joint, overwritten, "auto")
+    free = partition(joint, overwritten, "auto")
+    if not free.saved_bytes:
+        return free
+    most = cost(free.again, fused=True) + _SHARE * cost(joint.trace.bound_symbols, fused=True)
+    lean = partition(joint, overwritten, "auto", Budget(cost=most))
+    return min(free, lean, key=attrgetter("saved_bytes"))

@@ -24,6 +24,8 @@ from switchgear.ir.symbol import BoundSymbol
 _MOMENTS = 8
 #: The bytes that may be moved for each byte beyond the budget that is not held at such a moment.
 _WORTH = 16
+#: The bytes that may be moved for each byte that is not saved, where that is what a budget is of.
+_DEAR = 64
 #: What it costs to save a byte: of two ways alike, that which saves less.
 _KEEPING = 0.02
 #: How near to the best answer is near enough, and how many nodes of the search are to find it.
@@ -32,16 +34,24 @@ _SEARCH = {"mip_rel_gap": 0.03, "node_limit": 20}
 Terms = dict[int, float]
 
 
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The most that is to be saved, in bytes, or without it the most that making again may cost, as `costs` counts."""
+
+    bytes: int | None = None
+    cost: float = math.inf
+
+
 def within(
     forward: Sequence[BoundSymbol],
     read: Iterable[TensorProxy],
     later: Sequence[BoundSymbol],
     prices: Prices,
-    limit: int,
+    budget: Budget,
 ) -> frozenset[str]:
     """The names of what to save, so that what is `read` of a forward can be had from it, by the lines `later` in turn.
 
-    It takes at most `limit` bytes, or the fewest possible.
+    It takes at most `budget.bytes`, or the fewest possible; or the fewest that `budget.cost` allows.
     """
     program = _Program()
     lines = _Lines(forward, prices, program)
@@ -52,13 +62,18 @@ def within(
         for proxy in item.inputs:
             if lines.is_made(proxy):
                 program.at_least({variable: -1, **lines.had(proxy)}, 0)
+    if budget.bytes is None:
+        costs = {variable: program.costs[variable] for variable in lines.again.values()}
+        program.at_most(costs, budget.cost)
+        return lines.chosen(
+            program.solve({**lines.bytes, **{v: c / _DEAR for v, c in costs.items()}})
+        )
     least = program.solve(lines.bytes)
-    limit = max(limit, math.ceil(lines.held(least)))
+    limit = max(budget.bytes, math.ceil(lines.held(least)))
     lines.bound(later, limit)
     program.at_most(lines.bytes, limit)
     found = program.solve()
-    found = least if found is None else found
-    return frozenset(name for name, variable in lines.saved.items() if found[variable] > 0.99)
+    return lines.chosen(least if found is None else found)
 
 
 @dataclass(slots=True, eq=False)
@@ -153,6 +168,10 @@ class _Lines:
     def held(self, values: Any) -> float:
         """The bytes that are saved."""
         return math.fsum(values[variable] * size for variable, size in self.bytes.items())
+
+    def chosen(self, values: Any) -> frozenset[str]:
+        """The names of what is saved."""
+        return frozenset(name for name, one in self.saved.items() if values[one] > 0.99)
 
     def bound(self, later: Sequence[BoundSymbol], limit: int) -> None:
         """Hold what is held at moments of the backward to `limit`, where that is worth it."""

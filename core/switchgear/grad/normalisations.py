@@ -1,4 +1,4 @@
-"""Normalisations made again from their statistics, of two numbers a row: by what depends on single elements alone.
+"""Normalisations made again from their statistics, two numbers a row or channel: by what depends on single elements.
 
 To run one again is to go over its arguments once more, and its result takes as much as its argument, which its backward
 reads anyway.
@@ -13,43 +13,78 @@ import torch
 
 from switchgear.grad.recompute import Body, links_again
 from switchgear.grad.sweep import ADD
+from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.symbol import BoundSymbol, Symbol
 from switchgear.ir.trace import Names
 
 _aten = torch.ops.aten
+_LAYER_NORM = _aten.native_layer_norm.default
+_BATCH_NORM = _aten._native_batch_norm_legit_functional.default
 _SUB = Symbol("aten.sub.Tensor", _aten.sub.Tensor)
 _MUL = Symbol("aten.mul.Tensor", _aten.mul.Tensor)
+_VIEW = Symbol("aten.view.default", _aten.view.default)
 CAST = Symbol("aten._to_copy.default", _aten._to_copy.default)
 
 
 def with_statistics(forward: Body, names: Names) -> Body:
-    """A forward in which results of layer norms are made of statistics: for the backward, which may make them again."""
+    """A forward in which results of layer and batch norms are made of statistics: for the backward, to make again."""
     return tuple([line for item in forward for line in _of_statistics(item, names)])
 
 
 def _of_statistics(item: BoundSymbol, names: Names) -> Iterator[BoundSymbol]:
-    if item.symbol.fn is not _aten.native_layer_norm.default:
+    links = links_again(item)
+
+    def line(symbol: Symbol, args: tuple[object, ...], made: TensorProxy) -> BoundSymbol:
+        kwargs = {"dtype": made.dtype} if symbol is CAST else {}
+        return BoundSymbol(symbol, args, kwargs, made, source=item.source, links=links)
+
+    def of_channels(value: TensorProxy | None) -> TensorProxy | None:
+        """A value of each channel, beside what has the channels in its second dimension."""
+        if value is None or not over:
+            return value
+        ones = (1,) * over
+        shape = (*value.shape, *ones)
+        made = replace(value, name=names.fresh(), shape=shape, stride=(1, *ones))
+        lines.append(line(_VIEW, (value, shape), made))
+        return made
+
+    x, weight, bias = _normalised(item)
+    if x is None:
         yield item
         return
-    x, _, weight, bias, _ = item.args
-    result, mean, deviation = item.outputs
-    links = links_again(item)
+    result, mean, deviation, *rest = item.outputs
     unread = replace(result, name=names.fresh())
-    yield replace(item, output=(unread, mean, deviation), links=links)
-    steps = [(_SUB, mean), (_MUL, deviation), (_MUL, weight), (ADD, bias)]
-    value: object = x
-    lines = []
-    for symbol, other in steps:
+    yield replace(item, output=(unread, mean, deviation, *rest), links=links)
+    over = len(x.shape) - 2 if item.symbol.fn is _BATCH_NORM else 0
+    lines: list[BoundSymbol] = []
+    value = x
+    for symbol, other in ((_SUB, mean), (_MUL, deviation), (_MUL, weight), (ADD, bias)):
         if other is not None:
             made = replace(unread, name=names.fresh(), dtype=mean.dtype)
-            lines.append(
-                BoundSymbol(symbol, (value, other), {}, made, source=item.source, links=links)
-            )
+            lines.append(line(symbol, (value, of_channels(other)), made))
             value = made
     if result.dtype != mean.dtype:
-        lines.append(
-            BoundSymbol(
-                CAST, (value,), {"dtype": result.dtype}, result, source=item.source, links=links
-            )
-        )
+        lines.append(line(CAST, (value,), result))
     yield from (*lines[:-1], replace(lines[-1], output=result))
+
+
+def _normalised(
+    item: BoundSymbol,
+) -> tuple[TensorProxy | None, TensorProxy | None, TensorProxy | None]:
+    """What a line normalises, its weight and bias; None for a line that has no statistics of what it is given."""
+    if item.symbol.fn is _LAYER_NORM:
+        x, _, weight, bias, _ = item.args
+    elif item.symbol.fn is _BATCH_NORM and item.args[5] is True:
+        x, weight, bias = item.args[:3]
+    else:
+        return None, None, None
+    of_channels = (*item.outputs[1:3], weight, bias) if item.symbol.fn is _BATCH_NORM else ()
+    result, mean = item.outputs[:2]
+    fits = (
+        all(value is None or value.stride == (1,) for value in of_channels)
+        # what is made of it on the way is laid out as it is
+        and x.stride == result.stride
+        # PyTorch's fakes of a batch norm on the CPU say so of statistics that are wider
+        and mean.dtype.itemsize > 2
+    )
+    return (x, weight, bias) if fits else (None, None, None)

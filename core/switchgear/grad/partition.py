@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from switchgear.errors import NotDifferentiable
-from switchgear.grad.budget import within
+from switchgear.grad.budget import Budget, within
 from switchgear.grad.costs import is_view
 from switchgear.grad.differentiate import Joint
 from switchgear.grad.normalisations import CAST, with_statistics
@@ -71,12 +71,12 @@ def partition(
     joint: Joint,
     overwritten: frozenset[str] = frozenset(),
     memory: PricedMemory = "eager",
-    limit: int | None = None,
+    budget: Budget | None = None,
 ) -> Partitioned:
     """Split a joint trace: what the outputs need is forward, the rest is backward, and what crosses is saved.
 
-    What is cheap to make again from something smaller is not saved; `memory` says how cheap, or `limit` what may be
-    saved in bytes: so much, or the least possible if that is more. `overwritten` names the
+    What is cheap to make again from something smaller is not saved; `memory` says how cheap, or `budget` what may be
+    saved, or made again. `overwritten` names the
     inputs that are written to after the forward has run; they, and what shares their storage, are saved as copies.
     """
     residuals = _residuals(joint)
@@ -86,11 +86,11 @@ def partition(
     body = with_statistics(forward, halves.names) if memory == "auto" else forward
     transient = _made(body) - _made(forward)
     copied = overwritten_values(forward, overwritten)
-    prices = Prices(memory, returned, copied, residuals, limit, transient)
+    prices = Prices(memory, returned, copied, residuals, budget is not None, transient)
     chosen = (
         to_save(body, halves.read, prices)
-        if limit is None
-        else within(body, halves.read, halves.later, prices, limit)
+        if budget is None
+        else within(body, halves.read, halves.later, prices, budget)
     )
     again, left = _again(body, halves.read, chosen)
     uses = (proxy.name for item in (*again, *halves.later) for proxy in item.inputs)

@@ -42,15 +42,15 @@ class Prices:
 
     Both are counted in bytes moved. `outputs` names what the forward returns, which its caller may hold anyway;
     `overwritten` the values that are saved as copies; `residuals` those that grad rules chose to save, with the rules.
-    With "auto", what goes over its arguments once more is not run again: fused, all else costs next to nothing. `limit`
-    is the budget in bytes, if there is one; `transient` names what the forward itself does not make.
+    With "auto", what goes over its arguments once more is not run again: fused, all else costs next to nothing. With a
+    budget (`is_budget`) everything pure has a price; `transient` names what the forward itself does not make.
     """
 
     memory: PricedMemory
     outputs: frozenset[str]
     overwritten: frozenset[str]
     residuals: Mapping[str, RuleOrigin]
-    limit: int | None = None
+    is_budget: bool = False
     transient: frozenset[str] = frozenset()
 
     def saving(self, proxy: TensorProxy, maker: BoundSymbol | None) -> int | None:
@@ -91,7 +91,7 @@ class Prices:
             return "it draws random numbers"
         if region_of(item):
             return "a region of torch.utils.checkpoint says so"
-        if self.limit is not None:
+        if self.is_budget:
             return (
                 int(cost([item], fused=self.memory == "auto"))
                 if is_pure(item)

@@ -140,7 +140,7 @@ def call_key(
 def _leaf_key(leaf: object, dynamic: Collection[int]) -> object:
     if not isinstance(leaf, torch.Tensor):
         return type(leaf) if is_object(leaf) else value_key(leaf)
-    bits = (leaf.requires_grad, leaf.is_conj(), leaf.is_neg())
+    bits = (type(leaf), leaf.requires_grad, leaf.is_conj(), leaf.is_neg())
     if not dynamic:
         return (tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device, *bits)
     # strides may go with the sizes; the prologue has a look at them

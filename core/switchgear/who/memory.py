@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Literal, TypeAlias, get_args
 
-#: As little as takes no longer; and from saving what eager saves to making again whatever is cheap.
+#: As little as takes hardly longer; and from saving what eager saves to making again whatever is cheap.
 Memory: TypeAlias = Literal["auto", "eager", "balanced", "lean"]
 #: Those that set a price; "lean" is a budget.
 PricedMemory: TypeAlias = Literal["auto", "eager", "balanced"]
