@@ -1166,3 +1166,20 @@ def test_a_parameter_where_another_call_had_a_tensor_and_a_list_has_grown() -> N
     for _ in range(2):
         jitted(torch.nn.Parameter(torch.ones(2)))
     assert len(module.history) == 2
+
+
+def copied(x: Tensor, y: Tensor) -> None:
+    x.copy_(y)
+
+
+def copied_to_itself(x: Tensor, y: Tensor) -> Tensor:
+    z = y.data
+    z.copy_(y)
+    return z
+
+
+@pytest.mark.parametrize("function", [copied, copied_to_itself])
+def test_a_copy_alone(function: Callable[..., Any]) -> None:
+    y = torch.ones(3, requires_grad=True)
+    verdict = judge(Script(lambda: ([torch.zeros(3), y], [y]), function))
+    assert verdict.outcome in (Outcome.EQUAL, Outcome.FALLBACK), verdict.detail

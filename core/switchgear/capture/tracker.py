@@ -178,7 +178,8 @@ class Tracker(Wrappers):
             raise Unsupported(
                 f"in {here()} a tensor that requires grad and is no input ({old.name}) was written "
                 "to where autograd does not see it (no_grad, .data or detach()); write to a clone, or make a new "
-                "tensor"
+                "tensor",
+                splits=False,  # TorchDynamo loses the history of `x.data.copy_(x)`
             )
         if not written and entry.tensor._is_view() and not wrapper._is_view():
             raise Unsupported(

@@ -21,6 +21,8 @@ def is_one_operator(training: Training, selection: Selection) -> bool:
     forward = lines_of(training.forward)
     if rules != ["derived"] or len(forward) != 1 or selection.check or selection.memory != "auto":
         return False
+    if training.parts.prices.overwritten:  # of what stands for `copy_` PyTorch has no formula
+        return False
     # else there may be a region, which takes long to compile, and maybe in vain
     if may_have_regions(training.parts.backward, selection):
         return False
