@@ -54,7 +54,10 @@ class Data:
 
 def is_atom(value: object) -> bool:
     """Whether a value is compared by its value."""
-    return isinstance(value, ATOMS) and not isinstance(value, enum.Enum)
+    kind = type(
+        value
+    )  # of a module isinstance asks for `__class__` as well, which is noted meanwhile
+    return issubclass(kind, ATOMS) and not issubclass(kind, enum.Enum)
 
 
 def is_array(value: object) -> bool:
@@ -74,22 +77,23 @@ class Knowledge(Protocol):
 
 def freeze(value: Any, known: Knowledge, around: tuple[int, ...] = ()) -> object:
     """A value as something that no write changes. A container inside of itself is held by identity."""
-    if isinstance(value, torch.Tensor):
+    kind = type(value)
+    if issubclass(kind, torch.Tensor):
         return TENSOR
-    if isinstance(value, torch.SymInt):
+    if kind is torch.SymInt:
         return NUMBER
     if is_array(value):
         return Data(value.copy())
-    if isinstance(value, types.MethodType):
+    if kind is types.MethodType:
         return Contents(types.MethodType, None, (value.__func__, value.__self__))
-    is_container = isinstance(value, (tuple, list, dict, set, frozenset, deque))
-    if not is_container or type(value) is torch.Size or id(value) in around:
-        return Instance(type(value)) if known.is_of_call(value) else value
-    if isinstance(value, (set, frozenset)):
-        return Contents(type(value), None, tuple(known.content(value).values()))
+    is_container = issubclass(kind, (tuple, list, dict, set, frozenset, deque))
+    if not is_container or kind is torch.Size or id(value) in around:
+        return Instance(kind) if known.is_of_call(value) else value
+    if issubclass(kind, (set, frozenset)):
+        return Contents(kind, None, tuple(known.content(value).values()))
     held = known.content(value)
     items = tuple([freeze(item, known, (*around, id(value))) for item in held.values()])
-    return Contents(type(value), tuple(held) if isinstance(value, dict) else None, items)
+    return Contents(kind, tuple(held) if issubclass(kind, dict) else None, items)
 
 
 def same(value: object, frozen: object) -> bool:

@@ -162,7 +162,7 @@ class Reached:
         if id(owner) in self.places:
             place = self.places[id(owner)]
             owner, steps = place.argument, (*place.steps, *steps)
-        if isinstance(value, torch.Tensor):
+        if issubclass(type(value), torch.Tensor):
             if owner is not None:
                 self._tensor(value, Held(owner, steps, label))
             return
@@ -548,4 +548,7 @@ def _users_bases(kind: type) -> Iterable[type]:
 
 def _is_state(value: object, name: str) -> bool:
     """Whether it is a parameter, buffer or part of a module: each has guards of its own."""
-    return isinstance(value, nn.Module) and any(name in vars(value)[kind] for kind in _MODULE_STATE)
+    if not isinstance(value, nn.Module):
+        return False
+    state = object.__getattribute__(value, "__dict__")
+    return any(name in state[kind] for kind in _MODULE_STATE)
