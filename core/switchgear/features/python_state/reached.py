@@ -217,7 +217,7 @@ class Reached:
             whole = Read(value, ITSELF, freeze(value, self), label, None, self.places[id(value)])
             self.reads[id(value), None] = whole
 
-    def _tensor(self, tensor: torch.Tensor, held: Held) -> None:
+    def _tensor(self, tensor: object, held: Held) -> None:
         first = self.tensors.setdefault(id(tensor), held)
         if (first.owner, first.steps) == (held.owner, held.steps):
             return
