@@ -1184,3 +1184,25 @@ def test_a_copy_alone(function: Callable[..., Any]) -> None:
     script = Script(lambda: ([torch.zeros(3), y], [y]), function, options={"fallback": "split"})
     verdict = judge(script)
     assert verdict.outcome in (Outcome.EQUAL, Outcome.FALLBACK), verdict.detail
+
+
+def transposed_and_then_written(x: Tensor) -> Tensor:
+    y = x * 2
+    z = y.permute(1, 0)
+    y.sub_(y.mean())
+    return z
+
+
+def written_when_transposed(x: Tensor) -> Tensor:
+    y = x * 2
+    z = y.permute(1, 0)
+    z.sub_(z.mean())
+    return z * 3
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("function", [transposed_and_then_written, written_when_transposed])
+def test_sums_of_gradients_of_a_transposed_view(function: Callable[..., Any], seed: int) -> None:
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(seed), requires_grad=True)
+    verdict = judge(Script(lambda: ([x], [x]), function))
+    assert verdict.outcome in (Outcome.EQUAL, Outcome.FALLBACK), verdict.detail

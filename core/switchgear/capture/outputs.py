@@ -110,7 +110,7 @@ class _Collector:
         }
         self._sharing: dict[int, list[torch.Tensor]] = {}
         for tensor in own.values():
-            self.tracker.reconcile(tensor)
+            self.tracker.reconcile(tensor, is_used=True)
             self._sharing.setdefault(internals.storage_key(tensor), []).append(tensor)
         #: The memory of the inputs, with the first in each, and the inputs by the value that each holds by now.
         self._inputs: dict[int, RecordedInput] = {}

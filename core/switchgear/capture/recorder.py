@@ -159,7 +159,7 @@ class Recorder:
                     return self._adopt(self, tensor)
         with internals.DisableTorchFunction():
             self.tracker.refuse_outdated(tensor)
-            self.tracker.reconcile(tensor)
+            self.tracker.reconcile(tensor, is_used=True)
         return tensor
 
     def enter(

@@ -91,8 +91,8 @@ class Tracker(Wrappers):
         if tracked.is_base:
             self._bases.setdefault(internals.storage_key(wrapper), []).append(tracked)
 
-    def reconcile(self, wrapper: torch.Tensor) -> None:
-        """Bring the trace up to date with writes to a wrapper since it was last seen."""
+    def reconcile(self, wrapper: torch.Tensor, *, is_used: bool = False) -> None:
+        """Bring the trace up to date with writes to a wrapper since it was last seen, before it is used or after."""
         tracked = self._tracked.get(id(wrapper))
         if tracked is None:
             self.track(wrapper)
@@ -103,6 +103,8 @@ class Tracker(Wrappers):
             return
         known = self.values.proxy_of(fake)
         if fake is not tracked.fake or wrapper.requires_grad != known.requires_grad:
+            if is_used:
+                self._refuse_transposed(tracked, fake)
             self._follow(tracked, fake)
 
     def _kept_history(self, tracked: Tracked, fake: torch.Tensor) -> torch.Tensor:
@@ -141,6 +143,19 @@ class Tracker(Wrappers):
         self._holders.setdefault(new.name, wrapper)
         if begins or (new.shape, new.stride, new.dtype) != (old.shape, old.stride, old.dtype):
             self._outdate_views(wrapper)
+
+    def _refuse_transposed(self, tracked: Tracked, fake: torch.Tensor) -> None:
+        """Refuse a view whose dimensions are in another order, of what was written to since.
+
+        Autograd goes back through its strides then: gradients lie otherwise in memory, and sums of them are rounded so.
+        """
+        strides = [n for n, size in zip(fake.stride(), fake.shape, strict=True) if size != 1]
+        transposed = strides != sorted(strides, reverse=True)
+        if transposed and tracked.wrapper.requires_grad and not tracked.is_base:
+            raise Unsupported(
+                f"in {self._tape.here()} a transposed view is used of a tensor that was written to since the view was "
+                "made; make the view again"
+            )
 
     def _note_write(self, tracked: Tracked, old: TensorProxy, fake: torch.Tensor) -> torch.Tensor:
         """What a wrapper stands for after a write that left `fake` in it: of the strides and bits that it had."""
