@@ -1206,3 +1206,22 @@ def test_sums_of_gradients_of_a_transposed_view(function: Callable[..., Any], se
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(seed), requires_grad=True)
     verdict = judge(Script(lambda: ([x], [x]), function))
     assert verdict.outcome in (Outcome.EQUAL, Outcome.FALLBACK), verdict.detail
+
+
+def written_inside_a_region(x: Tensor, y: Tensor) -> Tensor:
+    def inside(x: Tensor) -> Tensor:
+        taken = x.take_along_dim(x.argmax(keepdim=True))
+        y[...] *= 0.5
+        return taken
+
+    result: Tensor = checkpoint(inside, x, use_reentrant=False)
+    return result
+
+
+def test_a_write_inside_a_region_where_functions_are_split() -> None:
+    def arguments() -> Arguments:
+        x = torch.arange(3.0).requires_grad_()
+        return [x, torch.ones(1)], [x]
+
+    verdict = judge(Script(arguments, written_inside_a_region, options={"fallback": "split"}))
+    assert verdict.outcome is Outcome.FALLBACK, verdict.detail

@@ -206,7 +206,8 @@ def _refuse_writes(recorder: Recorder, memory: dict[int, int]) -> None:
             raise Unsupported(
                 f"in {recorder.here()} {entry.proxy.name}, an input or a buffer, is written to inside a region "
                 "of torch.utils.checkpoint; eager's backward runs the region, and so the write, once more (running "
-                "statistics count a batch twice): move the write, such as a BatchNorm in training, out of the region"
+                "statistics count a batch twice): move the write, such as a BatchNorm in training, out of the region",
+                splits=False,
             )
 
 
