@@ -473,7 +473,8 @@ def sizes(w: Writer) -> None:
 def hooked(w: Writer) -> None:
     # PyTorch 2.13 reads freed memory, in eager, at a hook on a view that was written to under no_grad
     x = w.tensor(lambda x: floating(x) and x.requires_grad and not x.is_leaf and not x._is_view())
-    w.run(f"{x}.register_hook(lambda grad: grad * 2)")
+    # as in PyTorch's operators of several results, one that gets no gradient has its hooks called with None
+    w.run(f"{x}.register_hook(lambda grad: None if grad is None else grad * 2)")
 
 
 @template(3)
