@@ -1225,3 +1225,15 @@ def test_a_write_inside_a_region_where_functions_are_split() -> None:
 
     verdict = judge(Script(arguments, written_inside_a_region, options={"fallback": "split"}))
     assert verdict.outcome is Outcome.FALLBACK, verdict.detail
+
+
+def sizes_before_and_after(x: Tensor) -> tuple[int, int]:
+    before = x.shape[1]
+    x.t_()
+    return before, x.shape[1]
+
+
+def test_sizes_of_what_is_given_other_sizes() -> None:
+    jitted = sg.jit(sizes_before_and_after, executors=["torch"], dynamic=True)
+    for rows in (2, 3):
+        assert jitted(torch.ones(rows, 4)) == (4, rows)

@@ -10,6 +10,7 @@ from switchgear import torch_private as internals
 from switchgear.capture.call import Call
 from switchgear.capture.handler import Handler
 from switchgear.capture.recorder import Recorder
+from switchgear.capture.sizes import active_sizes
 from switchgear.errors import Unsupported
 from switchgear.ir.aliasing import viewed_argument
 from switchgear.ir.composites import leaves_of
@@ -59,6 +60,11 @@ def _note(recorder: Recorder, call: Call, metadata_only: bool) -> None:
             for leaf in leaves_of(call.lines)
         )
         if metadata_only or viewed or (now.shape, now.stride) != (before.shape, before.stride):
+            if active_sizes() is not None:  # they are measured after the call
+                raise Unsupported(
+                    f"{call.symbol.name} gives {found.proxy.name}, an input, other sizes or strides in place, in "
+                    f"{recorder.here()}, where sizes are symbolic; make a view instead"
+                )
             args, kwargs = (found.proxy, *call.given[0][1:]), call.given[1]
             line = BoundSymbol(
                 call.symbol, args, kwargs, None, grad_enabled=torch.is_grad_enabled()
