@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -1237,3 +1238,14 @@ def test_sizes_of_what_is_given_other_sizes() -> None:
     jitted = sg.jit(sizes_before_and_after, executors=["torch"], dynamic=True)
     for rows in (2, 3):
         assert jitted(torch.ones(rows, 4)) == (4, rows)
+
+
+def read_by_a_region_when_written(x: Tensor) -> Tensor:
+    x *= 3
+    result: Tensor = checkpoint(lambda: F.gelu(x), use_reentrant=False)
+    return result
+
+
+def test_a_region_reads_an_input_that_was_written_to() -> None:
+    verdict = judge(Script(non_leaf, read_by_a_region_when_written, write=Write(slot=0, no_grad=True)))
+    assert verdict.outcome is Outcome.FALLBACK, verdict.detail
