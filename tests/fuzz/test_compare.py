@@ -351,3 +351,45 @@ def test_values() -> None:
     assert Values.of(torch.tensor([1 + 2j]).conj()) == Values.of(torch.tensor([1 - 2j]))
     assert Values.of(torch.tensor([1])) != Values.of(torch.tensor([1], dtype=torch.int32))
     assert Values.of(torch.zeros(1)) != Values.of(torch.zeros(1, 1))
+
+
+def picks(x: Tensor, at: Tensor) -> Tensor:
+    x[at]
+    return x * 2
+
+
+def picks_for_its_result(x: Tensor, at: Tensor) -> Tensor:
+    return x * 2 + x[at].sum()
+
+
+def test_an_error_of_what_is_not_used_need_not_be_raised() -> None:
+    def arguments() -> tuple[list[Any], list[Tensor]]:
+        return [torch.ones(3), torch.tensor([7])], []
+
+    for function in (picks, picks_for_its_result):
+        assert judge(Script(arguments, function)).outcome is Outcome.BOTH_RAISE
+    silent = judge(Script(arguments, picks_for_its_result), lambda f: lambda x, at: x * 2)
+    assert silent.outcome is Outcome.DIFFERENT
+
+
+def added_and_then_written(x: Tensor) -> Tensor:
+    y = x + torch.cat((x,), 1)
+    x.mul_(0.03)
+    return torch.addcmul(x, y, y, value=0.5)
+
+
+@pytest.mark.parametrize(("is_view", "outcome"), [(True, Outcome.EQUAL), (False, Outcome.DIFFERENT)])
+def test_gradients_of_a_view_that_is_written_to_are_summed_at_its_base(is_view: bool, outcome: Outcome) -> None:
+    def arguments() -> tuple[list[Any], list[Tensor]]:
+        leaf = torch.linspace(-2, 2, 12).view(3, 4).requires_grad_()
+        made = leaf.sin()
+        return [made[...] if is_view else made], [leaf]
+
+    def rounded(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(x: Tensor) -> Any:
+            x.register_hook(lambda grad: grad * (1 + 2.0**-22))
+            return function(x)
+
+        return run
+
+    assert judge(Script(arguments, added_and_then_written), rounded).outcome is outcome
