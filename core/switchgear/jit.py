@@ -6,6 +6,7 @@ import functools
 import os
 import threading
 import types
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack, overload
@@ -226,6 +227,7 @@ class Compiler:
                 return self._refused(error, key)
             if general is entry:
                 self.cache.add(key, entry, reason)
+                entry.watch(weakref.WeakMethod(self._drop))
             entry = general
             inputs = entry.prologue(args, kwargs)
             if inputs is None:
@@ -234,6 +236,12 @@ class Compiler:
                 return self._refused(Unsupported(what), key)
             self.last = entry
             return entry, inputs, True
+
+    def _drop(self, entry: Entry) -> None:
+        """Let go of an entry, at any time."""
+        self.cache.drop(entry)
+        if self.last is entry:
+            self.last = None
 
     def _marks(
         self,
@@ -423,7 +431,9 @@ def last_entry(jitted: object) -> Entry:
     """The entry last run."""
     entry = compiler_of(jitted).last
     if entry is None:
-        raise SwitchgearError("the jitted function has not been called yet")
+        raise SwitchgearError(
+            "the jitted function has not been called yet, or a module that its last call was for is gone"
+        )
     return entry
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from torch import nn
 
 
 class OtherData(Exception):
@@ -31,10 +34,30 @@ class Guard:
     listed: Callable[[], Sequence[str]] | None = None
     #: Which integers in Python's objects are others in a call, given its flattened arguments, by their paths.
     varying: Callable[[Sequence[Any]], Iterable[str]] | None = None
+    #: The modules that it knows by identity: once one of them is gone, no call meets it.
+    modules: Sequence[Known] = ()
 
     def reason(self, leaves: Sequence[Any] = ()) -> str:
         """What is otherwise in a call with these flattened arguments."""
         return self.why if isinstance(self.why, str) else self.why(leaves)
+
+
+class Known(weakref.ref[nn.Module]):
+    """A module that is known by identity and not held: once it is gone, this is equal to nothing else."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return repr(self())
+
+    def names(self, value: object) -> bool:
+        """Whether a value is that module."""
+        return value is not None and value is self()
+
+
+def still_there(modules: Iterable[Known]) -> list[nn.Module]:
+    """Those that are not gone."""
+    return [module for known in modules if (module := known()) is not None]
 
 
 def value_key(value: object) -> object:

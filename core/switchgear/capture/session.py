@@ -18,7 +18,7 @@ import torch
 from switchgear import torch_private as internals
 from switchgear.capture.attempts import modes_kept, undone_on
 from switchgear.capture.doors import Doors
-from switchgear.capture.guards import Guard
+from switchgear.capture.guards import Guard, Known, still_there
 from switchgear.capture.handler import Handlers
 from switchgear.capture.modules import Modules
 from switchgear.capture.outputs import Outputs, outputs_of
@@ -69,7 +69,8 @@ class Captured:
     outputs: Outputs
     identical: tuple[tuple[int, int | weakref.ref[torch.Tensor]], ...]
     grad_enabled: bool
-    modules: tuple[torch.nn.Module, ...]
+    #: Those that are called, given, or whose state is used, and their parts are as they were.
+    modules: tuple[Known, ...]
     #: What of the inputs the trace depends on beside their metadata.
     matters: Matters = field(default_factory=Matters)
     #: The symbolic sizes, if there are any.
@@ -82,6 +83,13 @@ class Captured:
     objects: tuple[int, ...] = ()
     #: The names of values that were overwritten through `.data`.
     hidden: frozenset[str] = frozenset()
+    #: Not empty once one of the modules' parts is gone.
+    gone: list[object] = field(default_factory=list)
+
+    def parts(self) -> list[torch.nn.Module]:
+        """The modules that are there, with their parts."""
+        modules = still_there(self.modules)
+        return [*dict.fromkeys(part for module in modules for part in module.modules())]
 
 
 def capture(
@@ -154,7 +162,7 @@ def capture(
         if outer is not None:
             outer.matters |= matters
         identical, grad_enabled = tuple(_identical(leaves, recorder)), torch.is_grad_enabled()
-        sources, entered = tuple(inputs.sources), tuple(modules.entered)
+        sources, entered = tuple(inputs.sources), tuple(map(Known, modules.entered))
         used_sizes = sizes if numbers else None
         hidden = frozenset(recorder.tracker.writes.hidden)
         after = tuple(recorder.guards), tuple(recorder.after), tuple(objects), hidden

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from switchgear import torch_private as internals
+from switchgear.capture.guards import Known
 from switchgear.capture.structure import Structure, flatten
 from switchgear.errors import Unsupported
 
@@ -59,7 +60,7 @@ class ModuleState:
     """A parameter or buffer, by the module that holds it and its name there; `path` is its full name."""
 
     path: str
-    holder: torch.nn.Module
+    holder: Known
     name: str
     tied: list[ModuleState] = field(default_factory=list, compare=False)
 
@@ -71,11 +72,16 @@ class ModuleState:
     @property
     def slots(self) -> str:
         """Which of the module's two dictionaries holds it now."""
-        return "_parameters" if self.name in self.holder._parameters else "_buffers"
+        holder = self.holder()
+        is_parameter = holder is not None and self.name in holder._parameters
+        return "_parameters" if is_parameter else "_buffers"
 
     def _here(self) -> torch.Tensor | None:
-        state = self.holder._parameters
-        return state[self.name] if self.name in state else self.holder._buffers.get(self.name)
+        holder = self.holder()
+        if holder is None:
+            return None
+        state = holder._parameters
+        return state[self.name] if self.name in state else holder._buffers.get(self.name)
 
     def __str__(self) -> str:
         return self.path
@@ -296,7 +302,7 @@ def state_of(module: torch.nn.Module, prefix: str = "") -> dict[int, ModuleState
     for path, holder in module.named_modules(prefix=prefix):
         for name, tensor in (*holder._parameters.items(), *holder._buffers.items()):
             if tensor is not None:
-                state = ModuleState(f"{path}.{name}" if path else name, holder, name)
+                state = ModuleState(f"{path}.{name}" if path else name, Known(holder), name)
                 first = found.setdefault(id(tensor), state)
                 if first is not state:
                     first.tied.append(state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch
 
-from switchgear.capture.guards import value_key
+from switchgear.capture.guards import Known, value_key
 from switchgear.capture.signature import is_object
 from switchgear.capture.sizes import Marks
 from switchgear.capture.structure import Structure
@@ -53,12 +54,13 @@ class Cache:
         unfit: Collection[Entry] = (),
     ) -> tuple[Entry, Sequence[torch.Tensor]] | None:
         """The entry under a key that fits the call, and its input tensors; none that is known to be `unfit`."""
-        for entry in self._buckets.get(key, ()):
+        for entry in tuple(self._buckets.get(key, ())):
             if entry in unfit:
                 continue
             inputs = entry.prologue(args, kwargs)
             if inputs is not None:
-                self._order.move_to_end(entry)
+                with contextlib.suppress(KeyError):  # it was dropped just now
+                    self._order.move_to_end(entry)
                 return entry, inputs
         return None
 
@@ -80,11 +82,11 @@ class Cache:
 
     def entries(self) -> Iterable[Entry]:
         """All of them, the one used last first."""
-        return reversed(self._order)
+        return [*reversed(self._order)]
 
     def general(self, key: tuple[object, ...], new: Entry, leaves: list[Any]) -> Entry:
         """An older entry that computes what a new one does, by now without the guards that set their calls apart."""
-        for entry in self._buckets.get(key, ()):
+        for entry in tuple(self._buckets.get(key, ())):
             if same_program(entry.captured, new.captured) and entry.forget(new, leaves):
                 return entry
         return new
@@ -106,10 +108,18 @@ class Cache:
         self._last_key = self._order[entry] = key
         self._buckets.setdefault(key, []).insert(0, entry)
         if len(self._order) > self._size:
-            dropped, place = self._order.popitem(last=False)
-            self._buckets[place].remove(dropped)
-            if not self._buckets[place]:
-                del self._buckets[place]
+            self._remove(*self._order.popitem(last=False))
+
+    def drop(self, entry: Entry) -> None:
+        """Let go of an entry, if it is there; in any thread and at any time, garbage collections too."""
+        self._remove(entry, self._order.pop(entry, None))
+
+    def _remove(self, entry: Entry, place: object) -> None:
+        bucket = self._buckets.get(place, [])
+        with contextlib.suppress(ValueError):
+            bucket.remove(entry)
+        if not bucket:
+            self._buckets.pop(place, None)
 
     def _difference(self, key: tuple[object, ...]) -> str:
         topics = zip(_TOPICS, self._last_key, key, strict=False)
@@ -139,6 +149,8 @@ def call_key(
 
 def _leaf_key(leaf: object, dynamic: Collection[int]) -> object:
     if not isinstance(leaf, torch.Tensor):
+        if isinstance(leaf, torch.nn.Module):
+            return Known(leaf)
         return type(leaf) if is_object(leaf) else value_key(leaf)
     bits = (type(leaf), leaf.requires_grad, leaf.is_conj(), leaf.is_neg())
     if not dynamic:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 from switchgear import torch_private as internals
+from switchgear.capture.guards import still_there
 from switchgear.capture.outputs import Outputs, reshaped_inputs
 from switchgear.capture.session import capture, compiling
 from switchgear.capture.shared_memory import sharing
@@ -151,6 +153,20 @@ class Entry:
         pairs = zip(self.captured.guards, other.captured.guards, strict=False)
         forgotten = [one.forget(two, leaves) for one, two in pairs if one.forget and two.forget]
         return any(forgotten)
+
+    def watch(self, drop: Callable[[], Callable[[Entry], None] | None]) -> None:
+        """Once a module that it is for is gone, fit no call, and be dropped; `drop` refers weakly to what does that."""
+        this, gone = weakref.ref(self), self.captured.gone
+
+        def notice(part: object) -> None:
+            gone.append(part)
+            entry, dropping = this(), drop()
+            if entry is not None and dropping is not None:
+                dropping(entry)
+
+        known = (module for guard in self.captured.guards for module in guard.modules)
+        parts = self.captured.parts() + still_there(known)
+        self._watched = [weakref.ref(part, notice) for part in parts]
 
     def _finish(self) -> None:
         """Make what runs by the forward that there is."""

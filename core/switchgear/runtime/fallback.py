@@ -43,6 +43,7 @@ class Fallbacks:
 
     def add(self, error: CaptureError, key: object = None) -> Fallback:
         """Keep, for all calls of a key if there is one, that they are refused."""
+        error.__cause__ = error.__context__ = None  # their tracebacks hold what the call held
         fallback = self.reasons.setdefault(str(error), Fallback(error.with_traceback(None)))
         if key is None:
             return fallback

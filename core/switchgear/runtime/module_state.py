@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from functools import partial
-from operator import is_not
 from typing import Any
 
 import torch
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from switchgear import torch_private as internals
+from switchgear.capture.guards import Known, still_there
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -21,24 +21,24 @@ def modules_key(parts: Iterable[torch.nn.Module]) -> tuple[Any, ...]:
 
 
 def modules_guard(
-    modules: tuple[torch.nn.Module, ...], fetched: Container[tuple[torch.nn.Module, str]]
+    parts: Sequence[torch.nn.Module], fetched: Container[tuple[torch.nn.Module | None, str]]
 ) -> Callable[[], bool]:
     """A check that training flags, hooks, names and what is None are as they are now, and the submodules the same.
 
-    What is `fetched` for the call, by its module and name there, is known to be a tensor.
+    What is `fetched` for the call, by its module and name there, is known to be a tensor. Modules are not held, and
+    known by their ids: none of them may be gone.
     """
-    parts = [*dict.fromkeys(part for module in modules for part in module.modules())]
     key, everywhere = modules_key(parts), internals.global_module_hooks()
     if any_hooks(parts) or any("training" not in part.__dict__ for part in parts):
-        return lambda: modules_key(parts) == key
+        known = [*map(Known, parts)]
+        return lambda: modules_key(still_there(known)) == key
     forwards = [(own, own()) for part in parts for own in _own_forwards(part)]
     # what an instance has already is among those
     states = [
         (
-            part,
             state,
             part.training,
-            [*part._modules.values()],
+            [*map(id, part._modules.values())],
             None if "forward" in state else "forward",
         )
         for part in parts
@@ -64,17 +64,16 @@ def modules_guard(
         return not any(everywhere)
 
     def same() -> bool:
-        for part, state, training, children, forward in states:
+        for state, training, children, forward in states:
             if (
-                part.__dict__ is not state
-                or state["training"] is not training
+                state["training"] is not training
                 or state["_forward_hooks"]
                 or state["_forward_pre_hooks"]
                 or state["_backward_hooks"]
                 or state["_backward_pre_hooks"]
                 or forward in state
                 or len(state["_modules"]) != len(children)
-                or (children and any(map(is_not, state["_modules"].values(), children)))
+                or (children and [*map(id, state["_modules"].values())] != children)
             ):
                 return False
         for slot, count in counts:
@@ -84,7 +83,7 @@ def modules_guard(
 
     if internals.HAS_INLINE_VALUES:
         return same
-    return _Versions(parts, same_forwards, same).check
+    return _Versions([*map(vars, parts)], same_forwards, same).check
 
 
 class _Versions:
@@ -94,14 +93,14 @@ class _Versions:
     """
 
     def __init__(
-        self, parts: list[torch.nn.Module], light: Callable[[], bool], full: Callable[[], bool]
+        self, states: list[dict[str, Any]], light: Callable[[], bool], full: Callable[[], bool]
     ) -> None:
-        self._parts, self._light, self._full = parts, light, full
+        self._states, self._light, self._full = states, light, full
         self._written, self._patience = 0, 8
         self._look()
 
     def _look(self) -> None:
-        states = [vars(part) for part in self._parts]
+        states = self._states
         children = [state["_modules"] for state in states if state["_modules"]]
         self._not_written = internals.not_written((*states, *children))
         self._hooks = [state[name] for state in states for name in _HOOKS]
@@ -147,9 +146,9 @@ def _own_forwards(part: torch.nn.Module) -> list[Callable[[], Any]]:
     own: list[Callable[[], Any]] = []
     if "forward" in part.__dict__:
         own.append(partial(part.__dict__.get, "forward"))
-    slot = getattr(type(part), "_switchgear_forward", None)
-    if slot is not None:
-        own.append(partial(slot.__get__, part))
+    if hasattr(type(part), "_switchgear_forward"):
+        known = Known(part)
+        own.append(lambda: getattr(known(), "_switchgear_forward", None))
     return own
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from switchgear import torch_private as internals
-from switchgear.capture.guards import Guard, value_key
+from switchgear.capture.guards import Guard, Known, value_key
 from switchgear.capture.outputs import reshaped_inputs
 from switchgear.capture.session import Captured
 from switchgear.capture.shared_memory import is_view_of_constant, sharing
@@ -130,11 +130,18 @@ def generated(head: str, body: Iterable[str], scope: dict[str, Any]) -> Callable
 
 
 def _argument_guards(captured: Captured, leaves: list[object]) -> Iterator[Guard]:
+    if captured.modules:
+        yield Guard("not gone", "a module that is gone", {"gone": captured.gone})
     for index, leaf in enumerate(leaves):
         if index in captured.objects:
             kind = f"kind{index}"
             why = f"argument {index} was a {type(leaf).__name__}"
             yield Guard(f"type(a{index}) is {kind}", why, {kind: type(leaf)})
+        elif isinstance(leaf, torch.nn.Module):
+            name = f"module{index}"
+            yield Guard(
+                f"a{index} is {name}()", f"argument {index} was {leaf!r}", {name: Known(leaf)}
+            )
         elif not isinstance(leaf, torch.Tensor):
             yield _value_guard(index, leaf)
     for index, other in captured.identical:
@@ -164,9 +171,9 @@ def _state_guards(captured: Captured, tensors: list[torch.Tensor]) -> Iterator[G
     if captured.modules:
         states = [source for source in captured.sources if isinstance(source, ModuleState)]
         fetched = {
-            (state.holder, state.name) for source in states for state in (source, *source.tied)
+            (state.holder(), state.name) for source in states for state in (source, *source.tied)
         }
-        same = modules_guard(captured.modules, fetched)
+        same = modules_guard(captured.parts(), fetched)
         yield Guard(
             "same_modules()", "training flags, hooks or parts of a module", {"same_modules": same}
         )
@@ -247,7 +254,7 @@ def _fetched(source: InputSource, number: int, scope: dict[str, object]) -> str:
     if source.tied:
         scope[f"fetch{number}"] = source.fetch
         return f"fetch{number}()"
-    scope[f"state{number}"] = source.holder.__dict__
+    scope[f"state{number}"] = vars(source.holder())
     return f"state{number}[{source.slots!r}][{source.name!r}]"
 
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from switchgear.capture.guards import value_key
+from switchgear.capture.guards import Known, value_key
 from switchgear.features.python_state.holders import Content, dict_base
 
 #: Values that are compared by type and value; other objects are by identity.
@@ -84,13 +84,12 @@ def freeze(value: Any, known: Knowledge, around: tuple[int, ...] = ()) -> object
         return NUMBER
     if is_array(value):
         return Data(value.copy())
+    if issubclass(kind, torch.nn.Module):
+        return Known(value)
     if kind is types.MethodType:
-        return Contents(types.MethodType, None, (value.__func__, value.__self__))
-    is_container = issubclass(kind, (tuple, list, dict, set, frozenset, deque))
-    if not is_container or kind is torch.Size or id(value) in around:
-        return Instance(kind) if known.is_of_call(value) else value
-    if issubclass(kind, (set, frozenset)):
-        return Contents(kind, None, tuple(known.content(value).values()))
+        owner = value.__self__
+        held = Known(owner) if isinstance(owner, torch.nn.Module) else owner
+        return Contents(types.MethodType, None, (value.__func__, held))
     held = known.content(value)
     items = tuple([freeze(item, known, (*around, id(value))) for item in held.values()])
     return Contents(kind, tuple(held) if issubclass(kind, dict) else None, items)
@@ -104,6 +103,8 @@ def same(value: object, frozen: object) -> bool:
         return isinstance(value, torch.Tensor)
     if frozen is NUMBER:
         return type(value) is int and value > 1
+    if isinstance(frozen, Known):
+        return frozen.names(value)
     if isinstance(frozen, Instance):
         return type(value) is frozen.kind
     if isinstance(frozen, Data):
@@ -123,7 +124,7 @@ def _same_array(value: Any, array: Any) -> bool:
 
 def _same_contents(value: Any, frozen: Contents) -> bool:
     if frozen.kind is types.MethodType:
-        return value.__func__ is frozen.items[0] and value.__self__ is frozen.items[1]
+        return value.__func__ is frozen.items[0] and same(value.__self__, frozen.items[1])
     if isinstance(value, (set, frozenset)):
         now, before = ({(type(one), one) for one in held} for held in (value, frozen.items))
         return now == before

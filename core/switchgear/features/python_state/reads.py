@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from switchgear import torch_private as internals
-from switchgear.capture.guards import Guard
+from switchgear.capture.guards import Guard, Known
 from switchgear.capture.signature import Argument, Attribute, follow
 from switchgear.errors import Unsupported
 from switchgear.features.python_state.frozen import (
@@ -29,6 +29,7 @@ from switchgear.features.python_state.frozen import (
     Instance,
     can_change,
     is_atom,
+    leaves,
     numbers_changed,
     same,
 )
@@ -169,7 +170,14 @@ def guard_on(state: State, arguments: Iterable[int], settle: Callable[[], None])
     if names:
         check = f"state.check({names})"
     return Guard(
-        check, state.why, {"state": state}, state.forget, settle, state.listed, state.varying
+        check,
+        state.why,
+        {"state": state},
+        state.forget,
+        settle,
+        state.listed,
+        state.varying,
+        state.modules(),
     )
 
 
@@ -191,6 +199,11 @@ class State:
         self._writes_met = 0
         #: What else leads to this trace.
         self._alternatives: list[State] = []
+
+    def modules(self) -> list[Known]:
+        """Those among what was read."""
+        found = (leaf for read in self._reads for leaf in leaves(read.value))
+        return [leaf for leaf in found if isinstance(leaf, Known)]
 
     def build(self, objects: Mapping[int, object]) -> None:
         """Make the tree, while all is as it was."""
@@ -346,7 +359,7 @@ def _is_by_identity(read: Read) -> bool:
     frozen = read.value
     if not isinstance(frozen, Contents) or not (_is_plain(read) or read.kind is dict):
         return False
-    is_deep = any(isinstance(item, (Contents, Instance, Data)) for item in frozen.items)
+    is_deep = any(isinstance(item, (Contents, Instance, Data, Known)) for item in frozen.items)
     is_large = frozen.kind is dict and len(frozen.items) > _FEW_ITEMS
     return not is_deep and (frozen.kind is tuple or is_large)
 
@@ -418,6 +431,8 @@ def _add_value(node: Any, frozen: object, value: Any, label: list[str]) -> None:
         node.add_type_match_guard(id(frozen.kind), label, None)
     elif frozen is NUMBER:
         node.add_type_match_guard(id(int), label, None)  # more is asked where it is an input
+    elif isinstance(frozen, Known):
+        node.add_lambda_guard(frozen.names, label, None)
     elif isinstance(frozen, (Contents, Data)) or frozen is TENSOR or _needs_care(frozen):
         node.add_lambda_guard(lambda now: same(now, frozen), label, None)
     elif is_atom(frozen) and not isinstance(frozen, enum.Enum):
