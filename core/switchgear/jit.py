@@ -209,8 +209,9 @@ class Compiler:
                 on_data = self.specialize_on_data
                 if on_data is None and len(unfit) >= _MOST_DATA:
                     on_data = False
+                drop = weakref.WeakMethod(self._drop)
                 options = self.selection, self._rejit, on_data, marks, self._whole
-                entry = Entry(self.function, leaves, spec, self.module, *options)
+                entry = Entry(self.function, leaves, spec, self.module, *options, drop=drop)
                 if entry.fixed and self.dynamic is None:
                     self._varying.give_up(kind_of(spec, leaves))
                 elif marks:
@@ -227,7 +228,6 @@ class Compiler:
                 return self._refused(error, key)
             if general is entry:
                 self.cache.add(key, entry, reason)
-                entry.watch(weakref.WeakMethod(self._drop))
             entry = general
             inputs = entry.prologue(args, kwargs)
             if inputs is None:

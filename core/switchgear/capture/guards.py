@@ -66,4 +66,6 @@ def value_key(value: object) -> object:
         return (type(value), repr(value))
     if isinstance(value, slice):
         return (slice, value_key(value.start), value_key(value.stop), value_key(value.step))
+    if isinstance(value, nn.Module):
+        return Known(value)
     return (type(value), value)

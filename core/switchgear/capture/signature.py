@@ -72,8 +72,7 @@ class ModuleState:
     @property
     def slots(self) -> str:
         """Which of the module's two dictionaries holds it now."""
-        holder = self.holder()
-        is_parameter = holder is not None and self.name in holder._parameters
+        is_parameter = self.name in getattr(self.holder(), "_parameters", ())
         return "_parameters" if is_parameter else "_buffers"
 
     def _here(self) -> torch.Tensor | None:

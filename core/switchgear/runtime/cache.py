@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from switchgear.capture.guards import Known, value_key
+from switchgear.capture.guards import value_key
 from switchgear.capture.signature import is_object
 from switchgear.capture.sizes import Marks
 from switchgear.capture.structure import Structure
@@ -149,8 +149,6 @@ def call_key(
 
 def _leaf_key(leaf: object, dynamic: Collection[int]) -> object:
     if not isinstance(leaf, torch.Tensor):
-        if isinstance(leaf, torch.nn.Module):
-            return Known(leaf)
         return type(leaf) if is_object(leaf) else value_key(leaf)
     bits = (type(leaf), leaf.requires_grad, leaf.is_conj(), leaf.is_neg())
     if not dynamic:

@@ -59,6 +59,8 @@ class Entry:
         reads_inputs: bool | None = False,
         marks: Marks = MappingProxyType({}),
         whole: bool = False,
+        *,
+        drop: Callable[[], Callable[[Entry], None] | None],
     ) -> None:
         self.spec = spec
         self._name = getattr(function, "__qualname__", "a function")
@@ -79,6 +81,7 @@ class Entry:
                 marks=marks,
                 whole=whole,
             )
+            self._watch(drop)
             tensors = [tensor_of(source, leaves) for source in self.captured.sources]
             with torch.no_grad(), internals.autocast_off(), symbolic(self.captured.sizes):
                 self._compile(tensors, selection, rejit)
@@ -154,7 +157,7 @@ class Entry:
         forgotten = [one.forget(two, leaves) for one, two in pairs if one.forget and two.forget]
         return any(forgotten)
 
-    def watch(self, drop: Callable[[], Callable[[Entry], None] | None]) -> None:
+    def _watch(self, drop: Callable[[], Callable[[Entry], None] | None]) -> None:
         """Once a module that it is for is gone, fit no call, and be dropped; `drop` refers weakly to what does that."""
         this, gone = weakref.ref(self), self.captured.gone
 
@@ -165,7 +168,7 @@ class Entry:
                 dropping(entry)
 
         known = (module for guard in self.captured.guards for module in guard.modules)
-        parts = self.captured.parts() + still_there(known)
+        parts = (*self.captured.parts(), *still_there(known))
         self._watched = [weakref.ref(part, notice) for part in parts]
 
     def _finish(self) -> None:

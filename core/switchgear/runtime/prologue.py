@@ -137,11 +137,6 @@ def _argument_guards(captured: Captured, leaves: list[object]) -> Iterator[Guard
             kind = f"kind{index}"
             why = f"argument {index} was a {type(leaf).__name__}"
             yield Guard(f"type(a{index}) is {kind}", why, {kind: type(leaf)})
-        elif isinstance(leaf, torch.nn.Module):
-            name = f"module{index}"
-            yield Guard(
-                f"a{index} is {name}()", f"argument {index} was {leaf!r}", {name: Known(leaf)}
-            )
         elif not isinstance(leaf, torch.Tensor):
             yield _value_guard(index, leaf)
     for index, other in captured.identical:
@@ -159,6 +154,8 @@ def _value_guard(index: int, value: object) -> Guard:
         return Guard(f"{name} is {value}", why)
     if type(value) in (int, str):
         return Guard(f"type({name}) is {type(value).__name__} and {name} == {value!r}", why)
+    if isinstance(value, torch.nn.Module):
+        return Guard(f"{name} is module{index}()", why, {f"module{index}": Known(value)})
     return Guard(
         f"value_key({name}) == key{index}",
         why,
@@ -251,10 +248,11 @@ def _fetched(source: InputSource, number: int, scope: dict[str, object]) -> str:
     if isinstance(source, Held):
         scope[f"fetch{number}"] = source.fetch
         return f"fetch{number}({f'a{source.owner.index}' if isinstance(source.owner, Argument) else ''})"
-    if source.tied:
+    holder = source.holder()
+    if source.tied or holder is None:
         scope[f"fetch{number}"] = source.fetch
         return f"fetch{number}()"
-    scope[f"state{number}"] = vars(source.holder())
+    scope[f"state{number}"] = vars(holder)
     return f"state{number}[{source.slots!r}][{source.name!r}]"
 
 
