@@ -48,7 +48,8 @@ class Known(weakref.ref[nn.Module]):
     __slots__ = ()
 
     def __repr__(self) -> str:
-        return repr(self())
+        module = self()
+        return "a module that is gone" if module is None else repr(module)
 
     def names(self, value: object) -> bool:
         """Whether a value is that module."""

@@ -97,7 +97,8 @@ class Cache:
         `reason` says what of data, sizes or Python state set the call apart from those that others are for.
         """
         self._compilations += 1
-        why = reason or (self._difference(key) if self._last_key else "the first call")
+        changed = self._difference(key) or "what an entry was for is gone"
+        why = reason or (changed if self._last_key else "the first call")
         self.reasons.append(why)
         if self._compilations == self._limit + 1:
             message = (

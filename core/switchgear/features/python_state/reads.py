@@ -169,16 +169,8 @@ def guard_on(state: State, arguments: Iterable[int], settle: Callable[[], None])
     check = "state.holds(state.fixed) or state.refresh()"
     if names:
         check = f"state.check({names})"
-    return Guard(
-        check,
-        state.why,
-        {"state": state},
-        state.forget,
-        settle,
-        state.listed,
-        state.varying,
-        state.modules(),
-    )
+    told = state.listed, state.varying, state.modules()
+    return Guard(check, state.why, {"state": state}, state.forget, settle, *told)
 
 
 class State:
