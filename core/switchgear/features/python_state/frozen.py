@@ -88,8 +88,13 @@ def freeze(value: Any, known: Knowledge, around: tuple[int, ...] = ()) -> object
         return Known(value)
     if kind is types.MethodType:
         owner = value.__self__
-        held = Known(owner) if isinstance(owner, torch.nn.Module) else owner
-        return Contents(types.MethodType, None, (value.__func__, held))
+        of = Known(owner) if isinstance(owner, torch.nn.Module) else owner
+        return Contents(types.MethodType, None, (value.__func__, of))
+    is_container = issubclass(kind, (tuple, list, dict, set, frozenset, deque))
+    if not is_container or kind is torch.Size or id(value) in around:
+        return Instance(kind) if known.is_of_call(value) else value
+    if issubclass(kind, (set, frozenset)):
+        return Contents(kind, None, tuple(known.content(value).values()))
     held = known.content(value)
     items = tuple([freeze(item, known, (*around, id(value))) for item in held.values()])
     return Contents(kind, tuple(held) if issubclass(kind, dict) else None, items)
