@@ -54,7 +54,9 @@ class Region:
                 self._refuse(f"{proxy.name}, which it reads, is written to")
             # the caller may write to it as well, of which the value in the trace knows nothing
             if held.get(proxy.name, proxy.name) != proxy.name:
-                self._refuse(f"{held[proxy.name]}, an input that was written to before, may be again")
+                self._refuse(
+                    f"{held[proxy.name]}, an input that was written to before, may be again"
+                )
 
     def _refuse(self, what: str) -> NoReturn:
         raise Unsupported(
