@@ -1249,3 +1249,18 @@ def read_by_a_region_when_written(x: Tensor) -> Tensor:
 def test_a_region_reads_an_input_that_was_written_to() -> None:
     verdict = judge(Script(non_leaf, read_by_a_region_when_written, write=Write(slot=0, no_grad=True)))
     assert verdict.outcome is Outcome.FALLBACK, verdict.detail
+
+
+def rectified_and_then_written(x: Tensor, y: Tensor) -> None:
+    F.relu(x, inplace=True)
+    max(y.unbind(0), key=lambda row: row.dim())
+    x.data.copy_(y[:1])
+
+
+def test_a_hidden_write_beside_one_that_is_seen_where_functions_are_split() -> None:
+    def arguments() -> Arguments:
+        leaf = torch.linspace(-2, 2, 12).view(3, 4).requires_grad_()
+        return [leaf * 1, torch.ones(2, 4)], [leaf]
+
+    verdict = judge(Script(arguments, rectified_and_then_written, options={"fallback": "split"}))
+    assert verdict.outcome is Outcome.FALLBACK, verdict.detail

@@ -151,7 +151,8 @@ class _Collector:
             ):
                 raise Unsupported(
                     f"the function writes to {first.name} where autograd sees it, and gives it other sizes or strides "
-                    "in place, or writes to it where autograd does not see it; return a new tensor"
+                    "in place, or writes to it where autograd does not see it; return a new tensor",
+                    splits=False,  # the parts of it save copies where eager's backward finds what was written
                 )
             # through .data, or by a BatchNorm: autograd is not told
             hidden = not tracked and version_of(found.wrapper) == found.version
