@@ -32,28 +32,46 @@ loaded = [name for name in ("sympy", "torch._dynamo", "torch._inductor") if name
 assert not loaded, loaded
 """
 PROGRAMS = {
-    "a linear layer": "sg.jit(nn.Linear(4, 4), executors=['torch'], strict=True)(torch.ones(2, 4))",
+    "a linear layer": "sg.jit(nn.Linear(4, 4), {})(torch.ones(2, 4))",
     "a linear layer without gradients": """
 with torch.no_grad():
-    sg.jit(nn.Linear(4, 4), executors=['torch'], strict=True)(torch.ones(2, 4))""",
+    sg.jit(nn.Linear(4, 4), {})(torch.ones(2, 4))""",
     "a training step of two layers": """
 model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2))
-sg.jit(model, executors=['torch'], strict=True)(torch.ones(3, 4)).sum().backward()""",
+sg.jit(model, {})(torch.ones(3, 4)).sum().backward()""",
+    "a training step of a classifier": """
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+nn.functional.cross_entropy(sg.jit(model, {})(torch.ones(3, 4)), torch.tensor([0, 1, 0])).backward()""",
+    "a training step of convolutions": """
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4)
+        self.second, self.last = nn.Conv2d(4, 4, 3, padding=1), nn.Linear(4, 2)
+
+    def forward(self, x):
+        x = self.norm(self.first(x)).relu()
+        x = x + self.second(x)
+        return self.last(x.mean((2, 3)) + x.flatten(2).amax(-1))
+
+nn.functional.cross_entropy(sg.jit(Block(), {})(torch.rand(2, 3, 6, 6)), torch.tensor([0, 1])).backward()""",
+    "a training step on tokens": """
+model = nn.Sequential(nn.Embedding(5, 4), nn.LayerNorm(4), nn.Linear(4, 4), nn.Softmax(-1))
+nn.functional.mse_loss(sg.jit(model, {})(torch.tensor([[1, 2, 1]])), torch.ones(1, 3, 4)).backward()""",
     "pointwise operators and sums": """
-sg.jit(lambda x, y: (x * y + 1).exp().sum(0) / 2, executors=['torch'], strict=True)(torch.ones(2, 3), torch.ones(3))""",
+sg.jit(lambda x, y: (x * y + 1).exp().sum(0) / 2, {})(torch.ones(2, 3), torch.ones(3))""",
 }
 
 
+@pytest.mark.parametrize("options", ["strict=True, executors=['torch']", "strict=True, compile='background'"])
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_a_first_call_imports_neither_dynamo_nor_sympy(program: str) -> None:
-    source = FIRST_CALL.format(PROGRAMS[program])
+def test_a_first_call_imports_neither_dynamo_nor_sympy(program: str, options: str) -> None:
+    source = FIRST_CALL.format(PROGRAMS[program].replace("{}", options))
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(
-    "function", ["lambda x: torch.softmax(x, -1).cumsum(0)", "lambda x: x.sin() if torch._dynamo else x"]
-)
+@pytest.mark.parametrize("function", ["lambda x: x.cumprod(0).cumsum(0)", "lambda x: x.sin() if torch._dynamo else x"])
 def test_what_pytorch_imports_inside_is_no_doing_of_the_functions(function: str) -> None:
     """By the fake of an operator, or by an attribute of a module, in the middle of a capture."""
     source = """
@@ -84,6 +102,58 @@ CALLS: list[tuple[Any, tuple[Any, ...]]] = [
     *[(aten.sum.dim_IntList, (MATRICES[2], *rest)) for rest in (([1],), ([0, -1], True), (None,), ([],))],
     *[(aten.sum.dim_IntList, (torch.ones(shape, dtype=torch.bool), [0])) for shape in ((), (2,), (2, 3))],
 ]
+ONES = torch.rand(3, 4), torch.rand(3, 4), torch.tensor([1, 0, 3])
+IMAGES, KERNEL = torch.rand(2, 4, 5, 6), torch.rand(6, 2, 3, 2)
+CONVOLVED = [2, 1], [1, 0], [1, 2], False, [0, 0], 2
+STATISTICS = torch.rand(4), torch.rand(4)
+CALLS += [
+    *[(getattr(aten, name).default, (ONES[0], -1, False)) for name in ("_softmax", "_log_softmax")],
+    *[
+        (getattr(aten, f"{name}_backward_data").default, (*ONES[:2], 1, torch.float32))
+        for name in ("_softmax", "_log_softmax")
+    ],
+    *[
+        (aten.nll_loss_forward.default, (ONES[0].t().contiguous().t(), ONES[2], torch.rand(4), way, -100))
+        for way in (0, 1)
+    ],
+    (
+        aten.nll_loss_backward.default,
+        (torch.rand(3), ONES[0][:, :1].expand(3, 4), ONES[2], None, 0, -100, torch.rand(())),
+    ),
+    *[(aten.mse_loss.default, (*ONES[:2], way)) for way in (0, 1)],
+    (aten.mse_loss_backward.default, (torch.rand(()), *ONES[:2], 1)),
+    (aten.convolution.default, (IMAGES, KERNEL, torch.rand(6), *CONVOLVED)),
+    *[
+        (aten.convolution_backward.default, (torch.rand(2, 6, 3, 4), IMAGES, KERNEL, [6], *CONVOLVED, mask))
+        for mask in ([True] * 3, [True, False, False], [False, True, False])
+    ],
+    (aten._native_batch_norm_legit_functional.default, (IMAGES, None, None, *STATISTICS, True, 0.1, 1e-5)),
+    (
+        aten.native_batch_norm_backward.default,
+        (IMAGES, IMAGES, *STATISTICS[:1], *STATISTICS * 2, True, 1e-5, [True] * 3),
+    ),
+    (aten.native_layer_norm.default, (IMAGES, [5, 6], torch.rand(5, 6), None, 1e-5)),
+    (
+        aten.native_layer_norm_backward.default,
+        (IMAGES, IMAGES, [6], *[torch.rand(2, 4, 5, 1)] * 2, torch.rand(6), None, [True, True, False]),
+    ),
+    (aten.embedding.default, (ONES[0].t(), ONES[2])),
+    *[(aten.cat.default, ([ONES[0], torch.rand(3, 2)], dim)) for dim in (1, -1)],
+    *[(aten.gather.default, (one, 1, ONES[2][None])) for one in (ONES[0], torch.rand(4, 3).t())],
+    *[(aten.scatter.value, (one, 0, ONES[2][None] // 2, 1.0)) for one in (ONES[0], torch.rand(4, 3).t())],
+    *[(aten.arange.start_step, bounds) for bounds in ((0, 5), (2, 9, 3), (9, 2, -3))],
+    (aten.scalar_tensor.default, (2.0,)),
+    *[(aten.to.dtype, (one, torch.int64)) for one in each_layout(ONES[0])],
+    *[(aten.flatten.using_ints, (one,)) for one in each_layout(ONES[0])],
+    *[(aten.where.ScalarOther, (one > 0.5, one, 0.0)) for one in each_layout(ONES[0])],
+    *[(aten.where.self, (one > 0.5, torch.rand(()), one)) for one in each_layout(ONES[0])],
+    *[
+        (getattr(aten, name).default, (one,))
+        for name in ("mean", "all", "amax", "zeros_like", "clone")
+        for one in each_layout(ONES[0])
+    ],
+    *[(aten.amax.default, (MATRICES[2], dims, keep)) for dims in ([0], [-1, 0]) for keep in (False, True)],
+]
 POINTWISE = (
     "add.Tensor sub.Tensor mul.Tensor div.Tensor eq.Tensor gt.Scalar mul.Scalar pow.Tensor_Scalar maximum.default"
 )
@@ -96,6 +166,15 @@ def overload(name: str) -> Any:
     return getattr(getattr(aten, packet), kind)
 
 
+def fakes_of(mode: Any, args: tuple[Any, ...]) -> Any:
+    return map_tensors(
+        lambda one: internals.make_fake(
+            mode, (one.shape, one.stride(), one.dtype, one.device, 0, one.is_conj(), one.is_neg())
+        ),
+        args,
+    )
+
+
 def same_layouts(func: Any, args: tuple[Any, ...]) -> bool:
     """Whether there is a fake of the call; if so, it is laid out as what the kernel returns."""
     mode = internals.new_fake_mode()
@@ -103,13 +182,7 @@ def same_layouts(func: Any, args: tuple[Any, ...]) -> bool:
         result = func(*args)
     except RuntimeError:
         return False
-    fakes = map_tensors(
-        lambda one: internals.make_fake(
-            mode, (one.shape, one.stride(), one.dtype, one.device, 0, one.is_conj(), one.is_neg())
-        ),
-        args,
-    )
-    fake = common_fake(mode, func, fakes, {})
+    fake = common_fake(mode, func, fakes_of(mode, args), {})
     if fake is None:
         return False
     layouts = [
@@ -141,15 +214,32 @@ def test_common_fakes_are_laid_out_as_what_kernels_return() -> None:
     assert seen["aten.add.Tensor"] > 100
 
 
-@pytest.mark.parametrize("name", ["mm.default", "addmm.default", "add.Tensor", "sum.dim_IntList"])
-def test_what_kernels_refuse_has_no_common_fake(name: str) -> None:
+WRONG: list[tuple[Any, tuple[Any, ...]]] = [
+    (aten.mm.default, (torch.empty(2, 3),) * 2),
+    (aten.addmm.default, (torch.empty(2, 3),) * 3),
+    (aten.add.Tensor, (torch.empty(2, 3), torch.empty(6))),
+    (aten.sum.dim_IntList, (torch.empty(2, 3), [7])),
+    (aten.amax.default, (torch.empty(0, 3), [0])),
+    (aten.mean.default, (ONES[2],)),
+    (aten._softmax.default, (ONES[0], 2, False)),
+    (aten._softmax.default, (ONES[2], 0, False)),
+    (aten.nll_loss_forward.default, (ONES[0], ONES[2][:2], None, 1, -100)),
+    (aten.nll_loss_forward.default, (*ONES[:2], None, 1, -100)),
+    (aten.convolution.default, (IMAGES, KERNEL, torch.rand(5), *CONVOLVED)),
+    (aten.convolution.default, (IMAGES.double(), KERNEL, None, *CONVOLVED)),
+    (aten.convolution.default, (IMAGES[:, :, :, :1].contiguous(), KERNEL, None, *CONVOLVED)),
+    (aten.native_layer_norm.default, (IMAGES, [4, 6], None, None, 1e-5)),
+    (aten.cat.default, ([ONES[0], torch.rand(2, 3)], 0)),
+    (aten.gather.default, (ONES[0], 0, ONES[2])),
+]
+
+
+@pytest.mark.parametrize(("func", "args"), WRONG, ids=lambda value: str(value) if callable(value) else "")
+def test_what_kernels_refuse_has_no_common_fake(func: Any, args: tuple[Any, ...]) -> None:
+    with pytest.raises((RuntimeError, IndexError)):
+        func(*args)
     mode = internals.new_fake_mode()
-    with mode:
-        fakes = {"mm": 2, "addmm": 3, "add": 2, "sum": 1}[name.partition(".")[0]]
-        args = [torch.empty(2, 3) for _ in range(fakes)]
-    args = [args[0], args[0].view(3, 2).view(6)] if name == "add.Tensor" else args
-    rest = ([7],) if name.startswith("sum") else ()
-    assert common_fake(mode, overload(name), (*args, *rest), {}) is None
+    assert common_fake(mode, func, fakes_of(mode, args), {}) is None
 
 
 class Owner:

@@ -1,4 +1,4 @@
-"""Fakes of the commonest operators, by kernels written in C++.
+"""Fakes of the commonest operators, by kernels that import nothing, or by the shapes of results laid out plainly.
 
 PyTorch computes most fakes by formulas in Python, which import TorchDynamo and sympy: a second in every process.
 """
@@ -11,50 +11,63 @@ from typing import Any
 import torch
 from torch._subclasses import fake_tensor
 
-from switchgear.nesting import map_tensors
-from switchgear.torch_private.fakes import FakeMode, OpOverload, fake_of_layout
+from switchgear.nesting import map_tensors, tensors_in
+from switchgear.torch_private.fakes import FakeMode, OpOverload
 from switchgear.torch_private.layouts import TAKE_NUMBERS, iterated
 from switchgear.torch_private.modes import real_dispatch
+from switchgear.torch_private.plain_results import plain_results
 
-#: Operators whose kernels for PyTorch's meta device are written in C++.
-_BY_META_KERNEL = frozenset(
-    getattr(getattr(torch.ops.aten, name), overload)
-    for overload, names in (
-        (
-            "default",
-            "alias as_strided detach expand permute slice split_with_sizes squeeze t unsqueeze view",
-        ),
-        ("dim", "squeeze"),
-        ("int", "select transpose"),
-        ("Tensor", "slice split"),
+aten = torch.ops.aten
+
+
+def _overloads(names: str) -> frozenset[OpOverload]:
+    """Operators of these names, as far as PyTorch has them."""
+    parts = [name.split(".") for name in names.split()]
+    return frozenset(
+        getattr(getattr(aten, packet), overload)
+        for packet, overload in parts
+        if hasattr(getattr(aten, packet), overload)
     )
-    for name in names.split()
-    if hasattr(getattr(torch.ops.aten, name), overload)
+
+
+#: Operators whose kernels for PyTorch's meta device import nothing.
+_BY_META_KERNEL = _overloads(
+    "_to_copy.default _unsafe_view.default alias.default as_strided.default clone.default detach.default "
+    "diagonal.default embedding_dense_backward.default empty.memory_format empty_strided.default expand.default "
+    "full.default index_select.default max.dim min.dim new_empty.default new_full.default new_ones.default "
+    "new_zeros.default ones.default permute.default scalar_tensor.default select.int slice.Tensor slice.default "
+    "split.Tensor split_with_sizes.default squeeze.default squeeze.dim squeeze.dims t.default transpose.int "
+    "unbind.int unfold.default unsqueeze.default view.default zeros.default"
 )
-#: Whose kernels take two tensors of any layouts in the order of the arguments, by which strides are chosen.
-_IN_ORDER = frozenset(
-    getattr(getattr(torch.ops.aten, name), overload)
-    for overload, names in (
-        ("Tensor", "add sub mul div eq ne gt ge lt le bitwise_and bitwise_or"),
-        ("default", "maximum minimum"),
-    )
-    for name in names.split()
+#: Those of which that holds for the overload that writes its result to a tensor.
+_BY_OUT = {
+    aten.gather.default: aten.gather.out,
+    aten.scatter.src: aten.scatter.src_out,
+    aten.scatter.value: aten.scatter.value_out,
+}
+#: Of which each consists of others.
+_COMPOSITE = _overloads(
+    "flatten.using_ints to.device to.dtype var_mean.dim where.ScalarOther where.ScalarSelf"
+)
+_LIKE = _overloads("empty_like.default full_like.default ones_like.default zeros_like.default")
+_COUNTS = _overloads("arange.default arange.start arange.start_step")
+_REDUCTIONS = _overloads(
+    "all.default amax.default amin.default any.default mean.default mean.dim sum.default sum.dim_IntList "
+    "var_mean.correction"
+)
+_VARIANCES = _overloads("var_mean.correction")
+#: Whose kernels take tensors of any layouts in the order of the arguments, by which strides are chosen.
+_IN_ORDER = _overloads(
+    "add.Tensor bitwise_and.Tensor bitwise_or.Tensor div.Tensor eq.Tensor ge.Tensor gt.Tensor le.Tensor lt.Tensor "
+    "maximum.default minimum.default mul.Tensor ne.Tensor sub.Tensor where.self"
 )
 #: Pointwise operators of more than one kernel.
-_NOT_ONE_KERNEL = frozenset(
-    {
-        torch.ops.aten.angle.default,
-        torch.ops.aten.clone.default,
-        torch.ops.aten.ldexp.Tensor,
-        torch.ops.aten.mvlgamma.default,
-    }
-)
-_SUM = torch.ops.aten.sum.dim_IntList
+_NOT_ONE_KERNEL = _overloads("angle.default clone.default ldexp.Tensor mvlgamma.default")
 _MATRICES = {
-    torch.ops.aten.mm.default: 2,
-    torch.ops.aten.addmm.default: 2,
-    torch.ops.aten.bmm.default: 3,
-    torch.ops.aten.baddbmm.default: 3,
+    aten.mm.default: 2,
+    aten.addmm.default: 2,
+    aten.bmm.default: 3,
+    aten.baddbmm.default: 3,
 }
 
 
@@ -62,63 +75,88 @@ def common_fake(
     mode: FakeMode, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Any:
     """What a common operator returns for fakes without lazy bits; None where PyTorch's formula is to say it."""
-    tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+    tensors = list(tensors_in((args, kwargs)))
     devices = {fake.fake_device for fake in tensors if isinstance(fake, fake_tensor.FakeTensor)}
-    if len(devices) != 1 or any(fake.is_conj() or fake.is_neg() for fake in tensors):
+    if any(fake.is_conj() or fake.is_neg() for fake in tensors) or kwargs.get("pin_memory"):
         return None
-    (device,) = devices
     try:
-        if func in _BY_META_KERNEL:
+        if func in _COMPOSITE:
+            with mode:
+                return func.decompose(*args, **kwargs)
+        if kwargs.get("device") or not tensors:
+            devices = {torch.device(kwargs.get("device") or "cpu")}
+            kwargs = {**kwargs, "device": "meta"}
+        if len(devices) != 1 or kwargs.get("layout") not in (None, torch.strided):
+            return None
+        if func in _BY_META_KERNEL or func in _BY_OUT:
             with fake_tensor.in_kernel_invocation_manager(mode):
+                if func in _BY_OUT:
+                    out = torch.empty(0, dtype=args[0].dtype, device="meta")
+                    func, kwargs = _BY_OUT[func], {**kwargs, "out": out}
                 result = func(*args, **kwargs)
-            return map_tensors(lambda meta: fake_tensor.FakeTensor(mode, meta, device), result)
-        if func in _MATRICES:
-            return _product(mode, _MATRICES[func], tensors, device)
-        if func is _SUM:
+        else:
             with real_dispatch():
-                layout = _sum(*args, **kwargs)
-            return fake_of_layout(mode, (*layout, device, 0, False, False))
-        layouts = {(fake.shape, fake.stride()) for fake in tensors}
-        is_ordered = len(layouts) == 1 or (func in _IN_ORDER and len(tensors) == 2)
-        if _is_pointwise(func) and is_ordered and not kwargs:
-            with real_dispatch():
-                layout = _pointwise(func, args)
-            if any(fake.is_complex() for fake in tensors) and not layout[2].is_complex:
-                return None
-            return fake_of_layout(mode, (*layout, device, 0, False, False))
+                result = _laid_out(func, tensors, args, kwargs)
     except (RuntimeError, TypeError, IndexError):
-        pass  # as PyTorch's formula says, or for want of a kernel on the CPU
-    return None
+        return None  # as PyTorch's formula says, or for want of a kernel on the CPU
+    (device,) = devices
+    return map_tensors(lambda meta: fake_tensor.FakeTensor(mode, meta, device), result)
 
 
-def _product(
-    mode: FakeMode, dims: int, tensors: Sequence[torch.Tensor], device: torch.device
-) -> torch.Tensor | None:
+def _laid_out(
+    func: OpOverload, tensors: Sequence[torch.Tensor], args: Sequence[Any], kwargs: Any
+) -> Any:
+    """Tensors without data as the operator returns them, where its kernel for the meta device does not say."""
+    if func in _MATRICES:
+        return _product(_MATRICES[func], tensors)
+    if func in _REDUCTIONS:
+        return _reduced(func, *args, **kwargs)
+    if func in _COUNTS:
+        count = len(range(*args))
+        dtype = kwargs.get("dtype") or torch.int64
+        return torch.empty(count, dtype=dtype, device="meta") if count else None
+    if func in _LIKE:
+        like = torch.empty_strided(args[0].shape, args[0].stride(), device="meta")
+        like = like.clone(memory_format=kwargs.get("memory_format"))
+        return _of_dtype(like, kwargs.get("dtype") or args[0].dtype)
+    distinct = {(one.shape, one.stride()) for one in tensors}
+    is_ordered = len(distinct) == 1 or (func in _IN_ORDER and len(distinct) == 2)
+    if func is aten.where.self and args[1].dtype != args[2].dtype:
+        return None  # its kernel casts first
+    if _is_pointwise(func) and is_ordered and not kwargs:
+        return _pointwise(func, args)
+    return None if kwargs else plain_results(func, args)
+
+
+def _of_dtype(meta: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(meta.shape, meta.stride(), dtype=dtype, device="meta")
+
+
+def _product(dims: int, tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
     """A product of matrices, or of batches of them, to which another tensor may be added."""
     *added, left, right = tensors
     fits = left.dim() == right.dim() == dims and left.shape[-1] == right.shape[-2]
     if not fits or left.shape[:-2] != right.shape[:-2] or len({one.dtype for one in tensors}) > 1:
         return None
-    shape = torch.Size((*left.shape[:-1], right.shape[-1]))
-    meta = torch.empty(shape, device="meta")
+    shape = (*left.shape[:-1], right.shape[-1])
+    result = torch.empty(shape, dtype=left.dtype, device="meta")
     for one in added:
-        torch.empty(one.shape, device="meta").expand(shape)
-    stride = meta.stride()
-    return fake_of_layout(mode, (shape, stride, left.dtype, device, 0, False, False))
+        torch.empty(one.shape, device="meta").expand(result.shape)
+    return result
 
 
-def _sum(
-    summed: torch.Tensor, dims: Sequence[int] | None, keepdim: bool = False, **dtype: torch.dtype
-) -> tuple[Any, Any, torch.dtype]:
-    """Shape, stride and dtype of a sum; the dtype is that of its kernel, of no elements."""
-    gone = {dim % summed.dim() for dim in dims or range(summed.dim())} if summed.dim() else set()
-    kept = [index for index in range(summed.dim()) if index not in gone]
-    shape = [size if i in kept else 1 for i, size in enumerate(summed.shape)]
-    if not keepdim:
-        shape = [summed.shape[index] for index in kept]
-    empty = torch.zeros((0,) * summed.dim(), dtype=summed.dtype)
-    meta = torch.empty(shape, device="meta")
-    return meta.shape, meta.stride(), _SUM(empty, dims, keepdim, **dtype).dtype
+def _reduced(func: OpOverload, reduced: torch.Tensor, *rest: Any, **options: Any) -> Any:
+    """Contiguous results; what its kernel refuses, and the dtypes, are those of a tensor of one element at most."""
+    if func in _VARIANCES and options.get("correction") != 0:
+        return None  # its kernel warns of so few elements
+    dims, keepdim = (*rest, None, None)[:2]
+    gone = {dim % reduced.dim() for dim in dims or range(reduced.dim())} if reduced.dim() else set()
+    shape = [1 if i in gone else size for i, size in enumerate(reduced.shape)]
+    if not options.get("keepdim", keepdim):
+        shape = [size for i, size in enumerate(reduced.shape) if i not in gone]
+    small = torch.zeros([min(size, 1) for size in reduced.shape], dtype=reduced.dtype)
+    results = func(small, *rest, **options)
+    return map_tensors(lambda one: torch.empty(shape, dtype=one.dtype, device="meta"), results)
 
 
 def _is_pointwise(func: OpOverload) -> bool:
@@ -129,18 +167,16 @@ def _is_pointwise(func: OpOverload) -> bool:
     return is_function and is_one and not is_random
 
 
-def _pointwise(func: OpOverload, args: Sequence[Any]) -> tuple[Any, Any, torch.dtype]:
-    """Shape, stride and dtype of what a pointwise operator returns; the dtype is that of its kernel, of no elements."""
-    empty = [
-        torch.zeros((0,) * arg.dim(), dtype=arg.dtype) if isinstance(arg, torch.Tensor) else arg
-        for arg in args
-    ]
-    operands = [
-        torch.empty_strided(arg.shape, arg.stride(), device="meta")
-        for arg in args
-        if isinstance(arg, torch.Tensor)
-    ]
-    if func in TAKE_NUMBERS and len(operands) == 1:
+def _pointwise(func: OpOverload, args: Sequence[Any]) -> torch.Tensor | None:
+    """The dtype is that of its kernel, of no elements."""
+    tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+    empty = map_tensors(lambda one: torch.zeros((0,) * one.dim(), dtype=one.dtype), args)
+    # in the order of the arguments, as kernels choose strides by
+    layouts = list(dict.fromkeys([(one.shape, one.stride()) for one in tensors]))
+    operands = [torch.empty_strided(*layout, device="meta") for layout in layouts]
+    if func in TAKE_NUMBERS and len(tensors) == 1:
         operands.append(torch.empty((), device="meta"))
-    meta = iterated(*operands)
-    return meta.shape, meta.stride(), func(*empty).dtype
+    dtype = func(*empty).dtype
+    if any(one.is_complex() for one in tensors) and not dtype.is_complex:
+        return None
+    return _of_dtype(iterated(*operands), dtype)

@@ -9,6 +9,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import torch
+
 from switchgear.patches import redirected
 
 
@@ -45,7 +47,15 @@ def imports_aside() -> Iterator[None]:
             import_aside(full)
         return original(name, package)
 
+    def in_place(
+        original: Callable[..., None], shape: Sequence[int], *others: Sequence[int]
+    ) -> None:
+        # PyTorch's own check imports sympy
+        if any(other not in (shape, ()) for other in others):
+            original(shape, *others)
+
     with (
+        redirected(torch._meta_registrations, "check_inplace_broadcast", in_place),
         redirected(builtins, "__import__", statement),
         redirected(importlib, "import_module", function),
     ):

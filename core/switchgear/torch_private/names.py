@@ -42,6 +42,7 @@ _BY_USE = {
         torch._subclasses.fake_tensor.in_kernel_invocation_manager torch._C._set_conj torch._C._set_neg
         torch._C._get_default_device torch._GLOBAL_DEVICE_CONTEXT torch._prims_common.suggest_memory_format
         torch._C._TorchDispatchModeKey.FAKE torch._subclasses.fake_tensor.run_fallback_kernel
+        torch._meta_registrations.check_inplace_broadcast
     """,
     "functionalization": """
         torch._disable_functionalization torch._enable_functionalization torch._from_functional_tensor
