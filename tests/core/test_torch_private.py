@@ -7,6 +7,7 @@ import contextlib
 import functools
 import inspect
 import re
+import subprocess
 import sys
 import threading
 import types
@@ -1382,6 +1383,19 @@ def test_what_python_imports_for_pytorch_is_imported_on_another_thread() -> None
     assert sys.modules.pop("this")
     with internals.imports_aside():
         assert __import__("math") is sys.modules["math"]
+
+
+def test_imports_aside_wait_for_no_module_that_is_being_imported_here() -> None:
+    source = """
+from switchgear import torch_private as internals
+scope = {"__name__": "torch.made_up"}
+with internals.imports_aside():
+    exec("from torch.distributed import tensor", scope)
+    import torch.distributed.fsdp
+print(scope["tensor"].__name__)
+"""
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "torch.distributed.tensor", done.stderr
 
 
 def test_dynamo_is_here() -> None:
