@@ -19,6 +19,8 @@ from switchgear.who.memory import MemoryOption, PricedMemory, budget_of
 
 #: What is run again by default, beside what costs next to nothing, may take this part of a program.
 _SHARE = 0.015
+#: Fewer bytes than these are not worth that, nor SciPy's optimiser a tenth of a second.
+_FEW = 2**16
 #: Less than this part of what eager saves is not worth making anything again.
 _LITTLE = 1 / 64
 
@@ -73,7 +75,7 @@ def _automatic(joint: Joint, overwritten: frozenset[str], fuses: bool) -> Partit
     if not fuses:
         return partition(joint, overwritten, "eager")
     free = partition(joint, overwritten, "auto")
-    if not free.saved_bytes:
+    if free.saved_bytes < _FEW:
         return free
     most = cost(free.again, fused=True) + _SHARE * cost(joint.trace.bound_symbols, fused=True)
     lean = partition(joint, overwritten, "auto", Budget(cost=most))
