@@ -147,7 +147,7 @@ def _product(dims: int, tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
 
 def _reduced(func: OpOverload, reduced: torch.Tensor, *rest: Any, **options: Any) -> Any:
     """Contiguous results; what its kernel refuses, and the dtypes, are those of a tensor of one element at most."""
-    if func in _VARIANCES and options.get("correction") != 0:
+    if func in _VARIANCES and not (options.get("correction") == 0 and reduced.numel()):
         return None  # its kernel warns of so few elements
     dims, keepdim = (*rest, None, None)[:2]
     gone = {dim % reduced.dim() for dim in dims or range(reduced.dim())} if reduced.dim() else set()
