@@ -17,6 +17,7 @@ import torch._inductor.kernel.conv
 import torch._inductor.kernel.mm
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import LocalSource
+from torch._functorch.compile_utils import fx_graph_cse
 from torch._guards import TracingContext, tracing
 from torch._inductor import config
 from torch._inductor.async_compile import AsyncCompile
@@ -139,6 +140,8 @@ def compile_region(region: Region, sizes: Sequence[int], options: Mapping[str, A
         with mode, enable_python_dispatcher() if sizes else contextlib.nullcontext():
             inputs = _inputs(region, numbers)
             graph = make_fx(permuted, decomposition_table=_decompositions())(*inputs)
+            # what decompositions compute as others do, as of a norm and its backward: each would be a buffer
+            graph = torch.fx.GraphModule(graph, fx_graph_cse(graph.graph))
             _simplify(graph)
         (end,) = graph.graph.find_nodes(op="output")
         # without this, the strides of outputs are Inductor's choice
