@@ -65,9 +65,9 @@ def within(
     if budget.bytes is None:
         costs = {variable: program.costs[variable] for variable in lines.again.values()}
         program.at_most(costs, budget.cost)
-        return lines.chosen(
-            program.solve({**lines.bytes, **{v: c / _DEAR for v, c in costs.items()}})
-        )
+        worth = {variable: price / _DEAR for variable, price in costs.items()}
+        found = program.solve({**lines.bytes, **worth})
+        return frozenset(lines.saved) if found is None else lines.chosen(found)
     least = program.solve(lines.bytes)
     limit = max(budget.bytes, math.ceil(lines.held(least)))
     lines.bound(later, limit)
