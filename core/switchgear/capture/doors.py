@@ -62,6 +62,15 @@ _IN_C = (
     *(types.MethodWrapperType, types.WrapperDescriptorType),
 )
 _PLAIN = frozenset({torch.Tensor})
+#: Where those of these, written in Python, are defined that call nothing of the user's either.
+_OF_DATA = frozenset({"torch.nn.functional", "torch.functional", "torch._tensor"})
+_DATA = frozenset(
+    {
+        *(torch.Tensor, torch.nn.Parameter, torch.dtype, torch.Size),
+        *(type(None), bool, int, float, str, list, tuple),
+    }
+)
+_BACKWARD = torch.Tensor.backward
 _REOPENED = frozenset({"torch.nn.functional", "torch.functional"})
 
 
@@ -109,7 +118,7 @@ class _Functions(TorchFunctionMode):
         if self.recorder.tape.is_paused:
             return func(*args, **(kwargs or {}))
         call = Call(func, args, kwargs or {}, grad_enabled=torch.is_grad_enabled())
-        if isinstance(func, _IN_C) and _PLAIN.issuperset(kinds):
+        if _PLAIN.issuperset(kinds) and _is_apart(call):
             with self.recorder.apart:
                 return self._recorded(call)
         return self._recorded(call)
@@ -172,6 +181,14 @@ class _Functions(TorchFunctionMode):
                 return _without_override(function)(*args, **kwargs)
 
         return run
+
+
+def _is_apart(call: Call) -> bool:
+    """Whether a call of plain tensors runs none of the user's code."""
+    if isinstance(call.fn, _IN_C):
+        return True
+    is_of_data = getattr(call.fn, "__module__", None) in _OF_DATA and call.fn is not _BACKWARD
+    return is_of_data and _DATA.issuperset(map(type, (*call.args, *call.kwargs.values())))
 
 
 def is_of_a_call(error: Exception) -> bool:

@@ -17,6 +17,8 @@ class _Profile:
 
     def __init__(self) -> None:
         self._profile: cProfile.Profile | None = None
+        #: How often it is entered.
+        self._depth = 0
 
     def watch(self, code: types.CodeType) -> None:
         """All code is watched."""
@@ -32,11 +34,13 @@ class _Profile:
             yield
 
     def __enter__(self) -> None:
-        if self._profile is not None:
+        self._depth += 1
+        if self._depth == 1 and self._profile is not None:
             self._profile.disable()
 
     def __exit__(self, *error: object) -> None:
-        if self._profile is not None:
+        self._depth -= 1
+        if self._depth == 0 and self._profile is not None:
             self._profile.enable()
 
     def ran(self) -> frozenset[types.CodeType] | None:
