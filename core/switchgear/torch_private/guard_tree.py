@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from keyword import iskeyword
 from typing import Any, NamedTuple
 
@@ -21,6 +21,14 @@ RootGuardManager: Any = private("torch._C._dynamo.guards.RootGuardManager")
 _dict_version: Callable[[dict[Any, Any]], int] = private("torch._C._dynamo.guards.dict_version")
 
 
+_MANAGERS = {
+    "held": "tuple_getitem_manager",
+    "tuple": "tuple_getitem_manager",
+    "list": "list_getitem_manager",
+    "dict": "dict_getitem_manager",
+    "attribute": "getattr_manager",
+    "function": "getattr_manager",
+}
 #: So many places are read in Python as fast as C++ is entered.
 _FEW = 12
 
@@ -43,21 +51,18 @@ def guard_child(parent: Any, access: str, key: Any, value: Any) -> Any:
     """
     if isinstance(parent, _Node):
         return parent.tree.child(parent, access, key, value)
-    # PyTorch refuses any other object than a member of this enumeration, which lies in what imports Dynamo
-    check_names(dynamo=True)
-    plain = value_of("torch._dynamo.guards.GuardManagerType").GUARD_MANAGER
+    plain = _plain_manager()
     if access == "function" and key in ("__code__", "__defaults__"):
         own = parent.code_manager if key == "__code__" else parent.func_defaults_manager
         return own(f"[{key!r}]", value, plain)
-    method = {
-        "held": parent.tuple_getitem_manager,
-        "tuple": parent.tuple_getitem_manager,
-        "list": parent.list_getitem_manager,
-        "dict": parent.dict_getitem_manager,
-        "attribute": parent.getattr_manager,
-        "function": parent.getattr_manager,
-    }[access]
-    return method(key, f"[{key!r}]", value, plain)
+    return getattr(parent, _MANAGERS[access])(key, f"[{key!r}]", value, plain)
+
+
+@cache
+def _plain_manager() -> Any:
+    # PyTorch refuses any other object than a member of this enumeration, which lies in what imports Dynamo
+    check_names(dynamo=True)
+    return value_of("torch._dynamo.guards.GuardManagerType").GUARD_MANAGER
 
 
 def guard_check(root: Any) -> Callable[[object], object]:

@@ -19,6 +19,10 @@ ATOMS = (
     *(bool, int, float, complex, str, bytes, type(None), type(...), range, slice),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
 )
+#: The ids of classes, for those of a user may have no hash: their values are kept as they are, whatever holds them.
+_PLAIN = frozenset(
+    map(id, (bool, int, float, str, type(None), types.FunctionType, types.ModuleType))
+)
 #: Stands for a tensor: which one it is matters only where it is an input, which has guards of its own.
 TENSOR: Any = type("AnyTensor", (), {"__repr__": lambda self: "a tensor"})()
 #: Stands for an integer that is an input, 2 or more.
@@ -54,9 +58,8 @@ class Data:
 
 def is_atom(value: object) -> bool:
     """Whether a value is compared by its value."""
-    kind = type(
-        value
-    )  # of a module isinstance asks for `__class__` as well, which is noted meanwhile
+    # of a module isinstance asks for `__class__` as well, which is noted meanwhile
+    kind = type(value)
     return issubclass(kind, ATOMS) and not issubclass(kind, enum.Enum)
 
 
@@ -78,6 +81,8 @@ class Knowledge(Protocol):
 def freeze(value: Any, known: Knowledge, around: tuple[int, ...] = ()) -> object:
     """A value as something that no write changes. A container inside of itself is held by identity."""
     kind = type(value)
+    if id(kind) in _PLAIN:
+        return value
     if issubclass(kind, torch.Tensor):
         return TENSOR
     if kind is torch.SymInt:

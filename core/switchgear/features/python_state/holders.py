@@ -43,10 +43,7 @@ class Holder:
 
     def changed(self) -> bool:
         """Whether it holds other objects than at first, or in another order."""
-        now, before = self.content(), self.at_first
-        if len(now) != len(before) or [*now] != [*before]:
-            return True
-        return any(map(operator.is_not, now.values(), before.values()))
+        return _differ(self.content(), self.at_first)
 
     @property
     def at_first(self) -> Content:
@@ -72,11 +69,15 @@ class Items(Holder):
 
     def content(self) -> Content:
         """Its items."""
-        return dict(dict_base(self.target).items(self.target))
+        target = self.target
+        return target.copy() if type(target) is dict else dict(dict_base(target).items(target))
 
     def changed(self) -> bool:
         """Whether it holds other objects; most of a module's are empty."""
-        return bool(self.before or dict.__len__(self.target)) and super().changed()
+        if not self.before and not dict.__len__(self.target):
+            return False
+        now = self.target if type(self.target) is dict else self.content()
+        return _differ(now, self.at_first)
 
     def put(self, content: Content) -> None:
         """Store only what differs, so that other threads see nothing else change."""
@@ -88,6 +89,13 @@ class Items(Holder):
         for key, value in content.items():
             if base.get(target, key, MISSING) is not value:
                 base.__setitem__(target, key, value)
+
+
+def _differ(now: Content, before: Content) -> bool:
+    """Whether these are other objects, or in another order."""
+    if len(now) != len(before) or any(map(operator.is_not, now.values(), before.values())):
+        return True
+    return [*now] != [*before]
 
 
 def dict_base(target: Content) -> type[dict[Any, Any]]:
@@ -104,20 +112,19 @@ class Variables(Holder):
 
     def watch(self, names: Set[str]) -> None:
         """Look at these variables from now on, too."""
-        for name in sorted(names - self.names):
-            if name in self.target:
-                self.before[name] = self.target[name]
+        for name in sorted((names - self.names) & self.target.keys()):
+            self.before[name] = self.target[name]
         self.names |= names
 
     def content(self) -> Content:
         """Those that are set."""
-        return {name: self.target[name] for name in sorted(self.names) if name in self.target}
+        return {name: self.target[name] for name in sorted(self.names & self.target.keys())}
 
     def changed(self) -> bool:
         """Whether a variable is set otherwise."""
-        now, before = self.content(), self.at_first
-        return now.keys() != before.keys() or any(
-            now[key] is not value for key, value in before.items()
+        now, before = self.names & self.target.keys(), self.at_first
+        return now != before.keys() or any(
+            self.target[key] is not value for key, value in before.items()
         )
 
     def put(self, content: Content) -> None:

@@ -15,9 +15,9 @@ import random
 import sys
 import types
 import weakref
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Container, Iterable, Set
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -97,6 +97,9 @@ _WRITTEN_IN_C = (
 )
 
 
+_H = TypeVar("_H", bound=Holder)
+
+
 class Reached:
     """The objects that a function has reached so far, what each held first, and what was read of it."""
 
@@ -115,7 +118,7 @@ class Reached:
         #: What a use changes, and no guard can see.
         self.streams: dict[int, Stream] = {}
         #: What each object, or the read of a place by its key in `reads`, has led to.
-        self.links: dict[object, set[int]] = {}
+        self.links: defaultdict[object, set[object]] = defaultdict(set)
         self._from: Any = None
         #: Where in the arguments of a call an object lies that is of the call.
         self.places: dict[int, Place] = {}
@@ -159,6 +162,11 @@ class Reached:
         self, value: object, label: str, owner: object = None, steps: tuple[object, ...] = ()
     ) -> None:
         """Take note of a value that lies at `steps` from `owner`, and of what it leads to."""
+        if id(value) in self._seen:
+            self.links[self._from].add(id(value))
+            return
+        if is_atom(value):
+            return
         if id(owner) in self.places:
             place = self.places[id(owner)]
             owner, steps = place.argument, (*place.steps, *steps)
@@ -166,11 +174,7 @@ class Reached:
             if owner is not None:
                 self._tensor(value, Held(owner, steps, label))
             return
-        if is_atom(value):
-            return
-        self.links.setdefault(self._from, set()).add(id(value))
-        if id(value) in self._seen:
-            return
+        self.links[self._from].add(id(value))
         self._seen[id(value)] = value
         if isinstance(owner, Argument) and not isinstance(value, _SAME_EVERYWHERE):
             self.places[id(value)] = Place(owner, steps)
@@ -182,10 +186,12 @@ class Reached:
     def _look_into(
         self, value: object, label: str, owner: object, steps: tuple[object, ...]
     ) -> None:
-        if isinstance(value, _LOOKED_INTO):
-            self._container(value, label, owner, steps)
-        elif isinstance(value, types.FunctionType):
+        if isinstance(value, types.FunctionType):
             self._function(value, label)
+        elif isinstance(value, types.CodeType):
+            return
+        elif isinstance(value, _LOOKED_INTO):
+            self._container(value, label, owner, steps)
         elif isinstance(value, types.MethodType):
             self.reach(value.__self__, label)
             self.reach(value.__func__, label)
@@ -232,7 +238,7 @@ class Reached:
     ) -> None:
         for kind, holder in CONTAINERS:
             if isinstance(value, kind):
-                self._hold(holder(value, label))
+                self._hold(holder, value, label)
         for key, item in self.content(value).items():
             place = owner is not None and not isinstance(value, (set, frozenset))
             if type(item) is int and place:
@@ -271,8 +277,11 @@ class Reached:
         holder.make_symbolic(key, number)
         return number
 
-    def _hold(self, holder: Holder) -> Holder:
-        return self.holders.setdefault(id(holder.target), holder)
+    def _hold(self, kind: type[_H], target: Any, label: str) -> _H:
+        holder: Any = self.holders.get(id(target))
+        if holder is None:
+            holder = self.holders[id(target)] = kind(target, label)
+        return holder  # type: ignore[no-any-return]
 
     def is_of_call(self, value: object) -> bool:
         """Whether an object is one of the arguments, or reached from one."""
@@ -294,7 +303,7 @@ class Reached:
         if isinstance(value, nn.Module):
             self._module(value, label)
         elif user_objects.is_users_class(kind):
-            self.classes.append(kind)
+            pass
         elif isinstance(value, types.SimpleNamespace):
             self._hold_own(value, vars(value), label)
             self._read_all(value)
@@ -313,6 +322,22 @@ class Reached:
             )
         else:
             return
+        self._instance_of(kind)
+        own = own_dict(value)
+        if own is not None:
+            self._hold_own(value, own, label)
+        if any(True for _ in slots_of(kind)):
+            self._hold(Slots, value, label)
+
+    def _instance_of(self, kind: type) -> None:
+        """Take note of what instances of a class run without naming it: once, all of them lead to it."""
+        place = ("an instance of", id(kind))
+        self.links[self._from].add(place)
+        if place in self.links:
+            return
+        outer, self._from = self._from, place
+        self.links[place].add(place)
+        self.classes.append(nn.Module if issubclass(kind, nn.Module) else kind)
         self._class(kind)
         for base in _users_bases(kind):
             self._behind(vars(base).get("__getattribute__"), f"{base.__name__}.__getattribute__")
@@ -321,24 +346,19 @@ class Reached:
                     self._inherited(kind, name, class_attribute(kind, name))
                 else:
                     self._behind(vars(base)[name], f"{base.__name__}.{name}")
-        own = own_dict(value)
-        if own is not None:
-            self._hold_own(value, own, label)
-        if any(True for _ in slots_of(kind)):
-            self._hold(Slots(value, label))
+        self._from = outer
 
     def _hold_own(self, value: object, own: dict[str, Any], label: str) -> None:
-        self._hold(Items(own, label))
+        self._hold(Items, own, label)
         if id(value) in self.places:
             place = self.places[id(value)]
             self.places[id(own)] = Place(place.argument, (*place.steps, Attribute("__dict__")))
 
     def _module(self, module: nn.Module, label: str) -> None:
-        self.classes.append(nn.Module)
         state = vars(module)
         for name in (*_MODULE_STATE, *_HOOKS):
             if isinstance(state.get(name), dict):  # a scripted module has them in C++
-                self._hold(Items(state[name], f"{label}.{name}"))
+                self._hold(Items, state[name], f"{label}.{name}")
         for hooks in (*(state[name] for name in _HOOKS[:4]), *internals.global_module_hooks()):
             for hook in hooks.values():
                 self.reach(hook, f"a hook of {label}")
@@ -351,16 +371,18 @@ class Reached:
         holder = self.holders.get(id(own))
         if holder is None and id(value) not in self.holders:
             return  # made inside
-        if isinstance(value, nn.Module) and name in _MODULE_STATE:
-            return  # the parts of modules have guards of their own
-        if name == "__class__":
+        is_module = isinstance(value, nn.Module)
+        if name == "__class__" or (is_module and name in _MODULE_STATE):
             return
+        before = MISSING if holder is None else holder.before.get(name, MISSING)
+        is_state = is_module and part_of(value, name) is not MISSING
+        if is_state and before is MISSING and id(value) not in self.holders:
+            return  # the parts of modules have guards of their own
         label = f"{self._label(value)}.{name}"
         if name == "__dict__":
             self._read_all(value)
             return
         inherited = class_attribute(type(value), name)
-        before = MISSING if holder is None else holder.before.get(name, MISSING)
         if before is not MISSING and not hasattr(type(inherited), "__set__"):
             if holder is not None and own is not None:
                 met = holder.at_first[name]
@@ -370,9 +392,9 @@ class Reached:
             return
         if self._lies_in_slot(value, name, label):
             return
-        if own is not None and name not in own and not _is_state(value, name):
+        if own is not None and name not in own and not is_state:
             self._note(own, name, MISSING, label)
-        if not _is_state(value, name):
+        if not is_state:
             self._inherited(type(value), name, inherited)
 
     def read_environment(self, variable: str | None) -> None:
@@ -420,20 +442,20 @@ class Reached:
 
         Of a tensor only that it is one: which it is matters where it is an input, which has guards of its own.
         """
-        known = self.reads.get((id(owner), key))
+        place = id(owner), key
+        known = self.reads.get(place)
         if known is not None:
             known.code = known.code if code == known.code else None
             return
-        self.reads[id(owner), key] = read = Read(
-            owner, key, None, label, code, self.places.get(id(owner))
-        )
+        read = Read(owner, key, None, label, code, self.places.get(id(owner)))
+        self.reads[place] = read
         if value is MISSING:
             read.value = MISSING
             return
         step = key if isinstance(owner, dict) else Attribute(key)
         if type(value) is int:
             value = self._number(owner, key, value, label, owner, (step,))
-        outer, self._from = self._from, (id(owner), key)
+        outer, self._from = self._from, place
         self.reach(value, label, owner, (step,))
         self._from = outer
         read.value = freeze(value, self)
@@ -456,7 +478,8 @@ class Reached:
         else:
             self._note(kind, name, value, f"{kind.__name__}.{name}", code)
         for base in kind.__mro__:
-            self._behind(vars(base).get(name), f"{base.__name__}.{name}")
+            if name in vars(base):
+                self._behind(vars(base)[name], f"{base.__name__}.{name}")
 
     def _behind(self, value: object, label: str) -> None:
         for function in user_objects.functions_behind(value):
@@ -475,11 +498,11 @@ class Reached:
             part = getattr(function, name)
             if part is not None:
                 self._note(function, name, part, f"{label}.{name}", code)
-        attributes = self._hold(Items(vars(function), label))
+        attributes = self._hold(Items, vars(function), label)
         for name, value in attributes.before.items():
             self._note(attributes.target, name, value, f"{label}.{name}", name)
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-            holder = self._hold(Variable(cell, f"{name} in {function.__qualname__}"))
+            holder = self._hold(Variable, cell, f"{name} in {function.__qualname__}")
             value = holder.before.get("cell_contents", MISSING)
             self._note(cell, "cell_contents", value, name, code)
         names = user_objects.names_in(code)
@@ -488,7 +511,7 @@ class Reached:
 
     def _variables(self, space: dict[str, Any], names: Set[str]) -> None:
         module = space.get("__name__")
-        holder = self.holders.get(id(space)) or self._hold(Variables(space, f"module {module}"))
+        holder = self._hold(Variables, space, f"module {module}")
         assert isinstance(holder, Variables)
         new = names - holder.names
         holder.watch(new)
@@ -512,7 +535,7 @@ class Reached:
 
     def _class(self, kind: type) -> None:
         for base in _users_bases(kind):
-            self._hold(ClassAttributes(base, base.__qualname__))
+            self._hold(ClassAttributes, base, base.__qualname__)
         if any("__getattr__" in vars(base) for base in _users_bases(type(kind))):
             raise Unsupported(
                 f"the function reaches {kind.__qualname__}, the attributes of which {type(kind).__qualname__} makes up",
@@ -546,9 +569,10 @@ def _users_bases(kind: type) -> Iterable[type]:
     return filter(user_objects.is_users_class, kind.__mro__)
 
 
-def _is_state(value: object, name: str) -> bool:
-    """Whether it is a parameter, buffer or part of a module: each has guards of its own."""
-    if not isinstance(value, nn.Module):
-        return False
-    state = object.__getattribute__(value, "__dict__")
-    return any(name in state[kind] for kind in _MODULE_STATE)
+def part_of(module: nn.Module, name: str) -> Any:
+    """A parameter, buffer or part of a module by its name, found without a read of an attribute."""
+    state = object.__getattribute__(module, "__dict__")
+    for kind in _MODULE_STATE:
+        if name in state.get(kind, ()):
+            return state[kind][name]
+    return MISSING

@@ -134,7 +134,7 @@ def class_attribute(kind: type, name: str) -> Any:
 
 def reads_made(
     reads: Mapping[tuple[int, object], Read],
-    links: Mapping[object, Set[int]],
+    links: Mapping[object, Set[object]],
     ran: Set[types.CodeType] | None,
 ) -> list[Read]:
     """Of what code may read, what the code that ran has read: of classes, those that it has come by.

@@ -14,9 +14,10 @@ from typing import Any
 from torch import nn
 
 from switchgear.features.python_state import user_objects
-from switchgear.features.python_state.reached import Reached
+from switchgear.features.python_state.holders import MISSING
+from switchgear.features.python_state.reached import Reached, part_of
 from switchgear.features.python_state.running_code import RunningCode
-from switchgear.patches import caller, redirected
+from switchgear.patches import caller, redirected, replaced
 
 #: What reads attributes of modules for its own ends: of what it does with them, there are other guards.
 _SILENT = (str(Path(__file__).parent.parent.parent), str(Path(nn.modules.module.__file__)))
@@ -25,6 +26,16 @@ _SILENT = (str(Path(__file__).parent.parent.parent), str(Path(nn.modules.module.
 @functools.cache
 def _is_silent(file: str) -> bool:
     return file.startswith(_SILENT)
+
+
+def _getattr(original: Callable[[nn.Module, str], Any]) -> Callable[[nn.Module, str], Any]:
+    """`nn.Module.__getattr__`, which reads `__dict__` for each kind of part, without these reads."""
+
+    def __getattr__(module: nn.Module, name: str) -> Any:
+        part = part_of(module, name)
+        return original(module, name) if part is MISSING else part
+
+    return __getattr__
 
 
 class Recording:
@@ -46,6 +57,8 @@ class Recording:
             with contextlib.ExitStack() as stack:
                 stack.enter_context(self.code.active())
                 self._patch()
+                if nn.Module.__getattr__.__module__ == nn.Module.__module__:
+                    stack.enter_context(replaced(nn.Module, "__getattr__", _getattr(nn.Module.__getattr__)))
                 for name in ("__getitem__", "__iter__", "__len__"):
                     stack.enter_context(redirected(variables, name, self._environment))
                 yield

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from switchgear.errors import Unsupported
-from switchgear.features.python_state.frozen import is_array, is_atom, same
+from switchgear.features.python_state.frozen import Data, is_array, is_atom, same
 from switchgear.features.python_state.holders import (
     MISSING,
     Content,
@@ -59,14 +59,15 @@ class Write:
 
 def changes(reached: Reached, packing: Packing) -> Iterator[Write]:
     """What the function has changed in what it reached."""
-    for holder in tuple(reached.holders.values()):
-        if holder.changed():
-            write = _write(holder, packing)
-            if write is not None:
-                place = reached.places.get(id(holder.target))
-                yield write if place is None else replace(write, holder=holder.bare(), place=place)
+    changed = [holder for holder in reached.holders.values() if holder.changed()]
+    for holder in changed:
+        write = _write(holder, packing)
+        if write is not None:
+            place = reached.places.get(id(holder.target))
+            yield write if place is None else replace(write, holder=holder.bare(), place=place)
     for read in reached.reads.values():
-        if is_array(read.now()) and not read.holds():
+        was_array = isinstance(read.value, Data)
+        if (changed or was_array) and is_array(read.now()) and not read.holds():
             raise Unsupported(
                 f"the function writes to {read.label}, an array of NumPy's; use a tensor"
             )
