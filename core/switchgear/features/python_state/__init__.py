@@ -39,7 +39,6 @@ class _World:
     reached: Reached
     recording: Recording
     arguments: Mapping[int, object] = field(default_factory=dict)
-    state: State | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,8 +115,6 @@ class PythonState(Handler):
             reached.put_back()
             for stream in reached.streams.values():
                 stream.put_back()
-        if world.state is not None:
-            world.state.build(arguments)
 
     def source(self, recorder: Recorder, tensor: torch.Tensor) -> InputSource | None:
         """Where in Python's objects a tensor lies."""
@@ -138,15 +135,16 @@ class PythonState(Handler):
             )
         if active_sizes() is not None:
             _refuse_exact_types(reached.codes & (ran or reached.codes))
-        if any({"Module", "__call__"} <= names_in(code) for code in reached.codes):
+        replaced_call = {"Module", "__call__"}
+        if any(replaced_call <= names_in(code) for code in reached.codes):
             raise Unsupported("the function asks for Module.__call__, which capture replaces")
         reads = reads_made(reached.reads, reached.links, ran)
         for stream in reached.streams.values():
             stream.refuse_use()
         _refuse_attributes_of_tensors(recorder)
         written = frozenset(id(write.holder.target) for write in writes if write.place is None)
-        world.state = State(reads, world.arguments, written)
-        recorder.guards.append(guard_on(world.state, world.arguments, reached.settle))
+        state = State(reads, world.arguments, written)
+        recorder.guards.append(guard_on(state, world.arguments, reached.settle))
         if not writes and not is_odd(result, reached):
             return result
         template = packing.pack(result, "what it returns")

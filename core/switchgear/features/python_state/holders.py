@@ -55,13 +55,10 @@ class Holder:
         self.symbolic[key] = number
         self.put(self.content() | {key: number})
 
-    def put_back(self) -> bool:
-        """Make it hold what it did at first; whether it did not."""
-        changed = self.changed()
-        if changed or self.symbolic:
-            self.put(self.before)
-            self.symbolic = {}
-        return changed
+    def put_back(self) -> None:
+        """Make it hold what it did at first."""
+        self.put(self.before)
+        self.symbolic = {}
 
 
 class Items(Holder):
@@ -110,11 +107,12 @@ class Variables(Holder):
         self.names: set[str] = set()
         super().__init__(target, label)
 
-    def watch(self, names: Set[str]) -> None:
-        """Look at these variables from now on, too."""
-        for name in sorted((names - self.names) & self.target.keys()):
-            self.before[name] = self.target[name]
+    def watch(self, names: Set[str]) -> list[str]:
+        """Look at these variables from now on, too; those of them that are new and set."""
+        new = sorted((names - self.names) & self.target.keys())
+        self.before.update([(name, self.target[name]) for name in new])
         self.names |= names
+        return new
 
     def content(self) -> Content:
         """Those that are set."""

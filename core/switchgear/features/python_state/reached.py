@@ -138,8 +138,10 @@ class Reached:
         """Give every holder what it held at first; the label of one that held something else."""
         changed = ""
         for holder in self.holders.values():
-            if holder.put_back():
-                changed = holder.label
+            is_changed = holder.changed()
+            if is_changed or holder.symbolic:
+                holder.put_back()
+                changed = holder.label if is_changed else changed
         return changed
 
     def settle(self) -> None:
@@ -513,9 +515,7 @@ class Reached:
         module = space.get("__name__")
         holder = self._hold(Variables, space, f"module {module}")
         assert isinstance(holder, Variables)
-        new = names - holder.names
-        holder.watch(new)
-        for name in sorted(new & holder.before.keys()):
+        for name in holder.watch(names):
             self._note(space, name, holder.before[name], f"{module}.{name}", name)
 
     def _space(self, value: types.ModuleType | type, label: str) -> None:

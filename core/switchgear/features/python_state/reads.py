@@ -191,24 +191,30 @@ class State:
         self._writes_met = 0
         #: What else leads to this trace.
         self._alternatives: list[State] = []
+        self.owners: tuple[object, ...] = ()
+        self.fixed = (self.owners,)
+        #: The tree, and whether all is as it was in a call made of the owners and the objects among its arguments.
+        #: None is made for the call that was captured, which may be the only one.
+        self._root: Any = None
+        self.holds: Callable[[object], object] = _is_not_known
+        self._is_new = True
+        for read in reads:
+            read.release()
 
     def modules(self) -> list[Known]:
         """Those among what was read."""
         found = (leaf for read in self._reads for leaf in leaves(read.value))
         return [leaf for leaf in found if isinstance(leaf, Known)]
 
-    def build(self, objects: Mapping[int, object]) -> None:
+    def _build(self, objects: Mapping[int, object]) -> None:
         """Make the tree, while all is as it was."""
         fixed = [read for read in self._reads if read.place is None]
         self.owners = tuple({id(home): home for home in [read.home for read in fixed]}.values())
         looked_into = None if self._writes_met > _MOST_WRITES else self._looked_into
         self.fixed = (self.owners,)
         call = (self.owners, *objects.values())
-        self.root, self._kept = _tree(self._reads, call, [*objects], looked_into)
-        #: Whether all is as it was in a call made of the owners and the objects among its arguments.
-        self.holds = internals.guard_check(self.root)
-        for read in self._reads:
-            read.release()
+        self._root, self._kept = _tree(self._reads, call, [*objects], looked_into)
+        self.holds = internals.guard_check(self._root)
 
     def check(self, *objects: Any) -> bool:
         """Whether it holds in a call with these objects."""
@@ -228,13 +234,17 @@ class State:
 
     def _holds_anew(self, *objects: Any) -> bool:
         named = dict(zip(self._indices, objects, strict=True))
-        said = self.root.check_verbose((self.owners, *objects)).verbose_code_parts
+        said: list[str] = []
+        if self._root is not None:
+            said = self._root.check_verbose((self.owners, *objects)).verbose_code_parts
         suspects = [self._reads[int(number)] for number in said[:1] if number.isdecimal()]
         if not all(read.holds(named) for read in (*suspects, *self._reads)):
             return False
         self._looked_into.update(id(read.owner) for read in suspects)
-        self._writes_met += 1
-        self.build(named)
+        self._writes_met += self._root is not None
+        if not self._is_new:
+            self._build(named)
+        self._is_new = False
         return True
 
     def _objects(self, leaves: Sequence[Any]) -> dict[int, Any]:
@@ -279,6 +289,10 @@ class State:
     def listed(self) -> list[str]:
         """What is asked for, a place each."""
         return sorted(map(str, self._reads))
+
+
+def _is_not_known(call: object) -> bool:
+    return False
 
 
 class _Nodes:
