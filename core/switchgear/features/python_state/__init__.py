@@ -106,7 +106,7 @@ class PythonState(Handler):
         except Exception as error:
             if isinstance(error, AttributeError):
                 _refuse_attributes_of_tensors(recorder)
-            if any(holder.changed() for holder in reached.holders.values()):
+            if reached.changed():
                 raise Unsupported(
                     f"the function raises {type(error).__name__} after it has changed Python's objects"
                 ) from error

@@ -74,7 +74,7 @@ class Items(Holder):
         if not self.before and not dict.__len__(self.target):
             return False
         now = self.target if type(self.target) is dict else self.content()
-        return _differ(now, self.at_first)
+        return _differ(now, self.at_first if self.symbolic else self.before)
 
     def put(self, content: Content) -> None:
         """Store only what differs, so that other threads see nothing else change."""

@@ -110,6 +110,9 @@ class Reached:
         self._varying = varying
         self._size_of = size_of
         self.holders: dict[int, Holder] = {}
+        self._symbolic: list[Holder] = []
+        #: Dicts that were empty, as most of modules and functions are, with their labels: of no holder while they are.
+        self._empty: dict[int, tuple[dict[Any, Any], str]] = {}
         self.reads: dict[tuple[int, object], Read] = {}
         #: Tensors by id: how a call finds each again.
         self.tensors: dict[int, Held] = {}
@@ -136,21 +139,26 @@ class Reached:
 
     def put_back(self) -> str:
         """Give every holder what it held at first; the label of one that held something else."""
-        changed = ""
-        for holder in self.holders.values():
-            is_changed = holder.changed()
-            if is_changed or holder.symbolic:
-                holder.put_back()
-                changed = holder.label if is_changed else changed
-        return changed
+        changed = self.changed()
+        for holder in (*changed, *self._symbolic):
+            holder.put_back()
+        self._symbolic.clear()
+        return changed[-1].label if changed else ""
+
+    def changed(self) -> list[Holder]:
+        """The holders of what is otherwise than at first."""
+        for target, label in [held for held in self._empty.values() if held[0]]:
+            self._hold(Items, target, label)
+        return [holder for holder in self.holders.values() if holder.changed()]
 
     def settle(self) -> None:
         """Refuse a backward that wrote to Python's objects when it was traced."""
         changed = self.put_back()
         for holder in self.holders.values():
             holder.before = {}  # it may hold tensors that nobody else does
-        for known in (self.holders, self._seen, self.reads, self.tensors, self.streams):
-            known.clear()
+        known = self.holders, self._empty, self._seen, self.reads, self.tensors, self.streams
+        for one in known:
+            one.clear()
         if changed:
             raise Unsupported(
                 f"the backward of an autograd.Function writes to {changed}, which calls would not"
@@ -277,13 +285,25 @@ class Reached:
         self.tensors[id(tensor)] = HeldNumber(owner, steps, label)
         number = self._size_of(tensor)
         holder.make_symbolic(key, number)
+        self._symbolic.append(holder)
         return number
 
     def _hold(self, kind: type[_H], target: Any, label: str) -> _H:
         holder: Any = self.holders.get(id(target))
         if holder is None:
             holder = self.holders[id(target)] = kind(target, label)
+            if self._empty.pop(id(target), None) is not None:
+                holder.before = {}
         return holder  # type: ignore[no-any-return]
+
+    def _hold_dict(self, target: dict[Any, Any], label: str) -> Content:
+        """What a dict held at first."""
+        if id(target) in self._empty:
+            return {}
+        if dict.__len__(target) or id(target) in self.holders:
+            return self._hold(Items, target, label).before
+        self._empty[id(target)] = target, label
+        return {}
 
     def is_of_call(self, value: object) -> bool:
         """Whether an object is one of the arguments, or reached from one."""
@@ -360,7 +380,7 @@ class Reached:
         state = vars(module)
         for name in (*_MODULE_STATE, *_HOOKS):
             if isinstance(state.get(name), dict):  # a scripted module has them in C++
-                self._hold(Items, state[name], f"{label}.{name}")
+                self._hold_dict(state[name], f"{label}.{name}")
         for hooks in (*(state[name] for name in _HOOKS[:4]), *internals.global_module_hooks()):
             for hook in hooks.values():
                 self.reach(hook, f"a hook of {label}")
@@ -500,9 +520,9 @@ class Reached:
             part = getattr(function, name)
             if part is not None:
                 self._note(function, name, part, f"{label}.{name}", code)
-        attributes = self._hold(Items, vars(function), label)
-        for name, value in attributes.before.items():
-            self._note(attributes.target, name, value, f"{label}.{name}", name)
+        own = vars(function)
+        for name, value in self._hold_dict(own, label).items():
+            self._note(own, name, value, f"{label}.{name}", name)
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             holder = self._hold(Variable, cell, f"{name} in {function.__qualname__}")
             value = holder.before.get("cell_contents", MISSING)

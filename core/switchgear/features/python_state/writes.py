@@ -59,7 +59,7 @@ class Write:
 
 def changes(reached: Reached, packing: Packing) -> Iterator[Write]:
     """What the function has changed in what it reached."""
-    changed = [holder for holder in reached.holders.values() if holder.changed()]
+    changed = reached.changed()
     for holder in changed:
         write = _write(holder, packing)
         if write is not None:
