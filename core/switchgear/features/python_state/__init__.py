@@ -138,6 +138,7 @@ class PythonState(Handler):
         replaced_call = {"Module", "__call__"}
         if any(replaced_call <= names_in(code) for code in reached.codes):
             raise Unsupported("the function asks for Module.__call__, which capture replaces")
+        reached.read_codes(ran)
         reads = reads_made(reached.reads, reached.links, ran)
         for stream in reached.streams.values():
             stream.refuse_use()

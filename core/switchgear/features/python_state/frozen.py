@@ -21,7 +21,7 @@ ATOMS = (
 )
 #: The ids of classes, for those of a user may have no hash: their values are kept as they are, whatever holds them.
 _PLAIN = frozenset(
-    map(id, (bool, int, float, str, type(None), types.FunctionType, types.ModuleType))
+    map(id, (bool, int, float, str, type(None), type, types.FunctionType, types.ModuleType))
 )
 #: Stands for a tensor: which one it is matters only where it is an input, which has guards of its own.
 TENSOR: Any = type("AnyTensor", (), {"__repr__": lambda self: "a tensor"})()

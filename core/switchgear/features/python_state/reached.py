@@ -130,7 +130,8 @@ class Reached:
         self._names: set[str] = set()
         #: Modules and classes whose attributes are found in code, by the names of these.
         self._spaces: dict[str, list[types.ModuleType | type]] = {}
-        #: Those of the user's functions.
+        #: The user's functions with their code objects, and what these are called.
+        self._functions: list[tuple[types.FunctionType, types.CodeType, str]] = []
         self.codes: set[types.CodeType] = set()
         #: Those of them that nobody has looked at yet.
         self.new_codes: list[types.CodeType] = []
@@ -159,6 +160,7 @@ class Reached:
         known = self.holders, self._empty, self._seen, self.reads, self.tensors, self.streams
         for one in known:
             one.clear()
+        self._functions.clear()
         if changed:
             raise Unsupported(
                 f"the backward of an autograd.Function writes to {changed}, which calls would not"
@@ -198,8 +200,6 @@ class Reached:
     ) -> None:
         if isinstance(value, types.FunctionType):
             self._function(value, label)
-        elif isinstance(value, types.CodeType):
-            return
         elif isinstance(value, _LOOKED_INTO):
             self._container(value, label, owner, steps)
         elif isinstance(value, types.MethodType):
@@ -507,6 +507,12 @@ class Reached:
         for function in user_objects.functions_behind(value):
             self.reach(function, label)
 
+    def read_codes(self, ran: Set[types.CodeType] | None) -> None:
+        """Take note of the code objects of functions, where these ran; most of what is reached does not."""
+        for function, code, label in self._functions:
+            if ran is None or code in ran:
+                self._note(function, "__code__", code, label, code)
+
     # -- code ----------------------------------------------------------------------------------------------------------
 
     def _function(self, function: types.FunctionType, label: str) -> None:
@@ -516,7 +522,9 @@ class Reached:
         if code not in self.codes:
             self.codes.add(code)
             self.new_codes.append(code)
-        for name in ("__code__", "__defaults__", "__kwdefaults__"):
+        self._functions.append((function, code, f"{label}.__code__"))
+        self._seen[id(code)] = code
+        for name in ("__defaults__", "__kwdefaults__"):
             part = getattr(function, name)
             if part is not None:
                 self._note(function, name, part, f"{label}.{name}", code)
@@ -589,7 +597,7 @@ def _users_bases(kind: type) -> Iterable[type]:
     return filter(user_objects.is_users_class, kind.__mro__)
 
 
-def part_of(module: nn.Module, name: str) -> Any:
+def part_of(module: object, name: str) -> Any:
     """A parameter, buffer or part of a module by its name, found without a read of an attribute."""
     state = object.__getattribute__(module, "__dict__")
     for kind in _MODULE_STATE:

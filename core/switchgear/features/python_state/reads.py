@@ -192,7 +192,7 @@ class State:
         #: What else leads to this trace.
         self._alternatives: list[State] = []
         self.owners: tuple[object, ...] = ()
-        self.fixed = (self.owners,)
+        self.fixed: tuple[tuple[object, ...]] = (self.owners,)
         #: The tree, and whether all is as it was in a call made of the owners and the objects among its arguments.
         #: None is made for the call that was captured, which may be the only one.
         self._root: Any = None

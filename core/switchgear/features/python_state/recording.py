@@ -20,6 +20,7 @@ from switchgear.features.python_state.running_code import RunningCode
 from switchgear.patches import caller, redirected, replaced
 
 #: What reads attributes of modules for its own ends: of what it does with them, there are other guards.
+_OF_MODULES = vars(nn.modules.module)
 _SILENT = (str(Path(__file__).parent.parent.parent), str(Path(nn.modules.module.__file__)))
 
 
@@ -58,7 +59,9 @@ class Recording:
                 stack.enter_context(self.code.active())
                 self._patch()
                 if nn.Module.__getattr__.__module__ == nn.Module.__module__:
-                    stack.enter_context(replaced(nn.Module, "__getattr__", _getattr(nn.Module.__getattr__)))
+                    stack.enter_context(
+                        replaced(nn.Module, "__getattr__", _getattr(nn.Module.__getattr__))
+                    )
                 for name in ("__getitem__", "__iter__", "__len__"):
                     stack.enter_context(redirected(variables, name, self._environment))
                 yield
@@ -87,10 +90,12 @@ class Recording:
         thread, noted, get_ident = self._thread, self._noted, threading.get_ident
 
         def __getattribute__(instance: object, name: str) -> Any:
+            reader = sys._getframe(1)
             if (
-                (id(instance), name) not in noted
+                reader.f_globals is not _OF_MODULES
+                and (id(instance), name) not in noted
                 and get_ident() == thread
-                and not _is_silent(sys._getframe(1).f_code.co_filename)
+                and not _is_silent(reader.f_code.co_filename)
             ):
                 self._note(instance, name)
             return original(instance, name)
