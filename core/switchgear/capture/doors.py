@@ -63,7 +63,7 @@ _IN_C = (
 )
 _PLAIN = frozenset({torch.Tensor})
 #: Where those of these, written in Python, are defined that call nothing of the user's either.
-_OF_DATA = frozenset({"torch.nn.functional", "torch.functional", "torch._tensor"})
+_OF_DATA = frozenset({"torch.nn.functional", "torch.functional", torch.Tensor.split.__module__})
 _DATA = frozenset(
     {
         *(torch.Tensor, torch.nn.Parameter, torch.dtype, torch.Size),
