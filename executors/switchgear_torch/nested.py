@@ -48,7 +48,9 @@ def join_nested(trace: sg.Trace, context: sg.PassContext) -> sg.Trace:
 
 def _is_plain(item: sg.BoundSymbol) -> bool:
     """Whether a call joins or views values of one dtype that lie in memory in their order, and so does its result."""
-    if item.subsymbols or not (_runs(item, _CONCATENATIONS) or _runs(item, _VIEWS)) or "out" in item.kwargs:
+    if item.subsymbols or not (_runs(item, _CONCATENATIONS) or _runs(item, _VIEWS)):
+        return False
+    if not item.args or not item.kwargs.keys() <= {"dim"} or isinstance(item.args[-1], torch.dtype):
         return False
     values = (*item.inputs, item.output)
     return all(one.dtype == item.output.dtype and one.stride == _row_major(one.shape) for one in values)

@@ -21,6 +21,7 @@ from tests.core.training import assert_trains_as_eager, forward, leaf, operators
         (lambda x: x.exp().view(12).view(4, 3) * 2, 1),
         (lambda x: x.t().view(4, 3, 1).view(2, 2, 3).exp(), 2),  # not in order
         (lambda x: x.view(torch.int32).view(torch.float32).view(12).exp(), 3),
+        (lambda x: x.exp().view(12).view(x.dtype).sum(0), 1),
         (lambda x: (lambda y: y.view(4, 3).exp() + y.sum())(x.view(12)), 2),  # read elsewhere
         (lambda x: x.view(12).view(4, 3), 0),  # by the epilogue
     ],
