@@ -180,7 +180,9 @@ def test_result_that_its_kernel_makes_as_a_view(take: Function, name: str, grad:
         return target(values(4, 4, grad=grad))._is_view()  # type: ignore[no-any-return]
 
     assert succeeds(check(function, results((4, 4), grad=grad)))
-    assert is_view(jit(function)) == is_view(function)
+    jitted = jit(function)
+    for _ in range(3):  # the first call tells of the others which are views
+        assert is_view(jitted) == is_view(function)
 
 
 class Turned(torch.autograd.Function):

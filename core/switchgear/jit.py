@@ -81,6 +81,7 @@ class Compiler:
         name = getattr(function, "__qualname__", None) or repr(function)
         self.strict: bool = options["strict"] or options["fallback"] == "error"
         self._fallback: str = options["fallback"]
+        self._is_part: bool = options.get("is_part", False)
         #: What TorchDynamo makes of what capture refuses, by function: a module's forward may be replaced.
         self.splits: dict[Callable[..., object], Split] = {}
         self.cache = Cache(name, options["cache_size"], options["recompile_limit"])
@@ -95,7 +96,7 @@ class Compiler:
             function, None, selection, options | {"dynamic": False}
         )
         # what it refuses is told by who split the function
-        graphs = options | {"strict": False, "fallback": "quiet"}
+        graphs = options | {"strict": False, "fallback": "quiet", "is_part": True}
         self._compile_graph = lambda graph, dynamic: Compiler(
             graph.forward, graph, selection, graphs | {"dynamic": dynamic}
         )
@@ -212,6 +213,10 @@ class Compiler:
                 drop = weakref.WeakMethod(self._drop)
                 options = self.selection, self._rejit, on_data, marks, self._whole
                 entry = Entry(self.function, leaves, spec, self.module, *options, drop=drop)
+                if self._is_part and entry.keeps_written:
+                    raise Unsupported(
+                        "the backward reads what this graph writes to an input, and what follows may write there unseen"
+                    )
                 if entry.fixed and self.dynamic is None:
                     self._varying.give_up(kind_of(spec, leaves))
                 elif marks:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import switchgear as sg
 
 from .linears import join_linears
+from .nested import join_nested
 from .numbers import hold_numbers
 from .reuse_buffers import reuse_buffers
 from .short_chains import short_chains
@@ -14,6 +15,7 @@ from .write_to_inputs import write_to_inputs
 #: In the order in which they run; spelling is last, when it is settled what is called.
 PASSES = (
     sg.PassPlacement("short_chains", "before_fusion", short_chains),
+    sg.PassPlacement("nested", "before_fusion", join_nested),
     sg.PassPlacement("write_to_inputs", "after_claim", write_to_inputs),
     sg.PassPlacement("reuse_buffers", "after_claim", reuse_buffers),
     sg.PassPlacement("linears", "after_claim", join_linears),

@@ -350,6 +350,10 @@ def test_by_default_a_small_product_is_made_again_beside_large_ones() -> None:
     assert sorted(saved) == sorted([*statistics, *[("cpu f32[256, 256]", "aten.mm.default")] * 2])
     for one, expected in zip(found, step(block, *arguments), strict=True):
         torch.testing.assert_close(one, expected)
+    # bytes that a budget allows beyond that save time
+    roomy = sg.jit(block, executors=[Pointwise("fuses"), "torch"], memory=1.0)
+    step(roomy, *arguments)
+    assert saved_bytes(roomy) == saved_bytes(jitted) + 256 * 256 * 4
 
 
 @pytest.mark.parametrize("shape", [(16, 4), (4, 3, 8), (4, 3, 5, 5), (4, 3, 2, 5, 5)])

@@ -324,9 +324,10 @@ def _cut_off(subject: Subject, owner: Function) -> None:
     held = [*owner.buffers()] if isinstance(owner, torch.nn.Module) else []
     state = [value for name, part in subject.state(owner).items() for _, value in flatten(name, part)]
     for value in (*held, *state):
-        if isinstance(value, Tensor) and value.grad_fn is not None:
-            with contextlib.suppress(RuntimeError):  # a view, which keeps its history
-                value.detach_()
+        if isinstance(value, Tensor):
+            with contextlib.suppress(RuntimeError):  # a view, which keeps its history, or asked for it raises
+                if value.grad_fn is not None:
+                    value.detach_()
 
 
 def flatten(name: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -1264,3 +1264,58 @@ def test_a_hidden_write_beside_one_that_is_seen_where_functions_are_split() -> N
 
     verdict = judge(Script(arguments, rectified_and_then_written, options={"fallback": "split"}))
     assert verdict.outcome is Outcome.FALLBACK, verdict.detail
+
+
+def rectified_and_written_behind_a_break(x: Tensor) -> None:
+    F.relu(x, inplace=True)
+    print(end="")
+    x.data[0] = 1.7
+
+
+def left_in_autocast(x: Tensor) -> Tensor:
+    row = x[-1]
+    with torch.no_grad():
+        x.mul_(-0.03)
+        with torch.autocast("cpu", torch.bfloat16):
+            difference = row.mul_(1.7) - row
+    return difference @ difference.t()
+
+
+@pytest.mark.parametrize("function", [rectified_and_written_behind_a_break, left_in_autocast])
+def test_graphs_that_are_refused_where_functions_are_split(function: Callable[..., Any]) -> None:
+    def arguments() -> Arguments:
+        leaf = torch.linspace(-2, 2, 24).view(2, 3, 4).requires_grad_()
+        return [leaf * 1], [leaf]
+
+    verdict = judge(Script(arguments, function, options={"fallback": "split"}))
+    assert verdict.outcome is Outcome.FALLBACK, verdict.detail
+    assert not torch.is_autocast_enabled("cpu")
+
+
+class Logging(torch.nn.Module):
+    """Keeps a log inside of a region that eager's backward runs once more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(4, 4))
+        self.log: list[str] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        """One logged product."""
+
+        def product(x: Tensor) -> Tensor:
+            self.log.append(f"{x.dtype}")
+            return F.linear(x, self.weight)
+
+        result: Tensor = checkpoint(product, x, use_reentrant=False)
+        return result
+
+
+def test_a_log_that_a_region_keeps() -> None:
+    module, x = Logging(), torch.ones(2, 4)
+    jitted = sg.jit(module, executors=["torch"])
+    with pytest.warns(sg.errors.FallbackWarning, match="an object of Python's is written to inside a region"):
+        jitted(x).sum().backward()
+    for count in (2, 3):
+        jitted(x).sum().backward()
+        assert len(module.log) == 2 * count

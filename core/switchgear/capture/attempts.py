@@ -18,6 +18,7 @@ _DEFAULT_STREAM = torch.default_generator
 #: Global modes that a function may change for a while: what they are called, how to ask, and how to set them.
 _MODES: tuple[tuple[str, Callable[[], Any], Callable[[Any], object]], ...] = (
     ("grad mode", torch.is_grad_enabled, internals.set_grad_enabled),
+    ("autocast", internals.autocast_state, internals.set_autocast_state),
     ("the default dtype", torch.get_default_dtype, torch.set_default_dtype),
     ("the default device", internals.global_default_device, torch.set_default_device),
     (

@@ -112,6 +112,8 @@ class Recorder:
         self.apart: contextlib.AbstractContextManager[None] = (
             contextlib.nullcontext() if self.enclosing is None else self.enclosing.apart
         )
+        #: What Python's objects hold by now that are changed, comparable.
+        self.changed_objects: Callable[[], object] = lambda: None
         self._adopt = adopt
 
     def here(self) -> str:

@@ -203,13 +203,13 @@ def _errors_of_stand_ins() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, AssertionError) as error:
-        reason = _reason(error)
+        reason = reason_of_stand_ins(error)
         if not reason:
             raise
         raise Unsupported(reason) from error
 
 
-def _reason(error: RuntimeError | AssertionError) -> str:
+def reason_of_stand_ins(error: Exception) -> str:
     """Why a function cannot be captured that fails so; empty for an error of the user's."""
     text = str(error)
     if "in the TorchScript interpreter" in text:

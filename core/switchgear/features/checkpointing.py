@@ -134,6 +134,7 @@ class Checkpointing(Handler):
 
         tags_of = tape.tags_of if saves is None else saved
         memory = {id(entry): _memory(recorder, entry) for entry in recorder.inputs}
+        objects = recorder.changed_objects()
         with (
             tape.tagged(tag),
             replaced(tape, "tags_of", tags_of),
@@ -141,6 +142,8 @@ class Checkpointing(Handler):
         ):
             yield
             _refuse_writes(recorder, memory)
+            if recorder.changed_objects() != objects:
+                _refuse_write(recorder, "an object of Python's")
 
     def _run_reentrant(self, function: Callable[..., object], args: tuple[object, ...]) -> object:
         """What `checkpoint(function, *args, use_reentrant=True)` does: differentiable if an argument requires grad."""
@@ -210,12 +213,16 @@ def _refuse_writes(recorder: Recorder, memory: dict[int, int]) -> None:
         if id(entry) not in memory:
             memory[id(entry)] = _first_memory(recorder, entry)
         if _memory(recorder, entry) != memory[id(entry)]:
-            raise Unsupported(
-                f"in {recorder.here()} {entry.proxy.name}, an input or a buffer, is written to inside a region "
-                "of torch.utils.checkpoint; eager's backward runs the region, and so the write, once more (running "
-                "statistics count a batch twice): move the write, such as a BatchNorm in training, out of the region",
-                splits=False,
-            )
+            _refuse_write(recorder, f"{entry.proxy.name}, an input or a buffer,")
+
+
+def _refuse_write(recorder: Recorder, what: str) -> NoReturn:
+    raise Unsupported(
+        f"in {recorder.here()} {what} is written to inside a region of torch.utils.checkpoint; eager's backward runs "
+        "the region, and so the write, once more (running statistics count a batch twice): move the write, such as a "
+        "BatchNorm in training, out of the region",
+        splits=False,
+    )
 
 
 def _refuse_other_flags(result: object) -> None:

@@ -3,7 +3,8 @@
 Where no executor fuses, each line that is run again takes its time: what eager saves is saved. Where one does, what
 depends on single elements costs next to nothing, for it runs where its result is read; it is never saved. Of all else,
 as much is made again as takes little beside all of the program.
-"lean" is a budget, too: half of what "balanced" saves, or the default if that is less.
+Under a budget, what takes the least time. "lean" is one, too: half of what "balanced" saves, or the default if that
+is less.
 """
 
 from __future__ import annotations
@@ -32,16 +33,21 @@ def partition_as_asked(
     if memory == "auto":
         return _automatic(joint, overwritten, fuses)
     if memory == "lean":
-        balanced = _saved(joint, overwritten, "balanced")
-        half = min(balanced, _automatic(joint, overwritten, fuses).saved_bytes) // 2
+        default, balanced = (
+            _automatic(joint, overwritten, fuses),
+            _saved(joint, overwritten, "balanced"),
+        )
+        half = min(balanced, default.saved_bytes) // 2
         limit = max(half, int(_LITTLE * _saved(joint, overwritten, "eager")))
-        return within_budget(joint, overwritten, limit, fuses=fuses)
+        return within_budget(default, joint, overwritten, limit, fuses=fuses)
     budget = budget_of(memory)
     if budget is None:
         return partition(joint, overwritten, memory)  # type: ignore[arg-type]
     eager = _saved(joint, overwritten, "eager")
     limit = budget if isinstance(budget, int) else int(budget * eager)
-    parts = within_budget(joint, overwritten, limit, fuses=fuses)
+    parts = within_budget(
+        fastest(joint, overwritten, fuses=fuses), joint, overwritten, limit, fuses=fuses
+    )
     if parts.saved_bytes > limit:
         longer = extra(joint, parts, fuses=fuses)
         raise InvalidInput(
@@ -52,13 +58,17 @@ def partition_as_asked(
     return parts
 
 
+def fastest(joint: Joint, overwritten: frozenset[str], *, fuses: bool) -> Partitioned:
+    """What takes the least time, whatever it saves: nothing runs again but what costs next to nothing."""
+    return partition(joint, overwritten, "auto" if fuses else "eager")
+
+
 def within_budget(
-    joint: Joint, overwritten: frozenset[str], limit: int, *, fuses: bool
+    wanted: Partitioned, joint: Joint, overwritten: frozenset[str], limit: int, *, fuses: bool
 ) -> Partitioned:
-    """What is saved by default, or so much less of it that it takes at most `limit` bytes, or the fewest possible."""
-    parts = _automatic(joint, overwritten, fuses)
-    if parts.saved_bytes <= limit:
-        return parts
+    """`wanted` if it saves at most `limit` bytes, else what takes the least time of all that does, or the fewest."""
+    if wanted.saved_bytes <= limit:
+        return wanted
     return partition(joint, overwritten, "auto" if fuses else "balanced", Budget(bytes=limit))
 
 
@@ -72,10 +82,8 @@ def _saved(joint: Joint, overwritten: frozenset[str], memory: PricedMemory) -> i
 
 
 def _automatic(joint: Joint, overwritten: frozenset[str], fuses: bool) -> Partitioned:
-    if not fuses:
-        return partition(joint, overwritten, "eager")
-    free = partition(joint, overwritten, "auto")
-    if free.saved_bytes < _FEW:
+    free = fastest(joint, overwritten, fuses=fuses)
+    if not fuses or free.saved_bytes < _FEW:
         return free
     most = cost(free.again, fused=True) + _SHARE * cost(joint.trace.bound_symbols, fused=True)
     lean = partition(joint, overwritten, "auto", Budget(cost=most))

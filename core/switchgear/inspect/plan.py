@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from switchgear.errors import InvalidInput
-from switchgear.grad.automatic import extra, within_budget
+from switchgear.grad.automatic import extra, fastest, within_budget
 from switchgear.grad.partition import Partitioned, partition
 from switchgear.inspect.columns import aligned
 from switchgear.inspect.examine import compiler_for, peak, undecided
@@ -71,9 +71,10 @@ def plan(function: Any, /, *args: Any, **kwargs: Any) -> Plan:
     joint, overwritten = training.joint, training.parts.prices.overwritten
     fuses = bool(selection.fusion)
     eager = partition(joint, overwritten).saved_bytes
+    wanted = fastest(joint, overwritten, fuses=fuses)
 
     def point(budget: float) -> PlannedMemory:
-        parts = within_budget(joint, overwritten, int(budget * eager), fuses=fuses)
+        parts = within_budget(wanted, joint, overwritten, int(budget * eager), fuses=fuses)
         longer = extra(joint, parts, fuses=fuses)
         return PlannedMemory(budget, parts.saved_bytes, _peak(parts), longer)
 

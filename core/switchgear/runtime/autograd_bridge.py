@@ -25,7 +25,7 @@ from switchgear.ir.aliasing import storages
 from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.trace import Trace
 from switchgear.runtime.backwards import Arriving, Backwards, Jit
-from switchgear.runtime.execution import maybe_views, runner
+from switchgear.runtime.execution import goes_below, maybe_views, runner
 from switchgear.runtime.one_operator import is_one_operator
 from switchgear.who.selection import Selection
 
@@ -62,6 +62,10 @@ class Bridge:
         self._autocast = autocast
         self.made: tuple[int, ...] = ()
         self.take_forward(training.forward)
+        #: Whether the first call tells which of `made` are views: for a layout PyTorch's kernels give the same always.
+        self._settles = (
+            sizes is None and training.forward.job is None and goes_below(training.forward)
+        )
         #: Inputs that are passed detached, or their hooks would be called with None.
         self.constant = _constant(training)
         self.backwards = Backwards(
@@ -96,6 +100,7 @@ class Bridge:
             if i in given_out and (p := ends[i]) is not None and p.name not in given
         }
         # other threads may be running the forward before: this is right for both
+        self._settles = False
         self.again = again
         self.made = tuple(sorted({*views, *again, *self.made}))
         #: Whether a call gives what the forward does, and leaves nothing for the backward.
@@ -137,6 +142,8 @@ class Bridge:
         An output that is saved, too, stays one tensor: a second derivative finds its way by that.
         """
         views = [index for index in self.made if index in self.again or results[index]._is_view()]
+        if self._settles and not internals.forward_mode_active():
+            self._settles, self.made = False, tuple(views)
         if not views:
             return results
         own = {internals.storage_key(tensor) for tensor in inputs}

@@ -97,8 +97,7 @@ class Cache:
         `reason` says what of data, sizes or Python state set the call apart from those that others are for.
         """
         self._compilations += 1
-        changed = self._difference(key) or "what an entry was for is gone"
-        why = reason or (changed if self._last_key else "the first call")
+        why = reason or (self._difference(key) if self._last_key else "the first call")
         self.reasons.append(why)
         if self._compilations == self._limit + 1:
             message = (
@@ -129,7 +128,7 @@ class Cache:
             for topic, before, now in topics
             if before != now
         ]
-        return "; ".join(changed)
+        return "; ".join(changed) or "what an entry was for is gone"
 
 
 def _first_difference(before: Any, now: Any) -> tuple[object, object]:

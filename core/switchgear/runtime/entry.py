@@ -69,6 +69,8 @@ class Entry:
         self._autocast = internals.autocast_active()
         #: Why dynamic sizes are fixed for this entry, if they are.
         self.fixed = ""
+        #: Whether it saves for the backward what it writes to an input, whose memory eager saves.
+        self.keeps_written = False
 
         def make(marks: Marks) -> None:
             self.captured = capture(
@@ -329,6 +331,7 @@ class Entry:
             stages, selection, grad_outputs, mutated, beside, hidden, choices
         )
         self._make_forward, self.forward = training.make_forward, training.forward
+        self.keeps_written = any(proxy.name in mutated for proxy in training.saved)
         self.bridge = Bridge(
             training,
             selection,

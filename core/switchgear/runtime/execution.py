@@ -38,7 +38,7 @@ def runner(program: Program, *, autocast: bool) -> Callable[..., Any]:
     """
     own = all(map(is_never_blamed, lines_of(program)))
     run = program.function if own else _blaming(program)
-    if _goes_below(program):
+    if goes_below(program):
         run = _below_autograd(run)
     if not own:
         run = _by_operators_in_forward_mode(program, run)
@@ -50,7 +50,8 @@ def lines_of(program: Program) -> list[BoundSymbol]:
     return [item for item in program.stages[-1].bound_symbols if item.symbol not in (BOX, DEL)]
 
 
-def _goes_below(program: Program) -> bool:
+def goes_below(program: Program) -> bool:
+    """Whether a program runs below autograd: PyTorch's own operators alone, and enough of them."""
     lines = lines_of(program)
     return len(lines) >= _WORTHWHILE and all(map(is_pytorch, lines))
 
@@ -106,7 +107,7 @@ def maybe_views(program: Program) -> tuple[int, ...]:
     Below autograd an operator that is none of a view gives one if its kernel ends in one (`select_scatter`).
     """
     outputs = program.stages[-1].outputs
-    if _goes_below(program):
+    if goes_below(program):
         return tuple([i for i, proxy in enumerate(outputs) if proxy is not None])
     wanted = {proxy.name for proxy in outputs if proxy is not None}
     anew: dict[str, bool] = {}

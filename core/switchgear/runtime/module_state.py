@@ -103,16 +103,17 @@ class _Versions:
         states = self._states
         children = [state["_modules"] for state in states if state["_modules"]]
         self._not_written = internals.not_written((*states, *children))
-        self._hooks = [state[name] for state in states for name in _HOOKS]
-        self._slots = [state[name] for state in states for name in ("_parameters", "_buffers")]
-        self._slots += [state["_modules"] for state in states if not state["_modules"]]
-        self._count = sum(map(len, self._slots))
+        slots = [state[name] for state in states for name in ("_parameters", "_buffers", *_HOOKS)]
+        slots += [state["_modules"] for state in states if not state["_modules"]]
+        self._empty = [slot for slot in slots if not slot]
+        self._filled = [slot for slot in slots if slot]
+        self._count = sum(map(len, self._filled))
 
     def check(self) -> bool:
         if (
             self._not_written()
-            and not any(self._hooks)
-            and sum(map(len, self._slots)) == self._count
+            and not any(self._empty)
+            and sum(map(len, self._filled)) == self._count
         ):
             return self._light()
         if not self._full():

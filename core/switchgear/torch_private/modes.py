@@ -115,8 +115,34 @@ _increment_autocast_nesting = torch.autocast_increment_nesting
 
 def autocast_nested() -> bool:
     """Whether a region of autocast is around, maybe a disabled one: casts are remembered until the outermost ends."""
+    return _autocast_depth() > 0
+
+
+def _autocast_depth() -> int:
     _increment_autocast_nesting()
-    return bool(torch.autocast_decrement_nesting())
+    return torch.autocast_decrement_nesting()
+
+
+def autocast_state() -> tuple[object, ...]:
+    """All that regions of autocast set, each device's in turn; hashable."""
+    devices = torch._C._autocast_supported_devices()
+    set_for = [
+        (name, torch.is_autocast_enabled(name), torch.get_autocast_dtype(name)) for name in devices
+    ]
+    return (_autocast_depth(), torch.is_autocast_cache_enabled(), *set_for)
+
+
+def set_autocast_state(state: tuple[Any, ...]) -> None:
+    """Put back what `autocast_state` gave, after regions that were not left."""
+    depth, cached, *devices = state
+    for name, enabled, dtype in devices:
+        torch.set_autocast_enabled(name, enabled)
+        torch.set_autocast_dtype(name, dtype)
+    torch.set_autocast_cache_enabled(cached)
+    while _autocast_depth() > depth:
+        torch.autocast_decrement_nesting()
+    if not depth:
+        torch.clear_autocast_cache()
 
 
 def autocast_key() -> tuple[object, ...]:

@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 from switchgear.capture.doors import Doors
 from switchgear.capture.recorder import Recorder
 from switchgear.capture.refused_writes import backward_writes_refused
+from switchgear.capture.session import reason_of_stand_ins
 from switchgear.errors import CaptureError, NotDifferentiable, RuleError, Unsupported
 from switchgear.features.custom_functions.call import Context, FunctionCall, Result, name_of
 from switchgear.ir.proxy import TensorProxy
@@ -182,6 +183,7 @@ def _refuse_writes(recorder: Recorder) -> None:
 @contextlib.contextmanager
 def _traced(item: BoundSymbol, call: FunctionCall, doors: Doors) -> Iterator[None]:
     devices = {proxy.device.type for proxy in item.inputs}
+    place = f"the backward of {name_of(call.function)}, called at {item.source}"
     with contextlib.ExitStack() as stack:
         stack.enter_context(doors.open(item.source))
         stack.enter_context(torch.no_grad())
@@ -192,16 +194,14 @@ def _traced(item: BoundSymbol, call: FunctionCall, doors: Doors) -> Iterator[Non
         except NotDifferentiable:
             raise
         except CaptureError as error:
-            raise type(error)(
-                f"the backward of {name_of(call.function)}, called at {item.source}: {error}"
-            ) from error
+            raise type(error)(f"{place}: {error}") from error
         except Exception as error:
+            if reason := reason_of_stand_ins(error):
+                raise Unsupported(f"{place}: {reason}") from error
             hint = "; under torch.no_grad() it is not needed"
             what = (
                 str(error)
                 if type(error) is RuleError
                 else f"raised {type(error).__name__}: {error}{hint}"
             )
-            raise RuleError(
-                f"the backward of {name_of(call.function)}, called at {item.source}, {what}"
-            ) from error
+            raise RuleError(f"{place}, {what}") from error

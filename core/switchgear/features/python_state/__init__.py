@@ -99,7 +99,11 @@ class PythonState(Handler):
         for index, value in arguments.items():
             reached.reach_argument(index, value)
         try:
-            with world.recording.active(), replaced(recorder, "apart", world.recording.code):
+            with (
+                world.recording.active(),
+                replaced(recorder, "apart", world.recording.code),
+                replaced(recorder, "changed_objects", partial(_changed, reached)),
+            ):
                 yield
         except SwitchgearError:
             raise
@@ -152,6 +156,15 @@ class PythonState(Handler):
         sizes = active_sizes() if packing.has_numbers else None
         recorder.after.append(Replay(writes, template, tuple(world.arguments), sizes))
         return packing.leaves
+
+
+def _changed(reached: Reached) -> list[tuple[int, list[tuple[object, int]]]]:
+    """What is held by what has changed, by ids."""
+    changed = [holder for holder in reached.holders.values() if holder.changed()]
+    return [
+        (id(holder.target), [(key, id(value)) for key, value in holder.content().items()])
+        for holder in changed
+    ]
 
 
 def _size_of(recorder: Recorder, tensor: torch.Tensor) -> Any:
