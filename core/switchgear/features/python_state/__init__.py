@@ -160,7 +160,7 @@ class PythonState(Handler):
 
 def _changed(reached: Reached) -> list[tuple[int, list[tuple[object, int]]]]:
     """What is held by what has changed, by ids."""
-    changed = [holder for holder in reached.holders.values() if holder.changed()]
+    changed = reached.changed()
     return [
         (id(holder.target), [(key, id(value)) for key, value in holder.content().items()])
         for holder in changed
