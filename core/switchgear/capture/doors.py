@@ -27,6 +27,7 @@ from switchgear.capture.leaves import calls, leaf_symbol, record_leaf
 from switchgear.capture.recorder import Recorder, active, active_recorder
 from switchgear.capture.refused_writes import refuse_casts, refuse_write
 from switchgear.capture.sizes import active_sizes
+from switchgear.capture.user_code import runs_no_user_code
 from switchgear.capture.values import metadata_proxy
 from switchgear.errors import NO_DATA_IN_RULES, DataDependent, Unsupported
 from switchgear.ir.naming import symbol_of
@@ -56,21 +57,6 @@ _DATA_MISSING = (
 _NO_INVERSE = ("as_strided() is non-compositional", "must have a last dimension with stride 1")
 #: What eager says of where a tensor begins, which a write may have changed here.
 _ODD_PLACE = "must have a storage_offset divisible by"
-#: Of plain tensors, they call nothing of the user's.
-_IN_C = (
-    *(types.BuiltinFunctionType, types.MethodDescriptorType),
-    *(types.MethodWrapperType, types.WrapperDescriptorType),
-)
-_PLAIN = frozenset({torch.Tensor})
-#: Where those of these, written in Python, are defined that call nothing of the user's either.
-_OF_DATA = frozenset({"torch.nn.functional", "torch.functional", torch.Tensor.split.__module__})
-_DATA = frozenset(
-    {
-        *(torch.Tensor, torch.nn.Parameter, torch.dtype, torch.Size),
-        *(type(None), bool, int, float, str, list, tuple),
-    }
-)
-_BACKWARD = torch.Tensor.backward
 _REOPENED = frozenset({"torch.nn.functional", "torch.functional"})
 
 
@@ -118,7 +104,7 @@ class _Functions(TorchFunctionMode):
         if self.recorder.tape.is_paused:
             return func(*args, **(kwargs or {}))
         call = Call(func, args, kwargs or {}, grad_enabled=torch.is_grad_enabled())
-        if _PLAIN.issuperset(kinds) and _is_apart(call):
+        if runs_no_user_code(func, kinds, (*args, *call.kwargs.values())):
             with self.recorder.apart:
                 return self._recorded(call)
         return self._recorded(call)
@@ -181,14 +167,6 @@ class _Functions(TorchFunctionMode):
                 return _without_override(function)(*args, **kwargs)
 
         return run
-
-
-def _is_apart(call: Call) -> bool:
-    """Whether a call of plain tensors runs none of the user's code."""
-    if isinstance(call.fn, _IN_C):
-        return True
-    is_of_data = getattr(call.fn, "__module__", None) in _OF_DATA and call.fn is not _BACKWARD
-    return is_of_data and _DATA.issuperset(map(type, (*call.args, *call.kwargs.values())))
 
 
 def is_of_a_call(error: Exception) -> bool:

@@ -1,4 +1,4 @@
-"""Where the user is: the nearest frame of the stack that is neither PyTorch's nor ours."""
+"""Where the user's code is: the nearest frame that is neither PyTorch's nor ours; and calls that run none of it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import sys
 import traceback
 import types
 import warnings
+from collections.abc import Iterable
 
 import torch
 import typing_extensions
@@ -25,12 +26,37 @@ _OWN_FILES = (
     ),
     "<frozen ",
 )
+#: Of plain tensors, they call nothing of the user's.
+_IN_C = (
+    *(types.BuiltinFunctionType, types.MethodDescriptorType),
+    *(types.MethodWrapperType, types.WrapperDescriptorType),
+)
+_PLAIN = frozenset({torch.Tensor})
+#: Where those of these, written in Python, are defined that call nothing of the user's either.
+_OF_DATA = frozenset({"torch.nn.functional", "torch.functional", torch.Tensor.split.__module__})
+_DATA = frozenset(
+    {
+        *(torch.Tensor, torch.nn.Parameter, torch.dtype, torch.Size),
+        *(type(None), bool, int, float, str, list, tuple),
+    }
+)
+_BACKWARD = torch.Tensor.backward
 
 
 @functools.cache
 def is_own_file(name: str) -> bool:
     """Whether a file is PyTorch's or ours."""
     return name.startswith(_OWN_FILES)
+
+
+def runs_no_user_code(fn: object, kinds: Iterable[type], values: Iterable[object]) -> bool:
+    """Whether a call of PyTorch's, with these kinds of tensors among these values, runs none of the user's code."""
+    if not _PLAIN.issuperset(kinds):
+        return False
+    if isinstance(fn, _IN_C):
+        return True
+    is_of_data = getattr(fn, "__module__", None) in _OF_DATA and fn is not _BACKWARD
+    return is_of_data and _DATA.issuperset(map(type, values))
 
 
 def user_frame() -> tuple[types.FrameType | None, int]:
