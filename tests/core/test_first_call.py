@@ -301,15 +301,16 @@ def test_a_tree_in_python_is_made_anew_in_cpp_once_dynamo_is_imported(monkeypatc
     jitted = sg.jit(lambda x: module(x) * module.scale, executors=["torch"])
     x = torch.ones(1, 2)
     modules = imported_or_not(False, monkeypatch)
-    jitted(x)
+    for _ in range(2):  # the first call may be the only one
+        jitted(x)
     (guard,) = [guard for guard in last_entry(jitted).captured.guards if "state" in guard.scope]
     state = guard.scope["state"]
-    assert isinstance(state.root, guard_tree._Tree)
+    assert isinstance(state._root, guard_tree._Tree)
     modules["torch._dynamo.guards"] = guard_tree
     for scale, misses in ((2, 1), (2, 1), (3, 2)):
         module.scale = scale
         assert torch.equal(jitted(x), module(x) * scale)
-        assert isinstance(state.root, guard_tree.RootGuardManager)
+        assert isinstance(state._root, guard_tree.RootGuardManager)
         assert sg.cache_info(jitted).misses == misses
 
 

@@ -1013,6 +1013,19 @@ def test_autocast_cache_cleared() -> None:
         assert cast() != id(first)
 
 
+def test_autocast_is_put_back_after_regions_that_were_not_left() -> None:
+    before = internals.autocast_state()
+    for outer in (False, True):
+        with torch.autocast("cpu", torch.float16, enabled=outer, cache_enabled=False):
+            around = internals.autocast_state()
+            torch.autocast("cpu", torch.bfloat16).__enter__()
+            assert internals.autocast_state() != around
+            internals.set_autocast_state(around)
+            assert internals.autocast_state() == around
+        assert internals.autocast_state() == before
+    assert not internals.autocast_nested()
+
+
 def test_autocast() -> None:
     x = torch.ones(2, 2)
     assert not internals.autocast_active()
