@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import switchgear as sg
 from tests.fuzz import compare
@@ -393,3 +394,25 @@ def test_gradients_of_a_view_that_is_written_to_are_summed_at_its_base(is_view: 
         return run
 
     assert judge(Script(arguments, added_and_then_written), rounded).outcome is outcome
+
+
+def read_by_a_region(x: Tensor) -> Tensor:
+    return checkpoint(lambda: x.sin(), use_reentrant=False)  # type: ignore[no-any-return]
+
+
+def read_by_no_region(x: Tensor) -> Tensor:
+    return x.clone().sin()
+
+
+@pytest.mark.parametrize(
+    ("function", "outcome"), [(read_by_a_region, Outcome.EQUAL), (read_by_no_region, Outcome.DIFFERENT)]
+)
+def test_a_write_to_what_a_region_reads_again_may_be_refused(function: Callable[..., Any], outcome: Outcome) -> None:
+    def arguments() -> tuple[list[Any], list[Tensor]]:
+        leaf = torch.ones(3, requires_grad=True)
+        return [leaf * 1], [leaf]
+
+    def saving(_: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda x: x.sin()
+
+    assert judge(Script(arguments, function, write=Write(1, no_grad=True)), saving).outcome is outcome
