@@ -113,7 +113,7 @@ class Recorder:
             contextlib.nullcontext() if self.enclosing is None else self.enclosing.apart
         )
         #: What Python's objects hold by now that are changed, comparable.
-        self.changed_objects: Callable[[], object] = lambda: None
+        self.changed_objects: Callable[[], Sequence[tuple[int, Sequence[tuple[object, int]]]]] = tuple
         self._adopt = adopt
 
     def here(self) -> str:

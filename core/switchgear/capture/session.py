@@ -272,7 +272,9 @@ def _run(
         containers = {id(part) for part in containers_in((args, kwargs))}
         after, spec_after = flatten((args, kwargs))
         is_same = spec_after == spec and all(map(operator.is_, after, wrappers))
-        if not is_same or any(id(part) in containers for part in containers_in(result)):
+        kept = {id(part) for part in containers_in(result)}
+        kept |= {part for _, content in recorder.changed_objects() for _, part in content}
+        if not is_same or not kept.isdisjoint(containers):
             raise ContainerMatters
     return result
 
@@ -283,7 +285,7 @@ def _refuse_generators(result: object) -> None:
 
 
 class ContainerMatters(Exception):
-    """The function changes or returns a container among its arguments, which is to be captured as a whole."""
+    """The function changes, returns or keeps a container among its arguments, to be captured as a whole."""
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ any more once there is the other, to be made anew.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from keyword import iskeyword
 from typing import Any, NamedTuple
@@ -18,6 +18,9 @@ from switchgear.torch_private.names import check_names, private, value_of
 #: From Python 3.13 on the version of an instance's `__dict__` does not tell of its attributes.
 HAS_INLINE_VALUES = sys.version_info >= (3, 13)
 RootGuardManager: Any = private("torch._C._dynamo.guards.RootGuardManager")
+_install_no_tensor_aliasing_guard: Callable[..., None] = private(
+    "torch._C._dynamo.guards.install_no_tensor_aliasing_guard"
+)
 _dict_version: Callable[[dict[Any, Any]], int] = private("torch._C._dynamo.guards.dict_version")
 
 
@@ -63,6 +66,16 @@ def _plain_manager() -> Any:
     # PyTorch refuses any other object than a member of this enumeration, which lies in what imports Dynamo
     check_names(dynamo=True)
     return value_of("torch._dynamo.guards.GuardManagerType").GUARD_MANAGER
+
+
+def add_all_different(
+    root: Any, nodes: Sequence[Any], test: Callable[[object], bool], label: list[str]
+) -> None:
+    """Have a tree say that what lies at several nodes are different objects, as `test` does of what the tree is of."""
+    if isinstance(root, _Tree):
+        root.add_lambda_guard(test, label, None)
+    else:  # it looks at no more of tensors than which they are
+        _install_no_tensor_aliasing_guard([*nodes], ["" for _ in nodes], label, None)
 
 
 def guard_check(root: Any) -> Callable[[object], object]:

@@ -20,6 +20,7 @@ import torch
 
 from switchgear.capture.handler import Handler
 from switchgear.capture.recorder import Recorder
+from switchgear.capture.session import ContainerMatters
 from switchgear.capture.signature import InputSource
 from switchgear.capture.sizes import Sizes, active_sizes
 from switchgear.errors import SwitchgearError, Unsupported
@@ -105,7 +106,7 @@ class PythonState(Handler):
                 replaced(recorder, "changed_objects", partial(_changed, reached)),
             ):
                 yield
-        except SwitchgearError:
+        except (SwitchgearError, ContainerMatters):
             raise
         except Exception as error:
             if isinstance(error, AttributeError):
@@ -148,7 +149,7 @@ class PythonState(Handler):
             stream.refuse_use()
         _refuse_attributes_of_tensors(recorder)
         written = frozenset(id(write.holder.target) for write in writes if write.place is None)
-        state = State(reads, world.arguments, written)
+        state = State(reads, world.arguments, written, reached.identities())
         recorder.guards.append(guard_on(state, world.arguments, reached.settle))
         if not writes and not is_odd(result, reached):
             return result

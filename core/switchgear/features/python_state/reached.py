@@ -15,7 +15,7 @@ import random
 import sys
 import types
 import weakref
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Container, Iterable, Set
 from typing import Any, TypeVar
 
@@ -40,7 +40,8 @@ from switchgear.features.python_state.holders import (
     dict_base,
     slots_of,
 )
-from switchgear.features.python_state.reads import ITSELF, Place, Read, class_attribute
+from switchgear.features.python_state.identity import Identities, Place
+from switchgear.features.python_state.reads import ITSELF, Read, class_attribute
 from switchgear.features.python_state.streams import Stream, has_stream
 
 _MODULE_STATE = ("_parameters", "_buffers", "_modules")
@@ -125,6 +126,9 @@ class Reached:
         self._from: Any = None
         #: Where in the arguments of a call an object lies that is of the call.
         self.places: dict[int, Place] = {}
+        #: Where other objects lie, and what objects of the call lie at, or are reached by, in two ways.
+        self._first: dict[int, Place] = {}
+        self._ties: list[tuple[Place, Place]] = []
         self._labels: dict[int, str] = {}
         self._seen: dict[int, Any] = {}
         self._names: set[str] = set()
@@ -176,20 +180,23 @@ class Reached:
         """Take note of a value that lies at `steps` from `owner`, and of what it leads to."""
         if id(value) in self._seen:
             self.links[self._from].add(id(value))
+            if owner is not None and _has_identity(value):
+                self._tie(value, self._place(owner, steps))
             return
         if is_atom(value):
             return
-        if id(owner) in self.places:
-            place = self.places[id(owner)]
-            owner, steps = place.argument, (*place.steps, *steps)
+        place = self._place(owner, steps)
+        owner, steps = place.owner, place.steps
         if issubclass(type(value), torch.Tensor):
             if owner is not None:
                 self._tensor(value, Held(owner, steps, label))
             return
         self.links[self._from].add(id(value))
         self._seen[id(value)] = value
-        if isinstance(owner, Argument) and not isinstance(value, _SAME_EVERYWHERE):
-            self.places[id(value)] = Place(owner, steps)
+        if place.is_of_call and not isinstance(value, _SAME_EVERYWHERE):
+            self.places[id(value)] = place
+        elif owner is not None:
+            self._first[id(value)] = place
         self._labels.setdefault(id(value), label)
         outer, self._from = self._from, id(value)
         self._look_into(value, label, owner, steps)
@@ -215,6 +222,31 @@ class Reached:
             self._space(value, label)
         else:
             self._object(value, label)
+
+    def _place(self, owner: object, steps: tuple[object, ...]) -> Place:
+        known = self.places.get(id(owner))
+        return Place(owner, steps) if known is None else Place(known.owner, known.steps + steps)
+
+    def _tie(self, value: object, place: Place) -> None:
+        """Take note of another place of an object, if it or the first is of the call."""
+        first = self.places.get(id(value)) or self._first.get(id(value)) or Place(value, ())
+        if first.is_of_call and place.is_of_call:
+            is_new = first != place
+        else:
+            is_new = first.is_of_call or place.is_of_call
+        if is_new:
+            self._ties.append((first, place))
+
+    def identities(self) -> Identities:
+        """Which objects of the call are one by several ways, and which are not to be others that are alike."""
+        if not (self.places or self._ties):
+            return Identities()
+        seen = {key: value for key, value in self._seen.items() if _has_identity(value)}
+        kinds = Counter(id(type(value)) for value in seen.values())
+        of_call = {key for key, value in seen.items() if key in self.places and kinds[id(type(value))] > 1}
+        alike = {id(type(seen[key])) for key in of_call}
+        others = {key for key, value in seen.items() if key not in self.places and id(type(value)) in alike}
+        return Identities(tuple(self._ties), tuple(self.places[key] for key in of_call), frozenset(others))
 
     def watch_global_streams(self) -> None:
         """Take note of the random streams that the functions of modules draw from."""
@@ -277,12 +309,10 @@ class Reached:
             return value
         if key in holder.symbolic or holder.content().get(key, MISSING) is not value:
             return holder.symbolic.get(key, value)
-        if id(owner) in self.places:
-            place = self.places[id(owner)]
-            owner, steps = place.argument, (*place.steps, *steps)
+        place = self._place(owner, steps)
         with internals.real_dispatch():
             tensor = sized(value)
-        self.tensors[id(tensor)] = HeldNumber(owner, steps, label)
+        self.tensors[id(tensor)] = HeldNumber(place.owner, place.steps, label)
         number = self._size_of(tensor)
         holder.make_symbolic(key, number)
         self._symbolic.append(holder)
@@ -373,8 +403,7 @@ class Reached:
     def _hold_own(self, value: object, own: dict[str, Any], label: str) -> None:
         self._hold(Items, own, label)
         if id(value) in self.places:
-            place = self.places[id(value)]
-            self.places[id(own)] = Place(place.argument, (*place.steps, Attribute("__dict__")))
+            self.places[id(own)] = self._place(value, (Attribute("__dict__"),))
 
     def _module(self, module: nn.Module, label: str) -> None:
         state = vars(module)
@@ -591,6 +620,11 @@ def own_dict(value: object) -> dict[str, Any] | None:
     except AttributeError:
         return None
     return own if type(own) is dict else None
+
+
+def _has_identity(value: object) -> bool:
+    """Whether it matters which of two equal objects it is."""
+    return not issubclass(type(value), (tuple, frozenset, *_SAME_EVERYWHERE))
 
 
 def _users_bases(kind: type) -> Iterable[type]:

@@ -19,7 +19,7 @@ import torch
 
 from switchgear import torch_private as internals
 from switchgear.capture.guards import Guard, Known
-from switchgear.capture.signature import Argument, Attribute, follow
+from switchgear.capture.signature import Attribute, follow
 from switchgear.errors import Unsupported
 from switchgear.features.python_state.frozen import (
     NUMBER,
@@ -34,6 +34,7 @@ from switchgear.features.python_state.frozen import (
     same,
 )
 from switchgear.features.python_state.holders import MISSING
+from switchgear.features.python_state.identity import Identities, Place
 
 #: In the place of a key: the owner itself.
 ITSELF: Any = type("Itself", (), {})()
@@ -43,21 +44,6 @@ _MOST_VALUES = 8
 _FEW_ITEMS = 8
 #: As many times dicts may have been written to, and hold what was read, before all are looked into by every call.
 _MOST_WRITES = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where in the arguments of a call an object lies."""
-
-    argument: Argument
-    steps: tuple[object, ...]
-
-    def fetch(self, objects: Mapping[int, object]) -> Any:
-        """What lies there in a call with these objects among its arguments; `MISSING` if nothing does."""
-        try:
-            return follow(objects[self.argument.index], self.steps)
-        except (LookupError, AttributeError, TypeError, ValueError):
-            return MISSING
 
 
 @dataclass(slots=True, eq=False)
@@ -180,9 +166,14 @@ class State:
     """
 
     def __init__(
-        self, reads: list[Read], arguments: Mapping[int, object], written: Set[int]
+        self,
+        reads: list[Read],
+        arguments: Mapping[int, object],
+        written: Set[int],
+        identities: Identities,
     ) -> None:
         self._reads = reads
+        self._identities = identities
         #: The ids of what calls write to.
         self._written = written
         self._indices = tuple(arguments)
@@ -213,7 +204,9 @@ class State:
         looked_into = None if self._writes_met > _MOST_WRITES else self._looked_into
         self.fixed = (self.owners,)
         call = (self.owners, *objects.values())
-        self._root, self._kept = _tree(self._reads, call, [*objects], looked_into)
+        self._root, self._kept = _tree(
+            self._reads, call, [*objects], looked_into, self._identities
+        )
         self.holds = internals.guard_check(self._root)
 
     def check(self, *objects: Any) -> bool:
@@ -240,6 +233,8 @@ class State:
         suspects = [self._reads[int(number)] for number in said[:1] if number.isdecimal()]
         if not all(read.holds(named) for read in (*suspects, *self._reads)):
             return False
+        if self._identities.missed(named):
+            return False
         self._looked_into.update(id(read.owner) for read in suspects)
         self._writes_met += self._root is not None
         if not self._is_new:
@@ -255,7 +250,7 @@ class State:
         objects = self._objects(leaves)
         missed = next((read for read in self._reads if not read.holds(objects)), None)
         if missed is None:
-            return "Python state"
+            return self._identities.missed(objects) or "Python state"
         now = missed.now(objects)
         return f"{missed.label} (from {_shown(missed.value)} to {_shown(now)})"
 
@@ -309,8 +304,11 @@ class _Nodes:
         """The node of what a read is of."""
         if read.place is None:
             return self._at((0, self._places[id(read.home)]))
-        index = 1 + self._indices.index(read.place.argument.index)
-        return self._at((index, *read.place.steps))
+        return self.at(read.place)
+
+    def at(self, place: Place) -> Any:
+        """The node of what lies in the objects of a call."""
+        return self._at((1 + self._indices.index(place.owner.index), *place.steps))
 
     def _at(self, steps: tuple[object, ...]) -> Any:
         if steps not in self._nodes:
@@ -328,7 +326,11 @@ class _Nodes:
 
 
 def _tree(
-    reads: list[Read], call: tuple[Any, ...], indices: list[int], looked_into: Set[int] | None
+    reads: list[Read],
+    call: tuple[Any, ...],
+    indices: list[int],
+    looked_into: Set[int] | None,
+    identities: Identities,
 ) -> tuple[Any, list[object]]:
     """The tree, each of whose guards has the number of a read as its label, and what it knows by identity.
 
@@ -350,6 +352,12 @@ def _tree(
             kept.append(_add_identity(node, read, label))
         else:
             _add_read(node, read, objects, label)
+    apart = [nodes.at(place) for place in identities.apart]
+    identities.add_to(
+        nodes.root,
+        apart,
+        lambda call: not identities.missed(dict(zip(indices, call[1:], strict=True))),
+    )
     return nodes.root, kept
 
 

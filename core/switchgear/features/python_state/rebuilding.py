@@ -23,7 +23,7 @@ from switchgear.errors import Unsupported
 from switchgear.features.python_state.frozen import is_atom, same
 from switchgear.features.python_state.holders import Slots, dict_base, slots_of
 from switchgear.features.python_state.reached import Reached, own_dict
-from switchgear.features.python_state.reads import Place
+from switchgear.features.python_state.identity import Place
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,7 +18,7 @@ from switchgear.features.python_state.holders import (
     Members,
 )
 from switchgear.features.python_state.reached import Reached
-from switchgear.features.python_state.reads import Place
+from switchgear.features.python_state.identity import Place
 from switchgear.features.python_state.rebuilding import Packing, Results, Template, build
 
 
