@@ -97,7 +97,9 @@ class Result:
             for peer in ("eager", "compile"):
                 part, when = self.least(name, peer)
                 lines.append(f"  at least {part:.2f} of {peer}'s steps from {GRACE:.0f} s on, least at {when:.1f} s")
-            lines.append(f"  at the end {curves['default'].rate() / curves['now'].rate():.3f} of now's rate")
+            rate = curves["now"].rate()
+            at_the_end = f"{curves['default'].rate() / rate:.3f} of now's rate" if rate else "now has no rate yet"
+            lines.append(f"  at the end {at_the_end}")
         return "\n".join([*lines, verdict("behind", 1 / max(self.ratio, 1e-9), 1 / BEHIND)])
 
 

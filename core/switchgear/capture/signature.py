@@ -236,7 +236,10 @@ def is_bound(leaf: Any) -> bool:
 
 
 def is_object(leaf: object) -> bool:
-    """Whether an argument is an object of any class written in Python, or a container: a call looks into it."""
+    """Whether an argument is looked into by each call: an object of a class written in Python, a container, a function
+    that was defined where another ran."""
+    if isinstance(leaf, types.FunctionType):
+        return "<" in leaf.__qualname__  # <lambda>, or in the <locals> of another
     if isinstance(leaf, (list, dict, set, deque, types.SimpleNamespace)):
         return True
     is_written_in_python = bool(type(leaf).__flags__ & _HEAP)

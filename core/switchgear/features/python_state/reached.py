@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from switchgear import torch_private as internals
-from switchgear.capture.signature import Argument, Attribute, Held, HeldNumber, sized
+from switchgear.capture.signature import Argument, Attribute, Held, HeldNumber, is_object, sized
 from switchgear.errors import Unsupported
 from switchgear.features.python_state import user_objects
 from switchgear.features.python_state.frozen import freeze, is_atom
@@ -86,6 +86,7 @@ _IMPLIED = _IMPLICIT | {"__init__", "__new__", "__post_init__", "backward", "set
 _SAME_EVERYWHERE = (
     type,
     types.FunctionType,
+    types.CodeType,
     types.ModuleType,
     types.BuiltinFunctionType,
     nn.Module,
@@ -193,7 +194,7 @@ class Reached:
             return
         self.links[self._from].add(id(value))
         self._seen[id(value)] = value
-        if place.is_of_call and not isinstance(value, _SAME_EVERYWHERE):
+        if place.is_of_call and _is_made_by_calls(value):
             self.places[id(value)] = place
         elif owner is not None:
             self._first[id(value)] = place
@@ -261,9 +262,13 @@ class Reached:
         """Take note of an object among the arguments, of which each call has its own."""
         label, argument = f"argument {index}", Argument(index)
         self.reach(value, label, argument)
-        if isinstance(value, (list, dict, set, deque)) and id(value) in self.places:
-            whole = Read(value, ITSELF, freeze(value, self), label, None, self.places[id(value)])
-            self.reads[id(value), None] = whole
+        if isinstance(value, (list, dict, set, deque)) and self.is_of_call(value):
+            self._read_itself(value, freeze(value, self), label)
+
+    def _read_itself(self, value: object, frozen: object, label: str) -> None:
+        self.reads[id(value), None] = Read(
+            value, ITSELF, frozen, label, None, self.places[id(value)]
+        )
 
     def _tensor(self, tensor: object, held: Held) -> None:
         first = self.tensors.setdefault(id(tensor), held)
@@ -282,6 +287,8 @@ class Reached:
             if isinstance(value, kind):
                 self._hold(holder, value, label)
         for key, item in self.content(value).items():
+            if type(key) is not str and isinstance(value, dict):
+                self.reach(key, f"a key of {label}")
             place = owner is not None and not isinstance(value, (set, frozenset))
             if type(item) is int and place:
                 self._number(value, key, item, f"{label}[{key!r}]", owner, (*steps, key))
@@ -401,9 +408,12 @@ class Reached:
         self._from = outer
 
     def _hold_own(self, value: object, own: dict[str, Any], label: str) -> None:
-        self._hold(Items, own, label)
+        self._hold(Items, self._own_of_call(value, own), label)
+
+    def _own_of_call(self, value: object, own: dict[str, Any]) -> dict[str, Any]:
         if id(value) in self.places:
             self.places[id(own)] = self._place(value, (Attribute("__dict__"),))
+        return own
 
     def _module(self, module: nn.Module, label: str) -> None:
         state = vars(module)
@@ -546,8 +556,13 @@ class Reached:
 
     def _function(self, function: types.FunctionType, label: str) -> None:
         if not user_objects.is_users_function(function):
+            if self.is_of_call(function):
+                self._read_itself(function, function, label)
             return
         code = function.__code__
+        if self.is_of_call(function):
+            for name in ("__code__", "__name__", "__qualname__"):
+                self._note(function, name, getattr(function, name), f"{label}.{name}")
         if code not in self.codes:
             self.codes.add(code)
             self.new_codes.append(code)
@@ -557,10 +572,13 @@ class Reached:
             part = getattr(function, name)
             if part is not None:
                 self._note(function, name, part, f"{label}.{name}", code)
-        own = vars(function)
+        own = self._own_of_call(function, vars(function))
         for name, value in self._hold_dict(own, label).items():
             self._note(own, name, value, f"{label}.{name}", name)
-        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        for place, (name, cell) in enumerate(
+            zip(code.co_freevars, function.__closure__ or (), strict=True)
+        ):
+            self.reach(cell, name, function, (Attribute("__closure__"), place))
             holder = self._hold(Variable, cell, f"{name} in {function.__qualname__}")
             value = holder.before.get("cell_contents", MISSING)
             self._note(cell, "cell_contents", value, name, code)
@@ -622,9 +640,16 @@ def own_dict(value: object) -> dict[str, Any] | None:
     return own if type(own) is dict else None
 
 
+def _is_made_by_calls(value: object) -> bool:
+    """Whether another call may have one of its own that is equal."""
+    if type(value) is types.FunctionType:
+        return is_object(value)
+    return not issubclass(type(value), _SAME_EVERYWHERE)
+
+
 def _has_identity(value: object) -> bool:
     """Whether it matters which of two equal objects it is."""
-    return not issubclass(type(value), (tuple, frozenset, *_SAME_EVERYWHERE))
+    return not issubclass(type(value), (tuple, frozenset)) and _is_made_by_calls(value)
 
 
 def _users_bases(kind: type) -> Iterable[type]:
