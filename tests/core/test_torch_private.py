@@ -1330,6 +1330,29 @@ def test_a_guard_tree_follows_attributes_items_and_elements() -> None:
     assert not internals.guard_check(root)(value)
 
 
+@pytest.mark.parametrize("reads", [1, 100])
+def test_a_guard_tree_tells_objects_apart(reads: int) -> None:
+    import torch._dynamo.guards  # noqa: F401, PLC0415: the tree in C++ is there from then on
+
+    one, other = [1], [1]
+    root = internals.guard_root(reads)
+    nodes = [internals.guard_child(root, "tuple", place, value) for place, value in enumerate((one, other))]
+    internals.add_all_different(root, nodes, lambda pair: pair[0] is not pair[1], ["different"])
+    check = internals.guard_check(root)
+    assert isinstance(root, torch._C._dynamo.guards.RootGuardManager) is (reads > 1)
+    for _ in range(2):
+        assert check((one, other))
+        assert not check((one, one))
+
+
+def test_the_version_of_a_dict() -> None:
+    held: dict[str, int] = {}
+    before = internals.dict_version(held)
+    assert internals.dict_version(held) == before
+    held["a"] = 1
+    assert (internals.dict_version(held) == before) is internals.HAS_INLINE_VALUES
+
+
 def test_kernels_of_many_tensors_keep_the_strides_that_a_pointwise_one_gives() -> None:
     x = torch.randn(2, 3, 4).transpose(0, 2)
     for count in (1, 2, 3):

@@ -58,12 +58,12 @@ class Applied(torch.autograd.Function):
         return function(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:
         return ctx.function(grad), None
 
 
 def applies_it(function: Function) -> Any:
-    return Applied.apply(X, function)
+    return Applied.apply(X, function)  # type: ignore[no-untyped-call]
 
 
 def scaled(factor: Any) -> Function:
@@ -156,7 +156,7 @@ def test_what_functions_change(first: int) -> None:
         made = [counting_and_read, separate] * 2
         return [run(*make()) for make in made[first:]]
 
-    jitted = sg.jit(calls_two, executors=["torch"])
+    jitted: Function = sg.jit(calls_two, executors=["torch"])
     assert all(map(torch.equal, results(jitted), results(calls_two)))
     jitted, (one, two) = sg.jit(calls_it, executors=["torch"]), (counting(), counting())
     for _ in range(4):
@@ -196,7 +196,7 @@ def test_gradients() -> None:
 
 def test_they_are_let_go() -> None:
     jitted = sg.jit(calls_it, executors=["torch"])
-    alive = []
+    alive: list[weakref.ref[Any]] = []
     for _ in range(3):
         tensor = torch.ones(4)
         function = composed(tensor)

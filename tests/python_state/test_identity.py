@@ -36,43 +36,43 @@ KNOWN = Box()
 KNOWN_LIST = [1]
 
 
-def reads(a: Any, b: Any) -> Tensor:
+def reads(a: Any, b: Any) -> Any:
     return X * a.number + b.number
 
 
-def writes(a: Any, b: Any) -> Tensor:
+def writes(a: Any, b: Any) -> Any:
     a.number = 7
     return X * b.number
 
 
-def asks(a: Any, b: Any) -> Tensor:
+def asks(a: Any, b: Any) -> Any:
     return X if a is b else X * 2
 
 
-def appends(a: Any, b: Any) -> Tensor:
+def appends(a: Any, b: Any) -> Any:
     a.append(1)
     return X * len(b)
 
 
-def asks_for_a_global(a: Any) -> Tensor:
+def asks_for_a_global(a: Any) -> Any:
     return X if a is KNOWN else X * 2
 
 
-def writes_a_global(a: Any) -> Tensor:
+def writes_a_global(a: Any) -> Any:
     KNOWN.number = 3
     return X * a.number
 
 
-def asks_for_a_global_list(a: Any) -> Tensor:
+def asks_for_a_global_list(a: Any) -> Any:
     a.append(2)
     return X if a is KNOWN_LIST else X * 2
 
 
-def asks_for_parts(a: Any) -> Tensor:
+def asks_for_parts(a: Any) -> Any:
     return X if a.one is a.two else X * 2
 
 
-def writes_an_element(a: Any) -> Tensor:
+def writes_an_element(a: Any) -> Any:
     a[0].number = 5
     return X * a[1].number
 

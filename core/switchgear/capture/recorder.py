@@ -113,7 +113,9 @@ class Recorder:
             contextlib.nullcontext() if self.enclosing is None else self.enclosing.apart
         )
         #: What Python's objects hold by now that are changed, comparable.
-        self.changed_objects: Callable[[], Sequence[tuple[int, Sequence[tuple[object, int]]]]] = tuple
+        self.changed_objects: Callable[[], Sequence[tuple[int, Sequence[tuple[object, int]]]]] = (
+            tuple
+        )
         self._adopt = adopt
 
     def here(self) -> str:

@@ -268,8 +268,8 @@ def _run(
             )
     args, kwargs = spec.unflatten(wrappers)
     result = function(*args, **kwargs)
-    if not whole:
-        containers = {id(part) for part in containers_in((args, kwargs))}
+    containers = {id(part) for value in (*args, *kwargs.values()) for part in containers_in(value)}
+    if containers and not whole:
         after, spec_after = flatten((args, kwargs))
         is_same = spec_after == spec and all(map(operator.is_, after, wrappers))
         kept = {id(part) for part in containers_in(result)}

@@ -36,6 +36,11 @@ _MANAGERS = {
 _FEW = 12
 
 
+def dict_version(target: dict[Any, Any]) -> int | None:
+    """What each write to a dict changes; None where that tells nothing of the attributes of instances."""
+    return None if HAS_INLINE_VALUES else _dict_version(target)
+
+
 def guard_root(reads: int) -> Any:
     """An empty tree, for so many reads; `guard_check` says of a complete one whether a value meets it."""
     return RootGuardManager() if reads > _FEW and _in_dynamo() else _Tree(reads > 4 * _FEW)

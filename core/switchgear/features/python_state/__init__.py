@@ -94,6 +94,7 @@ class PythonState(Handler):
             return
         reached = world.reached
         reached.watch_global_streams()
+        reached.has_objects = bool(arguments)
         for root in roots:
             reached.reach(root, getattr(root, "__name__", type(root).__name__))
         world.arguments = arguments

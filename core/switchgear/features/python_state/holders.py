@@ -6,10 +6,12 @@ import copy
 import operator
 import types
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 from typing import Any, TypeAlias
 
 import torch
+
+from switchgear import torch_private as internals
 
 #: What a holder holds, by key.
 Content: TypeAlias = dict[Any, Any]
@@ -64,14 +66,22 @@ class Holder:
 class Items(Holder):
     """A dict, an instance's `__dict__` among them."""
 
+    def __init__(self, target: Any, label: str) -> None:
+        super().__init__(target, label)
+        self._version = internals.dict_version(target)
+
+    def was_empty(self) -> None:
+        """Take it for empty at first, whatever it holds by now."""
+        self.before, self._version = {}, None
+
     def content(self) -> Content:
         """Its items."""
         target = self.target
         return target.copy() if type(target) is dict else dict(dict_base(target).items(target))
 
     def changed(self) -> bool:
-        """Whether it holds other objects; most of a module's are empty."""
-        if not self.before and not dict.__len__(self.target):
+        """Whether it holds other objects; most have not been written to."""
+        if self._version is not None and internals.dict_version(self.target) == self._version:
             return False
         now = self.target if type(self.target) is dict else self.content()
         return _differ(now, self.at_first if self.symbolic else self.before)
@@ -88,7 +98,7 @@ class Items(Holder):
                 base.__setitem__(target, key, value)
 
 
-def _differ(now: Content, before: Content) -> bool:
+def _differ(now: Mapping[Any, Any], before: Content) -> bool:
     """Whether these are other objects, or in another order."""
     if len(now) != len(before) or any(map(operator.is_not, now.values(), before.values())):
         return True
@@ -109,9 +119,10 @@ class Variables(Holder):
 
     def watch(self, names: Set[str]) -> list[str]:
         """Look at these variables from now on, too; those of them that are new and set."""
-        new = sorted((names - self.names) & self.target.keys())
+        fresh = names - self.names
+        self.names |= fresh
+        new = sorted(fresh & self.target.keys())
         self.before.update([(name, self.target[name]) for name in new])
-        self.names |= names
         return new
 
     def content(self) -> Content:
@@ -205,6 +216,14 @@ class Slots(Holder):
 
 class ClassAttributes(Holder):
     """The attributes of a class itself."""
+
+    def __init__(self, target: type, label: str) -> None:
+        self._all = {**vars(target)}
+        super().__init__(target, label)
+
+    def changed(self) -> bool:
+        """Whether one is otherwise; of most nothing at all is."""
+        return _differ(vars(self.target), self._all) and super().changed()
 
     def content(self) -> Content:
         """Those that code sets; how attributes are read is changed while a function is captured."""

@@ -64,7 +64,7 @@ class Identities:
                 return f"{met[found]} and {place} (from two objects to one)"
         return ""
 
-    def add_to(self, root: Any, nodes: Sequence[Any], hold: Callable[[object], bool]) -> None:
+    def add_to(self, root: Any, nodes: Sequence[Any], hold: Callable[[Any], bool]) -> None:
         """Have a tree ask for it: of the `nodes` of the places apart themselves, for ties by `hold` at the root."""
         label = ["which objects are one"]
         if self.ties:

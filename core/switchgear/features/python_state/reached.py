@@ -113,8 +113,8 @@ class Reached:
         self._size_of = size_of
         self.holders: dict[int, Holder] = {}
         self._symbolic: list[Holder] = []
-        #: Dicts that were empty, as most of modules and functions are, with their labels: of no holder while they are.
-        self._empty: dict[int, tuple[dict[Any, Any], str]] = {}
+        #: Dicts that were empty, as most of modules and functions are, and whose: of no holder while they are.
+        self._empty: dict[int, tuple[dict[Any, Any], str, str]] = {}
         self.reads: dict[tuple[int, object], Read] = {}
         #: Tensors by id: how a call finds each again.
         self.tensors: dict[int, Held] = {}
@@ -125,6 +125,8 @@ class Reached:
         #: What each object, or the read of a place by its key in `reads`, has led to.
         self.links: defaultdict[object, set[object]] = defaultdict(set)
         self._from: Any = None
+        #: Whether objects are among the arguments, of which each call has its own.
+        self.has_objects = False
         #: Where in the arguments of a call an object lies that is of the call.
         self.places: dict[int, Place] = {}
         #: Where other objects lie, and what objects of the call lie at, or are reached by, in two ways.
@@ -153,8 +155,8 @@ class Reached:
 
     def changed(self) -> list[Holder]:
         """The holders of what is otherwise than at first."""
-        for target, label in [held for held in self._empty.values() if held[0]]:
-            self._hold(Items, target, label)
+        for target, owner, name in [held for held in self._empty.values() if held[0]]:
+            self._hold(Items, target, f"{owner}.{name}")
         return [holder for holder in self.holders.values() if holder.changed()]
 
     def settle(self) -> None:
@@ -181,23 +183,23 @@ class Reached:
         """Take note of a value that lies at `steps` from `owner`, and of what it leads to."""
         if id(value) in self._seen:
             self.links[self._from].add(id(value))
-            if owner is not None and _has_identity(value):
+            if self.has_objects and owner is not None and _has_identity(value):
                 self._tie(value, self._place(owner, steps))
             return
         if is_atom(value):
             return
-        place = self._place(owner, steps)
-        owner, steps = place.owner, place.steps
+        if self.has_objects:
+            owner, steps = self._place(owner, steps)
         if issubclass(type(value), torch.Tensor):
             if owner is not None:
                 self._tensor(value, Held(owner, steps, label))
             return
         self.links[self._from].add(id(value))
         self._seen[id(value)] = value
-        if place.is_of_call and _is_made_by_calls(value):
-            self.places[id(value)] = place
-        elif owner is not None:
-            self._first[id(value)] = place
+        if isinstance(owner, Argument) and _is_made_by_calls(value):
+            self.places[id(value)] = Place(owner, steps)
+        elif self.has_objects and owner is not None:
+            self._first[id(value)] = Place(owner, steps)
         self._labels.setdefault(id(value), label)
         outer, self._from = self._from, id(value)
         self._look_into(value, label, owner, steps)
@@ -240,14 +242,22 @@ class Reached:
 
     def identities(self) -> Identities:
         """Which objects of the call are one by several ways, and which are not to be others that are alike."""
-        if not (self.places or self._ties):
+        if not self.has_objects:
             return Identities()
         seen = {key: value for key, value in self._seen.items() if _has_identity(value)}
         kinds = Counter(id(type(value)) for value in seen.values())
-        of_call = {key for key, value in seen.items() if key in self.places and kinds[id(type(value))] > 1}
+        of_call = {
+            key for key, value in seen.items() if key in self.places and kinds[id(type(value))] > 1
+        }
         alike = {id(type(seen[key])) for key in of_call}
-        others = {key for key, value in seen.items() if key not in self.places and id(type(value)) in alike}
-        return Identities(tuple(self._ties), tuple(self.places[key] for key in of_call), frozenset(others))
+        others = {
+            key
+            for key, value in seen.items()
+            if key not in self.places and id(type(value)) in alike
+        }
+        return Identities(
+            tuple(self._ties), tuple(self.places[key] for key in of_call), frozenset(others)
+        )
 
     def watch_global_streams(self) -> None:
         """Take note of the random streams that the functions of modules draw from."""
@@ -259,7 +269,7 @@ class Reached:
             self.streams[id(stream)] = Stream(stream, f"the stream of {name}")
 
     def reach_argument(self, index: int, value: object) -> None:
-        """Take note of an object among the arguments, of which each call has its own."""
+        """Take note of an object among the arguments."""
         label, argument = f"argument {index}", Argument(index)
         self.reach(value, label, argument)
         if isinstance(value, (list, dict, set, deque)) and self.is_of_call(value):
@@ -287,7 +297,7 @@ class Reached:
             if isinstance(value, kind):
                 self._hold(holder, value, label)
         for key, item in self.content(value).items():
-            if type(key) is not str and isinstance(value, dict):
+            if isinstance(value, dict) and not issubclass(type(key), (str, int, type)):
                 self.reach(key, f"a key of {label}")
             place = owner is not None and not isinstance(value, (set, frozenset))
             if type(item) is int and place:
@@ -330,16 +340,16 @@ class Reached:
         if holder is None:
             holder = self.holders[id(target)] = kind(target, label)
             if self._empty.pop(id(target), None) is not None:
-                holder.before = {}
+                holder.was_empty()
         return holder  # type: ignore[no-any-return]
 
-    def _hold_dict(self, target: dict[Any, Any], label: str) -> Content:
-        """What a dict held at first."""
+    def _hold_dict(self, target: dict[Any, Any], owner: str, name: str) -> Content:
+        """What a dict of an owner's held at first."""
         if id(target) in self._empty:
             return {}
         if dict.__len__(target) or id(target) in self.holders:
-            return self._hold(Items, target, label).before
-        self._empty[id(target)] = target, label
+            return self._hold(Items, target, f"{owner}.{name}").before
+        self._empty[id(target)] = target, owner, name
         return {}
 
     def is_of_call(self, value: object) -> bool:
@@ -419,7 +429,7 @@ class Reached:
         state = vars(module)
         for name in (*_MODULE_STATE, *_HOOKS):
             if isinstance(state.get(name), dict):  # a scripted module has them in C++
-                self._hold_dict(state[name], f"{label}.{name}")
+                self._hold_dict(state[name], label, name)
         for hooks in (*(state[name] for name in _HOOKS[:4]), *internals.global_module_hooks()):
             for hook in hooks.values():
                 self.reach(hook, f"a hook of {label}")
@@ -521,7 +531,9 @@ class Reached:
         self._from = outer
         read.value = freeze(value, self)
 
-    def _inherited(self, kind: type, name: str, value: object, code: str | None = None) -> None:
+    def _inherited(
+        self, kind: type, name: str, value: object, code: types.CodeType | str | None = None
+    ) -> None:
         if (
             not user_objects.is_users_class(kind)
             or value is MISSING
@@ -533,14 +545,12 @@ class Reached:
             return
         if name == "__getattribute__":  # what stands there while reads are noted is ours
             return
+        bases = [base for base in kind.__mro__ if name in vars(base)]
         if code is not None and isinstance(value, types.FunctionType):
-            kind = next(base for base in kind.__mro__ if name in vars(base))
-            self._note(kind, name, value, f"{kind.__name__}.{name}", value.__code__)
-        else:
-            self._note(kind, name, value, f"{kind.__name__}.{name}", code)
-        for base in kind.__mro__:
-            if name in vars(base):
-                self._behind(vars(base)[name], f"{base.__name__}.{name}")
+            kind, code = bases[0], value.__code__
+        self._note(kind, name, value, f"{kind.__name__}.{name}", code)
+        for base in bases:
+            self._behind(vars(base)[name], f"{base.__name__}.{name}")
 
     def _behind(self, value: object, label: str) -> None:
         for function in user_objects.functions_behind(value):
@@ -550,7 +560,7 @@ class Reached:
         """Take note of the code objects of functions, where these ran; most of what is reached does not."""
         for function, code, label in self._functions:
             if ran is None or code in ran:
-                self._note(function, "__code__", code, label, code)
+                self._note(function, "__code__", code, f"{label}.__code__", code)
 
     # -- code ----------------------------------------------------------------------------------------------------------
 
@@ -566,19 +576,20 @@ class Reached:
         if code not in self.codes:
             self.codes.add(code)
             self.new_codes.append(code)
-        self._functions.append((function, code, f"{label}.__code__"))
+        self._functions.append((function, code, label))
         self._seen[id(code)] = code
         for name in ("__defaults__", "__kwdefaults__"):
             part = getattr(function, name)
             if part is not None:
                 self._note(function, name, part, f"{label}.{name}", code)
         own = self._own_of_call(function, vars(function))
-        for name, value in self._hold_dict(own, label).items():
+        for name, value in self._hold_dict(own, label, "__dict__").items():
             self._note(own, name, value, f"{label}.{name}", name)
         for place, (name, cell) in enumerate(
             zip(code.co_freevars, function.__closure__ or (), strict=True)
         ):
-            self.reach(cell, name, function, (Attribute("__closure__"), place))
+            if self.has_objects:
+                self.reach(cell, name, function, (Attribute("__closure__"), place))
             holder = self._hold(Variable, cell, f"{name} in {function.__qualname__}")
             value = holder.before.get("cell_contents", MISSING)
             self._note(cell, "cell_contents", value, name, code)

@@ -204,9 +204,7 @@ class State:
         looked_into = None if self._writes_met > _MOST_WRITES else self._looked_into
         self.fixed = (self.owners,)
         call = (self.owners, *objects.values())
-        self._root, self._kept = _tree(
-            self._reads, call, [*objects], looked_into, self._identities
-        )
+        self._root, self._kept = _tree(self._reads, call, [*objects], looked_into, self._identities)
         self.holds = internals.guard_check(self._root)
 
     def check(self, *objects: Any) -> bool:
@@ -352,12 +350,11 @@ def _tree(
             kept.append(_add_identity(node, read, label))
         else:
             _add_read(node, read, objects, label)
-    apart = [nodes.at(place) for place in identities.apart]
-    identities.add_to(
-        nodes.root,
-        apart,
-        lambda call: not identities.missed(dict(zip(indices, call[1:], strict=True))),
-    )
+
+    def hold(call: Any) -> bool:
+        return not identities.missed(dict(zip(indices, call[1:], strict=True)))
+
+    identities.add_to(nodes.root, [nodes.at(place) for place in identities.apart], hold)
     return nodes.root, kept
 
 

@@ -22,8 +22,8 @@ from switchgear.capture.sizes import fixed, python
 from switchgear.errors import Unsupported
 from switchgear.features.python_state.frozen import is_atom, same
 from switchgear.features.python_state.holders import Slots, dict_base, slots_of
-from switchgear.features.python_state.reached import Reached, own_dict
 from switchgear.features.python_state.identity import Place
+from switchgear.features.python_state.reached import Reached, own_dict
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -114,4 +114,5 @@ class Recording:
         self._noted.add((id(instance), name))
         with self.code:
             self._reached.read(instance, name)
-            self._patch()
+            if self._reached.new_codes or self._reached.classes:
+                self._patch()

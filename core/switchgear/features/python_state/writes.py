@@ -17,8 +17,8 @@ from switchgear.features.python_state.holders import (
     Items,
     Members,
 )
-from switchgear.features.python_state.reached import Reached
 from switchgear.features.python_state.identity import Place
+from switchgear.features.python_state.reached import Reached
 from switchgear.features.python_state.rebuilding import Packing, Results, Template, build
 
 
