@@ -60,6 +60,7 @@ _BY_USE = {
     "guards": """
         torch._C._dynamo.guards.GlobalStateGuard torch._C._dynamo.guards.TensorGuards
         torch._C._dynamo.guards.RootGuardManager torch._C._dynamo.guards.dict_version
+        torch._C._dynamo.guards.install_no_tensor_aliasing_guard
         torch._dynamo.guards.GuardManagerType
         torch._C._any_output_is_alias_to_input_or_output torch._C._get_float32_matmul_precision
         torch._C._get_sdp_priority_order torch._C._set_sdp_priority_order torch.nn.attention._backend_names

@@ -164,7 +164,15 @@ class Reached:
         changed = self.put_back()
         for holder in self.holders.values():
             holder.before = {}  # it may hold tensors that nobody else does
-        known = self.holders, self._empty, self._seen, self.reads, self.tensors, self.streams
+        known = (
+            self.holders,
+            self._empty,
+            self._seen,
+            self._first,
+            self.reads,
+            self.tensors,
+            self.streams,
+        )
         for one in known:
             one.clear()
         self._functions.clear()
@@ -660,7 +668,8 @@ def _is_made_by_calls(value: object) -> bool:
 
 def _has_identity(value: object) -> bool:
     """Whether it matters which of two equal objects it is."""
-    return not issubclass(type(value), (tuple, frozenset)) and _is_made_by_calls(value)
+    is_value = issubclass(type(value), (tuple, frozenset, torch.SymInt))
+    return not is_value and _is_made_by_calls(value)
 
 
 def _users_bases(kind: type) -> Iterable[type]:
