@@ -1337,7 +1337,11 @@ def test_a_guard_tree_tells_objects_apart(reads: int) -> None:
     one, other = [1], [1]
     root = internals.guard_root(reads)
     nodes = [internals.guard_child(root, "tuple", place, value) for place, value in enumerate((one, other))]
-    internals.add_all_different(root, nodes, lambda pair: pair[0] is not pair[1], ["different"])
+
+    def are_two(pair: Any) -> bool:
+        return pair[0] is not pair[1]
+
+    internals.add_all_different(root, nodes, are_two, ["different"])
     check = internals.guard_check(root)
     assert isinstance(root, torch._C._dynamo.guards.RootGuardManager) is (reads > 1)
     for _ in range(2):

@@ -49,6 +49,10 @@ def checkpoints_it(function: Function) -> Any:
     return checkpoint(function, X, use_reentrant=False)
 
 
+def marks(function: Function) -> Any:
+    return X * getattr(function, "mark", 1)
+
+
 class Applied(torch.autograd.Function):
     """Takes a function."""
 
@@ -114,6 +118,23 @@ def counting_and_read() -> tuple[Function, Function]:
     return run, lambda x: x * count
 
 
+def remembering(factor: int) -> Function:
+    @functools.lru_cache
+    def power(number: int) -> int:
+        return int(number**factor)
+
+    return lambda x: x * power(2)
+
+
+def marked(mark: int) -> Function:
+    def run(x: Tensor) -> Tensor:
+        return x
+
+    if mark:
+        run.mark = mark  # type: ignore[attr-defined]
+    return run
+
+
 KNOWN = scaled(3)
 TABLE: dict[Function, int] = {KNOWN: 5}
 TENSORS = [torch.ones(4), torch.full((4,), 2.0), torch.full((4,), 3.0)]
@@ -136,6 +157,9 @@ TENSORS = [torch.ones(4), torch.full((4,), 2.0), torch.full((4,), 3.0)]
         (maps_it, [(scaled(0.5),), (scaled(0.5),), (scaled(0.25),)], 2),
         (checkpoints_it, [(scaled(tensor),) for tensor in TENSORS], 1),
         (applies_it, [(scaled(0.5),), (scaled(0.25),), (scaled(0.5),)], 2),
+        (calls_it, [(functools.partial(scaled(0.5)),), (functools.partial(torch.sin),)], 2),
+        (calls_it, [(remembering(number),) for number in (1, 1, 2)], 2),
+        (marks, [(marked(number),) for number in (0, 3, 0, 4, 3)], 3),
         (calls_two, [(scaled(0.5), scaled(0.5)), (KNOWN, KNOWN), (scaled(0.5), scaled(0.25))], 3),
     ],
 )

@@ -86,6 +86,7 @@ CASES: list[tuple[Callable[..., Tensor], Callable[[], tuple[Any, ...]], Callable
     *((f, lambda: one(Box), lambda: (Box(), Box(4))) for f in (reads, writes, asks)),
     *((f, lambda: one(Slotted), lambda: (Slotted(), Slotted())) for f in (reads, writes, asks)),
     (appends, lambda: one(list), lambda: ([], [])),
+    (asks, lambda: one(object), lambda: (object(), object())),
     (asks_for_a_global, lambda: (KNOWN,), lambda: (Box(),)),
     (writes_a_global, lambda: (KNOWN,), lambda: (Box(),)),
     (asks_for_a_global_list, lambda: (KNOWN_LIST,), lambda: ([*KNOWN_LIST],)),

@@ -240,7 +240,7 @@ def is_object(leaf: object) -> bool:
     that was defined where another ran."""
     if isinstance(leaf, types.FunctionType):
         return "<" in leaf.__qualname__  # <lambda>, or in the <locals> of another
-    if isinstance(leaf, (list, dict, set, deque, types.SimpleNamespace)):
+    if type(leaf) is object or isinstance(leaf, (list, dict, set, deque, types.SimpleNamespace)):
         return True
     is_written_in_python = bool(type(leaf).__flags__ & _HEAP)
     return is_written_in_python and not isinstance(leaf, torch.Tensor) and not _is_value(leaf)

@@ -224,8 +224,7 @@ class Reached:
             self.reach(value.__self__, label)
             self.reach(value.__func__, label)
         elif isinstance(value, functools.partial):
-            self.reach(value.func, label)
-            for name in ("args", "keywords"):
+            for name in ("func", "args", "keywords"):
                 self._note(value, name, getattr(value, name), f"{label}.{name}")
         elif isinstance(value, weakref.ref):
             self.reach(value(), label)
@@ -385,12 +384,13 @@ class Reached:
             self._hold_own(value, vars(value), label)
             self._read_all(value)
             return
-        elif has_stream(value):
-            self.streams[id(value)] = Stream(value, label)
-            self.reach(getattr(value, "__wrapped__", None), label)
-            return
-        elif isinstance(getattr(value, "__wrapped__", None), types.FunctionType):
-            self.reach(value.__wrapped__, label)
+        elif has_stream(value) or isinstance(
+            getattr(value, "__wrapped__", None), types.FunctionType
+        ):
+            if has_stream(value):
+                self.streams[id(value)] = Stream(value, label)
+            if hasattr(value, "__wrapped__"):
+                self._note(value, "__wrapped__", value.__wrapped__, f"{label}.__wrapped__")
             return
         elif hasattr(kind, "__next__"):
             raise Unsupported(
@@ -426,12 +426,9 @@ class Reached:
         self._from = outer
 
     def _hold_own(self, value: object, own: dict[str, Any], label: str) -> None:
-        self._hold(Items, self._own_of_call(value, own), label)
-
-    def _own_of_call(self, value: object, own: dict[str, Any]) -> dict[str, Any]:
+        self._hold(Items, own, label)
         if id(value) in self.places:
             self.places[id(own)] = self._place(value, (Attribute("__dict__"),))
-        return own
 
     def _module(self, module: nn.Module, label: str) -> None:
         state = vars(module)
@@ -579,7 +576,7 @@ class Reached:
             return
         code = function.__code__
         if self.is_of_call(function):
-            for name in ("__code__", "__name__", "__qualname__"):
+            for name in ("__code__", "__name__", "__qualname__", "__dict__"):
                 self._note(function, name, getattr(function, name), f"{label}.{name}")
         if code not in self.codes:
             self.codes.add(code)
@@ -590,9 +587,8 @@ class Reached:
             part = getattr(function, name)
             if part is not None:
                 self._note(function, name, part, f"{label}.{name}", code)
-        own = self._own_of_call(function, vars(function))
-        for name, value in self._hold_dict(own, label, "__dict__").items():
-            self._note(own, name, value, f"{label}.{name}", name)
+        for name, value in self._hold_dict(vars(function), label, "__dict__").items():
+            self._note(vars(function), name, value, f"{label}.{name}", name)
         for place, (name, cell) in enumerate(
             zip(code.co_freevars, function.__closure__ or (), strict=True)
         ):

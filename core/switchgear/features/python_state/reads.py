@@ -129,7 +129,9 @@ def reads_made(
     """
     if ran is None:
         return [*reads.values()]
-    names = {name for code in ran for name in code.co_names}
+    names = {
+        name for code in ran for name in (*code.co_names, *code.co_consts) if type(name) is str
+    }
     made = {key: read for key, read in reads.items() if read.was_made(ran, names)}
     of_classes: dict[int, list[tuple[int, object]]] = {}
     for key, read in made.items():

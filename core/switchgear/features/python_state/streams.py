@@ -75,10 +75,12 @@ class Stream:
 
 
 def _holds_wrappers(memo: object) -> bool:
-    """Whether a memo has results that are tensors of a capture."""
+    """Whether a memo has tensors or symbolic numbers of a capture."""
     pending, seen = [(memo, 0)], set[int]()
     while pending:
         value, depth = pending.pop()
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return True
         if isinstance(value, torch.Tensor):
             if internals.is_wrapper(value):
                 return True
