@@ -11,13 +11,15 @@ from pathlib import Path
 
 import torch
 
+from switchgear import torch_private as internals
+
 
 def surroundings(devices: Iterable[torch.device]) -> dict[str, str]:
     """All of it for programs on these devices, by what it is called."""
     return {
         **machine(devices),
         "the number of threads": str(torch.get_num_threads()),
-        "the precision of float32 products": torch.get_float32_matmul_precision(),
+        "the precision of float32 products": internals.float32_precision(),
         "the use of deterministic algorithms": str(torch.are_deterministic_algorithms_enabled()),
     }
 

@@ -951,6 +951,10 @@ def test_global_modes() -> None:
         assert internals.function_mode_count() == 1
         assert internals.default_devices() == [torch.device("meta")]
     assert internals.float32_precision() == torch.get_float32_matmul_precision()
+    for precision in ("high", internals.float32_precision()):
+        internals.set_float32_precision(precision)
+        internals.set_float32_precision("")
+        assert torch.get_float32_matmul_precision() == precision
     before = internals.attention_backends()
     with sdpa_kernel([SDPBackend.MATH, SDPBackend.FLASH_ATTENTION], set_priority=True):
         inside = internals.attention_backends()

@@ -127,6 +127,16 @@ def test_why() -> None:
     assert info.hits == 1
 
 
+def test_another_object_with_other_tensors_in_its_place() -> None:
+    held = SimpleNamespace(tensor=torch.ones(2))
+    tensor = torch.ones(2)
+    jitted = sg.jit(lambda x: x * held.tensor + x * tensor, executors=["torch"])
+    for number in range(3):
+        held, tensor = SimpleNamespace(tensor=torch.full((2,), number)), torch.full((2,), number)
+        assert torch.equal(jitted(tensor), tensor * held.tensor + tensor * tensor)
+        assert torch.equal(jitted(X), X * held.tensor + X * tensor)
+
+
 class Net(nn.Module):
     """Asks whether it is given what it has, and keeps what it is given."""
 

@@ -24,7 +24,7 @@ _MODES: tuple[tuple[str, Callable[[], Any], Callable[[Any], object]], ...] = (
     (
         "the float32 matmul precision",
         internals.float32_precision,
-        torch.set_float32_matmul_precision,
+        internals.set_float32_precision,
     ),
     ("the attention backends", internals.attention_backends, internals.set_attention_backends),
     ("deterministic mode", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),

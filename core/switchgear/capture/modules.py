@@ -22,11 +22,16 @@ class Modules:
         if root is not None:
             self._enter(root, "")
         for module in given:
-            self._enter(module, type(module).__name__)
+            self.enter(module)
 
     def path(self) -> str:
         """The innermost module's path, or an empty string."""
         return self._stack[-1]
+
+    def enter(self, module: torch.nn.Module) -> None:
+        """Take one for a root that is no part of another."""
+        if id(module) not in self._paths:
+            self._enter(module, type(module).__name__)
 
     def _enter(self, root: torch.nn.Module, prefix: str) -> None:
         self.entered.append(root)
@@ -41,8 +46,7 @@ class Modules:
         **kwargs: object,
     ) -> Any:
         """Call a module; it may be no part of the root, but one that the function closes over or makes."""
-        if id(module) not in self._paths:
-            self._enter(module, type(module).__name__)
+        self.enter(module)
         path = self._paths[id(module)]
         if isinstance(module, torch.jit.ScriptModule):
             raise Unsupported(

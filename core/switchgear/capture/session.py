@@ -132,6 +132,7 @@ def capture(
         inputs = Sources(names, modules, differentiable, homes, sizes, marks, handlers)
         with symbolic(sizes):
             recorder = Recorder(names, inputs.outside, modules.path, reads_inputs=reads_inputs)
+            recorder.enter_module = modules.enter
             doors = Doors(recorder, handlers)
         with symbolic(sizes), _environment(modules, handlers, compiling), doors.open():
             with modes_kept():

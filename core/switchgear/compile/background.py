@@ -30,6 +30,7 @@ from typing import IO, Any
 import torch
 
 from switchgear import disk_cache
+from switchgear import torch_private as internals
 from switchgear.compile.parcel import pack
 from switchgear.ir.composites import leaves_of
 from switchgear.ir.trace import Trace
@@ -189,7 +190,7 @@ def _submitted(key: str, trace: Trace, selection: Selection, boxed: bool) -> Job
             "passes": [placement.name for placement in selection.passes],
             "preferences": selection.preferences,
             "threads": torch.get_num_threads(),
-            "precision": torch.get_float32_matmul_precision(),
+            "precision": internals.float32_precision(),
             "deterministic": torch.are_deterministic_algorithms_enabled(),
             "dtype": torch.get_default_dtype(),
             "variables": dict(os.environ),

@@ -94,7 +94,7 @@ def _compile(task: dict[str, Any], answers: Answers) -> str:
     os.environ.clear()
     os.environ.update(task["variables"])
     torch.set_num_threads(task["threads"])
-    torch.set_float32_matmul_precision(task["precision"])
+    internals.set_float32_precision(task["precision"])
     if torch.are_deterministic_algorithms_enabled() != task["deterministic"]:
         torch.use_deterministic_algorithms(task["deterministic"])
     torch.set_default_dtype(task["dtype"])

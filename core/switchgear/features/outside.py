@@ -15,6 +15,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 
+from switchgear.capture.guards import Guard
 from switchgear.capture.handler import Handler
 from switchgear.capture.recorder import active_recorder
 from switchgear.errors import Unsupported
@@ -42,6 +43,7 @@ class Outside(Handler):
             stack.enter_context(redirected(pathlib.Path, "open", _refusing("opens a file")))
             stack.enter_context(redirected(builtins, "input", _refusing("asks for input")))
             stack.enter_context(redirected(logging.Logger, "_log", _log))
+            stack.enter_context(redirected(logging.Logger, "isEnabledFor", _is_enabled))
             stack.enter_context(redirected(warnings, "warn", _warn))
             for name in ("putenv", "unsetenv"):
                 stack.enter_context(
@@ -73,6 +75,18 @@ def _refuse(what: str) -> None:
             f"the function {what}, in {recorder.here()}, which the first call alone would do; do it outside of the "
             "function"
         )
+
+
+def _is_enabled(original: Callable[..., bool], logger: logging.Logger, level: int) -> bool:
+    """What is not logged now is to be, once the logger has another level."""
+    enabled, recorder = original(logger, level), active_recorder()
+    if recorder is not None and _is_users(caller(2, *_PASSED)):
+        name = f"logger{id(logger)}"
+        condition = f"{name}.isEnabledFor({level}) is {enabled}"
+        if all(guard.condition != condition for guard in recorder.guards):
+            why = f"the level of the logger {logger.name}"
+            recorder.guards.append(Guard(condition, why, {name: logger}))
+    return enabled
 
 
 def _log(

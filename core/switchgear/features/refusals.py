@@ -25,7 +25,10 @@ _REFUSED = {
     "torch._fused_adam_": "use it with fused=False",
     "torch._fused_adamw_": "use it with fused=False",
     "torch._fused_sgd_": "use it with fused=False",
-    "torch.Tensor.__repr__": "make a text of what the jitted function returns",
+    **dict.fromkeys(
+        ("torch.Tensor.__repr__", "torch.Tensor.__format__"),
+        "make a text of what the jitted function returns",
+    ),
     "torch.Tensor.numpy": "compute with torch, or move the NumPy part outside the jitted function",
     "torch.Tensor.set_": "assign a new tensor instead",
     "torch.Tensor.resize_": "make a new tensor instead",

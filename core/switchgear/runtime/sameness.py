@@ -9,7 +9,7 @@ import torch
 from switchgear.capture.guards import value_key
 from switchgear.capture.outputs import Outputs
 from switchgear.capture.session import Captured
-from switchgear.capture.signature import Closure, Held, InputSource
+from switchgear.capture.signature import Argument, Closure, Held, InputSource
 from switchgear.capture.sizes import Sizes
 
 
@@ -23,9 +23,15 @@ def same_program(one: Captured, other: Captured) -> bool:
         and all(map(_same_source, one.sources, other.sources))
         and _same_outputs(one.outputs, other.outputs)
         and one.after == other.after
-        and (one.identical, one.objects, one.modules)
-        == (other.identical, other.objects, other.modules)
+        and _identical(one) == _identical(other)
+        and (one.objects, one.modules) == (other.objects, other.modules)
     )
+
+
+def _identical(captured: Captured) -> list[tuple[int, int]]:
+    return [
+        (place, same if isinstance(same, int) else id(same())) for place, same in captured.identical
+    ]
 
 
 def _same_sizes(one: Sizes | None, other: Sizes | None) -> bool:
@@ -45,8 +51,10 @@ def _same_source(one: InputSource, other: InputSource) -> bool:
     if isinstance(one, Closure) and isinstance(other, Closure):
         return one.tensor is other.tensor
     if isinstance(one, Held) and isinstance(other, Held):
-        same_owner = one.owner is other.owner or one.owner == other.owner
-        return bool(same_owner) and one.steps == other.steps and not one.tied and not other.tied
+        same_owner = one.owner is other.owner or (
+            isinstance(one.owner, Argument) and one.owner == other.owner
+        )
+        return same_owner and one.steps == other.steps and not one.tied and not other.tied
     return one == other
 
 

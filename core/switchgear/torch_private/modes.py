@@ -198,6 +198,21 @@ def default_devices() -> list[torch.device]:
     return [mode.device for mode in function_modes() if isinstance(mode, DeviceContext)]
 
 
+def float32_precision() -> str:
+    """What `torch.get_float32_matmul_precision` gives; nothing where it raises, for backends have precisions of their
+    own (`torch.backends.cuda.matmul.allow_tf32 = False`)."""
+    try:
+        return _float32_precision()
+    except RuntimeError:
+        return ""
+
+
+def set_float32_precision(precision: str) -> None:
+    """Set it to what `float32_precision` gave."""
+    if precision:
+        torch.set_float32_matmul_precision(precision)
+
+
 def global_default_device() -> torch.device | None:
     """What `torch.set_default_device` was called with."""
     context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
@@ -206,8 +221,7 @@ def global_default_device() -> torch.device | None:
 
 #: How many `__torch_function__` modes are active.
 function_mode_count: Callable[[], int] = private("torch._C._len_torch_function_stack")
-#: What `torch.get_float32_matmul_precision` gives, without a call in Python.
-float32_precision: Callable[[], str] = private("torch._C._get_float32_matmul_precision")
+_float32_precision: Callable[[], str] = private("torch._C._get_float32_matmul_precision")
 
 _BACKENDS: Iterable[str] = private("torch.nn.attention._backend_names")
 _GET_ATTENTION = [private(f"torch._C._get_{name}_sdp_enabled") for name in _BACKENDS]

@@ -97,14 +97,17 @@ def freeze(value: Any, known: Knowledge, around: tuple[int, ...] = ()) -> object
         owner = value.__self__
         of = Known(owner) if isinstance(owner, torch.nn.Module) else owner
         return Contents(types.MethodType, None, (value.__func__, of))
-    is_container = issubclass(kind, (tuple, list, dict, set, frozenset, deque))
+    is_container = issubclass(
+        kind, (tuple, list, dict, set, frozenset, deque, types.MappingProxyType)
+    )
     if not is_container or kind is torch.Size or id(value) in around:
         return Instance(kind) if known.is_of_call(value) else value
     if issubclass(kind, (set, frozenset)):
         return Contents(kind, None, tuple(known.content(value).values()))
     held = known.content(value)
     items = tuple([freeze(item, known, (*around, id(value))) for item in held.values()])
-    return Contents(kind, tuple(held) if issubclass(kind, dict) else None, items)
+    has_keys = issubclass(kind, (dict, types.MappingProxyType))
+    return Contents(kind, tuple(held) if has_keys else None, items)
 
 
 def same(value: object, frozen: object) -> bool:
@@ -149,6 +152,8 @@ def _same_contents(value: Any, frozen: Contents) -> bool:
             for key, old in keys
         ):
             return False
+    if isinstance(value, types.MappingProxyType):
+        value = dict(value)
     items = dict_base(value).values(value) if isinstance(value, dict) else value
     return all(map(same, items, frozen.items))
 

@@ -13,10 +13,12 @@ import itertools
 import os
 import random
 import sys
+import threading
 import types
 import weakref
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Container, Iterable, Set
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import torch
@@ -42,7 +44,7 @@ from switchgear.features.python_state.holders import (
 )
 from switchgear.features.python_state.identity import Identities, Place
 from switchgear.features.python_state.reads import ITSELF, Read, class_attribute
-from switchgear.features.python_state.streams import Stream, has_stream
+from switchgear.features.python_state.streams import Stream, has_stream, variable_of_context
 
 _MODULE_STATE = ("_parameters", "_buffers", "_modules")
 _HOOKS = (
@@ -92,7 +94,7 @@ _SAME_EVERYWHERE = (
     nn.Module,
     enum.Enum,
 )
-_LOOKED_INTO = (tuple, frozenset, *(kind for kind, _ in CONTAINERS))
+_LOOKED_INTO = (tuple, frozenset, types.MappingProxyType, *(kind for kind, _ in CONTAINERS))
 _WRITTEN_IN_C = (
     *(types.GetSetDescriptorType, types.MemberDescriptorType, types.WrapperDescriptorType),
     *(types.MethodDescriptorType, types.ClassMethodDescriptorType),
@@ -120,6 +122,8 @@ class Reached:
         self.tensors: dict[int, Held] = {}
         #: Classes whose instances' reads are to be noted.
         self.classes: list[type] = []
+        #: Modules whose parts were looked for.
+        self.opened: dict[int, Any] = {}
         #: What a use changes, and no guard can see.
         self.streams: dict[int, Stream] = {}
         #: What each object, or the read of a place by its key in `reads`, has led to.
@@ -164,16 +168,8 @@ class Reached:
         changed = self.put_back()
         for holder in self.holders.values():
             holder.before = {}  # it may hold tensors that nobody else does
-        known = (
-            self.holders,
-            self._empty,
-            self._seen,
-            self._first,
-            self.reads,
-            self.tensors,
-            self.streams,
-        )
-        for one in known:
+        of_objects = self.holders, self._empty, self._seen, self._first, self.opened, self.tensors
+        for one in (*of_objects, self.reads, self.streams):
             one.clear()
         self._functions.clear()
         if changed:
@@ -370,34 +366,20 @@ class Reached:
             return holder.at_first
         if isinstance(value, dict):
             return dict(dict_base(value).items(value))
-        return dict(enumerate(value))
+        return dict(value if isinstance(value, types.MappingProxyType) else enumerate(value))
 
     # -- objects -------------------------------------------------------------------------------------------------------
 
     def _object(self, value: Any, label: str) -> None:
         kind = type(value)
-        if isinstance(value, nn.Module):
-            self._module(value, label)
-        elif user_objects.is_users_class(kind):
-            pass
-        elif isinstance(value, types.SimpleNamespace):
+        if isinstance(value, types.SimpleNamespace):
             self._hold_own(value, vars(value), label)
             self._read_all(value)
             return
-        elif has_stream(value) or isinstance(
-            getattr(value, "__wrapped__", None), types.FunctionType
-        ):
-            if has_stream(value):
-                self.streams[id(value)] = Stream(value, label)
-            if hasattr(value, "__wrapped__"):
-                self._note(value, "__wrapped__", value.__wrapped__, f"{label}.__wrapped__")
-            return
-        elif hasattr(kind, "__next__"):
-            raise Unsupported(
-                f"the function reaches {label}, a {kind.__name__}, which every use changes and nothing puts back; "
-                "use it outside of the function"
-            )
-        else:
+        if isinstance(value, nn.Module):
+            self._module(value, label)
+        elif not user_objects.is_users_class(kind) or issubclass(kind, threading.local):
+            self._library_object(value, label)
             return
         self._instance_of(kind)
         own = own_dict(value)
@@ -405,6 +387,26 @@ class Reached:
             self._hold_own(value, own, label)
         if any(True for _ in slots_of(kind)):
             self._hold(Slots, value, label)
+
+    def _library_object(self, value: Any, label: str) -> None:
+        """An object that is no user's: its state is read at once, if it has any that is known."""
+        wrapped = getattr(value, "__wrapped__", None)
+        if has_stream(value):
+            self.streams[id(value)] = Stream(value, label)
+        elif hasattr(type(value), "__next__") and not isinstance(wrapped, types.FunctionType):
+            raise Unsupported(
+                f"the function reaches {label}, a {type(value).__name__}, which every use changes and nothing puts "
+                "back; use it outside of the function"
+            )
+        if isinstance(value, ContextVar):
+            content = variable_of_context(value)
+            if isinstance(content, torch.Tensor):
+                raise Unsupported(f"{label} is a ContextVar that holds a tensor; pass that")
+            self._note(value, "get", content, label)
+        if isinstance(value, threading.local):
+            self._note(value, "__dict__", vars(value), label)
+        if isinstance(wrapped, types.FunctionType):
+            self._note(value, "__wrapped__", wrapped, f"{label}.__wrapped__")
 
     def _instance_of(self, kind: type) -> None:
         """Take note of what instances of a class run without naming it: once, all of them lead to it."""
@@ -626,6 +628,8 @@ class Reached:
     def _class(self, kind: type) -> None:
         for base in _users_bases(kind):
             self._hold(ClassAttributes, base, base.__qualname__)
+        if user_objects.is_users_class(type(kind)):
+            self.reach(type(kind), type(kind).__qualname__)
         if any("__getattr__" in vars(base) for base in _users_bases(type(kind))):
             raise Unsupported(
                 f"the function reaches {kind.__qualname__}, the attributes of which {type(kind).__qualname__} makes up",

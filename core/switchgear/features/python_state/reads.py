@@ -11,6 +11,7 @@ import gc
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -35,6 +36,7 @@ from switchgear.features.python_state.frozen import (
 )
 from switchgear.features.python_state.holders import MISSING
 from switchgear.features.python_state.identity import Identities, Place
+from switchgear.features.python_state.streams import variable_of_context
 
 #: In the place of a key: the owner itself.
 ITSELF: Any = type("Itself", (), {})()
@@ -86,6 +88,8 @@ class Read:
             return dict.get(owner, self.key, MISSING)
         if isinstance(owner, type):
             return class_attribute(owner, self.key)
+        if isinstance(owner, ContextVar):
+            return variable_of_context(owner)
         try:
             return getattr(owner, self.key)
         except (AttributeError, ValueError):
@@ -391,7 +395,9 @@ def _add_read(node: Any, read: Read, objects: Mapping[int, object], label: list[
         _add_value(node, read.value, read.now(objects), label)
         return
     is_dict = _access(read) == "dict"
-    if read.value is MISSING and is_dict:
+    if read.kind is ContextVar:
+        node.add_lambda_guard(lambda _: read.holds(), label, None)
+    elif read.value is MISSING and is_dict:
         node.add_dict_contains_guard(False, read.key, label, None)
     elif read.value is MISSING and read.kind is not types.CellType:
         node.add_no_hasattr_guard(read.key, label, None)

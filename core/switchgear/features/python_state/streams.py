@@ -8,21 +8,31 @@ import pickle
 import random
 import threading
 import types
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 
 from switchgear import torch_private as internals
 from switchgear.errors import Unsupported
+from switchgear.features.python_state.holders import MISSING
 
 _Memo: type = type(functools.lru_cache(lambda: None))
 
 
 def has_stream(value: object) -> bool:
-    """Whether it is a random stream of Python's or NumPy's, a memo of functools, or what each thread has by itself."""
-    return isinstance(value, (random.Random, threading.local, _Memo)) or (
+    """Whether it is a random stream of Python's or NumPy's, a memo of functools, or what each thread or context has."""
+    return isinstance(value, (random.Random, threading.local, _Memo, ContextVar)) or (
         type(value).__module__.startswith("numpy.random") and hasattr(value, "random")
     )
+
+
+def variable_of_context(variable: ContextVar[Any]) -> Any:
+    """What it is set to, its default, or nothing."""
+    try:
+        return variable.get()
+    except LookupError:
+        return MISSING
 
 
 class Stream:
@@ -32,7 +42,7 @@ class Stream:
         self._value = value
         self._label = label
         self._before = self._state()
-        is_plain = isinstance(value, (threading.local, _Memo))
+        is_plain = isinstance(value, (threading.local, _Memo, ContextVar))
         self._pickled = None if is_plain else pickle.dumps(self._before)
 
     def _state(self) -> Any:
@@ -41,19 +51,32 @@ class Stream:
             return value.getstate()
         if isinstance(value, threading.local):
             return dict(vars(value))
+        if isinstance(value, ContextVar):
+            return variable_of_context(value)
         if isinstance(value, _Memo):
             return value.cache_info().misses  # type: ignore[attr-defined]
         return value.bit_generator.state if hasattr(value, "bit_generator") else value.get_state()
 
+    def _is_same(self, now: Any) -> bool:
+        before = self._before
+        if self._pickled is not None:
+            return pickle.dumps(now) == self._pickled
+        if isinstance(before, dict):
+            return now.keys() == before.keys() and all(now[name] is before[name] for name in now)
+        return now is before or (type(now) is int and bool(now == before))
+
     def put_back(self) -> bool:
         """Give it the state that it had; whether that was another."""
         now, before, value = self._state(), self._before, self._value
-        if now == before if self._pickled is None else pickle.dumps(now) == self._pickled:
+        if self._is_same(now):
             return False
         if isinstance(value, _Memo):
             if not _holds_wrappers(value):
                 return False
             value.cache_clear()  # type: ignore[attr-defined]
+        elif isinstance(value, ContextVar):
+            if before is not MISSING:
+                value.set(before)
         elif isinstance(value, random.Random):
             value.setstate(before)
         elif isinstance(value, threading.local):

@@ -10,7 +10,13 @@ from collections.abc import Iterator
 from typing import Any
 
 #: Packages whose functions and classes are taken to be as they are.
-_FIXED = frozenset(sys.stdlib_module_names - {"__main__", "collections"}) | {
+_FIXED = sys.stdlib_module_names - {
+    "__main__",
+    "argparse",
+    "collections",
+    "configparser",
+    "weakref",
+} | {
     "torch",
     "numpy",
     "sympy",
