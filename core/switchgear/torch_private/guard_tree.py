@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from keyword import iskeyword
+from operator import getitem, itemgetter
 from typing import Any, NamedTuple
 
 from switchgear.torch_private.names import check_names, private, value_of
@@ -52,7 +53,8 @@ def has_dict_versions(root: Any) -> bool:
 
 
 def guard_child(parent: Any, access: str, key: Any, value: Any) -> Any:
-    """The node below `parent` of what lies at `key`: a "tuple" or "list" element, a "dict" item, an "attribute".
+    """The node below `parent` of what lies at `key`: a "tuple" or "list" element, a "dict" item, an "attribute"; an
+    "item" of anything else.
 
     A tuple's element that is the same object for ever may be a "held" one, a function's attribute a "function" one:
     these cost less.
@@ -63,6 +65,8 @@ def guard_child(parent: Any, access: str, key: Any, value: Any) -> Any:
     if access == "function" and key in ("__code__", "__defaults__"):
         own = parent.code_manager if key == "__code__" else parent.func_defaults_manager
         return own(f"[{key!r}]", value, plain)
+    if access == "item":
+        return parent.lambda_manager(itemgetter(key), f"[{key!r}]", value, plain)
     return getattr(parent, _MANAGERS[access])(key, f"[{key!r}]", value, plain)
 
 
@@ -126,6 +130,7 @@ _ACCESS: dict[str, Callable[[Any, Any], Any]] = {
     "tuple": tuple.__getitem__,
     "list": list.__getitem__,
     "dict": dict.__getitem__,
+    "item": getitem,
     "attribute": getattr,
     "function": getattr,
 }
@@ -182,7 +187,7 @@ class _Tree(_Node):
             self._scope[f"held{number}"] = value
             return f"held{number}"
         holder, is_held = self._texts[parent.number], f"held{parent.number}" in self._scope
-        if parent.number and not is_held:
+        if parent.number and not is_held and parent.number not in self._lines:
             self._lines[parent.number] = f"v{parent.number} = {holder}"
             holder = self._texts[parent.number] = f"v{parent.number}"
         if access in ("attribute", "function") and key.isidentifier() and not iskeyword(key):

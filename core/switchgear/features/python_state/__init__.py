@@ -145,8 +145,7 @@ class PythonState(Handler):
         if any(replaced_call <= names_in(code) for code in reached.codes):
             raise Unsupported("the function asks for Module.__call__, which capture replaces")
         for module in (*reached.opened.values(),):
-            if reached.knows(module):
-                recorder.enter_module(module)
+            recorder.enter_module(module)
         reached.read_codes(ran)
         reads = reads_made(reached.reads, reached.links, ran)
         for stream in reached.streams.values():

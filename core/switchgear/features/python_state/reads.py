@@ -322,8 +322,8 @@ class _Nodes:
             if isinstance(step, Attribute):
                 node = internals.guard_child(parent, "attribute", step.name, value)
             else:
-                kind = next(kind for kind in (tuple, list, dict) if isinstance(holder, kind))
-                access = "held" if holder is self._call[0] else kind.__name__
+                kinds = (kind.__name__ for kind in (tuple, list, dict) if isinstance(holder, kind))
+                access = "held" if holder is self._call[0] else next(kinds, "item")
                 node = internals.guard_child(parent, access, step, value)
             self._nodes[steps] = node
         return self._nodes[steps]
@@ -410,7 +410,7 @@ def _add_read(node: Any, read: Read, objects: Mapping[int, object], label: list[
 
 
 def _access(read: Read) -> str:
-    if isinstance(read.home, dict):
+    if issubclass(read.kind, dict) or isinstance(read.home, dict):
         return "dict"
     return "function" if read.kind is types.FunctionType else "attribute"
 

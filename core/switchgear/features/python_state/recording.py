@@ -88,11 +88,11 @@ class Recording:
 
     def _noting(self, original: Any) -> Any:
         thread, noted, get_ident = self._thread, self._noted, threading.get_ident
-        opened = self._reached.opened
+        opened, knows = self._reached.opened, self._reached.knows
 
         def __getattribute__(instance: object, name: str) -> Any:
             reader = sys._getframe(1)
-            if name == "_modules" and get_ident() == thread:
+            if name == "_modules" and get_ident() == thread and knows(instance):
                 opened[id(instance)] = instance
             if (
                 reader.f_globals is not _OF_MODULES

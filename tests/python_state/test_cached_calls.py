@@ -1,0 +1,91 @@
+"""A call that fits asks the tree of guards alone: what it is made again for is slow, and is for changes."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections import deque
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import switchgear as sg
+from switchgear.features.python_state.reads import State
+
+X = torch.ones(2)
+
+
+class Slotted:
+    """Has a slot, and what its class has."""
+
+    __slots__ = ("number",)
+    factor = 2
+
+    def __init__(self) -> None:
+        self.number = 3
+
+
+class Keeping:
+    """Holds what caches do."""
+
+    kind = "a kind"
+
+    def __init__(self) -> None:
+        self.layers = [SimpleNamespace(x=X.clone(), seen=seen) for seen in (True, False)]
+        self.options: dict[str, Any] = {"a": 1, "b": {"c": 2.0}}
+        self.done = False
+
+    def update(self, x: Tensor) -> Tensor:
+        """Reads all of it."""
+        length = len(self.layers) + self.options["b"]["c"]
+        return x * self.layers[0].x * length if self.kind and not self.done else x
+
+
+class Net(nn.Module):
+    """Is given something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+        self.settings = {"scale": 2.0}
+
+    def forward(self, x: Tensor, kept: Any = None) -> Any:
+        return self.linear(kept.update(x)) * self.settings["scale"]
+
+
+CASES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
+    "an object": (lambda x, kept: kept.update(x), lambda: (X, Keeping())),
+    "two objects": (lambda x, a, b: a.update(x) + b.update(x), lambda: (X, Keeping(), Keeping())),
+    "one object twice": (lambda x, a, b: a.update(x) + b.update(x), lambda: (X, *[Keeping()] * 2)),
+    "a module and an object": (Net(), lambda: (X, Keeping())),
+    "slots": (lambda x, a: x * a.number * a.factor, lambda: (X, Slotted())),
+    "a list": (lambda x, a: (a.append(1), x * len(a))[1], lambda: (X, [1, 2])),
+    "a deque in an object": (
+        lambda x, a: x * a.queue[0].number,
+        lambda: (X, SimpleNamespace(queue=deque([Slotted(), Slotted()]))),
+    ),
+    "a function": (lambda x, f: f(x), lambda: (X, lambda x, y=X: x * y)),
+    "a partial": (lambda x, f: f(x), lambda: (X, functools.partial(torch.mul, other=2.0))),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("in_cpp", [True, False])
+def test_no_guard_is_asked_in_python(name: str, in_cpp: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    function, make = CASES[name]
+    if in_cpp:
+        importlib.import_module("torch._dynamo")  # the tree in C++ is there from then on
+        monkeypatch.setattr("switchgear.torch_private.guard_tree._FEW", 0)
+    jitted = sg.jit(function, executors=["torch"])
+    for _ in range(3):
+        jitted(*make())
+
+    def refuse(state: State, *objects: Any) -> bool:
+        raise AssertionError(f"{name}: {state.why((*make(),))}")
+
+    monkeypatch.setattr(State, "refresh", refuse)
+    assert torch.equal(jitted(*make()), function(*make()))
