@@ -247,11 +247,15 @@ class _Pair:
         return Verdict(Outcome.BOTH_RAISE, raised, _blurred(raised)) if raised else Verdict(Outcome.EQUAL)
 
     def writes_to_a_view(self, place: int, expected: Facts) -> bool:
-        """Whether a call writes to an argument that is a view, of which autograd sums gradients at its base."""
+        """Whether a call writes to an argument that is a view, of which autograd sums gradients at its base.
+
+        Or to one that is laid out otherwise than the gradient that it gets, which autograd sums in a copy laid out as
+        it is.
+        """
         _, args, kwargs = self.subject.call(place)
         return any(
             isinstance(value, Tensor)
-            and value._is_view()
+            and (value._is_view() or not value.is_contiguous())
             and not value.is_leaf
             and expected.get(f"argument {name}: version has risen") is True
             for name, value in (*enumerate(args), *kwargs.items())

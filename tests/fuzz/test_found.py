@@ -1292,6 +1292,33 @@ def test_graphs_that_are_refused_where_functions_are_split(function: Callable[..
     assert not torch.is_autocast_enabled("cpu")
 
 
+class StraightThrough(torch.autograd.Function):
+    """Rounds, and passes gradients on."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.round()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        return grad
+
+
+def rounded_after_writes(x: Tensor, mean: Tensor) -> Any:
+    moved = mean**2
+    moved.mul_(0.9).add_(x, alpha=0.1)
+    return StraightThrough.apply(moved)  # type: ignore[no-untyped-call]
+
+
+def test_a_function_of_what_requires_grad_by_a_write_of_another_dtype() -> None:
+    def arguments() -> Arguments:
+        x = torch.linspace(-2, 2, 12, dtype=torch.float64).requires_grad_()
+        return [x, torch.zeros(12)], [x]
+
+    verdict = judge(Script(arguments, rounded_after_writes, options={"fallback": "split"}))
+    assert verdict.outcome is Outcome.FALLBACK, verdict.detail
+
+
 class Logging(torch.nn.Module):
     """Keeps a log inside of a region that eager's backward runs once more."""
 

@@ -134,4 +134,7 @@ def backward_writes_refused(
 
 
 def _refuse(what: str, here: Callable[[], str]) -> None:
-    raise Unsupported(f"a write {what}, in {here()}; write to a clone, or make a new tensor")
+    # TorchDynamo may take what requires grad by a write for what does not, and leave out a Function's own backward
+    raise Unsupported(
+        f"a write {what}, in {here()}; write to a clone, or make a new tensor", splits=False
+    )

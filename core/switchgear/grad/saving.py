@@ -57,13 +57,18 @@ class Prices:
         """The price of saving a value; None if that cannot be, or another that shares its storage is saved for it."""
         if proxy.name in self.transient:
             return None
-        if maker is not None and is_view(maker) and proxy.name not in self.overwritten:
+        if maker is not None and is_view(maker) and not self._is_copied(proxy, maker):
             return None
         worth = _WORTH[self.memory]
         if maker is not None and self.narrows(proxy, maker):
             flags = self.held(proxy, maker)
             return flags * worth + 2 * (flags + bytes_of(proxy))
         return bytes_of(proxy) * worth // (64 if proxy.name in self.outputs else 1)
+
+    def _is_copied(self, proxy: TensorProxy, maker: BoundSymbol) -> bool:
+        """Whether a copy of a view is saved: one with holes would be another layout, on which kernels round otherwise."""
+        remade = maker.symbol.fn is not _aten.as_strided.default
+        return proxy.name in self.overwritten and (is_dense(proxy) or not remade)
 
     def held(self, proxy: TensorProxy, maker: BoundSymbol) -> int:
         """The bytes that a value takes when it is saved."""
