@@ -66,7 +66,7 @@ class Prices:
         return bytes_of(proxy) * worth // (64 if proxy.name in self.outputs else 1)
 
     def _is_copied(self, proxy: TensorProxy, maker: BoundSymbol) -> bool:
-        """Whether a copy of a view is saved: of one with holes it is laid out otherwise, and kernels round otherwise."""
+        """Whether a copy of a view is saved: of one with holes it has another layout, and kernels round otherwise."""
         remade = maker.symbol.fn is not _aten.as_strided.default
         return proxy.name in self.overwritten and (is_dense(proxy) or not remade)
 

@@ -136,6 +136,8 @@ class Reached:
         #: Where other objects lie, and what objects of the call lie at, or are reached by, in two ways.
         self._first: dict[int, Place] = {}
         self._ties: list[tuple[Place, Place]] = []
+        #: The attributes of classes that were looked into, as they were come by.
+        self._met: set[tuple[object, ...]] = set()
         self._labels: dict[int, str] = {}
         self._seen: dict[int, Any] = {}
         self._names: set[str] = set()
@@ -541,6 +543,10 @@ class Reached:
     def _inherited(
         self, kind: type, name: str, value: object, code: types.CodeType | str | None = None
     ) -> None:
+        met = id(kind), name, code, self._from
+        if met in self._met:  # by another instance
+            return
+        self._met.add(met)
         if (
             not user_objects.is_users_class(kind)
             or value is MISSING
