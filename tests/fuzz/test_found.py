@@ -1300,7 +1300,7 @@ class StraightThrough(torch.autograd.Function):
         return x.round()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:
         return grad
 
 

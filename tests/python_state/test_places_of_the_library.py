@@ -106,6 +106,22 @@ def test_a_variable_of_the_context_that_is_set_inside() -> None:
     assert torch.equal(two, one + 1)
 
 
+def test_what_is_not_come_by_does_not_matter() -> None:
+    variable, local = contextvars.ContextVar("variable", default=1.0), threading.local()
+    local.scale = 1.0
+
+    def other(x: Tensor) -> Any:
+        return x * variable.get() * local.scale
+
+    jitted = sg.jit(lambda x, flag=False: other(x) if flag else x, executors=["torch"])
+    jitted(X)
+    variable.set(2.0)
+    local.scale = 2.0
+    jitted(X)
+    assert sg.cache_info(jitted).hits == 1
+    assert torch.equal(jitted(X, flag=True), X * 4)
+
+
 def test_a_logger_is_given_another_level(caplog: pytest.LogCaptureFixture) -> None:
     def logs(x: Tensor) -> Tensor:
         LOGGER.debug("called")

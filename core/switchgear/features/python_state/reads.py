@@ -36,7 +36,7 @@ from switchgear.features.python_state.frozen import (
 )
 from switchgear.features.python_state.holders import MISSING
 from switchgear.features.python_state.identity import Identities, Place
-from switchgear.features.python_state.streams import variable_of_context
+from switchgear.features.python_state.streams import OF_CONTEXT, variable_of_context
 
 #: In the place of a key: the owner itself.
 ITSELF: Any = type("Itself", (), {})()
@@ -127,7 +127,7 @@ def reads_made(
     links: Mapping[object, Set[object]],
     ran: Set[types.CodeType] | None,
 ) -> list[Read]:
-    """Of what code may read, what the code that ran has read: of classes, those that it has come by.
+    """Of what code may read, what the code that ran has read: of classes and streams, those that it has come by.
 
     `links` has what each read, by its key, and each object led to; under None are the roots.
     """
@@ -137,22 +137,24 @@ def reads_made(
         name for code in ran for name in (*code.co_names, *code.co_consts) if type(name) is str
     }
     made = {key: read for key, read in reads.items() if read.was_made(ran, names)}
-    of_classes: dict[int, list[tuple[int, object]]] = {}
+    by_owner: dict[int, list[tuple[int, object]]] = {}
+    pending: list[Any] = [None]
     for key, read in made.items():
-        if issubclass(read.kind, type):
-            of_classes.setdefault(id(read.owner), []).append(key)
-    pending: list[Any] = [
-        None,
-        *(key for key, read in made.items() if not issubclass(read.kind, type)),
-    ]
+        if issubclass(read.kind, (type, *OF_CONTEXT)):
+            by_owner.setdefault(id(read.owner), []).append(key)
+        else:
+            pending.append(key)
     live: set[object] = set()
     while pending:
         place = pending.pop()
         if place not in live:
             live.add(place)
-            pending += [*links.get(place, ()), *of_classes.get(place, ())]
-    exact = {key for key, read in made.items() if read.code is None}
-    return [read for key, read in made.items() if key in live or key in exact]
+            pending += [*links.get(place, ()), *by_owner.get(place, ())]
+    return [
+        read
+        for key, read in made.items()
+        if key in live or (read.code is None and not issubclass(read.kind, OF_CONTEXT))
+    ]
 
 
 def guard_on(state: State, arguments: Iterable[int], settle: Callable[[], None]) -> Guard:

@@ -18,11 +18,13 @@ from switchgear.errors import Unsupported
 from switchgear.features.python_state.holders import MISSING
 
 _Memo: type = type(functools.lru_cache(lambda: None))
+#: What each context or thread has by itself.
+OF_CONTEXT = (ContextVar, threading.local)
 
 
 def has_stream(value: object) -> bool:
     """Whether it is a random stream of Python's or NumPy's, a memo of functools, or what each thread or context has."""
-    return isinstance(value, (random.Random, threading.local, _Memo, ContextVar)) or (
+    return isinstance(value, (random.Random, _Memo, *OF_CONTEXT)) or (
         type(value).__module__.startswith("numpy.random") and hasattr(value, "random")
     )
 
@@ -42,7 +44,7 @@ class Stream:
         self._value = value
         self._label = label
         self._before = self._state()
-        is_plain = isinstance(value, (threading.local, _Memo, ContextVar))
+        is_plain = isinstance(value, (_Memo, *OF_CONTEXT))
         self._pickled = None if is_plain else pickle.dumps(self._before)
 
     def _state(self) -> Any:
