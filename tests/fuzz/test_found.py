@@ -1292,6 +1292,20 @@ def test_graphs_that_are_refused_where_functions_are_split(function: Callable[..
     assert not torch.is_autocast_enabled("cpu")
 
 
+def activated_column(x: Tensor) -> Tensor:
+    x.t_()
+    return F.gelu(x.unbind(1)[-1])
+
+
+def test_what_is_saved_of_a_view_with_holes_has_its_layout() -> None:
+    leaf = torch.randn(64, 3, generator=torch.Generator().manual_seed(7)).mT.requires_grad_()
+    found = [
+        torch.autograd.grad(function(leaf * 1).sum(), leaf)[0]
+        for function in (activated_column, sg.jit(activated_column, executors=["torch"]))
+    ]
+    assert torch.equal(*found)
+
+
 class StraightThrough(torch.autograd.Function):
     """Rounds, and passes gradients on."""
 
