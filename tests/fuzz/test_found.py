@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import switchgear as sg
 from tests.falling_back import falls_back
 from tests.fuzz.compare import Outcome, Script, judge
-from tests.fuzz.functions import Cubed, ScaledInPlace, SinAndCos, Swapped
+from tests.fuzz.functions import Cubed, Rounded, ScaledInPlace, SinAndCos, Swapped
 from tests.fuzz.programs import Write
 
 Arguments = tuple[list[Any], list[Tensor]]
@@ -1306,22 +1306,10 @@ def test_what_is_saved_of_a_view_with_holes_has_its_layout() -> None:
     assert torch.equal(*found)
 
 
-class StraightThrough(torch.autograd.Function):
-    """Rounds, and passes gradients on."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.round()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return grad
-
-
 def rounded_after_writes(x: Tensor, mean: Tensor) -> Any:
     moved = mean**2
     moved.mul_(0.9).add_(x, alpha=0.1)
-    return StraightThrough.apply(moved)  # type: ignore[no-untyped-call]
+    return Rounded.apply(moved)  # type: ignore[no-untyped-call]
 
 
 def test_a_function_of_what_requires_grad_by_a_write_of_another_dtype() -> None:
