@@ -21,6 +21,8 @@ from .variants import Compiled, Variants
 
 #: Run by a library that Inductor calls: they join a region, but make none worthwhile.
 _EXTERN = frozenset(f"aten.{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "convolution"))
+#: Of these, and of pointwise operators of PyTorch's core set, it is known without importing Inductor.
+_SURE = frozenset({*(f"{name}.default" for name in _EXTERN), "aten.t.default"})
 #: An integer divided by zero is an error of PyTorch's, and the end of the process in Inductor's code.
 _DIVIDES = frozenset(f"aten.{name}" for name in ("div", "floor_divide", "remainder", "fmod"))
 
@@ -75,6 +77,8 @@ class InductorExecutor(sg.FusionExecutor):
             return sg.Declined("integers divided by zero end the process")
         if (names := loading.lowered()) is not None:
             known = str(bound_symbol.symbol.fn) in names
+        elif _is_surely_lowered(bound_symbol.symbol.fn):
+            known = True
         else:
             internals = _internals()
             if isinstance(internals, sg.Declined):
@@ -162,6 +166,8 @@ class InductorExecutor(sg.FusionExecutor):
             if found is not None:
                 return found
             internals = _internals()
+            if isinstance(internals, sg.Declined):
+                return internals
             around = loading.around(self.options)
             region = internals.Region(trace, None if internals.keeps_nothing() else loading.place(key, around))
             if trace.numbers:
@@ -195,6 +201,11 @@ def _check_options(options: Iterable[str]) -> None:
 
 def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+
+
+def _is_surely_lowered(fn: Any) -> bool:
+    """Whether Inductor has code for an overload in any of its versions: the first call need not wait for its import."""
+    return str(fn) in _SURE or {torch.Tag.core, torch.Tag.pointwise} <= {*getattr(fn, "tags", ())}
 
 
 @functools.cache

@@ -78,21 +78,21 @@ def _changes(config: Any, hash: bytes) -> str:
 
 
 _LOWERED = "lowered"
+#: What was read of each note; a worker may write one at any time.
+_LOWERED_BY: dict[Path, frozenset[str]] = {}
 
 
 def lowered() -> frozenset[str] | None:
     """The overloads that Inductor generates code for, as was noted by who imported it; None where it is to be asked."""
     if "torch._inductor.lowering" in sys.modules:
         return None
-    return _lowered(place(_LOWERED, repr((torch.__version__, torch.version.git_version, _own()))))
-
-
-@functools.lru_cache(1)
-def _lowered(note: Path | None) -> frozenset[str] | None:
-    try:
-        return None if note is None else frozenset(json.loads(note.read_text()))
-    except (OSError, ValueError, TypeError):
+    note = place(_LOWERED, repr((torch.__version__, torch.version.git_version, _own())))
+    if note is None:
         return None
+    if note not in _LOWERED_BY:
+        with suppress(OSError, ValueError, TypeError):
+            _LOWERED_BY[note] = frozenset(json.loads(note.read_text()))
+    return _LOWERED_BY.get(note)
 
 
 def keep_lowered(names: Sequence[str]) -> None:

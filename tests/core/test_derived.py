@@ -26,6 +26,7 @@ from tests.core.training import (
     owners,
     step,
 )
+from tests.falling_back import assert_falls_back
 
 
 @pytest.fixture
@@ -368,6 +369,13 @@ def test_operator_without_a_formula() -> None:
     ):
         assert part in str(caught.value)
     assert_same(jitted(torch.ones(3)), uses_opaque(torch.ones(3)))
+
+
+def test_a_formula_that_needs_data_falls_back() -> None:
+    def sparse_inside(x: Tensor) -> Tensor:
+        return (x * 2).to_sparse().to_dense() * x
+
+    assert_falls_back(sparse_inside, lambda: (leaf(3),), "runs on tensors that hold data alone")
 
 
 def test_every_remedy_works() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ import switchgear as sg
 import switchgear_inductor
 from switchgear.disk_cache import CACHE_VARIABLE
 from switchgear_inductor import InductorExecutor
-from switchgear_inductor.executor import _internals
+from switchgear_inductor.executor import _internals, _is_surely_lowered
 from tests.core.training import backward, forward, leaf, lines, step
 
 pytestmark = pytest.mark.skipif(
@@ -543,6 +544,39 @@ def test_importing_the_plugin_is_cheap() -> None:
     probe += "print([name for name in sys.modules if name.startswith('torch._inductor.c')])"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_first_call_where_nothing_is_cached_does_not_import_inductor(tmp_path: Path) -> None:
+    probe = """
+import sys, torch
+import switchgear as sg
+from torch import nn
+
+model = sg.jit(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.GELU(approximate="tanh")))
+model(torch.ones(3, 4)).sum().backward()
+assert "torch._inductor.lowering" not in sys.modules
+sg.wait(model)
+model(torch.ones(3, 4)).sum().backward()
+assert "torch._inductor.lowering" not in sys.modules
+assert "inductor" in sg.explain(model)
+"""
+    folders = {CACHE_VARIABLE: str(tmp_path / "own"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
+    done = subprocess.run([sys.executable, "-c", probe], env=os.environ | folders, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_is_known_to_be_taken_without_asking_inductor_is() -> None:
+    overloads = [getattr(packet, name) for packet in packets() for name in packet.overloads()]
+    sure = [fn for fn in overloads if _is_surely_lowered(fn)]
+    assert len(sure) > 80
+    assert [fn for fn in sure if not _internals().is_lowered(fn)] == []
+
+
+def packets() -> Iterator[Any]:
+    aten = torch.ops.aten
+    for name in torch._C._dispatch_get_all_op_names():
+        if name.startswith("aten::"):
+            yield getattr(aten, name.removeprefix("aten::").partition(".")[0])
 
 
 def test_asked_after_torch() -> None:

@@ -1348,3 +1348,52 @@ def test_a_log_that_a_region_keeps() -> None:
     for count in (2, 3):
         jitted(x).sum().backward()
         assert len(module.log) == 2 * count
+
+
+def activated_and_given_other_memory(x: Tensor) -> Tensor:
+    result = F.gelu(x)
+    x.data = x * 0.9
+    return result
+
+
+def dimensions_of_a_squeezed_part(x: Tensor) -> tuple[Tensor, int]:
+    part = x[:1]
+    part.squeeze_()
+    return part, part.dim()
+
+
+def sizes_of_a_row_where_autograd_is_off(x: Tensor) -> Tensor:
+    row = x.unbind()[1]
+    with torch.no_grad():
+        row.unsqueeze_(0)
+        return torch.zeros(row.shape)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [activated_and_given_other_memory, dimensions_of_a_squeezed_part, sizes_of_a_row_where_autograd_is_off],
+)
+def test_what_the_parts_of_a_split_function_would_get_wrong(function: Callable[..., Any]) -> None:
+    verdict = judge(Script(non_leaf, function, options={"fallback": "split"}))
+    assert verdict.outcome is Outcome.FALLBACK, verdict.detail
+
+
+class Counting(torch.nn.Module):
+    """Counts before and after it registers a hook."""
+
+    steps = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Three times its argument."""
+        y = x * 2
+        self.steps += 1
+        y.register_hook(lambda grad: grad * 3)
+        self.steps += 1
+        return y + x
+
+
+def test_a_count_around_a_hook() -> None:
+    module, x = Counting(), torch.ones(3, requires_grad=True)
+    with falls_back("register_hook"):
+        sg.jit(module, executors=["torch"], fallback="split")(x)
+    assert module.steps == 2

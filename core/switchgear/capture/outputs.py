@@ -163,7 +163,8 @@ class _Collector:
         if internals.storage_replaced(wrapper) or internals.storage_key(wrapper) != found.storage:
             raise Unsupported(
                 f"the function gives {found.proxy.name} other memory (set_(), or an assignment to .data); write the "
-                "values into it with copy_() under torch.no_grad(), or call it outside the jitted function"
+                "values into it with copy_() under torch.no_grad(), or call it outside the jitted function",
+                splits=False,  # TorchDynamo loses the gradients of what was computed of it before
             )
         if internals.storage_resized(wrapper):
             raise Unsupported(

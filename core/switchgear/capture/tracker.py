@@ -187,7 +187,8 @@ class Tracker(Wrappers):
         if new.shape != old.shape:
             raise Unsupported(
                 f"in {here()} the sizes of a tensor that requires grad ({old.name}) are changed in "
-                "place where autograd does not see it; make a view instead"
+                "place where autograd does not see it; make a view instead",
+                splits=False,  # TorchDynamo goes on with the sizes of before
             )
         if entry is None:
             raise Unsupported(

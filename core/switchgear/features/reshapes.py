@@ -52,7 +52,8 @@ def _note(recorder: Recorder, call: Call, metadata_only: bool) -> None:
             if home is not None and not tracker.counts_apart(tensor):
                 raise Unsupported(
                     f"{call.symbol.name} of a view of {home.proxy.name}, an input, in {recorder.here()}: the input "
-                    "has a new version then; make a view instead"
+                    "has a new version then; make a view instead",
+                    splits=False,  # TorchDynamo goes on with the sizes of before
                 )
             continue
         viewed = any(

@@ -21,7 +21,7 @@ from switchgear.capture.handler import Handlers
 from switchgear.capture.recorder import Recorder
 from switchgear.capture.refused_writes import backward_writes_refused
 from switchgear.capture.sizes import active_sizes, depends_on_sizes, fixed
-from switchgear.errors import NotDifferentiable
+from switchgear.errors import NotDifferentiable, Unsupported
 from switchgear.grad.products import index_product, scatter_product
 from switchgear.ir.aliasing import in_place_twin
 from switchgear.ir.dead_code import live
@@ -116,6 +116,12 @@ def _recorded(bound_symbol: BoundSymbol, grad_outputs: Grads, higher_order: bool
             return _run(bound_symbol, call, grad_outputs, higher_order)
         except (RuntimeError, NotImplementedError) as error:
             failure = failure or error
+    if isinstance(failure, NotImplementedError):
+        raise Unsupported(
+            f"no gradient is recorded for {bound_symbol.symbol.name}, called at {bound_symbol.source}: PyTorch's own "
+            "formula runs on tensors that hold data alone; register a grad rule for it, or call it outside the jitted "
+            "function"
+        ) from failure
     raise NotDifferentiable(
         f"no gradient for {bound_symbol.symbol.name}, called at {bound_symbol.source}: no executor or package brings "
         f"a grad rule, it has no decomposition, and PyTorch's own formula fails ({failure}). Register a grad rule "
