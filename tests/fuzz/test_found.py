@@ -1397,3 +1397,42 @@ def test_a_count_around_a_hook() -> None:
     with falls_back("register_hook"):
         sg.jit(module, executors=["torch"], fallback="split")(x)
     assert module.steps == 2
+
+
+def used_and_then_written(x: Tensor) -> Any:
+    row = (x * 2)[0]
+    row.add_(row - row * 3, alpha=0.5)
+    return row * 1.5
+
+
+def used_and_written_through_a_view_of_a_view(x: Tensor) -> Any:
+    base = x * 2
+    flat = base.view(-1)
+    part = flat[1:]
+    difference = part - part * 3
+    part.mul_(0.5).add_(difference, alpha=0.3)
+    return base * 1.5 + flat.view(x.shape) * difference.sum()
+
+
+def written_in_a_loop(x: Tensor) -> Any:
+    base = x * 1
+    row = base[0]
+    for place in range(3):
+        change = row * 0.3 - row
+        row[place] = change.sum()
+        row += change
+    return base.sin() + row
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "function", [used_and_then_written, used_and_written_through_a_view_of_a_view, written_in_a_loop]
+)
+def test_sums_of_gradients_of_a_view_that_was_used_before_it_is_written_to(
+    function: Callable[..., Any], seed: int
+) -> None:
+    x = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+    weight = torch.linspace(-1, 2, 4, dtype=torch.float64)
+    jitted = sg.jit(function, executors=["torch"], strict=True)
+    found = [torch.autograd.grad((one(x) * weight).sum(), x)[0] for one in (function, jitted)]
+    assert torch.equal(*found)

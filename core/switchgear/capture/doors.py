@@ -122,8 +122,10 @@ class _Functions(TorchFunctionMode):
             return answer
         if call.symbol is None:
             return recorder.track_outputs(call.fn(*call.args, **call.kwargs))
-        call.given = map_tensors(self._proxy_now, (call.args, call.kwargs))
         note_target(recorder, call)
+        if call.writes and call.grad_enabled:
+            _part_from_former_uses(recorder, call)
+        call.given = map_tensors(self._proxy_now, (call.args, call.kwargs))
         self.handlers.ask("opened", recorder, call)
         result = self._run(call)
         call.whole = not call.wrote
@@ -193,6 +195,25 @@ def _without_override(fn: types.FunctionType) -> types.FunctionType:
     copy = types.FunctionType(fn.__code__, scope, fn.__name__, fn.__defaults__, fn.__closure__)
     copy.__kwdefaults__ = fn.__kwdefaults__
     return copy
+
+
+def _part_from_former_uses(recorder: Recorder, call: Call) -> None:
+    """Have a call write to the view made again, where it was used: autograd sums the gradients of its former uses.
+
+    That of the value that is written over comes to the base by itself.
+    """
+    view = next(iter(call.args), None)
+    tracker = recorder.tracker
+    if (
+        not isinstance(view, torch.Tensor)
+        or not (view.requires_grad and view._is_view() and tracker.follow_autograd)
+        or recorder.inputs.of(view) is not None
+    ):
+        return
+    proxy = tracker.proxy_of(view)
+    lines = (line for frame in recorder.tape.frames for line in frame.lines)
+    if view._base in tracker and any(proxy in line.inputs for line in lines):
+        tracker.make_again(view)
 
 
 def _note_writes(
