@@ -552,7 +552,8 @@ import sys, torch
 import switchgear as sg
 from torch import nn
 
-model = sg.jit(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.GELU(approximate="tanh")), compile="background")
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.GELU(approximate="tanh"))
+model = sg.jit(model, compile="background")
 model(torch.ones(3, 4)).sum().backward()
 assert "torch._inductor.lowering" not in sys.modules
 sg.wait(model)

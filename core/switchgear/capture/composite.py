@@ -31,6 +31,23 @@ def note_target(recorder: Recorder, call: Call) -> None:
         refuse_expanded(target, recorder.here)
 
 
+def part_from_former_uses(recorder: Recorder, call: Call) -> None:
+    """Have a call write to its view made again, where that was used: autograd sums the gradients of these uses.
+
+    That of the value that is written over comes to the base by itself.
+    """
+    view, tracker = next(iter(call.args), None), recorder.tracker
+    if not isinstance(view, torch.Tensor) or not (view.requires_grad and tracker.follow_autograd):
+        return
+    base = view._base
+    if base is None or base not in tracker or recorder.inputs.of(view) is not None:
+        return
+    proxy = tracker.proxy_of(view)
+    lines = (line for frame in recorder.tape.frames for line in frame.lines)
+    if any(proxy in line.inputs for line in lines):
+        tracker.make_again(view, base)
+
+
 @contextlib.contextmanager
 def spliced(recorder: Recorder, call: Call) -> Iterator[None]:
     """Record the parts of a call inside, of which no composite is kept."""

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from switchgear import torch_private as internals
 from switchgear.capture.call import Call, Operation
-from switchgear.capture.composite import close, note_target, output_of
+from switchgear.capture.composite import close, note_target, output_of, part_from_former_uses
 from switchgear.capture.handler import PASS, Handlers
 from switchgear.capture.leaves import calls, leaf_symbol, record_leaf
 from switchgear.capture.recorder import Recorder, active, active_recorder
@@ -124,7 +124,7 @@ class _Functions(TorchFunctionMode):
             return recorder.track_outputs(call.fn(*call.args, **call.kwargs))
         note_target(recorder, call)
         if call.writes and call.grad_enabled:
-            _part_from_former_uses(recorder, call)
+            part_from_former_uses(recorder, call)
         call.given = map_tensors(self._proxy_now, (call.args, call.kwargs))
         self.handlers.ask("opened", recorder, call)
         result = self._run(call)
@@ -195,25 +195,6 @@ def _without_override(fn: types.FunctionType) -> types.FunctionType:
     copy = types.FunctionType(fn.__code__, scope, fn.__name__, fn.__defaults__, fn.__closure__)
     copy.__kwdefaults__ = fn.__kwdefaults__
     return copy
-
-
-def _part_from_former_uses(recorder: Recorder, call: Call) -> None:
-    """Have a call write to the view made again, where it was used: autograd sums the gradients of its former uses.
-
-    That of the value that is written over comes to the base by itself.
-    """
-    view = next(iter(call.args), None)
-    tracker = recorder.tracker
-    if (
-        not isinstance(view, torch.Tensor)
-        or not (view.requires_grad and view._is_view() and tracker.follow_autograd)
-        or recorder.inputs.of(view) is not None
-    ):
-        return
-    proxy = tracker.proxy_of(view)
-    lines = (line for frame in recorder.tape.frames for line in frame.lines)
-    if view._base in tracker and any(proxy in line.inputs for line in lines):
-        tracker.make_again(view)
 
 
 def _note_writes(

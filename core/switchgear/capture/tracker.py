@@ -66,10 +66,8 @@ class Tracker(Wrappers):
         for tracked in tuple(self._bases.get(internals.storage_key(written), ())):
             self.reconcile(tracked.wrapper)
 
-    def make_again(self, view: torch.Tensor) -> None:
+    def make_again(self, view: torch.Tensor, base: torch.Tensor) -> None:
         """Let a wrapper stand for the view that it is, made again of its base, which is about to be written to."""
-        base = view._base
-        assert base is not None
         self.rebind(base, self.fake_of(base), aliases=True)
         self._tracked[id(view)].fake = self.fake_of(view)
 
