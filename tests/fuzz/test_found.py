@@ -1369,12 +1369,23 @@ def sizes_of_a_row_where_autograd_is_off(x: Tensor) -> Tensor:
         return torch.zeros(row.shape)
 
 
+def parameter() -> Arguments:
+    leaf = torch.nn.Parameter(torch.linspace(-1, 2, 12).view(3, 4))
+    return [leaf], [leaf]
+
+
 @pytest.mark.parametrize(
-    "function",
-    [activated_and_given_other_memory, dimensions_of_a_squeezed_part, sizes_of_a_row_where_autograd_is_off],
+    ("function", "arguments"),
+    [
+        (activated_and_given_other_memory, parameter),
+        (dimensions_of_a_squeezed_part, non_leaf),
+        (sizes_of_a_row_where_autograd_is_off, non_leaf),
+    ],
 )
-def test_what_the_parts_of_a_split_function_would_get_wrong(function: Callable[..., Any]) -> None:
-    verdict = judge(Script(non_leaf, function, options={"fallback": "split"}))
+def test_what_the_parts_of_a_split_function_would_get_wrong(
+    function: Callable[..., Any], arguments: Callable[[], Arguments]
+) -> None:
+    verdict = judge(Script(arguments, function, options={"fallback": "split"}))
     assert verdict.outcome is Outcome.FALLBACK, verdict.detail
 
 
@@ -1401,7 +1412,8 @@ def test_a_count_around_a_hook() -> None:
 
 def used_and_then_written(x: Tensor) -> Any:
     row = (x * 2)[0]
-    row.add_(row - row * 3, alpha=0.5)
+    change = row - row
+    row.add_(change, alpha=0.5)
     return row * 1.5
 
 
@@ -1431,8 +1443,9 @@ def written_in_a_loop(x: Tensor) -> Any:
 def test_sums_of_gradients_of_a_view_that_was_used_before_it_is_written_to(
     function: Callable[..., Any], seed: int
 ) -> None:
-    x = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).requires_grad_()
-    weight = torch.linspace(-1, 2, 4, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(3, 4, dtype=torch.float64, generator=generator).requires_grad_()
+    weight = torch.randn(4, dtype=torch.float64, generator=generator)
     jitted = sg.jit(function, executors=["torch"], strict=True)
     found = [torch.autograd.grad((one(x) * weight).sum(), x)[0] for one in (function, jitted)]
     assert torch.equal(*found)
