@@ -86,7 +86,7 @@ def lowered() -> frozenset[str] | None:
     """The overloads that Inductor generates code for, as was noted by who imported it; None where it is to be asked."""
     if "torch._inductor.lowering" in sys.modules:
         return None
-    note = place(_LOWERED, repr((torch.__version__, torch.version.git_version, _own())))
+    note = _lowered_note()
     if note is None:
         return None
     if note not in _LOWERED_BY:
@@ -95,9 +95,13 @@ def lowered() -> frozenset[str] | None:
     return _LOWERED_BY.get(note)
 
 
+def _lowered_note() -> Path | None:
+    return place(_LOWERED, repr((torch.__version__, torch.version.git_version, _own())))
+
+
 def keep_lowered(names: Sequence[str]) -> None:
     """Note these overloads for other processes."""
-    note = place(_LOWERED, repr((torch.__version__, torch.version.git_version, _own())))
+    note = _lowered_note()
     if note is not None and not note.exists():
         write(note, json.dumps(names))
 

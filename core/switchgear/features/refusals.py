@@ -79,13 +79,7 @@ class Refusals(Handler):
 
     def take(self, recorder: Recorder, call: Call) -> Any:
         """Refuse the call, or pass."""
-        try:
-            refuse(call.fn, call.args, call.kwargs, recorder.here)
-        except Unsupported as error:
-            # TorchDynamo puts a hook on an input where the graph begins, before what is written to it, and forgets what
-            # was written to an attribute before
-            error.splits &= getattr(call.fn, "__name__", "") != "register_hook"
-            raise
+        refuse(call.fn, call.args, call.kwargs, recorder.here)
         return PASS
 
 
@@ -128,7 +122,12 @@ def refuse(
                 raise Unsupported(
                     f"a nested tensor made inside a jitted function, in {here()}: make it, and use it, outside"
                 )
-            raise Unsupported(f"{full} inside a jitted function, in {here()}; {_REFUSED[full]}")
+            raise Unsupported(
+                f"{full} inside a jitted function, in {here()}; {_REFUSED[full]}",
+                # TorchDynamo puts a hook on an input where the graph begins, before what is written to it, and forgets
+                # what was written to an attribute before
+                splits=name != "register_hook",
+            )
 
 
 def _asker() -> str:
