@@ -6,6 +6,7 @@ a region nothing else need write them to memory, and the backward makes them aga
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -18,12 +19,18 @@ Gradients: TypeAlias = tuple[Tensor | None, ...]
 
 rules = sg.Table("inductor")
 
+#: Bytes of a result that is not worth making again: until a region is compiled, each of the many operators is a call.
+_SMALL = 2**16
+
 
 def _of_numbers(call: sg.BoundSymbol) -> bool | str:
     x = call.inputs[0]
     if x.device.type not in ("cpu", "cuda"):
         return f"not on {x.device.type}"
-    return 0 not in x.shape or "a tensor without elements"
+    if 0 in x.shape:
+        return "a tensor without elements"
+    is_small = all(isinstance(size, int) for size in x.shape) and math.prod(x.shape) * x.dtype.itemsize < _SMALL
+    return not is_small or "a small result, which is saved"
 
 
 def _wide(x: Tensor) -> Tensor:

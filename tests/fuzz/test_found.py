@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -1449,3 +1450,63 @@ def test_sums_of_gradients_of_a_view_that_was_used_before_it_is_written_to(
     jitted = sg.jit(function, executors=["torch"], strict=True)
     found = [torch.autograd.grad((one(x) * weight).sum(), x)[0] for one in (function, jitted)]
     assert torch.equal(*found)
+
+
+def cubed_and_left_out(x: Tensor, y: Tensor) -> Tensor:
+    unused = Cubed.apply(y)  # type: ignore[no-untyped-call]
+    scale = y.detach().argmax(0).view(-1)[0].item()
+    unused = unused - 4
+
+    def helper() -> Tensor:
+        return unused
+
+    return x.softmax(-1).sum() * scale
+
+
+def leaves_alone() -> Arguments:
+    (x, y) = leaves = [torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)]
+    return [x, y], leaves
+
+
+def test_a_function_whose_result_is_left_out_where_functions_are_split() -> None:
+    verdict = judge(Script(leaves_alone, cubed_and_left_out, options={"fallback": "split"}))
+    assert verdict.outcome is Outcome.FALLBACK, verdict.detail
+
+
+def divided_by_a_root_of_its_size(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        x.mul_(1.1)
+    rows = x.view(x.shape)
+    return (rows @ rows.mT / math.sqrt(rows.shape[-1])) @ rows
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_sums_of_gradients_of_a_view_whose_size_is_decided_after_it_was_made(seed: int) -> None:
+    def gradient(function: Callable[..., Any]) -> Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        x, weight = (torch.randn(2, 3, 4, generator=generator) for _ in range(2))
+        function(x.requires_grad_()).backward(weight)
+        assert x.grad is not None
+        return x.grad
+
+    jitted = sg.jit(divided_by_a_root_of_its_size, executors=["torch"], strict=True, dynamic=True)
+    assert torch.equal(gradient(jitted), gradient(divided_by_a_root_of_its_size))
+
+
+def clamped_through_data(weight: Tensor, x: Tensor) -> Tensor:
+    weight.data.clamp_(-1, 1)
+    return (x @ weight.t()).sum()
+
+
+def test_a_write_through_data_after_the_call_to_what_the_function_wrote_to_so() -> None:
+    def gradient(function: Callable[..., Any]) -> Tensor:
+        x, weight = torch.ones(3, 3, requires_grad=True), torch.eye(3, requires_grad=True)
+        result = function(weight, x)
+        weight.data.mul_(2)
+        result.backward()
+        assert x.grad is not None
+        return x.grad
+
+    with falls_back("through .data"):
+        found = gradient(sg.jit(clamped_through_data, executors=["torch"], fallback="split"))
+    assert torch.equal(found, gradient(clamped_through_data))

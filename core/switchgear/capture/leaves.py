@@ -69,7 +69,7 @@ def record_leaf(recorder: Recorder, call: Operation, result: Any) -> None:
     if recorder.tracker.writes.remakes_views and makes_views(func):
         seen = map_proxies(lambda proxy: values.views.get(proxy.name, proxy.name), given)
         for index, proxy in enumerate(proxies(output)):
-            values.views[proxy.name] = f"{func} {index} {seen}"
+            values.views[proxy.name] = (func, index, seen)
 
 
 def _generators_known(recorder: Recorder, call: Operation) -> Given:

@@ -27,8 +27,8 @@ class Values:
         self._fakes: dict[str, torch.Tensor] = {}
         #: An overload whose results' shapes depend on data, and what it is known to make.
         self.known_call: tuple[Any, tuple[TensorProxy, ...]] = (None, ())
-        #: Views, by name: the calls that make them.
-        self.views: dict[str, str] = {}
+        #: Views, by name: the calls that make them. As text they are alike, by the sizes that are decided by then.
+        self.views: dict[str, object] = {}
 
     def __contains__(self, fake: torch.Tensor) -> bool:
         return id(fake) in self._proxies

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Set
 
 from switchgear.errors import Unsupported
 from switchgear.grad.differentiate import Joint
@@ -30,6 +30,18 @@ def refuse_hidden_writes(joint: Joint, forward: Trace, hidden: frozenset[str]) -
                 f"the function writes through .data to what {what}: eager's backward reads what is there by then; "
                 "write under torch.no_grad()"
             )
+
+
+def refuse_saved(forward: Trace, saved: Iterable[TensorProxy], written: Set[str]) -> None:
+    """Refuse to save what is `written` to an argument: nothing would tell of what the user writes there later."""
+    homes = storages(forward.bound_symbols) if written else {}
+    places = {homes.get(name, name) for name in written}
+    if not places.isdisjoint(homes.get(proxy.name, proxy.name) for proxy in saved):
+        raise Unsupported(
+            "the backward reads what the function writes to an argument through .data: eager's reads what is there by "
+            "then; write under torch.no_grad()",
+            splits=False,
+        )
 
 
 def _read(joint: Joint) -> Iterator[tuple[TensorProxy, BoundSymbol | None]]:

@@ -35,7 +35,7 @@ def is_closed(
 
 
 def read_first_views(
-    lines: list[BoundSymbol], given: Iterable[TensorProxy], views: Mapping[str, str]
+    lines: list[BoundSymbol], given: Iterable[TensorProxy], views: Mapping[str, object]
 ) -> list[BoundSymbol]:
     """The parts of a call, each view read where it was made first; `views` says by which calls the views are made.
 
@@ -47,7 +47,7 @@ def read_first_views(
 
     def read(proxy: TensorProxy) -> TensorProxy:
         if proxy.name in views and proxy.name not in first:
-            alike = unread.get(views[proxy.name], [])
+            alike = unread.get(str(views[proxy.name]), [])
             found = next((one for one in alike if replace(one, name=proxy.name) == proxy), proxy)
             first[proxy.name] = found
             if found in alike:
@@ -57,11 +57,11 @@ def read_first_views(
     kept: list[BoundSymbol] = []
     for proxy in given:
         if proxy.name in views:
-            unread.setdefault(views[proxy.name], []).append(proxy)
+            unread.setdefault(str(views[proxy.name]), []).append(proxy)
     for line in lines:
         made = [proxy for proxy in line.outputs if proxy.name in views]
         for proxy in made:
-            unread.setdefault(views[proxy.name], []).append(proxy)
+            unread.setdefault(str(views[proxy.name]), []).append(proxy)
         env = {} if made else {proxy.name: read(proxy) for proxy in line.inputs}
         moved = any(proxy.name != name for name, proxy in env.items())
         kept.append(renamed(line, env) if moved else line)

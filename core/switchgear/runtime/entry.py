@@ -32,6 +32,7 @@ from switchgear.compile.pipeline import (
     prepare,
 )
 from switchgear.errors import PluginWarning, Unsupported
+from switchgear.grad.hidden_writes import refuse_saved
 from switchgear.runtime.autograd_bridge import Bridge
 from switchgear.runtime.backwards import Jit
 from switchgear.runtime.epilogue import Finisher, assembly, finisher
@@ -332,6 +333,8 @@ class Entry:
         )
         self._make_forward, self.forward = training.make_forward, training.forward
         self.keeps_written = any(proxy.name in mutated for proxy in training.saved)
+        unseen = {proxy.name for one, proxy in ends if one.hidden and proxy is not None}
+        refuse_saved(training.parts.forward, training.saved, unseen)
         self.bridge = Bridge(
             training,
             selection,

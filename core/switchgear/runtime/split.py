@@ -68,6 +68,8 @@ class Split:
             raise Unsupported("a write inside a region of torch.utils.checkpoint, or one like it")
         if _reads_under_other_mode(graph):
             raise Unsupported("an attribute of a tensor that is read where grad mode was changed")
+        if _applies_function(graph):
+            raise Unsupported("an autograd.Function")
         compiler, run = graph_runner(graph, inputs, self._compile_graph)
         self.graphs.append(Graph(compiler, sum(map(_is_call, graph.graph.nodes))))
         return run
@@ -101,6 +103,18 @@ def _reads_under_other_mode(graph: fx.GraphModule) -> bool:
     """
     called = {node.target for node in graph.graph.nodes if _is_call(node)}
     return getattr in called and internals.set_grad_enabled in called
+
+
+def _applies_function(graph: fx.GraphModule) -> bool:
+    """Whether an autograd.Function is called.
+
+    A graph behind it is one node of autograd's: where that has no gradient for what the Function made, PyTorch runs the
+    Function's backward on zeros, which eager's graph does not come to.
+    """
+    return any(
+        getattr(node.target, "__name__", "") == "autograd_function_apply"
+        for node in graph.graph.nodes
+    )
 
 
 def _is_call(node: fx.Node) -> bool:
