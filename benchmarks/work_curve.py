@@ -80,6 +80,15 @@ class Result:
         parts = [(curves["default"].steps(each) / curves[peer].steps(each), each) for each in times]
         return min(parts, default=(1.0, 0.0))
 
+    def least_behind_the_first(self, workload: str) -> tuple[float, float]:
+        """The least part of eager's steps that the default had done since its first call ended, and so long after."""
+        curves = self.of(workload)
+        first = curves["default"].ends[0]
+        times = [time for time in curves["eager"].ends if GRACE <= time <= curves["default"].ends[-1] - first]
+        steps = [curves["default"].steps(first + each) - 1 for each in times]
+        parts = [(count / curves["eager"].steps(each), each) for count, each in zip(steps, times, strict=True)]
+        return min(parts, default=(1.0, 0.0))
+
     @property
     def ratio(self) -> float:
         """The least part of eager's steps that the default had done, in any workload at any time."""
@@ -97,6 +106,8 @@ class Result:
             for peer in ("eager", "compile"):
                 part, when = self.least(name, peer)
                 lines.append(f"  at least {part:.2f} of {peer}'s steps from {GRACE:.0f} s on, least at {when:.1f} s")
+            part, when = self.least_behind_the_first(name)
+            lines.append(f"  without its first call, at least {part:.2f} of eager's, least at {when:.1f} s")
             rate = curves["now"].rate()
             at_the_end = f"{curves['default'].rate() / rate:.3f} of now's rate" if rate else "now has no rate yet"
             lines.append(f"  at the end {at_the_end}")

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import array
 import collections
 import contextvars
 import functools
 import logging
+import os
+import queue
 import threading
 import types
 import weakref
 from collections.abc import Callable
 from configparser import ConfigParser
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -155,3 +159,35 @@ def test_precisions_of_backends_beside_the_old_one() -> None:
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before[1]
         torch.set_float32_matmul_precision(before[0])
+
+
+def test_what_changes_in_ways_that_no_guard_sees() -> None:
+    stop, numbers, jobs = threading.Event(), array.array("d", [1.0]), queue.Queue[int]()
+    functions: dict[str, Callable[[Tensor], Tensor]] = {
+        "an Event": lambda x: x * (2 if stop.is_set() else 1),
+        "an array": lambda x: x * numbers[0],
+        "a Queue": lambda x: x * (1 + jobs.qsize()),
+    }
+    jitted = {kind: sg.jit(function, executors=["torch"]) for kind, function in functions.items()}
+    for kind, one in jitted.items():
+        with pytest.warns(sg.errors.FallbackWarning, match=kind.rpartition(" ")[2]):
+            assert torch.equal(one(X), X)
+    stop.set()
+    jobs.put(7)
+    numbers[0] = 2.0
+    for one in jitted.values():
+        assert torch.equal(one(X), X * 2)
+
+
+def test_a_file_that_comes_to_be(tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    by_path, by_os = (
+        sg.jit(function, executors=["torch"])
+        for function in (lambda x: x * (1 + flag.exists()), lambda x: x * (1 + os.path.exists(flag)))
+    )
+    for one in (by_path, by_os):
+        with pytest.warns(sg.errors.FallbackWarning, match="asks the file system"):
+            assert torch.equal(one(X), X)
+    flag.touch()
+    assert torch.equal(by_path(X), X * 2)
+    assert torch.equal(by_os(X), X * 2)

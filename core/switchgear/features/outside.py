@@ -28,7 +28,7 @@ _CLOCKS = (
 #: What is called by code of these is no doing of the user's.
 _NOT_USERS = sys.stdlib_module_names - {"__main__"} | {"torch", "switchgear"}
 #: What users call, that calls what is watched.
-_PASSED = ("pathlib", "logging", "os", "_collections_abc")
+_PASSED = ("pathlib", "logging", "os", "posixpath", "genericpath", "_collections_abc")
 
 
 class Outside(Handler):
@@ -45,6 +45,8 @@ class Outside(Handler):
             stack.enter_context(redirected(logging.Logger, "_log", _log))
             stack.enter_context(redirected(logging.Logger, "isEnabledFor", _is_enabled))
             stack.enter_context(redirected(warnings, "warn", _warn))
+            for name in ("stat", "lstat", "getcwd", "listdir", "scandir"):
+                stack.enter_context(redirected(os, name, _refusing("asks the file system")))
             for name in ("putenv", "unsetenv"):
                 stack.enter_context(
                     redirected(os, name, _refusing("sets a variable of the environment"))

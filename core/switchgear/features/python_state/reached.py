@@ -7,10 +7,12 @@ read. Functions and objects of PyTorch, NumPy and the standard library are taken
 
 from __future__ import annotations
 
+import array
 import enum
 import functools
 import itertools
 import os
+import queue
 import random
 import sys
 import threading
@@ -95,6 +97,8 @@ _SAME_EVERYWHERE = (
     enum.Enum,
 )
 _LOOKED_INTO = (tuple, frozenset, types.MappingProxyType, *(kind for kind, _ in CONTAINERS))
+#: What changes inside in ways that no guard sees.
+_CHANGING = (bytearray, memoryview, array.array, threading.Event, queue.Queue)
 _WRITTEN_IN_C = (
     *(types.GetSetDescriptorType, types.MemberDescriptorType, types.WrapperDescriptorType),
     *(types.MethodDescriptorType, types.ClassMethodDescriptorType),
@@ -399,6 +403,11 @@ class Reached:
             raise Unsupported(
                 f"the function reaches {label}, a {type(value).__name__}, which every use changes and nothing puts "
                 "back; use it outside of the function"
+            )
+        if isinstance(value, _CHANGING):
+            raise Unsupported(
+                f"the function reaches {label}, a {type(value).__name__}, of which no guard tells what is in it; pass "
+                "what you need of it"
             )
         if isinstance(value, ContextVar):
             content = variable_of_context(value)
