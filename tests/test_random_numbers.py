@@ -444,22 +444,22 @@ def test_generator_made_inside(function: Function, untouched: torch.Generator) -
 
 
 def test_seeding_by_another_thread_while_capturing() -> None:
-    inside, go_on = threading.Event(), threading.Event()
+    inside, go_on = threading.Semaphore(0), threading.Semaphore(0)
 
     def waits(x: T) -> T:
-        inside.set()
-        assert go_on.wait(30)
+        inside.release()
+        assert go_on.acquire(timeout=30)
         return x * 2
 
     thread = threading.Thread(target=jit(waits), args=(numbers(3),))
     thread.start()
     try:
-        assert inside.wait(30)
+        assert inside.acquire(timeout=30)
         torch.manual_seed(9)
         drawn = torch.rand(3)
         state = five().get_state()
     finally:
-        go_on.set()
+        go_on.release()
         thread.join(30)
     assert torch.equal(drawn, torch.rand(3, generator=torch.Generator().manual_seed(9)))
     assert torch.equal(state, five().get_state())

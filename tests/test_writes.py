@@ -139,7 +139,7 @@ def write_behind_a_view(x: torch.Tensor, w: torch.Tensor, c: torch.Tensor) -> tu
     return row * w[0], y
 
 
-UNSEEN = [no_grad_to_input, detach_to_input, data_to_input, detached_factor, detached_factor_of_result]
+UNSEEN = [no_grad_to_input, detach_to_input, detached_factor, detached_factor_of_result]
 TO_A_RESULT = [
     no_grad_to_result,
     detach_to_result,
@@ -160,6 +160,10 @@ def test_write_that_autograd_does_not_see(function: Function) -> None:
 @pytest.mark.parametrize("function", TO_A_RESULT)
 def test_write_that_autograd_does_not_see_to_a_result_falls_back(function: Function) -> None:
     assert_falls_back(function, lambda: tuple(arguments()), "no input .* was written to where autograd does not see")
+
+
+def test_write_through_data_that_the_backward_reads_falls_back() -> None:
+    assert_falls_back(data_to_input, lambda: tuple(arguments()), "the backward reads what the function writes")
 
 
 # --- writes that autograd sees ---

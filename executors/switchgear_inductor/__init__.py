@@ -15,10 +15,16 @@ eager's worst distance from float64 (`is_near` in `tests/under_test.py`). `--exe
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
 
 import switchgear as sg
 
 from .executor import InductorExecutor
+
+if TYPE_CHECKING:
+    from switchgear.testing import Sample
 
 __all__ = ["InductorExecutor"]
 
@@ -27,3 +33,20 @@ __all__ = ["InductorExecutor"]
 def switchgear_executors() -> Sequence[sg.Executor]:
     """The executor `inductor`; by declared priority it comes after `torch`, which takes everything."""
     return (InductorExecutor(),)
+
+
+@sg.hookimpl
+def switchgear_samples() -> dict[object, list[Sample]]:
+    """Calls whose results are not too small for a rule; PyTorch's samples are."""
+    from switchgear.testing import Sample  # noqa: PLC0415 - `switchgear test` alone needs it
+
+    logits = torch.linspace(-2, 2, 9000).sin().reshape(300, 30)
+    target = (torch.arange(300) % 30).masked_fill(torch.arange(300) % 7 == 0, -100)
+    log_softmax, nll_loss = torch.ops.aten._log_softmax.default, torch.ops.aten.nll_loss_forward.default
+    return {
+        log_softmax: [Sample(log_softmax, (logits, dim, False)) for dim in (0, 1)],
+        nll_loss: [
+            Sample(nll_loss, (logits.log_softmax(1), target, weight, reduction, -100))
+            for reduction, weight in ((0, None), (1, torch.linspace(0.5, 2, 30)), (2, None))
+        ],
+    }

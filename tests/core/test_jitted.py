@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import functools
 import inspect
 import io
@@ -10,7 +11,6 @@ import pickle
 import subprocess
 import sys
 import types
-from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, assert_type
@@ -34,17 +34,17 @@ class Net(torch.nn.Module):
         super().__init__()
         self.inner = torch.nn.Linear(3, 4)
         self.gain = torch.nn.Parameter(torch.tensor(2.0))
-        self.runs = array("q", [0])  # which is not looked into
+        self.runs = ctypes.c_long(0)  # which is not looked into
 
     def forward(self, x: T, *, labels: T | None = None) -> T:
         """A result that `labels` shift."""
-        self.runs[0] += 1
+        self.runs.value += 1
         y = self.encode(x)
         return y if labels is None else y + labels
 
     def encode(self, x: T, power: int = 1) -> T:
         """Without labels."""
-        self.runs[0] += 1
+        self.runs.value += 1
         return (self.inner(x) * self.gain) ** power  # type: ignore[no-any-return]
 
 
@@ -60,8 +60,8 @@ def is_compiled(jitted: Any, net: Net, *args: Any) -> bool:
     """Whether a call gives eager's result and runs none of the module's Python, after one that may."""
     call = net.forward if isinstance(jitted, torch.nn.Module) else jitted._switchgear.function
     expected = call(*args)
-    first, before = jitted(*args), net.runs[0]
-    return torch.equal(first, expected) and torch.equal(jitted(*args), expected) and net.runs[0] == before
+    first, before = jitted(*args), net.runs.value
+    return torch.equal(first, expected) and torch.equal(jitted(*args), expected) and net.runs.value == before
 
 
 @jit
@@ -97,10 +97,10 @@ def test_forward_assigned_calls_the_one_before() -> None:
         return before(*args) * 2  # type: ignore[no-any-return]
 
     jitted.forward = types.MethodType(doubled, jitted)
-    runs = net.runs[0]
+    runs = net.runs.value
     assert torch.equal(jitted(data()), Net.forward(net, data()) * 2)
     assert torch.equal(jitted.forward(data()), jitted(data()))
-    assert net.runs[0] == runs + 2, "what it calls is compiled"
+    assert net.runs.value == runs + 2, "what it calls is compiled"
     assert torch.equal(net(data()) * 2, jitted(data())), "the original has its own"
     del jitted.forward
     assert jitted.forward == before
@@ -237,10 +237,10 @@ def test_forward_jitted_as_a_method_in_its_own_place() -> None:
     expected.load_state_dict(net.state_dict())
     net.forward = jit(net.forward)  # type: ignore[method-assign]
     assert torch.equal(net(data()), expected(data()))
-    runs = net.runs[0]
+    runs = net.runs.value
     net.gain = expected.gain = torch.nn.Parameter(torch.tensor(7.0))
     assert torch.equal(net(data()), expected(data()))
-    assert net.runs[0] == runs, "one entry serves both"
+    assert net.runs.value == runs, "one entry serves both"
     handle = net.register_forward_hook(lambda module, args, output: output * 2)
     assert torch.equal(net(data()), expected(data()) * 2)
     handle.remove()
@@ -305,15 +305,15 @@ def test_compiled_parts_are_captured() -> None:
         whole = torch.nn.Sequential(compiled, torch.nn.ReLU()) if as_part else compiled
         jitted = jit(whole)
         first = jitted(data())
-        runs = net.runs[0]
+        runs = net.runs.value
         assert torch.equal(jitted(data()), first)
-        assert net.runs[0] == runs
+        assert net.runs.value == runs
         eager = net(data())
         assert torch.equal(first, eager.relu() if as_part else eager)
         net.eval()
-        runs = net.runs[0]
+        runs = net.runs.value
         jitted(data())
-        assert net.runs[0] > runs, "a flag is in the key"
+        assert net.runs.value > runs, "a flag is in the key"
 
 
 def test_module_compiled_in_place_by_its_original() -> None:
@@ -377,9 +377,9 @@ def test_functional_call() -> None:
         return lambda parameters: torch.func.functional_call(module, parameters, (x,)).square().sum()
 
     assert torch.equal(loss(jitted)(doubled), loss(net)(doubled))
-    runs = net.runs[0]
+    runs = net.runs.value
     assert torch.equal(loss(jitted)(doubled), loss(jitted)(doubled))
-    assert net.runs[0] == runs
+    assert net.runs.value == runs
     # once: an AssertionError of FakeTensorMode
     expected = torch.func.grad(loss(net))(doubled)
     with falls_back("belongs to a torch.func transform that is active around the call"):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import ctypes
 import io
 import pickle
-from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -36,16 +36,16 @@ class Net(torch.nn.Module):
         self.last = torch.nn.Linear(4, 2)
         self.register_buffer("offset", torch.tensor([0.5, -0.5]))
         self.scale = 2.0
-        self.ran = array("b")  # which is not looked into: what becomes of it, a trace does not do again
+        self.ran = ctypes.c_long(0)  # which is not looked into: what becomes of it, a trace does not do again
 
     def forward(self, x: T) -> T:
-        self.ran.append(1)
+        self.ran.value += 1
         hidden = self.drop(functional.gelu(self.norm(self.first(x))))
         return self.last(hidden) * self.scale + self.offset  # type: ignore[no-any-return]
 
     @property
     def runs(self) -> int:
-        return len(self.ran)
+        return self.ran.value
 
     def predict(self, x: T) -> T:
         """Calls the module itself."""

@@ -854,13 +854,13 @@ class Triple(torch.autograd.Function):
 
 def while_capturing(work: Callable[[], Any]) -> Any:
     """What `work` does on this thread while another one is in the middle of a capture."""
-    inside, go_on = threading.Event(), threading.Event()
+    inside, go_on = threading.Semaphore(0), threading.Semaphore(0)
     failures: list[BaseException] = []
 
     def waits(x: T) -> T:
         y = x * 2
-        inside.set()
-        assert go_on.wait(30)
+        inside.release()
+        assert go_on.acquire(timeout=30)
         return y + 1
 
     def capture() -> None:
@@ -868,15 +868,15 @@ def while_capturing(work: Callable[[], Any]) -> Any:
             assert torch.equal(jit(waits)(numbers(3)), numbers(3) * 2 + 1)
         except BaseException as error:
             failures.append(error)
-            inside.set()
+            inside.release()
 
     thread = threading.Thread(target=capture)
     thread.start()
     try:
-        assert inside.wait(30)
+        assert inside.acquire(timeout=30)
         result = work()
     finally:
-        go_on.set()
+        go_on.release()
         thread.join(30)
     assert not failures, failures
     return result

@@ -1510,3 +1510,36 @@ def test_a_write_through_data_after_the_call_to_what_the_function_wrote_to_so() 
     with falls_back("through .data"):
         found = gradient(sg.jit(clamped_through_data, executors=["torch"], fallback="split"))
     assert torch.equal(found, gradient(clamped_through_data))
+
+
+def shifted_by_its_mean(x: Tensor) -> None:
+    columns = x.t()
+    columns.sub_(columns.mean())
+
+
+def test_a_write_of_what_requires_grad_through_a_transposed_view() -> None:
+    verdict = judge(Script(non_leaf, shifted_by_its_mean))
+    assert verdict.outcome is Outcome.FALLBACK, verdict.detail
+
+
+def column_written_to(x: Tensor) -> Tensor:
+    y = x * 1
+    y[:, 1].add_(x.mean().expand(y.shape[0]))
+    return y
+
+
+def transposed_when_a_part_was_written_to(x: Tensor) -> Tensor:
+    y = x / x.sum(0)
+    y[..., 0] = y[..., 1]
+    return y.mT
+
+
+@pytest.mark.parametrize("function", [column_written_to, transposed_when_a_part_was_written_to])
+def test_sums_of_gradients_lie_as_where_autograd_copies_them_for_a_write(function: Callable[..., Any]) -> None:
+    jitted = sg.jit(function, executors=["torch"], strict=True)
+    for seed in range(4):
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.randn(3, 64, 72, generator=generator).select(0, 0).clone().requires_grad_()
+        weight = torch.randn(function(x).shape, generator=generator)
+        found = [torch.autograd.grad(one(x), x, weight)[0] for one in (function, jitted)]
+        assert torch.equal(*found)

@@ -51,23 +51,13 @@ def test_products_of_cublas(target: Any) -> None:
     testing.check_implementation(CublasExecutor(), target)
 
 
-TARGET = torch.tensor([1, 0, -100, 3, 5, -100])
-LOGITS = torch.linspace(-2, 2, 42).sin().reshape(6, 7)
-_aten = torch.ops.aten
-INDUCTOR: dict[object, list[Sample]] = {
-    _aten._log_softmax.default: [Sample(_aten._log_softmax.default, (LOGITS, 1, False))],
-    _aten.nll_loss_forward.default: [
-        Sample(_aten.nll_loss_forward.default, (LOGITS.log_softmax(1), TARGET, None, reduction, -100))
-        for reduction in (0, 1, 2)
-    ],
-}
-
-
 @pytest.mark.discovery
 def test_rules_of_inductor() -> None:
-    testing.check_plugin("inductor", INDUCTOR)
+    testing.check_plugin("inductor")
 
 
+TARGET = torch.tensor([1, 0, -100, 3, 5, -100])
+LOGITS = torch.linspace(-2, 2, 42).sin().reshape(6, 7)
 NVFUSER: dict[Any, list[Sample]] = {
     F.rms_norm: [
         Sample(F.rms_norm, (X, (3,), torch.tensor([0.5, -1.0, 2.0]), 1e-6)),

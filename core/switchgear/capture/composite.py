@@ -13,11 +13,12 @@ import torch
 from switchgear import torch_private as internals
 from switchgear.capture.call import Call
 from switchgear.capture.recorder import Recorder
-from switchgear.capture.refused_writes import is_in_place, refuse_expanded
+from switchgear.capture.refused_writes import is_in_place, refuse_expanded, refuse_transposed
 from switchgear.errors import Unsupported
 from switchgear.ir.composites import is_closed, read_first_views, turns_grad_off
 from switchgear.ir.naming import pack_dims
 from switchgear.ir.symbol import CHECK, GRAD_OFF_INSIDE, BoundSymbol, proxies
+from switchgear.nesting import tensors_in
 
 
 def note_target(recorder: Recorder, call: Call) -> None:
@@ -29,6 +30,7 @@ def note_target(recorder: Recorder, call: Call) -> None:
     target = out if "out" in call.kwargs else next(iter(call.args), None)
     if call.writes and isinstance(target, torch.Tensor):
         refuse_expanded(target, recorder.here)
+        refuse_transposed(target, tensors_in((call.args[1:], call.kwargs)), recorder.here)
 
 
 def part_from_former_uses(recorder: Recorder, call: Call) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from switchgear.capture.shared_memory import overlap_in_part, overlaps_itself
-from switchgear.capture.tracker import Tracker
+from switchgear.capture.tracker import Tracker, is_transposed
 from switchgear.errors import Unsupported
 from switchgear.ir.aliasing import in_place_twin
 from switchgear.ir.proxy import TensorProxy
@@ -45,6 +45,18 @@ def refuse_expanded(target: torch.Tensor, here: Callable[[], str]) -> None:
     ]
     if any(repeated) and 0 not in target.shape:
         _refuse("through a view made by expand()", here)
+
+
+def refuse_transposed(
+    target: torch.Tensor, operands: Iterable[torch.Tensor], here: Callable[[], str]
+) -> None:
+    """Refuse a write of what requires grad through a view whose dimensions are in another order.
+
+    Autograd hands on a contiguous gradient, and functionalization one in the order of the view: sums are rounded so.
+    """
+    is_view = target._base is not None and is_transposed(target)
+    if is_view and any(operand.requires_grad for operand in operands):
+        _refuse("of what requires grad through a transposed view", here)
 
 
 def refuse_write(

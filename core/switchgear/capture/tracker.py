@@ -154,9 +154,7 @@ class Tracker(Wrappers):
 
         Autograd goes back through its strides then: gradients lie otherwise in memory, and sums of them are rounded so.
         """
-        strides = [n for n, size in zip(fake.stride(), fake.shape, strict=True) if size != 1]
-        transposed = strides != sorted(strides, reverse=True)
-        if transposed and tracked.wrapper.requires_grad and not tracked.is_base:
+        if is_transposed(fake) and tracked.wrapper.requires_grad and not tracked.is_base:
             raise Unsupported(
                 f"in {self._tape.here()} a transposed view is used of a tensor that was written to since the view was "
                 "made; make the view again"
@@ -223,6 +221,12 @@ class Tracker(Wrappers):
             "or a write through an alias that autograd does not connect, is not supported; make it outside, "
             "or on a clone"
         )
+
+
+def is_transposed(tensor: torch.Tensor) -> bool:
+    """Whether the dimensions of a tensor are in another order than in memory."""
+    strides = [n for n, size in zip(tensor.stride(), tensor.shape, strict=True) if size != 1]
+    return strides != sorted(strides, reverse=True)
 
 
 def _share_memory(left: torch.Tensor, right: torch.Tensor) -> bool:

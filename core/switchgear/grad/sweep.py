@@ -9,9 +9,11 @@ import torch
 
 from switchgear import torch_private as internals
 from switchgear.capture.doors import Doors
+from switchgear.capture.refused_writes import INVERSES
 from switchgear.errors import NotDifferentiable
 from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.symbol import BACKWARD, INNER_GRADIENT, BoundSymbol, Link, Symbol, changed
+from switchgear.ir.writes import RESTRIDE
 from switchgear.who.rules import Grads, Pull
 
 ADD = Symbol("aten.add.Tensor", torch.ops.aten.add.Tensor)
@@ -68,24 +70,46 @@ def sweep(
         )
         if not any(incoming):
             continue
+        writes = linear.link.forward.symbol.fn in INVERSES
+        if writes:
+            incoming = (_laid_out(incoming[0], linear, backward, doors),)
         body, found = linear.pull(incoming)
         backward.extend(linked(item, linear.link, BACKWARD) for item in body)
-        for proxy, grad in zip(linear.arguments, found, strict=True):
+        for index, (proxy, grad) in enumerate(zip(linear.arguments, found, strict=True)):
             if grad is not None and proxy.requires_grad:
-                if grad.dtype != proxy.dtype:
-                    backward.extend(
-                        linked(item, linear.link, BACKWARD) for item in _cast(grad, proxy, doors)
-                    )
+                made = _converted(grad, proxy.dtype, writes and index == 1, doors)
+                if made:
+                    backward.extend(linked(item, linear.link, BACKWARD) for item in made)
                     grad = backward[-1].outputs[0]
                 accumulate(proxy.name, grad, linear.link)
     return backward, grads
 
 
-def _cast(grad: TensorProxy, proxy: TensorProxy, doors: Doors) -> tuple[BoundSymbol, ...]:
-    """`grad` in the dtype of what it is the gradient of, as the autograd engine hands it on under autocast."""
+def _laid_out(
+    grad: TensorProxy | None, write: Linear, backward: list[BoundSymbol], doors: Doors
+) -> TensorProxy | None:
+    """The gradient of a base that is written to through a view, in the base's strides, as autograd copies it."""
+    (base,) = write.outputs
+    if grad is None or grad.stride == base.stride:
+        return grad
+    copy = base.fresh(doors.recorder.tape.names.fresh())
+    line = BoundSymbol(RESTRIDE, (grad, base.stride), {}, copy, grad_enabled=False)
+    backward.append(linked(line, write.link, BACKWARD))
+    return copy
+
+
+def _converted(
+    grad: TensorProxy, dtype: torch.dtype, copies: bool, doors: Doors
+) -> tuple[BoundSymbol, ...]:
+    """`grad` as the autograd engine hands it on: in the dtype of its value under autocast, as a contiguous copy of the
+    part of a base that was written to.
+    """
+    if grad.dtype == dtype and not copies:
+        return ()
     with doors.open(), internals.DisableTorchFunction(), torch.no_grad():
         tracker = doors.recorder.tracker
-        tracker.proxy_of(tracker.wrapper_for(grad).to(proxy.dtype))
+        found = tracker.wrapper_for(grad).to(dtype)
+        tracker.proxy_of(found.contiguous() if copies else found)
     return doors.recorder.tape.take()
 
 
