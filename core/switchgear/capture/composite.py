@@ -18,7 +18,6 @@ from switchgear.errors import Unsupported
 from switchgear.ir.composites import is_closed, read_first_views, turns_grad_off
 from switchgear.ir.naming import pack_dims
 from switchgear.ir.symbol import CHECK, GRAD_OFF_INSIDE, BoundSymbol, proxies
-from switchgear.nesting import tensors_in
 
 
 def note_target(recorder: Recorder, call: Call) -> None:
@@ -30,7 +29,9 @@ def note_target(recorder: Recorder, call: Call) -> None:
     target = out if "out" in call.kwargs else next(iter(call.args), None)
     if call.writes and isinstance(target, torch.Tensor):
         refuse_expanded(target, recorder.here)
-        refuse_transposed(target, tensors_in((call.args[1:], call.kwargs)), recorder.here)
+        operands = call.args[1:], call.kwargs
+        is_item = getattr(call.fn, "__name__", "") == "__setitem__"
+        refuse_transposed(target, operands, call.args[1] if is_item else (), recorder.here)
 
 
 def part_from_former_uses(recorder: Recorder, call: Call) -> None:

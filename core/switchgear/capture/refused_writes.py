@@ -48,14 +48,16 @@ def refuse_expanded(target: torch.Tensor, here: Callable[[], str]) -> None:
 
 
 def refuse_transposed(
-    target: torch.Tensor, operands: Iterable[torch.Tensor], here: Callable[[], str]
+    target: torch.Tensor, operands: object, index: object, here: Callable[[], str]
 ) -> None:
-    """Refuse a write of what requires grad through a view whose dimensions are in another order.
+    """Refuse a write of what requires grad to `target[index]`, a view whose dimensions are in another order.
 
     Autograd hands on a contiguous gradient, and functionalization one in the order of the view: sums are rounded so.
     """
-    is_view = target._base is not None and is_transposed(target)
-    if is_view and any(operand.requires_grad for operand in operands):
+    places = index if isinstance(index, tuple) else (index,)
+    left = target.dim() - sum(isinstance(place, int) for place in places)
+    is_view = left > 1 and target._base is not None and is_transposed(target)
+    if is_view and any(operand.requires_grad for operand in tensors_in(operands)):
         _refuse("of what requires grad through a transposed view", here)
 
 
