@@ -29,11 +29,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=("torch",),
         help="whom to run the suites on that compare with eager, such as inductor,torch",
     )
+    parser.addoption("--device", default="cpu", help="where the databases and the survey of models run, such as cuda")
     parser.addoption("--part", type=fraction, default=(0, 1), metavar="K/N", help="only part K, from 0, of N tests")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     under_test.EXECUTORS[:] = config.getoption("executors")
+    under_test.run_on(config.getoption("device"))
     # Tests run in parallel processes; and results that depend on how a sum is split among threads are not bit-equal.
     torch.set_num_threads(1)
 

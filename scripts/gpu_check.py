@@ -258,7 +258,8 @@ def steps(options: argparse.Namespace) -> list[Step]:
     python = [sys.executable]
     install = [*python, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--upgrade", "--no-compile"]
     install += ["--no-cache-dir", "--disable-pip-version-check", "--target", str(options.site)]
-    pytest = ["pytest", "-m", "gpu", "-p", "no:cacheprovider", "--junitxml", str(options.report / "tests.xml")]
+    parallel = ["-n", str(max(1, (os.cpu_count() or 1) - 2))] if importlib.util.find_spec("xdist") else []
+    pytest = ["pytest", "-m", "gpu", *parallel, "-p", "no:cacheprovider", "--junitxml", str(options.report / "tests.xml")]
     figures = ["--json", str(options.report / "benchmark.json"), *shlex.split(options.benchmark_args)]
     commands = {
         "machine": [*python, "-m", "scripts.gpu_check", "machine"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import zlib
 from collections.abc import Callable
@@ -21,6 +22,29 @@ Names = tuple[str | sg.Executor, ...]
 
 #: Whom the suites run on that compare with eager whatever is jitted: an option of pytest's says.
 EXECUTORS: list[str | sg.Executor] = ["torch"]
+#: Names the device of the suites that can run on another than the CPU; worker processes inherit it.
+DEVICE_VARIABLE = "SWITCHGEAR_TEST_DEVICE"
+
+
+def device() -> torch.device:
+    """Where the databases and the models run: an option of a command line says."""
+    return torch.device(os.environ.get(DEVICE_VARIABLE, "cpu"))
+
+
+def run_on(named: str) -> str:
+    """Let the suites run there."""
+    if torch.device(named).type == "cuda":
+        # eager itself adds up in another order at every call, unless it is told not to
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    os.environ[DEVICE_VARIABLE] = named
+    return named
+
+
+def random_state() -> tuple[torch.Tensor, ...]:
+    """Where the random streams are that the suites draw from."""
+    cuda = (torch.cuda.get_rng_state(),) if device().type == "cuda" else ()
+    return torch.get_rng_state(), *cuda
 
 
 @dataclass(frozen=True, slots=True)

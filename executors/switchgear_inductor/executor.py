@@ -113,7 +113,7 @@ class InductorExecutor(sg.FusionExecutor):
             return found
 
     def _found(self, trace: sg.Trace, key: str) -> Callable[..., Any] | None:
-        place = None if loading.is_off() else loading.place(key, loading.around(self.options))
+        place = None if loading.is_off() else loading.place(key, loading.around(self.options, trace.devices))
         names = [number.name for number in trace.numbers]
         records = [] if place is None else loading.records(place)
         compiled = [one for record in records if (one := loading.loaded(record, names)) is not None]
@@ -168,7 +168,7 @@ class InductorExecutor(sg.FusionExecutor):
             internals = _internals()
             if isinstance(internals, sg.Declined):
                 return internals
-            around = loading.around(self.options)
+            around = loading.around(self.options, trace.devices)
             region = internals.Region(trace, None if internals.keeps_nothing() else loading.place(key, around))
             if trace.numbers:
                 return Variants(or_pytorch, region.function(boxed=True), len(trace.numbers))

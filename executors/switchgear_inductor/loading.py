@@ -16,7 +16,7 @@ import os
 import re
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -39,14 +39,14 @@ _UNUSED = r"\b(run_intermediate_hooks|maybe_profile|align)\("
 _PLACES = frozenset({"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"})
 
 
-def around(options: Mapping[str, Any]) -> str:
-    """What decides beside a region what Inductor makes of it, as a key."""
+def around(options: Mapping[str, Any], devices: Iterable[torch.device]) -> str:
+    """What decides beside a region, which runs on `devices`, what Inductor makes of it, as a key."""
     variables = sorted(
         (name, value) for name, value in os.environ.items() if name.startswith(_LISTENED) and name not in _PLACES
     )
-    device = torch.cuda.get_device_name() if torch.cuda.is_initialized() else ""
+    names = sorted({torch.cuda.get_device_name(device) for device in devices if device.type == "cuda"})
     versions = torch.__version__, torch.version.git_version, sys.version, _own()
-    machine = torch.get_num_threads(), torch.backends.cpu.get_cpu_capability(), device
+    machine = torch.get_num_threads(), torch.backends.cpu.get_cpu_capability(), names
     modes = torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()
     return repr((versions, machine, modes, sorted(options.items(), key=str), changes(), variables))
 

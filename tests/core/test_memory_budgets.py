@@ -171,6 +171,20 @@ def test_outside_of_python_a_number_is_a_part(monkeypatch: pytest.MonkeyPatch) -
     assert saved_bytes(jitted) <= 0.25 * saved_bytes(eager)
 
 
+def test_attention_whose_queries_share_keys_is_counted() -> None:
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(x, y, y, enable_gqa=True)
+
+    x, y = torch.randn(2, 4, 64, 64, requires_grad=True), torch.randn(2, 2, 64, 64, requires_grad=True)
+    jitted = sg.jit(function, executors=["torch"], memory=0.9)
+    assert torch.equal(jitted(x, y), function(x, y))
+    several = y.repeat_interleave(2, 1)
+    alike = sg.jit(function, executors=["torch"], memory=0.9)
+    alike(x, several)
+    shared, own = (cost(sg.last_traces(one)[-1].bound_symbols) for one in (jitted, alike))
+    assert shared == pytest.approx(own, rel=0.1)
+
+
 def test_the_choice_costs_least() -> None:
     """Beside every other choice of what to save, to within the gap that the search is allowed."""
 

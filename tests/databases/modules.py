@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from tests import under_test
 from tests.databases.comparison import in_mode
 from tests.databases.operators import judge_spread, seed_everything
 from tests.databases.opinfo import module_db
@@ -44,7 +45,7 @@ def _cases(info: Any, mode: str) -> Iterator[Case]:
     gradient, training = "gradient" in mode, "train" in mode
     dtype = torch.float64 if gradient else torch.float32
     seed_everything()
-    samples = info.module_inputs_func(info, "cpu", dtype, gradient, training)
+    samples = info.module_inputs_func(info, str(under_test.device()), dtype, gradient, training)
     for index, sample in enumerate(samples):
         described = f"sample {index}: {sample.desc or 'plain'}, built from {_text(sample.constructor_input)}"
         module = _built(info, sample, dtype).train(training)
@@ -54,7 +55,7 @@ def _cases(info: Any, mode: str) -> Iterator[Case]:
 
 def _built(info: Any, sample: Any, dtype: torch.dtype) -> torch.nn.Module:
     made = sample.constructor_input
-    module: torch.nn.Module = info.module_cls(*made.args, **made.kwargs).to("cpu", dtype)
+    module: torch.nn.Module = info.module_cls(*made.args, **made.kwargs).to(under_test.device(), dtype)
     if info.is_lazy:
         # A lazy module has no parameters to speak of before it was called once; its documentation says to do just that.
         with torch.no_grad():

@@ -13,6 +13,7 @@ import numpy
 import torch
 from torch.testing._internal import common_methods_invocations
 
+from tests import under_test
 from tests.databases.comparison import Exactness, in_mode
 from tests.databases.opinfo import op_db
 from tests.databases.refused import INEXACT_OPERATORS, REFUSED_OPERATORS
@@ -82,7 +83,8 @@ def _cases(operator: Any, mode: str) -> Iterator[Case]:
         return operator.op(*args, **kwargs)
 
     seed_everything()
-    for index, sample in enumerate(operator.sample_inputs("cpu", dtype, requires_grad=gradient, set_seed=False)):
+    device = str(under_test.device())
+    for index, sample in enumerate(operator.sample_inputs(device, dtype, requires_grad=gradient, set_seed=False)):
         described = f"sample {index}: {sample.summary()!s:.300}"
         args = (sample.input, *sample.args)
         narrow = sample.output_process_fn_grad if gradient else None
@@ -91,10 +93,10 @@ def _cases(operator: Any, mode: str) -> Iterator[Case]:
 
 def _dtype(operator: Any, mode: str) -> torch.dtype | None:
     if mode == "forward":
-        return _first(_FORWARD_DTYPES, operator.supported_dtypes("cpu"))
+        return _first(_FORWARD_DTYPES, operator.supported_dtypes(under_test.device().type))
     if not operator.supports_autograd:
         return None
-    return _first(_GRADIENT_DTYPES, operator.supported_backward_dtypes("cpu"))
+    return _first(_GRADIENT_DTYPES, operator.supported_backward_dtypes(under_test.device().type))
 
 
 def _first(wanted: Iterable[torch.dtype], supported: set[torch.dtype]) -> torch.dtype | None:

@@ -106,6 +106,7 @@ def _start(examine: Examine, jit: Jit) -> _Worker:
 
 def _work(pipe: Connection, examine: Examine, jit: Jit) -> None:
     torch.set_num_threads(1)  # a sum split among threads is not bit-equal
+    under_test.run_on(str(under_test.device()))
     while True:
         try:
             name = pipe.recv()
@@ -212,6 +213,7 @@ def _parser(description: str) -> argparse.ArgumentParser:
         help="whom to run the database on, such as inductor,torch, or auto, whom jit asks by default (default: torch, "
         "which has to be exact)",
     )
+    parser.add_argument("--device", type=under_test.run_on, metavar="NAME", help="such as cuda (default: cpu)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every verdict there")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="worker processes (default: 2)")
     return parser

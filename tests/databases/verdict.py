@@ -75,7 +75,7 @@ class Observation:
     """All that a call leaves behind."""
 
     output: object
-    random_state: torch.Tensor
+    random_state: tuple[torch.Tensor, ...]
     arguments: object
     state: object
     gradients: object
@@ -166,7 +166,7 @@ def _observe(case: Case, target: Target, called: Target, seed: int) -> Observati
     torch.manual_seed(seed)
     with torch.set_grad_enabled(case.gradient):
         output = called(*args, **kwargs)
-    random_state = torch.get_rng_state()
+    random_state = under_test.random_state()
     gradients = _gradients(case.narrow(output) if case.narrow else output, wanted) if case.gradient else None
     state = dict(called.state_dict()) if isinstance(called, torch.nn.Module) else None
     return Observation(output, random_state, (args, kwargs), state, gradients)
@@ -204,7 +204,7 @@ def _gradients(output: object, wanted: list[torch.Tensor]) -> tuple[torch.Tensor
 def _grad_output(output: torch.Tensor) -> torch.Tensor:
     if output.layout is torch.strided:
         return torch.randn_like(output)
-    return torch.randn(output.shape, dtype=output.dtype).to_sparse(layout=output.layout)
+    return torch.randn(output.shape, dtype=output.dtype, device=output.device).to_sparse(layout=output.layout)
 
 
 def _requires_grad(leaf: object) -> bool:

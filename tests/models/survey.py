@@ -68,7 +68,8 @@ def examine(name: str, jit: Jit) -> Iterator[Report]:
     """The reports on one model."""
     kind = KINDS[name]
     torch.manual_seed(0)
-    model, batch = kind.build(), kind.batch()
+    place = under_test.device()
+    model, batch = kind.build().to(place), {name: value.to(place) for name, value in kind.batch().items()}
     yield _judged(name, "eval", lambda jitted, base: _evaluate(kind, jitted, base, batch), model.eval(), jit)
     yield _judged(name, "train", lambda jitted, base: _train(kind, jitted, base, batch), model.train(), jit)
     prompt = _unpadded(batch)
@@ -138,7 +139,7 @@ def _train(kind: Kind, model: torch.nn.Module, base: torch.nn.Module, batch: Bat
         gradients = {name: parameter.grad for name, parameter in base.named_parameters()}
         steps.append(copy.deepcopy((output.loss.detach(), gradients)))
         optimizer.step()
-    return steps, dict(base.state_dict()), torch.get_rng_state()
+    return steps, dict(base.state_dict()), under_test.random_state()
 
 
 def _generate(model: torch.nn.Module, prompt: Batch, **options: object) -> object:
@@ -163,6 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"which of {', '.join(KINDS)}; all by default")
     parser.add_argument("--executors", type=under_test.names, help="such as torch; those that are so by default")
+    parser.add_argument("--device", type=under_test.run_on, metavar="NAME", help="such as cuda (default: cpu)")
     parser.add_argument("--fraction", type=fraction, default=(0, 1), metavar="K/N", help="only part K, from 0, of N")
     options = parser.parse_args(arguments)
     unknown = set(options.names) - KINDS.keys()

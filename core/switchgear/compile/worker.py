@@ -83,6 +83,8 @@ def reply(message: bytes) -> dict[str, Any]:
             failure = _compile(pickle.loads(message), answers)
         except Exception as error:
             failure = f"{type(error).__name__}: {error}"
+    if torch.accelerator.is_available():
+        torch.accelerator.empty_cache()  # the user's process may need it
     told = [
         str(one.message) for one in caught if one.category.__module__ == SwitchgearError.__module__
     ]

@@ -72,7 +72,23 @@ def _operations(leaf: BoundSymbol) -> float:
     if count is None:
         return 0.0
     args, kwargs, made = map_proxies(_shape, (leaf.args, leaf.kwargs, leaf.output))
+    if packet.startswith("_scaled_dot_product"):
+        args = _with_as_many_heads(args)
     return float(count(*args, **kwargs, out_val=made))
+
+
+def _with_as_many_heads(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Keys and values with as many heads as queries have.
+
+    2.11: "sdpa_flop_count: query/key/value shapes are incompatible", where queries share keys.
+    """
+    most = max(arg[1] for arg in args if isinstance(arg, tuple) and len(arg) == 4)
+    return tuple(
+        [
+            (arg[0], most, *arg[2:]) if isinstance(arg, tuple) and len(arg) == 4 else arg
+            for arg in args
+        ]
+    )
 
 
 def _shape(proxy: TensorProxy) -> Any:
