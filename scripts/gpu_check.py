@@ -259,7 +259,7 @@ def steps(options: argparse.Namespace) -> list[Step]:
     install = [*python, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--upgrade", "--no-compile"]
     install += ["--no-cache-dir", "--disable-pip-version-check", "--target", str(options.site)]
     parallel = ["-n", str(max(1, (os.cpu_count() or 1) - 2))] if importlib.util.find_spec("xdist") else []
-    pytest = ["pytest", "-m", "gpu", *parallel, "-p", "no:cacheprovider", "--junitxml", str(options.report / "tests.xml")]
+    pytest = ["pytest", "-m", "gpu", "-p", "no:cacheprovider", "--junitxml", str(options.report / "tests.xml")]
     figures = ["--json", str(options.report / "benchmark.json"), *shlex.split(options.benchmark_args)]
     commands = {
         "machine": [*python, "-m", "scripts.gpu_check", "machine"],
@@ -268,7 +268,7 @@ def steps(options: argparse.Namespace) -> list[Step]:
         "switchgear": [*install, "--no-build-isolation", str(ROOT)],
         "nvfuser": [*python, str(PROBE)],
         "plugins": [*python, "-m", "switchgear", "plugins"],
-        "tests": [*python, "-m", *pytest],
+        "tests": [*python, "-m", *pytest, *parallel],
         "benchmark": [*python, "-m", "benchmarks", "gpu", *figures],
     }
     chosen = options.steps or STEPS
