@@ -74,7 +74,8 @@ def tokens() -> Batch:
 
 
 def gpt2() -> nn.Module:
-    sizes = {"n_layer": 2, "n_head": 4, "n_embd": 64, "n_positions": 64, "vocab_size": 97}
+    tokens = {"bos_token_id": 1, "eos_token_id": 2, "vocab_size": 97}
+    sizes = {"n_layer": 2, "n_head": 4, "n_embd": 64, "n_positions": 64, **tokens}
     return LanguageModel(transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)))
 
 
@@ -112,7 +113,7 @@ def on_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def deterministic(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Eager adds up in the same order at every call."""
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
 
@@ -321,7 +322,9 @@ def test_no_call_waits_for_the_device(made: tuple[nn.Module, Batch]) -> None:
     model, batch = made
     jitted = sg.jit(model, executors=["torch"])
     for mode in ("default", "error"):
-        torch.cuda.set_sync_debug_mode(mode)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype", UserWarning)
+            torch.cuda.set_sync_debug_mode(mode)
         try:
             jitted(*batch).backward()
         finally:

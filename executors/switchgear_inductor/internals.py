@@ -195,6 +195,8 @@ def _settings(options: Mapping[str, Any]) -> Iterator[None]:
     with config.patch(dict(options)), quoted_paths(), warnings.catch_warnings():
         # that it does not vectorize them, which no user can change
         warnings.filterwarnings("ignore", "bf16 and fp16 are mixed", UserWarning)
+        # advice on a setting of the process, which eager gives nobody
+        warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
         yield
 
 

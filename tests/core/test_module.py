@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import ctypes
+import gc
 import io
 import pickle
 from collections.abc import Callable
@@ -360,6 +361,34 @@ def test_submodule_called_twice_and_under_two_names() -> None:
     assert [proxy.name for proxy in sg.last_traces(jitted)[0].inputs] == ["t_0", "t_layer_weight", "t_layer_bias"]
 
 
+class MakesItsLoss(torch.nn.Module):
+    """Makes a module in each call, which goes some time later: an error holds the frame, and the frame the error."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+
+    def forward(self, x: T, classes: T) -> T:
+        loss = torch.nn.CrossEntropyLoss()
+        try:
+            raise KeyError
+        except KeyError as error:
+            kept = error
+        assert kept
+        result: T = loss(self.layer(x), classes)
+        return result
+
+
+def test_module_that_a_call_makes() -> None:
+    net = MakesItsLoss()
+    jitted, given = jit(net), (numbers(3, 4, dtype=torch.float32), torch.tensor([0, 1, 2]))
+    for _ in range(2):
+        assert torch.equal(jitted(*given), net(*given))
+        gc.collect()
+    info = sg.cache_info(jitted)
+    assert (info.fallbacks, info.entries, info.misses) == (0, 1, 1)
+
+
 def test_module_inside_another_module_and_jitted_inside_jitted() -> None:
     inner = torch.nn.Linear(3, 3)
     for outer in (
@@ -412,6 +441,26 @@ def test_batch_norm_in_eval_writes_nothing() -> None:
     jitted(data())
     # once: the statistics are copied onto themselves, which bumps their versions
     assert all(torch.equal(v, before[n][0]) and v._version == before[n][1] for n, v in norm.named_buffers())
+
+
+def _cudnn_batch_norm(x: T, weight: T, bias: T, mean: T, var: T) -> T:
+    return torch.cudnn_batch_norm(x, weight, bias, mean, var, True, 0.1, 1e-5)[0]
+
+
+def test_batch_norm_of_cudnn() -> None:
+    """Its kernel writes running statistics without saying so; what stands for it in a trace runs on the CPU as well."""
+    found = []
+    for name in ("cudnn", "plain"):
+        leaves = [numbers(4, 3, 5, dtype=torch.float32).requires_grad_(), torch.ones(3).requires_grad_()]
+        bias, mean, var = torch.zeros(3), torch.zeros(3), torch.ones(3)
+        if name == "cudnn":
+            called = sg.jit(_cudnn_batch_norm, executors=["torch"])
+        else:
+            called = lambda x, w, b, m, v: functional.batch_norm(x, m, v, w, b, True, 0.1, 1e-5)  # noqa: E731
+        results = [called(*leaves, bias, mean, var) for _ in range(2)]
+        gradients = torch.autograd.grad(results[1].square().sum(), leaves)
+        found.append([*(one.detach() for one in results), mean, var, *gradients])
+    assert all(map(torch.equal, *found))
 
 
 def test_cumulative_batch_norm_depends_on_data() -> None:

@@ -86,8 +86,11 @@ def examine_all(
         for ready in wait([worker.pipe for worker in workers if worker.name], timeout=1.0):
             worker = next(worker for worker in workers if worker.pipe is ready)
             try:
-                found[worker.name] = worker.pipe.recv()
+                verdicts = found[worker.name] = worker.pipe.recv()
                 worker.name = ""
+                if any(verdict.outcome is Outcome.CRASH for verdict in verdicts):  # an error of CUDA's stays
+                    _stop(worker)
+                    workers[workers.index(worker)] = _start(examine, jit)
             except EOFError:  # the process died; it is found lost above
                 worker.process.join()
     for worker in workers:
@@ -106,7 +109,9 @@ def _start(examine: Examine, jit: Jit) -> _Worker:
 
 def _work(pipe: Connection, examine: Examine, jit: Jit) -> None:
     torch.set_num_threads(1)  # a sum split among threads is not bit-equal
-    under_test.run_on(str(under_test.device()))
+    if under_test.device().type == "cuda":
+        under_test.run_on("cuda")
+        torch.use_deterministic_algorithms(True)  # what eager adds up in another order at each call raises
     while True:
         try:
             name = pipe.recv()
@@ -114,6 +119,8 @@ def _work(pipe: Connection, examine: Examine, jit: Jit) -> None:
             return
         try:
             verdicts = examine(name, jit)
+            if under_test.device().type == "cuda":
+                torch.cuda.synchronize()  # what a kernel did wrong is said here
         except Exception as error:
             verdicts = [Verdict(Outcome.CRASH, name, "any", "the samples", type(error).__name__, str(error))]
         pipe.send(verdicts)

@@ -45,7 +45,7 @@ _NOISE = frozenset(
         _aten._has_same_storage_numel.default,
     }
 )
-_WRITES_UNDECLARED = frozenset({_aten.cudnn_batch_norm.default, _aten.miopen_batch_norm.default})
+_WRITES_UNDECLARED = frozenset({_aten.miopen_batch_norm.default})
 #: Namespaces of operators that may return nothing: their assertions and marks are of no value to a trace.
 _SILENT = frozenset({"aten", "prim", "prims", "profiler"})
 _DATA_MISSING = (

@@ -7,18 +7,23 @@ from typing import Any
 
 import torch
 
+from switchgear.capture.guards import Known
 from switchgear.capture.signature import ModuleState, state_of
 from switchgear.errors import Unsupported
 
 
 class Modules:
-    """The modules that were entered, and the path of the one being called, from the names that its root gives it."""
+    """The modules that were entered, and the path of the one being called, from the names that its root gives it.
+
+    Of the entered, those are left out that the call made: they may be gone with it.
+    """
 
     def __init__(self, root: torch.nn.Module | None, given: list[torch.nn.Module]) -> None:
         self.entered: list[torch.nn.Module] = []
         self.state: dict[int, ModuleState] = {}
         self._paths: dict[int, str] = {}
         self._stack = [""]
+        self._made: dict[int, Known] = {}
         if root is not None:
             self._enter(root, "")
         for module in given:
@@ -34,9 +39,22 @@ class Modules:
             self._enter(module, type(module).__name__)
 
     def _enter(self, root: torch.nn.Module, prefix: str) -> None:
-        self.entered.append(root)
+        made = self._made.get(id(root))
+        if made is None or not made.names(root):
+            self.entered.append(root)
         self._paths.update((id(part), path) for path, part in root.named_modules(prefix=prefix))
         self.state = state_of(root, prefix) | self.state
+
+    def make(
+        self,
+        original: Callable[..., None],
+        module: torch.nn.Module,
+        *args: object,
+        **kwargs: object,
+    ) -> None:
+        """Initialise a module that the function makes."""
+        self._made[id(module)] = Known(module)
+        original(module, *args, **kwargs)
 
     def call(
         self,

@@ -305,6 +305,7 @@ def _environment(modules: Modules, handlers: Handlers, compiling: bool) -> Itera
         internals.outside_inference_mode(),
         internals.autocast_cache_cleared(),
         redirected(torch.nn.Module, "__call__", modules.call),
+        redirected(torch.nn.Module, "__init__", modules.make),
         redirected(torch.jit.ScriptFunction, "__call__", _as_written),
         handlers.entered("around"),
         internals.exact_functionalization(),

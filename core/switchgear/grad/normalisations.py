@@ -19,7 +19,9 @@ from switchgear.ir.trace import Names
 
 _aten = torch.ops.aten
 _LAYER_NORM = _aten.native_layer_norm.default
+#: The second stands for cuDNN's kernel, and is of training alone.
 _BATCH_NORM = _aten._native_batch_norm_legit_functional.default
+_BATCH_NORMS = (_BATCH_NORM, _aten._batch_norm_with_update_functional.default)
 _SUB = Symbol("aten.sub.Tensor", _aten.sub.Tensor)
 _MUL = Symbol("aten.mul.Tensor", _aten.mul.Tensor)
 _VIEW = Symbol("aten.view.default", _aten.view.default)
@@ -55,7 +57,7 @@ def _of_statistics(item: BoundSymbol, names: Names) -> Iterator[BoundSymbol]:
     result, mean, deviation, *rest = item.outputs
     unread = replace(result, name=names.fresh())
     yield replace(item, output=(unread, mean, deviation, *rest), links=links)
-    over = len(x.shape) - 2 if item.symbol.fn is _BATCH_NORM else 0
+    over = len(x.shape) - 2 if item.symbol.fn in _BATCH_NORMS else 0
     lines: list[BoundSymbol] = []
     value = x
     for symbol, other in ((_SUB, mean), (_MUL, deviation), (_MUL, weight), (ADD, bias)):
@@ -74,11 +76,11 @@ def _normalised(
     """What a line normalises, its weight and bias; None for a line that has no statistics of what it is given."""
     if item.symbol.fn is _LAYER_NORM:
         x, _, weight, bias, _ = item.args
-    elif item.symbol.fn is _BATCH_NORM and item.args[5] is True:
+    elif item.symbol.fn in _BATCH_NORMS and (item.symbol.fn is not _BATCH_NORM or item.args[5]):
         x, weight, bias = item.args[:3]
     else:
         return None, None, None
-    of_channels = (*item.outputs[1:3], weight, bias) if item.symbol.fn is _BATCH_NORM else ()
+    of_channels = (*item.outputs[1:3], weight, bias) if item.symbol.fn in _BATCH_NORMS else ()
     result, mean = item.outputs[:2]
     fits = (
         all(value is None or value.stride == (1,) for value in of_channels)

@@ -91,7 +91,7 @@ def none_share_storage(tensors: Sequence[torch.Tensor]) -> bool:
 def exact_functionalization() -> Iterator[None]:
     """Put kernels of our own in place of those of functionalization that are not exact.
 
-    `native_batch_norm` writes its running statistics without declaring it; the overload that declares it is used.
+    `native_batch_norm` and `cudnn_batch_norm` write running statistics without declaring it; those that do are used.
     `masked_fill_` keeps strides, which its functional overload does not; formulas of PyTorch's gradients call it.
     """
     with _EXACT_LOCK:
@@ -117,6 +117,7 @@ def _exact_kernels() -> torch.library.Library:
             "ignore", UserWarning
         )  # PyTorch says once that there is a kernel already
         library.impl("native_batch_norm", _declared_batch_norm, "Functionalize")
+        library.impl("cudnn_batch_norm", _declared_cudnn_batch_norm, "Functionalize")
         for overload in ("Scalar", "Tensor"):
             library.impl(f"masked_fill_.{overload}", _masked_fill_, "Functionalize")
     return library
@@ -139,6 +140,31 @@ def _declared_batch_norm(
     if mean is None:
         return aten._native_batch_norm_legit.no_stats(input, weight, bias, training, *rest)
     return aten._native_batch_norm_legit.default(input, weight, bias, mean, var, training, *rest)
+
+
+def _declared_cudnn_batch_norm(
+    input: object,
+    weight: object,
+    bias: object,
+    mean: object,
+    var: object,
+    training: bool,
+    *rest: float,
+) -> object:
+    aten = torch.ops.aten
+    if training and mean is not None:  # which runs the same kernel
+        return aten._batch_norm_with_update.default(input, weight, bias, mean, var, *rest)
+    given = [
+        unwrap(value) if isinstance(value, torch.Tensor) and is_wrapper(value) else value
+        for value in (input, weight, bias, mean, var)
+    ]
+    with torch._C._ExcludeDispatchKeyGuard(functionalize_keys()):
+        results = aten.cudnn_batch_norm.default(*given, training, *rest)
+    return (
+        tuple(map(wrap, results))
+        if isinstance(input, torch.Tensor) and is_wrapper(input)
+        else results
+    )
 
 
 def _masked_fill_(self: torch.Tensor, mask: torch.Tensor, value: object) -> torch.Tensor:

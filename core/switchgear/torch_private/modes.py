@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -261,7 +262,20 @@ def rare_modes_noticed(note: Callable[[], object]) -> Iterator[None]:
 
 def attention_backends() -> tuple[Any, ...]:
     """What decides of which operators `scaled_dot_product_attention` consists, as `sdpa_kernel` sets it; hashable."""
+    if torch.cuda.is_initialized():
+        _settle_attention_order()
     return (*_get_attention_order(), *[get() for get in _GET_ATTENTION])
+
+
+@functools.cache
+def _settle_attention_order() -> None:
+    """Have PyTorch choose a kernel once: the first choice on a Hopper GPU puts cuDNN's kernel first in the order.
+
+    2.11 to 2.15: `torch._C._get_sdp_priority_order` gives another order from then on, as if it had been set.
+    """
+    with torch._C.DisableTorchFunction(), real_dispatch():
+        heads = torch.empty(1, 1, 8, 8, dtype=torch.half, device="cuda")
+        torch._fused_sdp_choice(heads, heads, heads)
 
 
 def set_attention_backends(state: tuple[Any, ...]) -> None:
