@@ -50,11 +50,13 @@ def test_workload(name: str, device: str) -> None:
         assert item.first > 0
         assert (item.peak is None) == (item.reserved is None) == (device == "cpu")
         if item.peak is not None and item.reserved is not None:
-            assert 0 < item.peak <= item.reserved
+            assert item.peak > 0  # which can lie in a block that was reserved before
+            assert item.reserved >= 0
     assert comparison.measured[0].deviation == comparison.deviation
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")  # of torch.compile's trees of graphs
 def test_cuda_graphs() -> None:
     """Captured, replayed in turn with another, and right."""
     (comparison,) = gpu.run(2, ["mlp"], ["eager", "compile-reduce-overhead"], quick=True).comparisons

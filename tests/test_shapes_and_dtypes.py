@@ -394,3 +394,13 @@ def test_sparse_coo_made_inside_is_eagers_or_has_a_typed_error(function: Functio
         except (errors.Unsupported, errors.NotDifferentiable):
             continue
         assert torch.equal(found.to_dense(), function(made(3, 3)).to_dense())
+
+
+@pytest.mark.parametrize("shape", [(8, 1, 64, 64), (4, 37, 211, 53), (16, 3, 300, 7)])
+def test_batch_by_a_single_matrix_without_a_gradient(shape: tuple[int, int, int, int]) -> None:
+    batch, rows, inner, columns = shape
+    many, single = numbers(batch, rows, inner, grad=True), numbers(1, inner, columns)
+    check(lambda x, y: (x @ y).sin(), many, single)
+    check(lambda x, y: y.__rmatmul__(x).sin(), many, single)
+    check(lambda x, y: (y @ x).sin(), many.detach().mT.clone().requires_grad_(), single.mT.clone())
+    check(lambda x, y: (x @ y).sin(), many, single.requires_grad_())

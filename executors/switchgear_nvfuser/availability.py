@@ -61,3 +61,8 @@ def load() -> Any:
     finally:
         sys.setdlopenflags(flags)
     return nvfuser_direct
+
+
+def installed_version() -> str:
+    """nvFuser's version; nothing where it cannot be loaded."""
+    return str(load().version()) if untranslatable() is None else ""

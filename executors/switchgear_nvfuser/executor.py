@@ -13,13 +13,15 @@ import torch
 
 import switchgear as sg
 
-from .availability import inexecutable
+from .availability import inexecutable, installed_version
 from .definition import Definition
 from .execution import Fused, fused
 from .grad_rules import rules
 from .lowering import define, lowered
 from .translation import Untranslatable
 
+#: Too little memory, and an error of the device, are no failures of a region.
+_OUT_OF_HAND = (torch.OutOfMemoryError, torch.AcceleratorError)
 #: Makes of a definition what runs it: a function of the tensors, in order, that returns a list of them.
 Runner: TypeAlias = Callable[[Definition], Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]]
 
@@ -66,15 +68,23 @@ class NvfuserExecutor(sg.FusionExecutor):
         return super().supports_region(region)
 
     def fingerprint(self) -> str:
-        """Whether definitions are for static sizes."""
-        return f"static_sizes={self.static_sizes}"
+        """Whether definitions are for static sizes, and nvFuser's version."""
+        return f"static_sizes={self.static_sizes}, {installed_version()}"
 
-    def compile(self, region: sg.Trace) -> Callable[..., Any]:
-        """nvFuser's kernels for a region; where it fails, PyTorch runs the region's operators, with one warning."""
+    def compile(self, region: sg.Trace) -> Callable[..., Any] | sg.Declined:
+        """nvFuser's kernels for a region; one that it fails on is left to others, with one warning.
+
+        nvFuser compiles when it first runs, and that it fails shows then: it runs once on tensors of zeros.
+        """
         try:
-            return _Region(region, self._fused(self.definition(region)))
+            made = _Region(region, self._fused(self.definition(region)))
+            made(*map(_zeros, region.inputs))
+        except _OUT_OF_HAND:
+            raise
         except (RuntimeError, TypeError, ValueError, sg.errors.SwitchgearError) as error:
-            return _left_to_pytorch(region, error)
+            reason = _warn(region, "is left to others", error)
+            return sg.Declined(f"nvFuser fails on its region: {reason}")
+        return made
 
     def definition(self, region: sg.Trace) -> Definition:
         """What is defined for a region."""
@@ -98,6 +108,7 @@ class _Region:
         self.region = region
         self.fused = fused
         self.strides = [proxy.stride for proxy in region.outputs if proxy is not None]
+        #: What runs in nvFuser's place, once it has failed.
         self.others: Callable[..., Any] | None = None
         #: The outputs that are copied; found out by the first call, for layouts and kernels are then settled.
         self.copied: list[int] | None = None
@@ -105,19 +116,22 @@ class _Region:
     def __call__(self, *args: torch.Tensor) -> Any:
         if self.others is not None:
             return self.others(*args)
-        if self.copied is None:
-            return self._first(args)
-        results = self.fused.run(args)
-        return self._laid_out(list(results)) if self.copied else results
-
-    def _first(self, args: tuple[torch.Tensor, ...]) -> Any:
         try:
-            results = list(self.fused.run(args))
-        except torch.OutOfMemoryError:
+            results = self.fused.run(args)
+        except _OUT_OF_HAND:
             raise
         except RuntimeError as error:
-            self.others = _left_to_pytorch(self.region, error)
+            if self.copied is None:
+                raise
+            # it has compiled anew, for other alignments or sizes
+            _warn(self.region, "PyTorch runs instead", error)
+            self.others = self.region.function()
             return self.others(*args)
+        if self.copied is None:
+            self.copied = self._to_copy(args, results)
+        return self._laid_out(list(results)) if self.copied else results
+
+    def _to_copy(self, args: tuple[torch.Tensor, ...], results: Sequence[torch.Tensor]) -> list[int]:
         taken = {arg.untyped_storage().data_ptr() for arg in args}
         copied = []
         for index, (value, stride) in enumerate(zip(results, self.strides, strict=True)):
@@ -125,8 +139,7 @@ class _Region:
             if memory in taken or value.stride() != stride:
                 copied.append(index)
             taken.add(memory)
-        self.copied = copied
-        return self._laid_out(results)
+        return copied
 
     def _laid_out(self, results: list[torch.Tensor]) -> list[torch.Tensor]:
         for index in self.copied or ():
@@ -136,13 +149,18 @@ class _Region:
         return results
 
 
-def _left_to_pytorch(region: sg.Trace, error: Exception) -> Callable[..., Any]:
+def _zeros(proxy: sg.TensorProxy) -> torch.Tensor:
+    return torch.empty_strided(proxy.shape, proxy.stride, dtype=proxy.dtype, device=proxy.device).zero_()
+
+
+def _warn(region: sg.Trace, then: str, error: Exception) -> str:
+    """Say that nvFuser fails on a region, and what becomes of it; returns why."""
     operators = ", ".join(dict.fromkeys(item.symbol.name for item in region.bound_symbols))
     text = str(error).strip().splitlines()
+    reason = f"{type(error).__name__}: {text[0] if text else ''}"
     warnings.warn(
-        f"executor nvfuser: nvFuser fails on a region, which PyTorch runs instead ({operators}): "
-        f"{type(error).__name__}: {text[0] if text else ''}",
+        f"executor nvfuser: nvFuser fails on a region, which {then} ({operators}): {reason}",
         sg.errors.PluginWarning,
         stacklevel=3,
     )
-    return region.function()
+    return reason

@@ -293,6 +293,30 @@ def test_region_that_nvfuser_fails_on(runner: Any) -> None:
         assert part in str(warning.message)
     assert "much more" not in str(warning.message)
     assert torch.equal(jitted(a), found)
+    assert not regions(forward(jitted))
+    assert "nvFuser fails on its region: RuntimeError: INTERNAL ASSERT FAILED" in sg.explain(jitted)
+
+
+def test_region_that_nvfuser_fails_on_later() -> None:
+    failing = False
+
+    def sometimes(definition: Definition) -> Run:
+        run = recorded(definition)
+
+        def checked(inputs: Sequence[Tensor]) -> list[Tensor]:
+            if failing:
+                raise RuntimeError("INTERNAL ASSERT FAILED")
+            return run(inputs)
+
+        return checked
+
+    a = torch.randn(3)
+    jitted = jit(lambda a: (a.sin() * 2).exp(), sometimes)
+    found = jitted(a)
+    failing = True
+    with pytest.warns(sg.errors.PluginWarning, match="which PyTorch runs instead"):
+        assert torch.equal(jitted(a), found)
+    assert torch.equal(jitted(a), found)
 
 
 def test_too_little_memory_is_an_error() -> None:

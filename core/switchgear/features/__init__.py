@@ -6,7 +6,7 @@ from switchgear.features.checkpointing import Checkpointing
 from switchgear.features.custom_functions import CustomFunctions
 from switchgear.features.data import Data
 from switchgear.features.distributed import Distributed
-from switchgear.features.fast_paths import FastPaths
+from switchgear.features.fast_paths import BatchOfOne, FastPaths
 from switchgear.features.foreach import Foreach
 from switchgear.features.generators import Generators
 from switchgear.features.inner_grad import InnerGrad
@@ -36,7 +36,7 @@ BUILT_IN = (
     Feature("checkpoint", (Checkpointing(),)),
     Feature("saved_tensors_hooks", (SavedTensorsHooks(),)),
     Feature("foreach", (Foreach(),)),
-    Feature("fast_paths", (FastPaths(),)),
+    Feature("fast_paths", (FastPaths(), BatchOfOne())),
     Feature("outside", (Outside(),)),
     Feature("python_state", (PythonState(),)),
 )

@@ -15,6 +15,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 
+from switchgear import torch_private as internals
 from switchgear.capture.guards import Guard
 from switchgear.capture.handler import Handler
 from switchgear.capture.recorder import active_recorder
@@ -51,6 +52,8 @@ class Outside(Handler):
                 stack.enter_context(
                     redirected(os, name, _refusing("sets a variable of the environment"))
                 )
+            runs = _refusing("runs a kernel of torch.cuda.jiterator")
+            stack.enter_context(redirected(internals.JiteratorFunction, "__call__", runs))
             for name in _CLOCKS:
                 stack.enter_context(redirected(time, name, _refusing(f"calls time.{name}()")))
             yield

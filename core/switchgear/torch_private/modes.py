@@ -220,6 +220,9 @@ def global_default_device() -> torch.device | None:
     return None if context is None else context.device
 
 
+#: A function of `torch.cuda.jiterator`: called with fakes, its kernel reads and writes where there is no memory.
+JiteratorFunction: type = private("torch.cuda.jiterator._JittedFunction")
+
 #: How many `__torch_function__` modes are active.
 function_mode_count: Callable[[], int] = private("torch._C._len_torch_function_stack")
 _float32_precision: Callable[[], str] = private("torch._C._get_float32_matmul_precision")

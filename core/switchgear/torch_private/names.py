@@ -92,6 +92,7 @@ _BY_USE = {
     """,
     "random numbers": "torch._C.Generator",
     "running": "torch._foreach_copy_",
+    "kernels of torch.cuda.jiterator": "torch.cuda.jiterator._JittedFunction",
 }
 
 #: Each name, by its path, and what it is for.
