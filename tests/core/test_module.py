@@ -453,8 +453,9 @@ def _batch_norm(x: T, weight: T, bias: T, mean: T, var: T) -> T:
 
 def test_batch_norm_of_cudnn() -> None:
     """Its kernel writes running statistics without saying so; what stands for it in a trace runs on the CPU as well."""
+    contestants: list[Callable[..., T]] = [sg.jit(_cudnn_batch_norm, executors=["torch"]), _batch_norm]
     found = []
-    for called in (sg.jit(_cudnn_batch_norm, executors=["torch"]), _batch_norm):
+    for called in contestants:
         leaves = [numbers(4, 3, 5, dtype=torch.float32).requires_grad_(), torch.ones(3).requires_grad_()]
         bias, mean, var = torch.zeros(3), torch.zeros(3), torch.ones(3)
         results = [called(*leaves, bias, mean, var) for _ in range(2)]
