@@ -19,7 +19,7 @@ from switchgear.ir.trace import Names
 
 _aten = torch.ops.aten
 _LAYER_NORM = _aten.native_layer_norm.default
-#: The second stands for cuDNN's kernel, and is of training alone.
+#: The second stands for a kernel of GPUs, and is of training alone.
 _BATCH_NORM = _aten._native_batch_norm_legit_functional.default
 _BATCH_NORMS = (_BATCH_NORM, _aten._batch_norm_with_update_functional.default)
 _SUB = Symbol("aten.sub.Tensor", _aten.sub.Tensor)

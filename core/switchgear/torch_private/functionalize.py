@@ -91,7 +91,7 @@ def none_share_storage(tensors: Sequence[torch.Tensor]) -> bool:
 def exact_functionalization() -> Iterator[None]:
     """Put kernels of our own in place of those of functionalization that are not exact.
 
-    `native_batch_norm` and `cudnn_batch_norm` write running statistics without declaring it; those that do are used.
+    Batch norms write their running statistics without declaring it; the overloads that declare it are used.
     `masked_fill_` keeps strides, which its functional overload does not; formulas of PyTorch's gradients call it.
     """
     with _EXACT_LOCK:
@@ -117,7 +117,9 @@ def _exact_kernels() -> torch.library.Library:
             "ignore", UserWarning
         )  # PyTorch says once that there is a kernel already
         library.impl("native_batch_norm", _declared_batch_norm, "Functionalize")
-        library.impl("cudnn_batch_norm", _declared_cudnn_batch_norm, "Functionalize")
+        library.impl(
+            torch.ops.aten.cudnn_batch_norm.default, _declared_gpu_batch_norm, "Functionalize"
+        )
         for overload in ("Scalar", "Tensor"):
             library.impl(f"masked_fill_.{overload}", _masked_fill_, "Functionalize")
     return library
@@ -142,7 +144,7 @@ def _declared_batch_norm(
     return aten._native_batch_norm_legit.default(input, weight, bias, mean, var, training, *rest)
 
 
-def _declared_cudnn_batch_norm(
+def _declared_gpu_batch_norm(
     input: object,
     weight: object,
     bias: object,
@@ -159,7 +161,7 @@ def _declared_cudnn_batch_norm(
         for value in (input, weight, bias, mean, var)
     ]
     with torch._C._ExcludeDispatchKeyGuard(functionalize_keys()):
-        results = aten.cudnn_batch_norm.default(*given, training, *rest)
+        results = torch.ops.aten.cudnn_batch_norm.default(*given, training, *rest)
     return (
         tuple(map(wrap, results))
         if isinstance(input, torch.Tensor) and is_wrapper(input)

@@ -272,7 +272,7 @@ def attention_backends() -> tuple[Any, ...]:
 
 @functools.cache
 def _settle_attention_order() -> None:
-    """Have PyTorch choose a kernel once: the first choice on a Hopper GPU puts cuDNN's kernel first in the order.
+    """Have PyTorch choose a kernel once: the first choice on a Hopper GPU puts another kernel first in the order.
 
     2.11 to 2.15: `torch._C._get_sdp_priority_order` gives another order from then on, as if it had been set.
     """

@@ -63,7 +63,8 @@ _BY_USE = {
         torch._C._dynamo.guards.install_no_tensor_aliasing_guard
         torch._dynamo.guards.GuardManagerType
         torch._C._any_output_is_alias_to_input_or_output torch._C._get_float32_matmul_precision
-        torch._C._get_sdp_priority_order torch._C._set_sdp_priority_order torch.nn.attention._backend_names
+        torch._C._get_sdp_priority_order torch._C._set_sdp_priority_order torch._fused_sdp_choice
+        torch.nn.attention._backend_names
         torch._C._get_math_sdp_allow_fp16_bf16_reduction torch._C._set_math_sdp_allow_fp16_bf16_reduction
     """,
     "TorchDynamo": """
