@@ -258,7 +258,10 @@ def steps(options: argparse.Namespace) -> list[Step]:
     python = [sys.executable]
     install = [*python, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--upgrade", "--no-compile"]
     install += ["--no-cache-dir", "--disable-pip-version-check", "--target", str(options.site)]
-    parallel = ["-n", str(max(1, (os.cpu_count() or 1) - 2))] if importlib.util.find_spec("xdist") else []
+    # pytest-benchmark, where it is, warns that it measures nothing in parallel, which is an error here
+    parallel = ["-p", "no:benchmark"]
+    if importlib.util.find_spec("xdist"):
+        parallel += ["-n", str(max(1, (os.cpu_count() or 1) - 2))]
     pytest = ["pytest", "-m", "gpu", "-p", "no:cacheprovider", "--junitxml", str(options.report / "tests.xml")]
     figures = ["--json", str(options.report / "benchmark.json"), *shlex.split(options.benchmark_args)]
     commands = {

@@ -44,8 +44,9 @@ class BatchOfOne(Handler):
 
     def answer(self, recorder: Recorder, call: Call) -> object:
         """The call of matrices that are repeated already."""
-        if len(call.args) == 2 and all(tensor.dim() == 3 for tensor in call.args):
-            one, other = call.args
+        batches = [arg for arg in call.args if isinstance(arg, torch.Tensor) and arg.dim() == 3]
+        if len(batches) == 2 and not call.kwargs:
+            one, other = batches
             call.args = _repeated(recorder, one, other), _repeated(recorder, other, one)
         return PASS
 
