@@ -261,7 +261,7 @@ def steps(options: argparse.Namespace) -> list[Step]:
     # pytest-benchmark, where it is, warns that it measures nothing in parallel, which is an error here
     parallel = ["-p", "no:benchmark"]
     if importlib.util.find_spec("xdist"):
-        parallel += ["-n", str(max(1, (os.cpu_count() or 1) - 2))]
+        parallel += ["-n", str(min(14, os.cpu_count() or 1))]
     pytest = ["pytest", "-m", "gpu", "-p", "no:cacheprovider", "--junitxml", str(options.report / "tests.xml")]
     figures = ["--json", str(options.report / "benchmark.json"), *shlex.split(options.benchmark_args)]
     commands = {

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import switchgear as sg
 from switchgear import errors
@@ -433,3 +434,28 @@ def test_a_fallback_inside_a_fallback(fallback: Any) -> None:
         jitted(numbers()[:2])
     assert inside == [3, 3, 3, 2]
     assert traceback.extract_tb(raised.value.__traceback__)[-1].name == "inner"
+
+
+@pytest.mark.parametrize("inside", ["plain", "checkpoint", "vmap"])
+def test_kernel_of_jiterator(inside: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be launched on what stands for tensors, where there is no memory."""
+    launched: list[torch.Tensor] = []
+
+    def launch(code: str, name: str, by_reference: bool, outputs: int, tensors: Any, options: Any) -> torch.Tensor:
+        launched.extend(tensors)
+        return tensors[0] * 2  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(torch._C, "_cuda_jiterator_compile_and_launch_kernel", launch, raising=False)
+    kernel = torch.cuda.jiterator._create_jit_fn("template <typename T> T twice(T x) { return x * 2; }")
+    monkeypatch.setattr(kernel, "is_cuda_available", True)
+
+    def function(x: torch.Tensor) -> Any:
+        if inside == "vmap":
+            return torch.func.vmap(kernel)(x)
+        return kernel(x) if inside == "plain" else checkpoint(kernel, x, use_reentrant=False)
+
+    x = torch.ones(3, requires_grad=True)
+    with falls_back("torch.cuda.jiterator"):
+        found = sg.jit(function, executors=["torch"])(x)
+    assert torch.equal(found, torch.full((3,), 2.0))
+    assert len(launched) == 1

@@ -402,5 +402,6 @@ def test_batch_by_a_single_matrix_without_a_gradient(shape: tuple[int, int, int,
     many, single = numbers(batch, rows, inner, grad=True), numbers(1, inner, columns)
     check(lambda x, y: (x @ y).sin(), many, single)
     check(lambda x, y: y.__rmatmul__(x).sin(), many, single)
+    check(lambda x, y: torch.matmul(x, other=y).sin(), many, single)
     check(lambda x, y: (y @ x).sin(), many.detach().mT.clone().requires_grad_(), single.mT.clone())
     check(lambda x, y: (x @ y).sin(), many, single.requires_grad_())

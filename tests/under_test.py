@@ -43,7 +43,7 @@ def run_on(named: str) -> str:
 
 def random_state() -> tuple[torch.Tensor, ...]:
     """Where the random streams are that the suites draw from."""
-    cuda = (torch.cuda.get_rng_state(),) if device().type == "cuda" else ()
+    cuda = (torch.cuda.get_rng_state(device()),) if device().type == "cuda" else ()
     return torch.get_rng_state(), *cuda
 
 

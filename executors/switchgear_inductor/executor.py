@@ -23,6 +23,8 @@ from .variants import Compiled, Variants
 _EXTERN = frozenset(f"aten.{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "convolution"))
 #: Of these, and of pointwise operators of PyTorch's core set, it is known without importing Inductor.
 _SURE = frozenset({*(f"{name}.default" for name in _EXTERN), "aten.t.default"})
+#: The fourth of its results is bytes that its backward reads; the decomposition makes them up.
+_KEEPING = "aten._batch_norm_with_update_functional.default"
 #: An integer divided by zero is an error of PyTorch's, and the end of the process in Inductor's code.
 _DIVIDES = frozenset(f"aten.{name}" for name in ("div", "floor_divide", "remainder", "fmod"))
 
@@ -75,6 +77,8 @@ class InductorExecutor(sg.FusionExecutor):
         kinds = [proxy.dtype.is_floating_point for proxy in bound_symbol.inputs]
         if name.rpartition(".")[0] in _DIVIDES and not any(kinds):
             return sg.Declined("integers divided by zero end the process")
+        if name == _KEEPING and bound_symbol.outputs[3].shape != (0,):
+            return sg.Declined("what cuDNN keeps for its backward is made by its own kernel alone")
         if (names := loading.lowered()) is not None:
             known = str(bound_symbol.symbol.fn) in names
         elif _is_surely_lowered(bound_symbol.symbol.fn):

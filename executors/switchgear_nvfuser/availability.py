@@ -65,4 +65,7 @@ def load() -> Any:
 
 def installed_version() -> str:
     """nvFuser's version; nothing where it cannot be loaded."""
-    return str(load().version()) if untranslatable() is None else ""
+    try:
+        return str(load().version())
+    except sg.errors.ExecutorUnavailable:
+        return ""

@@ -79,7 +79,7 @@ class NvfuserExecutor(sg.FusionExecutor):
         try:
             made = _Region(region, self._fused(self.definition(region)))
             made(*map(_zeros, region.inputs))
-        except _OUT_OF_HAND:
+        except torch.AcceleratorError:
             raise
         except (RuntimeError, TypeError, ValueError, sg.errors.SwitchgearError) as error:
             reason = _warn(region, "is left to others", error)

@@ -389,6 +389,34 @@ def test_module_that_a_call_makes() -> None:
     assert (info.fallbacks, info.entries, info.misses) == (0, 1, 1)
 
 
+class WrapsAPart(torch.nn.Module):
+    """Calls a part of its own inside of a module that each call makes, and a copy of another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = [torch.nn.Linear(4, 4), torch.nn.ReLU()]
+
+    def forward(self, x: T) -> T:
+        made = torch.nn.Sequential(self.parts[0]), copy.deepcopy(self.parts[1])
+        try:
+            raise KeyError
+        except KeyError as error:
+            kept = error
+        assert kept
+        result: T = made[1](made[0](x))
+        return result
+
+
+def test_part_inside_of_a_module_that_a_call_makes() -> None:
+    net = WrapsAPart()
+    jitted, x = jit(net), numbers(3, 4, dtype=torch.float32)
+    for _ in range(2):
+        assert torch.equal(jitted(x), net(x))
+    assert sg.cache_info(jitted).fallbacks == 0
+    net.parts[0].register_forward_hook(lambda module, args, output: output * 2)
+    assert torch.equal(jitted(x), net(x))
+
+
 def test_module_inside_another_module_and_jitted_inside_jitted() -> None:
     inner = torch.nn.Linear(3, 3)
     for outer in (

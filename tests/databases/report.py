@@ -110,7 +110,7 @@ def _start(examine: Examine, jit: Jit) -> _Worker:
 def _work(pipe: Connection, examine: Examine, jit: Jit) -> None:
     torch.set_num_threads(1)  # a sum split among threads is not bit-equal
     if under_test.device().type == "cuda":
-        under_test.run_on("cuda")
+        under_test.run_on(str(under_test.device()))
         torch.use_deterministic_algorithms(True)  # what eager adds up in another order at each call raises
     while True:
         try:

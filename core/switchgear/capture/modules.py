@@ -39,11 +39,14 @@ class Modules:
             self._enter(module, type(module).__name__)
 
     def _enter(self, root: torch.nn.Module, prefix: str) -> None:
-        made = self._made.get(id(root))
-        if made is None or not made.names(root):
-            self.entered.append(root)
+        roots = [root] if not self._is_made(root) else root.modules()
+        self.entered += [part for part in roots if not self._is_made(part)]
         self._paths.update((id(part), path) for path, part in root.named_modules(prefix=prefix))
         self.state = state_of(root, prefix) | self.state
+
+    def _is_made(self, module: torch.nn.Module) -> bool:
+        known = self._made.get(id(module))
+        return known is not None and known.names(module)
 
     def make(
         self,
@@ -52,7 +55,7 @@ class Modules:
         *args: object,
         **kwargs: object,
     ) -> None:
-        """Initialise a module that the function makes."""
+        """Initialise a module that the function makes, or give a copy its state."""
         self._made[id(module)] = Known(module)
         original(module, *args, **kwargs)
 

@@ -306,6 +306,7 @@ def _environment(modules: Modules, handlers: Handlers, compiling: bool) -> Itera
         internals.autocast_cache_cleared(),
         redirected(torch.nn.Module, "__call__", modules.call),
         redirected(torch.nn.Module, "__init__", modules.make),
+        redirected(torch.nn.Module, "__setstate__", modules.make),
         redirected(torch.jit.ScriptFunction, "__call__", _as_written),
         handlers.entered("around"),
         internals.exact_functionalization(),

@@ -6,6 +6,7 @@ priority, and ends with all that it started when the process that it works for d
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -84,7 +85,8 @@ def reply(message: bytes) -> dict[str, Any]:
         except Exception as error:
             failure = f"{type(error).__name__}: {error}"
     if torch.accelerator.is_available():
-        torch.accelerator.empty_cache()  # the user's process may need it
+        with contextlib.suppress(RuntimeError):
+            torch.accelerator.empty_cache()  # the user's process may need it
     told = [
         str(one.message) for one in caught if one.category.__module__ == SwitchgearError.__module__
     ]

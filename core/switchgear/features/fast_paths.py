@@ -44,10 +44,14 @@ class BatchOfOne(Handler):
 
     def answer(self, recorder: Recorder, call: Call) -> object:
         """The call of matrices that are repeated already."""
-        batches = [arg for arg in call.args if isinstance(arg, torch.Tensor) and arg.dim() == 3]
-        if len(batches) == 2 and not call.kwargs:
-            one, other = batches
-            call.args = _repeated(recorder, one, other), _repeated(recorder, other, one)
+        given = [*call.args, *call.kwargs.values()]
+        if len(given) == 2 and all(
+            isinstance(one, torch.Tensor) and one.dim() == 3 for one in given
+        ):
+            one, other = given
+            found = _repeated(recorder, one, other), _repeated(recorder, other, one)
+            call.args, names = found[: len(call.args)], call.kwargs
+            call.kwargs = dict(zip(names, found[len(call.args) :], strict=True))
         return PASS
 
 

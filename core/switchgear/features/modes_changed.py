@@ -8,6 +8,7 @@ import torch
 
 from switchgear import torch_private as internals
 from switchgear.capture.call import Call
+from switchgear.capture.guards import Guard
 from switchgear.capture.handler import PASS, Handler
 from switchgear.capture.rare_modes import RARE_MODES
 from switchgear.capture.recorder import Recorder
@@ -38,8 +39,15 @@ class ModesChanged(Handler):
         return PASS
 
     def opened(self, recorder: Recorder, call: Call) -> None:
-        """Refuse attention with other backends."""
-        if "attention" not in getattr(call.fn, "__name__", ""):
+        """Refuse attention with other backends; of norms on a GPU, a library decides that can be switched off."""
+        name = getattr(call.fn, "__name__", "")
+        if name.endswith("_norm") and torch.cuda.is_initialized():
+            library = torch.backends.cudnn
+            condition = f"norms.enabled is {library.enabled}"
+            if all(guard.condition != condition for guard in recorder.guards):
+                scope = {"norms": library}
+                recorder.guards.append(Guard(condition, "torch.backends.cudnn.enabled", scope))
+        if "attention" not in name:
             return
         RARE_MODES.matter = True
         if internals.attention_backends() != recorder.state(self)[2]:

@@ -52,8 +52,7 @@ class Outside(Handler):
                 stack.enter_context(
                     redirected(os, name, _refusing("sets a variable of the environment"))
                 )
-            runs = _refusing("runs a kernel of torch.cuda.jiterator")
-            stack.enter_context(redirected(internals.JiteratorFunction, "__call__", runs))
+            stack.enter_context(redirected(internals.JiteratorFunction, "__call__", _launch))
             for name in _CLOCKS:
                 stack.enter_context(redirected(time, name, _refusing(f"calls time.{name}()")))
             yield
@@ -80,6 +79,15 @@ def _refuse(what: str) -> None:
             f"the function {what}, in {recorder.here()}, which the first call alone would do; do it outside of the "
             "function"
         )
+
+
+def _launch(original: Callable[..., object], *args: object, **kwargs: object) -> object:
+    recorder = active_recorder()
+    if recorder is not None and not recorder.tape.is_paused:
+        raise Unsupported(
+            f"the function runs a kernel of torch.cuda.jiterator, in {recorder.here()}, of which a trace sees nothing"
+        )
+    return original(*args, **kwargs)
 
 
 def _is_enabled(original: Callable[..., bool], logger: logging.Logger, level: int) -> bool:

@@ -232,7 +232,7 @@ _GET_ATTENTION = [private(f"torch._C._get_{name}_sdp_enabled") for name in _BACK
 _GET_ATTENTION += [private("torch._C._get_math_sdp_allow_fp16_bf16_reduction")]
 _SET_ATTENTION = [private(f"torch._C._set_sdp_use_{name}") for name in _BACKENDS]
 _SET_ATTENTION += [private("torch._C._set_math_sdp_allow_fp16_bf16_reduction")]
-_get_attention_order: Callable[[], Sequence[object]] = private("torch._C._get_sdp_priority_order")
+_get_attention_order: Callable[[], Sequence[int]] = private("torch._C._get_sdp_priority_order")
 _RARE_WORDS = ("_sdp_", "_attention", "precision", "_tf32")
 #: What the modes that few functions depend on are asked with, and set with.
 _RARE = [
@@ -264,29 +264,41 @@ def rare_modes_noticed(note: Callable[[], object]) -> Iterator[None]:
 
 
 def attention_backends() -> tuple[Any, ...]:
-    """What decides of which operators `scaled_dot_product_attention` consists, as `sdpa_kernel` sets it; hashable."""
-    if torch.cuda.is_initialized():
-        _settle_attention_order()
-    return (*_get_attention_order(), *[get() for get in _GET_ATTENTION])
+    """What decides of which operators `scaled_dot_product_attention` consists, as `sdpa_kernel` sets it; hashable.
 
-
-@functools.cache
-def _settle_attention_order() -> None:
-    """Have PyTorch choose a kernel once: the first choice on a Hopper GPU puts another kernel first in the order.
-
-    2.11 to 2.15: `torch._C._get_sdp_priority_order` gives another order from then on, as if it had been set.
+    The order of kernels comes first, and is None where it is PyTorch's own.
     """
-    with torch._C.DisableTorchFunction(), real_dispatch():
-        heads = torch.empty(1, 1, 8, 8, dtype=torch.half, device="cuda")
-        torch._fused_sdp_choice(heads, heads, heads)
+    order = tuple(_get_attention_order())
+    return (None if order == _own_attention_order() else order, *[get() for get in _GET_ATTENTION])
 
 
 def set_attention_backends(state: tuple[Any, ...]) -> None:
     """Put back what `attention_backends` gave."""
-    count = len(state) - len(_SET_ATTENTION)
-    torch._C._set_sdp_priority_order(list(state[:count]))
-    for put, value in zip(_SET_ATTENTION, state[count:], strict=True):
+    order, *values = state
+    torch._C._set_sdp_priority_order(list(order or _own_attention_order()))
+    for put, value in zip(_SET_ATTENTION, values, strict=True):
         put(value)
+
+
+_FIRST_ORDER: tuple[int, ...] = tuple(getattr(torch._C, "_get_sdp_priority_order", tuple)())
+
+
+def _own_attention_order() -> tuple[int, ...]:
+    return _order_on_gpu() if torch.cuda.is_initialized() else _FIRST_ORDER
+
+
+@functools.cache
+def _order_on_gpu() -> tuple[int, ...]:
+    """The order of kernels once PyTorch has chosen one on a GPU.
+
+    2.11 to 2.15: the first choice on a Hopper GPU puts another kernel first for the whole process, as if it were set.
+    """
+    before = tuple(_get_attention_order())
+    with real_dispatch():
+        heads = torch.empty(1, 1, 8, 8, dtype=torch.half, device="cuda")
+        torch._fused_sdp_choice(heads, heads, heads)
+    found = tuple(_get_attention_order())
+    return found if before == _FIRST_ORDER else _FIRST_ORDER
 
 
 def dispatch_mode_count() -> int:
