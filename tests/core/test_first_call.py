@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import builtins
+import os
 import subprocess
 import sys
 import types
 from collections import Counter
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,9 +67,14 @@ sg.jit(lambda x, y: (x * y + 1).exp().sum(0) / 2, {})(torch.ones(2, 3), torch.on
 
 @pytest.mark.parametrize("options", ["strict=True, executors=['torch']", "strict=True, compile='background'"])
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_a_first_call_imports_neither_dynamo_nor_sympy(program: str, options: str) -> None:
+def test_a_first_call_imports_neither_dynamo_nor_sympy(program: str, options: str, tmp_path: Path) -> None:
     source = FIRST_CALL.format(PROGRAMS[program].replace("{}", options))
-    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
+    nothing_compiled = {
+        "SWITCHGEAR_CACHE_DIR": str(tmp_path / "ours"),
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "its"),
+    }
+    environment = {**os.environ, **nothing_compiled}
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
 
 
