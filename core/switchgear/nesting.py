@@ -11,6 +11,9 @@ import torch
 
 from switchgear.errors import Unsupported
 
+#: Most of what is neither a tensor nor a nest among the arguments of a call.
+_PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device})
+
 
 def tensors_in(value: object) -> Iterator[torch.Tensor]:
     """The tensors in a nest of tuples, lists, dicts and slices, in order."""
@@ -22,6 +25,10 @@ def instances_in(kinds: type | tuple[type, ...], value: object) -> list[Any]:
     pending, found = [value], list[Any]()
     while pending:
         part: Any = pending.pop()
+        if (
+            kinds is torch.Tensor and type(part) in _PLAIN
+        ):  # which is faster than to ask whether it is one
+            continue
         if isinstance(part, kinds):
             found.append(part)
         elif isinstance(part, (tuple, list)):
@@ -55,6 +62,8 @@ def map_instances(
     kinds: type | tuple[type, ...], function: Callable[[Any], object], value: object
 ) -> Any:
     """`value` with what is of these kinds in its nest of tuples, lists, dicts and slices replaced."""
+    if kinds is torch.Tensor and type(value) in _PLAIN:
+        return value
     if isinstance(value, kinds):
         return function(value)
     if isinstance(value, (tuple, list)):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,13 +128,18 @@ class Handlers:
         self._owner = {
             handler: feature.name for feature in features for handler in feature.handlers
         }
-        self._at_doors: dict[str, list[tuple[Set[object], Callable[..., object]]]] = {
-            name: [
-                (handler.functions if name in _BY_FUNCTION else frozenset(), getattr(handler, name))
-                for handler in self._overriding(name)
-            ]
+        #: Whom to ask by a method, by the function that is called; None stands for all that no handler names.
+        self._at_doors: dict[str, dict[Any, list[Callable[..., object]]]] = {
+            name: {function: self._asked(name, function) for function in (*owners, None)}
             for name in (*_BY_FUNCTION, *_TOLD, "operator", "by_data")
         }
+
+    def _asked(self, method: str, function: object) -> list[Callable[..., object]]:
+        return [
+            getattr(handler, method)
+            for handler in self._overriding(method)
+            if not (method in _BY_FUNCTION and handler.functions) or function in handler.functions
+        ]
 
     def _overriding(self, method: str) -> list[Handler]:
         return [
@@ -173,12 +178,13 @@ class Handlers:
     def ask(self, method: str, recorder: Recorder, call: Call | Operation, *more: object) -> Any:
         """The first answer that a handler gives by a method, or `PASS`; what has no answer is told to all."""
         asked: Any = None
+        by_function = self._at_doors[method]
+        function = call.fn if type(call) is Call else None
         try:
-            for functions, asked in self._at_doors[method]:
-                if not functions or (isinstance(call, Call) and call.fn in functions):
-                    answer = asked(recorder, call, *more)
-                    if answer is not PASS and method not in _TOLD:
-                        return answer
+            for asked in by_function.get(function, by_function[None]):
+                answer = asked(recorder, call, *more)
+                if answer is not PASS and method not in _TOLD:
+                    return answer
         except Exception as error:
             self._attribute(error, asked.__self__)
             raise
