@@ -25,7 +25,7 @@ _EXTERN = frozenset(f"aten.{name}" for name in ("mm", "addmm", "bmm", "baddbmm",
 _SURE_NAMES = """
 t.default embedding.default native_layer_norm.default native_group_norm.default _softmax.default _log_softmax.default
 _native_batch_norm_legit_functional.default nll_loss_forward.default sum.default sum.dim_IntList mean.default mean.dim
-view.default expand.default permute.default unsqueeze.default slice.Tensor select.int
+view.default _unsafe_view.default expand.default permute.default unsqueeze.default slice.Tensor select.int
 amax.default cat.default gather.default index.Tensor max_pool2d_with_indices.default avg_pool2d.default"""
 _SURE = frozenset({*(f"{name}.default" for name in _EXTERN), *(f"aten.{name}" for name in _SURE_NAMES.split())})
 #: The fourth of its results is bytes that its backward reads; the decomposition makes them up.

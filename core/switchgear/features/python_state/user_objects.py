@@ -33,7 +33,8 @@ _FIXED = sys.stdlib_module_names - {
 }
 #: What of these reads attributes of modules all the same.
 _MODULES = ("torch.nn.modules.", "torch.nn.utils.", "torch.optim.")
-_HEAP = 1 << 9
+#: What is written in Python has the first; what is written in C may have it, and then has the second, too.
+_HEAP, _IMMUTABLE = 1 << 9, 1 << 8
 
 
 @functools.cache
@@ -54,7 +55,8 @@ def is_users_function(value: types.FunctionType) -> bool:
 
 def is_users_class(kind: type) -> bool:
     """Whether a class is written in Python, in one."""
-    return bool(kind.__flags__ & _HEAP) and is_users(getattr(kind, "__module__", None))
+    is_python = kind.__flags__ & (_HEAP | _IMMUTABLE) == _HEAP
+    return is_python and is_users(getattr(kind, "__module__", None))
 
 
 @functools.cache
