@@ -1329,7 +1329,7 @@ def test_a_guard_tree_follows_attributes_items_and_elements() -> None:
     node = internals.guard_child(node, "tuple", 0, 2)
     node.add_id_match_guard(id(2), ["two"], None)
     assert internals.guard_check(root)(value)
-    assert internals.has_dict_versions(torch._C._dynamo.guards.RootGuardManager()) is not internals.HAS_INLINE_VALUES
+    assert internals.has_dict_versions(torch._C._dynamo.guards.RootGuardManager()) is not internals.MISSES_UPDATES
     assert not internals.has_dict_versions(root)
     value.items["a"][1] = (4, 3)
     assert not internals.guard_check(root)(value)
@@ -1357,8 +1357,8 @@ def test_the_version_of_a_dict() -> None:
     held: dict[str, int] = {}
     before = internals.dict_version(held)
     assert internals.dict_version(held) == before
-    held["a"] = 1
-    assert (internals.dict_version(held) == before) is internals.HAS_INLINE_VALUES
+    held.update(a=1)
+    assert (internals.dict_version(held) == before) is internals.MISSES_UPDATES
 
 
 def test_kernels_of_many_tensors_keep_the_strides_that_a_pointwise_one_gives() -> None:

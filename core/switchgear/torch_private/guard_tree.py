@@ -18,6 +18,8 @@ from switchgear.torch_private.names import check_names, private, value_of
 
 #: From Python 3.13 on the version of an instance's `__dict__` does not tell of its attributes.
 HAS_INLINE_VALUES = sys.version_info >= (3, 13)
+#: From Python 3.12 on PyTorch's version of a dict stays where `update` fills an empty one (2.11 to 2.15).
+MISSES_UPDATES = sys.version_info >= (3, 12)
 RootGuardManager: Any = private("torch._C._dynamo.guards.RootGuardManager")
 _install_no_tensor_aliasing_guard: Callable[..., None] = private(
     "torch._C._dynamo.guards.install_no_tensor_aliasing_guard"
@@ -38,8 +40,8 @@ _FEW = 12
 
 
 def dict_version(target: dict[Any, Any]) -> int | None:
-    """What each write to a dict changes; None where that tells nothing of the attributes of instances."""
-    return None if HAS_INLINE_VALUES else _dict_version(target)
+    """What each write to a dict changes; None where some do not."""
+    return None if MISSES_UPDATES else _dict_version(target)
 
 
 def guard_root(reads: int) -> Any:
@@ -49,7 +51,7 @@ def guard_root(reads: int) -> Any:
 
 def has_dict_versions(root: Any) -> bool:
     """Whether a tree sees at no cost whether a dict has been written to."""
-    return not isinstance(root, _Tree) and not HAS_INLINE_VALUES
+    return not isinstance(root, _Tree) and not MISSES_UPDATES
 
 
 def guard_child(parent: Any, access: str, key: Any, value: Any) -> Any:
