@@ -191,7 +191,6 @@ def test_fused_training_is_near(made: tuple[nn.Module, Batch], dtype: torch.dtyp
     jitted = sg.jit(twin, executors=executors)
     expected, found = losses(trained(model, model, batch)), losses(trained(jitted, twin, batch))
     torch.testing.assert_close(found, expected, rtol=1e-4 if dtype is torch.float32 else 2e-2, atol=0)
-    print(owners(jitted))
     assert owners(jitted) == {"inductor"} if executors is FUSING else owners(jitted), sg.explain(jitted)
 
 

@@ -11,8 +11,8 @@ import torch
 
 from switchgear.errors import Unsupported
 
-#: Most of what is neither a tensor nor a nest among the arguments of a call.
-_PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device})
+#: Most of what is neither a tensor, nor what stands for one, nor a nest among the arguments of a call.
+PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device})
 
 
 def tensors_in(value: object) -> Iterator[torch.Tensor]:
@@ -26,7 +26,7 @@ def instances_in(kinds: type | tuple[type, ...], value: object) -> list[Any]:
     while pending:
         part: Any = pending.pop()
         if (
-            kinds is torch.Tensor and type(part) in _PLAIN
+            kinds is torch.Tensor and type(part) in PLAIN
         ):  # which is faster than to ask whether it is one
             continue
         if isinstance(part, kinds):
@@ -62,7 +62,7 @@ def map_instances(
     kinds: type | tuple[type, ...], function: Callable[[Any], object], value: object
 ) -> Any:
     """`value` with what is of these kinds in its nest of tuples, lists, dicts and slices replaced."""
-    if kinds is torch.Tensor and type(value) in _PLAIN:
+    if kinds is torch.Tensor and type(value) in PLAIN:
         return value
     if isinstance(value, kinds):
         return function(value)

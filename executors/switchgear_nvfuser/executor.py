@@ -17,6 +17,7 @@ from .availability import inexecutable, installed_version
 from .definition import Definition
 from .execution import Fused, fused
 from .grad_rules import rules
+from .internals import laid_out
 from .lowering import define, lowered
 from .translation import Untranslatable
 
@@ -78,7 +79,7 @@ class NvfuserExecutor(sg.FusionExecutor):
         """
         try:
             made = _Region(region, self._fused(self.definition(region)))
-            made(*map(_zeros, region.inputs))
+            made(*[laid_out(proxy).zero_() for proxy in region.inputs])
         except torch.AcceleratorError:
             raise
         except (RuntimeError, TypeError, ValueError, sg.errors.SwitchgearError) as error:
@@ -147,10 +148,6 @@ class _Region:
             fresh = torch.empty_strided(value.shape, self.strides[index], dtype=value.dtype, device=value.device)
             results[index] = fresh.copy_(value)
         return results
-
-
-def _zeros(proxy: sg.TensorProxy) -> torch.Tensor:
-    return torch.empty_strided(proxy.shape, proxy.stride, dtype=proxy.dtype, device=proxy.device).zero_()
 
 
 def _warn(region: sg.Trace, then: str, error: Exception) -> str:

@@ -52,6 +52,6 @@ def fake_mode() -> Any:
     return FakeTensorMode()
 
 
-def fake(proxy: sg.TensorProxy) -> torch.Tensor:
-    """A tensor with the metadata of a proxy, inside a fake mode."""
+def laid_out(proxy: sg.TensorProxy) -> torch.Tensor:
+    """A tensor with the metadata of a proxy, of any values; a fake one inside a fake mode."""
     return torch.empty_strided(proxy.shape, proxy.stride, dtype=proxy.dtype, device=proxy.device)

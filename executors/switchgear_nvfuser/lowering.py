@@ -14,7 +14,7 @@ import switchgear as sg
 # each fills the table of translations
 from . import factories, indexing, pointwise, reductions, shapes  # noqa: F401
 from .definition import DTYPES, Definition, Value, frozen, layout_of, mapped
-from .internals import Dispatched, decomposition_of, fake, fake_mode, undisturbed
+from .internals import Dispatched, decomposition_of, fake_mode, laid_out, undisturbed
 from .translation import LEFT, TRANSLATIONS, Translator, Untranslatable
 
 #: More dimensions nvFuser does not take.
@@ -127,7 +127,7 @@ def _decomposed(item: sg.BoundSymbol) -> tuple[sg.BoundSymbol, ...]:
 
     mode = Dispatched(handle)
     with undisturbed(), fake_mode(), torch.no_grad():
-        given = {proxy.name: fake(proxy) for proxy in _distinct(item)}
+        given = {proxy.name: laid_out(proxy) for proxy in _distinct(item)}
         for proxy in _distinct(item):
             proxies[id(given[proxy.name])] = proxy
         fn: Any = item.symbol.fn

@@ -131,14 +131,16 @@ class Handlers:
         #: Whom to ask by a method, by the function that is called; None stands for all that no handler names.
         self._at_doors: dict[str, dict[Any, list[Callable[..., object]]]] = {
             name: {function: self._asked(name, function) for function in (*owners, None)}
-            for name in (*_BY_FUNCTION, *_TOLD, "operator", "by_data")
+            for name in _BY_FUNCTION
         }
+        for name in (*_TOLD, "operator", "by_data"):
+            self._at_doors[name] = {None: [getattr(one, name) for one in self._overriding(name)]}
 
     def _asked(self, method: str, function: object) -> list[Callable[..., object]]:
         return [
             getattr(handler, method)
             for handler in self._overriding(method)
-            if not (method in _BY_FUNCTION and handler.functions) or function in handler.functions
+            if not handler.functions or function in handler.functions
         ]
 
     def _overriding(self, method: str) -> list[Handler]:

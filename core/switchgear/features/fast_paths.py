@@ -12,6 +12,7 @@ from torch import nn
 from switchgear.capture.call import Call
 from switchgear.capture.handler import PASS, Handler
 from switchgear.capture.recorder import Recorder
+from switchgear.nesting import map_tensors, tensors_in
 from switchgear.patches import redirected
 
 
@@ -44,14 +45,13 @@ class BatchOfOne(Handler):
 
     def answer(self, recorder: Recorder, call: Call) -> object:
         """The call of matrices that are repeated already."""
-        given = [*call.args, *call.kwargs.values()]
-        if len(given) == 2 and all(
-            isinstance(one, torch.Tensor) and one.dim() == 3 for one in given
-        ):
-            one, other = given
-            found = _repeated(recorder, one, other), _repeated(recorder, other, one)
-            call.args, names = found[: len(call.args)], call.kwargs
-            call.kwargs = dict(zip(names, found[len(call.args) :], strict=True))
+        tensors = [*tensors_in((call.args, call.kwargs))]
+        if len(tensors) == 2 and all(tensor.dim() == 3 for tensor in tensors):
+            others = {id(one): other for one, other in (tensors, tensors[::-1])}
+            call.args, call.kwargs = map_tensors(
+                lambda tensor: _repeated(recorder, tensor, others[id(tensor)]),
+                (call.args, call.kwargs),
+            )
         return PASS
 
 

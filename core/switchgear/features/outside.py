@@ -82,11 +82,7 @@ def _refuse(what: str) -> None:
 
 
 def _launch(original: Callable[..., object], *args: object, **kwargs: object) -> object:
-    recorder = active_recorder()
-    if recorder is not None and not recorder.tape.is_paused:
-        raise Unsupported(
-            f"the function runs a kernel of torch.cuda.jiterator, in {recorder.here()}, of which a trace sees nothing"
-        )
+    _refuse("runs a kernel of torch.cuda.jiterator")
     return original(*args, **kwargs)
 
 

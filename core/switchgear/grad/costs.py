@@ -82,13 +82,9 @@ def _with_as_many_heads(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
     2.11: "sdpa_flop_count: query/key/value shapes are incompatible", where queries share keys.
     """
-    most = max(arg[1] for arg in args if isinstance(arg, tuple) and len(arg) == 4)
-    return tuple(
-        [
-            (arg[0], most, *arg[2:]) if isinstance(arg, tuple) and len(arg) == 4 else arg
-            for arg in args
-        ]
-    )
+    shapes = [arg for arg in args if isinstance(arg, tuple) and len(arg) == 4]
+    most = max(shape[1] for shape in shapes)
+    return tuple([(arg[0], most, *arg[2:]) if arg in shapes else arg for arg in args])
 
 
 def _shape(proxy: TensorProxy) -> Any:

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from switchgear.ir.choice import Choice, Implementation
 from switchgear.ir.proxy import TensorProxy, copier
+from switchgear.nesting import PLAIN
 
 #: Draws random numbers: never merged, recomputed, reordered or removed.
 RANDOM = "random"
@@ -204,21 +203,17 @@ def proxies(value: object) -> list[TensorProxy]:
     return found
 
 
-#: Most of what is not a proxy among the arguments of a call, none of it a nest.
-_PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device})
-
-
 def _collect(value: Any, found: list[TensorProxy]) -> None:
     kind = type(value)
     if kind is TensorProxy:
         found.append(value)
-    elif kind in _PLAIN:
+    elif kind in PLAIN:
         return
     elif isinstance(value, (tuple, list)):
         for item in value:
             if type(item) is TensorProxy:
                 found.append(item)
-            elif type(item) not in _PLAIN:
+            elif type(item) not in PLAIN:
                 _collect(item, found)
     elif isinstance(value, Mapping):
         for item in value.values():
@@ -230,7 +225,7 @@ def map_proxies(function: Callable[[TensorProxy], Any], value: Any) -> Any:
     kind = type(value)
     if kind is TensorProxy:
         return function(value)
-    if kind in _PLAIN:
+    if kind in PLAIN:
         return value
     if isinstance(value, tuple):
         return tuple([map_proxies(function, item) for item in value])

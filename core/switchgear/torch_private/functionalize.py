@@ -144,29 +144,16 @@ def _declared_batch_norm(
     return aten._native_batch_norm_legit.default(input, weight, bias, mean, var, training, *rest)
 
 
-def _declared_gpu_batch_norm(
-    input: object,
-    weight: object,
-    bias: object,
-    mean: object,
-    var: object,
-    training: bool,
-    *rest: float,
-) -> object:
+def _declared_gpu_batch_norm(*given: Any) -> object:
     aten = torch.ops.aten
-    if training and mean is not None:  # which runs the same kernel
-        return aten._batch_norm_with_update.default(input, weight, bias, mean, var, *rest)
-    given = [
-        unwrap(value) if isinstance(value, torch.Tensor) and is_wrapper(value) else value
-        for value in (input, weight, bias, mean, var)
-    ]
+    *tensors, training, momentum, epsilon = given
+    if training and tensors[3] is not None:  # there are statistics; it runs the same kernel
+        return aten._batch_norm_with_update.default(*tensors, momentum, epsilon)
+    wrappers = [isinstance(one, torch.Tensor) and is_wrapper(one) for one in given]
+    plain = [unwrap(one) if known else one for one, known in zip(given, wrappers, strict=True)]
     with torch._C._ExcludeDispatchKeyGuard(functionalize_keys()):
-        results = torch.ops.aten.cudnn_batch_norm.default(*given, training, *rest)
-    return (
-        tuple(map(wrap, results))
-        if isinstance(input, torch.Tensor) and is_wrapper(input)
-        else results
-    )
+        results = torch.ops.aten.cudnn_batch_norm.default(*plain)
+    return tuple(map(wrap, results)) if wrappers[0] else results
 
 
 def _masked_fill_(self: torch.Tensor, mask: torch.Tensor, value: object) -> torch.Tensor:
