@@ -92,6 +92,18 @@ def test_of_logits_that_were_cast_a_number_a_row_is_saved() -> None:
     assert found[1] > 32 * 1000
 
 
+def test_nothing_of_the_logits_is_read_in_another_width() -> None:
+    """But by kernels that cast what they read: nvFuser would write a copy for a gather, and compares 64 bits slowly."""
+    x, target = torch.randn(32, 1000, dtype=torch.bfloat16, requires_grad=True), torch.arange(32)
+    jitted = sg.jit(lambda x, target: F.cross_entropy(x, target), executors=["torch"], grad_rules=[rules])
+    jitted(x, target).backward()
+    forward, backward = (traces(jitted)[-1].bound_symbols for traces in (sg.last_traces, sg.last_backward_traces))
+    (gather,) = [item for item in forward if "gather" in item.symbol.name]
+    assert gather.inputs[0].dtype == torch.bfloat16
+    (compared,) = [item for item in backward if "__eq__" in item.symbol.name]
+    assert {proxy.dtype for proxy in compared.inputs} == {torch.int32}
+
+
 @pytest.mark.parametrize(
     ("function", "shape", "reason"),
     [
