@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import switchgear as sg
 
+from .late_products import late_products
 from .linears import join_linears
 from .nested import join_nested
 from .numbers import hold_numbers
@@ -16,6 +17,7 @@ from .write_to_inputs import write_to_inputs
 PASSES = (
     sg.PassPlacement("short_chains", "before_fusion", short_chains),
     sg.PassPlacement("nested", "before_fusion", join_nested),
+    sg.PassPlacement("late_products", "after_claim", late_products),
     sg.PassPlacement("write_to_inputs", "after_claim", write_to_inputs),
     sg.PassPlacement("reuse_buffers", "after_claim", reuse_buffers),
     sg.PassPlacement("linears", "after_claim", join_linears),
