@@ -53,7 +53,7 @@ def contestants_on(device: str) -> tuple[Contestant, ...]:
     return (
         Contestant(BASELINE, eager),
         *(Contestant(name, functools.partial(compiled, **mode), missing=missing) for name, mode in modes.items()),
-        configured(CANDIDATE),
+        configured(CANDIDATE, compile="now"),
         configured("switchgear-nvfuser", executors=["cublas", "nvfuser", "torch"]),
         configured("switchgear-inductor", executors=["cublas", "inductor", "torch"]),
     )
