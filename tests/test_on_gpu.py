@@ -186,6 +186,8 @@ def test_training_under_autocast_is_eagers(
 def test_fused_training_is_near(made: tuple[nn.Module, Batch], dtype: torch.dtype, executors: Any) -> None:
     model, batch = made
     model.to(dtype)
+    # as of 0.2.36, on slices that are joined again, as in RoPE (`FAILING` in tests/nvfuser/test_on_gpu.py)
+    warnings.filterwarnings("ignore", "executor nvfuser: nvFuser fails on a region", errors.PluginWarning)
     batch = tuple([one.to(dtype) if one.is_floating_point() else one for one in batch])
     twin = copy.deepcopy(model)
     jitted = sg.jit(twin, executors=executors)
