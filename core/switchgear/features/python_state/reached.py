@@ -191,8 +191,9 @@ class Reached:
         self, value: object, label: str, owner: object = None, steps: tuple[object, ...] = ()
     ) -> None:
         """Take note of a value that lies at `steps` from `owner`, and of what it leads to."""
-        if id(value) in self._seen:
-            self.links[self._from].add(id(value))
+        key = id(value)
+        if key in self._seen:
+            self.links[self._from].add(key)
             if self.has_objects and owner is not None and _has_identity(value):
                 self._tie(value, self._place(owner, steps))
             return
@@ -204,14 +205,14 @@ class Reached:
             if owner is not None:
                 self._tensor(value, Held(owner, steps, label))
             return
-        self.links[self._from].add(id(value))
-        self._seen[id(value)] = value
+        self.links[self._from].add(key)
+        self._seen[key] = value
         if isinstance(owner, Argument) and _is_made_by_calls(value):
-            self.places[id(value)] = Place(owner, steps)
+            self.places[key] = Place(owner, steps)
         elif self.has_objects and owner is not None:
-            self._first[id(value)] = Place(owner, steps)
-        self._labels.setdefault(id(value), label)
-        outer, self._from = self._from, id(value)
+            self._first[key] = Place(owner, steps)
+        self._labels.setdefault(key, label)
+        outer, self._from = self._from, key
         self._look_into(value, label, owner, steps)
         self._from = outer
 
@@ -429,6 +430,9 @@ class Reached:
         self.links[place].add(place)
         self.classes.append(nn.Module if issubclass(kind, nn.Module) else kind)
         self._class(kind)
+        for hooks in internals.global_module_hooks() if issubclass(kind, nn.Module) else ():
+            for hook in hooks.values():
+                self.reach(hook, "a hook of all modules")
         for base in _users_bases(kind):
             self._behind(vars(base).get("__getattribute__"), f"{base.__name__}.__getattribute__")
             for name in vars(base).keys() & _IMPLICIT:
@@ -446,10 +450,11 @@ class Reached:
     def _module(self, module: nn.Module, label: str) -> None:
         state = vars(module)
         for name in (*_MODULE_STATE, *_HOOKS):
-            if isinstance(state.get(name), dict):  # a scripted module has them in C++
-                self._hold_dict(state[name], label, name)
-        for hooks in (*(state[name] for name in _HOOKS[:4]), *internals.global_module_hooks()):
-            for hook in hooks.values():
+            held = state.get(name)
+            if isinstance(held, dict):  # a scripted module has them in C++
+                self._hold_dict(held, label, name)
+        for name in _HOOKS[:4]:
+            for hook in state[name].values():
                 self.reach(hook, f"a hook of {label}")
         for name, part in state["_modules"].items():
             self.reach(part, f"{label}.{name}")
@@ -538,8 +543,8 @@ class Reached:
             return
         read = Read(owner, key, None, label, code, self.places.get(id(owner)))
         self.reads[place] = read
-        if value is MISSING:
-            read.value = MISSING
+        if value is MISSING or value is None or value is True or value is False:
+            read.value = value
             return
         step = key if isinstance(owner, dict) else Attribute(key)
         if type(value) is int:

@@ -57,7 +57,8 @@ class Recording:
         try:
             with contextlib.ExitStack() as stack:
                 stack.enter_context(self.code.active())
-                self._patch()
+                with self.code:
+                    self._patch()
                 if nn.Module.__getattr__.__module__ == nn.Module.__module__:
                     stack.enter_context(
                         replaced(nn.Module, "__getattr__", _getattr(nn.Module.__getattr__))
@@ -91,16 +92,16 @@ class Recording:
         opened, knows = self._reached.opened, self._reached.knows
 
         def __getattribute__(instance: object, name: str) -> Any:
-            reader = sys._getframe(1)
             if name == "_modules" and get_ident() == thread and knows(instance):
                 opened[id(instance)] = instance
-            if (
-                reader.f_globals is not _OF_MODULES
-                and (id(instance), name) not in noted
-                and get_ident() == thread
-                and not _is_silent(reader.f_code.co_filename)
-            ):
-                self._note(instance, name)
+            if (id(instance), name) not in noted:
+                reader = sys._getframe(1)
+                if (
+                    reader.f_globals is not _OF_MODULES
+                    and get_ident() == thread
+                    and not _is_silent(reader.f_code.co_filename)
+                ):
+                    self._note(instance, name)
             return original(instance, name)
 
         return __getattribute__
