@@ -30,21 +30,17 @@ class Tape:
         #: Where PyTorch dispatches to from calls that are recorded.
         self.dispatch_state: tuple[object, object] = (None, None)
         self._module_path = module_path
-        self._paused = 0
-
-    @property
-    def is_paused(self) -> bool:
-        """Whether calls pass unrecorded."""
-        return self._paused > 0
+        #: Whether calls pass unrecorded.
+        self.is_paused = False
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Let what runs inside pass unrecorded."""
-        self._paused += 1
+        outer, self.is_paused = self.is_paused, True
         try:
             yield
         finally:
-            self._paused -= 1
+            self.is_paused = outer
 
     @property
     def frame(self) -> Call:

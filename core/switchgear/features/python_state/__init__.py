@@ -142,7 +142,9 @@ class PythonState(Handler):
         if active_sizes() is not None:
             _refuse_exact_types(reached.codes & (ran or reached.codes))
         replaced_call = {"Module", "__call__"}
-        if any(replaced_call <= names_in(code) for code in reached.codes):
+        if replaced_call <= reached.names and any(
+            replaced_call <= names_in(code) for code in reached.codes
+        ):
             raise Unsupported("the function asks for Module.__call__, which capture replaces")
         for module in (*reached.opened.values(),):
             recorder.enter_module(module)

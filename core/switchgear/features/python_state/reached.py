@@ -96,6 +96,8 @@ _SAME_EVERYWHERE = (
     nn.Module,
     enum.Enum,
 )
+#: The ids of kinds that lead nowhere and are compared by value.
+_VALUES = frozenset(map(id, (bool, float, str, bytes, type(None))))
 _LOOKED_INTO = (tuple, frozenset, types.MappingProxyType, *(kind for kind, _ in CONTAINERS))
 #: What changes inside in ways that no guard sees.
 _CHANGING = (bytearray, memoryview, array.array, threading.Event, queue.Queue)
@@ -126,6 +128,8 @@ class Reached:
         self.tensors: dict[int, Held] = {}
         #: Classes whose instances' reads are to be noted.
         self.classes: list[type] = []
+        #: What need not be noted any more: the id of an object, and the name of an attribute.
+        self.noted: set[tuple[int, str]] = set()
         #: Modules whose parts were looked for.
         self.opened: dict[int, Any] = {}
         #: What a use changes, and no guard can see.
@@ -144,7 +148,8 @@ class Reached:
         self._met: set[tuple[object, ...]] = set()
         self._labels: dict[int, str] = {}
         self._seen: dict[int, Any] = {}
-        self._names: set[str] = set()
+        #: What the code of the user's functions names.
+        self.names: set[str] = set()
         #: Modules and classes whose attributes are found in code, by the names of these.
         self._spaces: dict[str, list[types.ModuleType | type]] = {}
         #: The user's functions with their code objects, and what these are called.
@@ -287,7 +292,7 @@ class Reached:
 
     def _read_itself(self, value: object, frozen: object, label: str) -> None:
         self.reads[id(value), None] = Read(
-            value, ITSELF, frozen, label, None, self.places[id(value)]
+            value, ITSELF, frozen, label, type(value), place=self.places[id(value)]
         )
 
     def _tensor(self, tensor: object, held: Held) -> None:
@@ -453,6 +458,8 @@ class Reached:
             held = state.get(name)
             if isinstance(held, dict):  # a scripted module has them in C++
                 self._hold_dict(held, label, name)
+        for parts in map(state.__getitem__, _MODULE_STATE):  # these have guards of their own
+            self.noted.update([(id(module), name) for name in parts if name not in state])
         for name in _HOOKS[:4]:
             for hook in state[name].values():
                 self.reach(hook, f"a hook of {label}")
@@ -521,7 +528,8 @@ class Reached:
                 else:
                     self.reach(item, f"{label}[{key!r}]", own, (key,))
             place = self.places.get(id(value))
-            whole = Read(value, "__dict__", freeze(own, self), label, None, place)
+            frozen = freeze(own, self)
+            whole = Read(value, "__dict__", frozen, label, type(value), place=place)
             self.reads[id(value), "__dict__"] = whole
 
     def _note(
@@ -541,9 +549,10 @@ class Reached:
         if known is not None:
             known.code = known.code if code == known.code else None
             return
-        read = Read(owner, key, None, label, code, self.places.get(id(owner)))
+        read = Read(owner, key, None, label, type(owner), code, self.places.get(place[0]))
         self.reads[place] = read
-        if value is MISSING or value is None or value is True or value is False:
+        kind = type(value)
+        if value is MISSING or id(kind) in _VALUES or (kind is int and label not in self._varying):
             read.value = value
             return
         step = key if isinstance(owner, dict) else Attribute(key)
@@ -642,7 +651,7 @@ class Reached:
         )
         for name in set(itertools.chain.from_iterable(spaces)):
             self._spaces.setdefault(name, []).append(value)
-            if name in self._names or name in _IMPLIED:
+            if name in self.names or name in _IMPLIED:
                 self._look_up(value, name)
 
     def _class(self, kind: type) -> None:
@@ -657,8 +666,8 @@ class Reached:
             )
 
     def _named(self, names: Set[str]) -> None:
-        new = names - self._names
-        self._names |= names
+        new = names - self.names
+        self.names |= names
         for name in sorted(new & self._spaces.keys()):
             for space in tuple(self._spaces[name]):
                 self._look_up(space, name)

@@ -12,7 +12,9 @@ import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache
+from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
@@ -60,13 +62,10 @@ class Read:
     key: Any
     value: object
     label: str
+    #: The class of the owner.
+    kind: type
     code: types.CodeType | str | None = None
     place: Place | None = None
-    #: The class of the owner.
-    kind: type = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.kind = type(self.owner)
 
     @property
     def home(self) -> object:
@@ -133,9 +132,7 @@ def reads_made(
     """
     if ran is None:
         return [*reads.values()]
-    names = {
-        name for code in ran for name in (*code.co_names, *code.co_consts) if type(name) is str
-    }
+    names = frozenset().union(*map(_names_used, ran))
     made = {key: read for key, read in reads.items() if read.was_made(ran, names)}
     by_owner: dict[int, list[tuple[int, object]]] = {}
     pending: list[Any] = [None]
@@ -155,6 +152,12 @@ def reads_made(
         for key, read in made.items()
         if key in live or (read.code is None and not issubclass(read.kind, OF_CONTEXT))
     ]
+
+
+@cache
+def _names_used(code: types.CodeType) -> frozenset[str]:
+    """The names in a code object, and its strings, which may be names."""
+    return frozenset(name for name in (*code.co_names, *code.co_consts) if type(name) is str)
 
 
 def guard_on(state: State, arguments: Iterable[int], settle: Callable[[], None]) -> Guard:
@@ -202,8 +205,9 @@ class State:
 
     def modules(self) -> list[Known]:
         """Those among what was read."""
-        found = (leaf for read in self._reads for leaf in leaves(read.value))
-        return [leaf for leaf in found if isinstance(leaf, Known)]
+        values = [read.value for read in self._reads]
+        nested = chain.from_iterable(leaves(value) for value in values if type(value) is Contents)
+        return [found for found in (*values, *nested) if type(found) is Known]
 
     def _build(self, objects: Mapping[int, object]) -> None:
         """Make the tree, while all is as it was."""

@@ -45,7 +45,6 @@ class Recording:
     def __init__(self, reached: Reached) -> None:
         self._reached = reached
         self._thread = threading.get_ident()
-        self._noted: set[tuple[int, str]] = set()
         self._originals: dict[type, Any] = {}
         #: Which code runs.
         self.code = RunningCode()
@@ -88,20 +87,20 @@ class Recording:
                 kind.__getattribute__ = self._noting(kind.__getattribute__)  # type: ignore[method-assign]
 
     def _noting(self, original: Any) -> Any:
-        thread, noted, get_ident = self._thread, self._noted, threading.get_ident
-        opened, knows = self._reached.opened, self._reached.knows
+        thread, noted, get_ident = self._thread, self._reached.noted, threading.get_ident
+        opened, knows, of_caller = self._reached.opened, self._reached.knows, sys._getframe
 
         def __getattribute__(instance: object, name: str) -> Any:
+            reader = of_caller(1)
             if name == "_modules" and get_ident() == thread and knows(instance):
                 opened[id(instance)] = instance
-            if (id(instance), name) not in noted:
-                reader = sys._getframe(1)
-                if (
-                    reader.f_globals is not _OF_MODULES
-                    and get_ident() == thread
-                    and not _is_silent(reader.f_code.co_filename)
-                ):
-                    self._note(instance, name)
+            if (
+                reader.f_globals is not _OF_MODULES
+                and (id(instance), name) not in noted
+                and get_ident() == thread
+                and not _is_silent(reader.f_code.co_filename)
+            ):
+                self._note(instance, name)
             return original(instance, name)
 
         return __getattribute__
@@ -115,7 +114,7 @@ class Recording:
         return original(environment) if variable is None else original(environment, variable)
 
     def _note(self, instance: object, name: str) -> None:
-        self._noted.add((id(instance), name))
+        self._reached.noted.add((id(instance), name))
         with self.code:
             self._reached.read(instance, name)
             if self._reached.new_codes or self._reached.classes:
