@@ -19,7 +19,7 @@ import threading
 import types
 import weakref
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Container, Iterable, Set
+from collections.abc import Callable, Collection, Iterable, Set
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
@@ -108,13 +108,14 @@ _WRITTEN_IN_C = (
 
 
 _H = TypeVar("_H", bound=Holder)
+_attribute = functools.cache(Attribute)
 
 
 class Reached:
     """The objects that a function has reached so far, what each held first, and what was read of it."""
 
     def __init__(
-        self, varying: Container[int | str] = (), size_of: Callable[[torch.Tensor], Any] = len
+        self, varying: Collection[int | str] = (), size_of: Callable[[torch.Tensor], Any] = len
     ) -> None:
         #: The paths of integers that were others in other calls.
         self._varying = varying
@@ -308,6 +309,8 @@ class Reached:
     def _container(
         self, value: object, label: str, owner: object, steps: tuple[object, ...]
     ) -> None:
+        if type(value) is tuple and not self._varying and all(map(is_atom, value)):
+            return
         for kind, holder in CONTAINERS:
             if isinstance(value, kind):
                 self._hold(holder, value, label)
@@ -555,7 +558,7 @@ class Reached:
         if value is MISSING or id(kind) in _VALUES or (kind is int and label not in self._varying):
             read.value = value
             return
-        step = key if isinstance(owner, dict) else Attribute(key)
+        step = key if isinstance(owner, dict) else _attribute(key)
         if type(value) is int:
             value = self._number(owner, key, value, label, owner, (step,))
         outer, self._from = self._from, place
@@ -634,7 +637,7 @@ class Reached:
 
     def _variables(self, space: dict[str, Any], names: Set[str]) -> None:
         module = space.get("__name__")
-        holder = self._hold(Variables, space, f"module {module}")
+        holder = self.holders.get(id(space)) or self._hold(Variables, space, f"module {module}")
         assert isinstance(holder, Variables)
         for name in holder.watch(names):
             self._note(space, name, holder.before[name], f"{module}.{name}", name)
