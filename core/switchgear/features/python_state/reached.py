@@ -51,36 +51,16 @@ from switchgear.features.python_state.streams import Stream, has_stream, variabl
 _MODULE_STATE = ("_parameters", "_buffers", "_modules")
 _HOOKS = (
     *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
-    *(
-        "_forward_hooks_with_kwargs",
-        "_forward_hooks_always_called",
-        "_forward_pre_hooks_with_kwargs",
-    ),
+    *("_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
+    "_forward_pre_hooks_with_kwargs",
 )
 #: Methods that run without being named or read: of instances, and of classes.
 _IMPLICIT = frozenset(
     {
         *("__call__", "__getattr__", "__setattr__", "__getitem__", "__setitem__", "__iter__"),
-        *(
-            "__len__",
-            "__contains__",
-            "__bool__",
-            "__enter__",
-            "__exit__",
-            "__eq__",
-            "__hash__",
-            "__next__",
-        ),
-        *(
-            "__add__",
-            "__radd__",
-            "__mul__",
-            "__rmul__",
-            "__iadd__",
-            "__get__",
-            "__set__",
-            "forward",
-        ),
+        *("__len__", "__contains__", "__bool__", "__enter__", "__exit__", "__eq__", "__hash__"),
+        *("__next__", "__add__", "__radd__", "__mul__", "__rmul__", "__iadd__"),
+        *("__get__", "__set__", "forward"),
     }
 )
 #: Those of them that users replace.
