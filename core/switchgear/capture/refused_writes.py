@@ -50,15 +50,18 @@ def refuse_expanded(target: torch.Tensor, here: Callable[[], str]) -> None:
 def refuse_transposed(
     target: torch.Tensor, operands: object, index: object, here: Callable[[], str]
 ) -> None:
-    """Refuse a write of what requires grad to `target[index]`, a view whose dimensions are in another order.
+    """Refuse a write that autograd sees to `target[index]`, a view whose dimensions are in another order.
 
     Autograd hands on a contiguous gradient, and functionalization one in the order of the view: sums are rounded so.
     """
     places = index if isinstance(index, tuple) else (index,)
     left = target.dim() - sum(isinstance(place, int) for place in places)
-    is_view = left > 1 and target._base is not None and is_transposed(target)
-    if is_view and any(operand.requires_grad for operand in tensors_in(operands)):
-        _refuse("of what requires grad through a transposed view", here)
+    base = target._base
+    if left < 2 or base is None or not is_transposed(target):
+        return
+    is_turned = target.requires_grad and not is_transposed(base)
+    if is_turned or any(operand.requires_grad for operand in tensors_in(operands)):
+        _refuse("of or to what requires grad through a transposed view", here)
 
 
 def refuse_write(
