@@ -44,8 +44,8 @@ def redirected(holder: object, name: str, target: Callable[..., object]) -> Iter
 
 
 def caller(depth: int, *passed: str) -> str:
-    """The name of the module whose code called, `depth` frames up from who asks, past those of these names."""
+    """The name of the module whose code called, `depth` frames up from who asks, past those of these packages."""
     frame: types.FrameType | None = sys._getframe(depth + 1)
-    while frame is not None and frame.f_globals.get("__name__") in passed:
+    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in passed:
         frame = frame.f_back
     return frame.f_globals.get("__name__", "") if frame is not None else ""

@@ -89,3 +89,33 @@ def test_no_guard_is_asked_in_python(name: str, in_cpp: bool, monkeypatch: pytes
 
     monkeypatch.setattr(State, "refresh", refuse)
     assert torch.equal(jitted(*make()), function(*make()))
+
+
+def test_an_attribute_of_a_module_among_many_reads() -> None:
+    """From Python 3.13 on the version of a module's `__dict__` stays when an attribute is set."""
+    importlib.import_module("torch._dynamo.guards")  # whose tree, in C++, goes by versions
+    drop = nn.Dropout(0.9)
+    module = nn.Sequential(*(nn.Linear(2, 2) for _ in range(20)), drop)
+    jitted = sg.jit(module, executors=["torch"])
+    for _ in range(3):
+        jitted(X)
+    drop.p = 0.0
+    assert torch.equal(jitted(X), module(X))
+
+
+class Numbers:
+    """Has more attributes than dicts have items that are looked into."""
+
+    def __init__(self) -> None:
+        self.a, self.b, self.c, self.d, self.e = range(5)
+        self.f, self.g, self.h, self.i, self.j = range(5)
+
+
+def test_many_attributes_that_are_read_at_once() -> None:
+    importlib.import_module("torch._dynamo.guards")
+    holder = Numbers()
+    jitted = sg.jit(lambda x: x * sum(vars(holder).values()), executors=["torch"])
+    for _ in range(3):
+        jitted(X)
+    holder.j = 0
+    assert torch.equal(jitted(X), X * 16)

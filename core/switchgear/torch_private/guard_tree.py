@@ -2,7 +2,7 @@
 
 PyTorch's is in C++, and cannot be made without TorchDynamo, which takes most of a second to import: until something
 else has imported that, the guards are asked in Python, and few are then, too. A tree in Python that is large is not met
-any more once there is the other, to be made anew.
+any more once there is the other, to be made anew. From Python 3.13 on all are asked in Python.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 from switchgear.torch_private.names import check_names, private, value_of
 
-#: From Python 3.13 on the version of an instance's `__dict__` does not tell of its attributes.
+#: From Python 3.13 on the version of an instance's `__dict__` does not tell of its attributes, and PyTorch's tree takes
+#: what it met in one for unchanged as long as the version is (2.11 to 2.15).
 HAS_INLINE_VALUES = sys.version_info >= (3, 13)
 #: From Python 3.12 on PyTorch's version of a dict stays where `update` fills an empty one (2.11 to 2.15).
 MISSES_UPDATES = sys.version_info >= (3, 12)
@@ -46,6 +47,8 @@ def dict_version(target: dict[Any, Any]) -> int | None:
 
 def guard_root(reads: int) -> Any:
     """An empty tree, for so many reads; `guard_check` says of a complete one whether a value meets it."""
+    if HAS_INLINE_VALUES:
+        return _Tree(large=False)
     return RootGuardManager() if reads > _FEW and _in_dynamo() else _Tree(reads > 4 * _FEW)
 
 

@@ -383,7 +383,8 @@ def _is_by_identity(read: Read) -> bool:
     if not isinstance(frozen, Contents) or not (_is_plain(read) or read.kind is dict):
         return False
     is_deep = any(isinstance(item, (Contents, Instance, Data, Known)) for item in frozen.items)
-    is_large = frozen.kind is dict and len(frozen.items) > _FEW_ITEMS
+    has_version = frozen.kind is dict and not internals.HAS_INLINE_VALUES
+    is_large = has_version and len(frozen.items) > _FEW_ITEMS
     return not is_deep and (frozen.kind is tuple or is_large)
 
 
