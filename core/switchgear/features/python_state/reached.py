@@ -441,8 +441,8 @@ class Reached:
             held = state.get(name)
             if isinstance(held, dict):  # a scripted module has them in C++
                 self._hold_dict(held, label, name)
-        for parts in map(state.__getitem__, _MODULE_STATE):  # these have guards of their own
-            self.noted.update([(id(module), name) for name in parts if name not in state])
+                if name in _MODULE_STATE:  # parts have guards of their own
+                    self.noted.update([(id(module), part) for part in held if part not in state])
         for name in _HOOKS[:4]:
             for hook in state[name].values():
                 self.reach(hook, f"a hook of {label}")
