@@ -7,7 +7,7 @@ what the latter reads, saved or made again.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
 import torch
@@ -29,42 +29,48 @@ def late_products(trace: sg.Trace, context: sg.PassContext) -> sg.Trace:
     if trace.numbers or not products:
         return trace
     home = sg.storages(lines)
-
-    def read(item: sg.BoundSymbol) -> set[str]:
-        return {home.get(proxy.name, proxy.name) for proxy in item.inputs}
-
     # what was saved ends where the backward reads it last
     theirs = (*trace.outputs, *(() if context.gives_gradients else trace.inputs))
     kept = {home.get(proxy.name, proxy.name) for proxy in theirs if proxy is not None}.union(trace.constants)
-    reads = Counter(name for item in lines for name in read(item) if name not in kept)
+    read = [frozenset(home.get(proxy.name, proxy.name) for proxy in item.inputs) for item in lines]
+    reads = Counter(name for names in read for name in names - kept)
     made = [proxy for item in lines for proxy in item.outputs if proxy.name not in home]
     size = {proxy.name: proxy.bytes for proxy in (*trace.inputs, *made)}
-
-    def most_held(window: Sequence[sg.BoundSymbol], ending: Set[str]) -> int:
-        """The most bytes at once, but for those that were held before."""
-        left = Counter(name for item in window for name in read(item) & ending)
-        held = most = 0
-        for item in window:
-            held += sum(size.get(proxy.name, 0) for proxy in item.outputs)
-            most = max(most, held)
-            left.subtract(read(item) & ending)
-            held -= sum(size.get(name, 0) for name in read(item) & ending if not left[name])
-        return most
-
     moved = False
     for index in reversed(products):
-        item = lines[index]
-        end = next((at for at in _reachable(lines, index) if item.output.name in read(lines[at])), None)
+        name = lines[index].output.name
+        end = next((at for at in _reachable(lines, index) if name in read[at]), None)
         if end is None or end == index + 1:
             continue
-        window = lines[index:end]
-        inside = Counter(name for line in window for name in read(line))
-        ending = {name for name, count in inside.items() if count == reads[name]}
-        later = [*window[1:], item]
-        if most_held(later, ending) < most_held(window, ending):
-            lines[index:end] = later
+        inside = Counter(one for names in read[index:end] for one in names)
+        ending = {one for one, count in inside.items() if count == reads[one]}
+        now = range(index, end)
+        later = [*now[1:], index]
+        if _most_held(later, lines, read, ending, size) < _most_held(now, lines, read, ending, size):
+            lines[index:end], read[index:end] = [lines[at] for at in later], [read[at] for at in later]
             moved = True
     return replace(trace, bound_symbols=tuple(lines)) if moved else trace
+
+
+def _most_held(
+    order: Sequence[int],
+    lines: Sequence[sg.BoundSymbol],
+    read: Sequence[Set[str]],
+    ending: Set[str],
+    size: Mapping[str, int],
+) -> int:
+    """The most bytes at once where lines run in this order, but for those that are held before.
+
+    `read` are the values that each line reads, of which those `ending` are read by no other lines.
+    """
+    left = Counter(name for at in order for name in read[at] & ending)
+    held = most = 0
+    for at in order:
+        held += sum(size.get(proxy.name, 0) for proxy in lines[at].outputs)
+        most = max(most, held)
+        left.subtract(read[at] & ending)
+        held -= sum(size.get(name, 0) for name in read[at] & ending if not left[name])
+    return most
 
 
 def _is_large_product(item: sg.BoundSymbol) -> bool:

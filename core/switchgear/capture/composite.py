@@ -31,8 +31,8 @@ def note_target(recorder: Recorder, call: Call) -> None:
         refuse_expanded(target, recorder.here)
         operands = call.args[1:], call.kwargs
         is_item = getattr(call.fn, "__name__", "") == "__setitem__"
-        if call.grad_enabled:
-            refuse_transposed(target, operands, call.args[1] if is_item else (), recorder.here)
+        index = call.args[1] if is_item else ()
+        refuse_transposed(target, operands, index, call.grad_enabled, recorder.here)
 
 
 def part_from_former_uses(recorder: Recorder, call: Call) -> None:

@@ -48,9 +48,9 @@ def refuse_expanded(target: torch.Tensor, here: Callable[[], str]) -> None:
 
 
 def refuse_transposed(
-    target: torch.Tensor, operands: object, index: object, here: Callable[[], str]
+    target: torch.Tensor, operands: object, index: object, seen: bool, here: Callable[[], str]
 ) -> None:
-    """Refuse a write that autograd sees to `target[index]`, a view whose dimensions are in another order.
+    """Refuse a write, `seen` by autograd or not, to `target[index]`, a view whose dimensions are in another order.
 
     Autograd hands on a contiguous gradient, and functionalization one in the order of the view: sums are rounded so.
     """
@@ -59,7 +59,7 @@ def refuse_transposed(
     base = target._base
     if left < 2 or base is None or not is_transposed(target):
         return
-    is_turned = target.requires_grad and not is_transposed(base)
+    is_turned = seen and target.requires_grad and not is_transposed(base)
     if is_turned or any(operand.requires_grad for operand in tensors_in(operands)):
         _refuse("of or to what requires grad through a transposed view", here)
 

@@ -19,10 +19,10 @@ ATOMS = (
     *(bool, int, float, complex, str, bytes, type(None), type(...), range, slice),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
 )
-#: The ids of classes, for those of a user may have no hash: their values are kept as they are, whatever holds them.
-_PLAIN = frozenset(
-    map(id, (bool, int, float, str, type(None), type, types.FunctionType, types.ModuleType))
-)
+#: The ids of classes, for those of a user may have no hash: of values that lead nowhere, and of what is kept as it is,
+#: whatever holds it.
+VALUES = frozenset(map(id, (bool, float, str, bytes, type(None))))
+_PLAIN = VALUES.union(map(id, (int, type, types.FunctionType, types.ModuleType)))
 #: Stands for a tensor: which one it is matters only where it is an input, which has guards of its own.
 TENSOR: Any = type("AnyTensor", (), {"__repr__": lambda self: "a tensor"})()
 #: Stands for an integer that is an input, 2 or more.

@@ -30,7 +30,7 @@ from switchgear import torch_private as internals
 from switchgear.capture.signature import Argument, Attribute, Held, HeldNumber, is_object, sized
 from switchgear.errors import Unsupported
 from switchgear.features.python_state import user_objects
-from switchgear.features.python_state.frozen import freeze, is_atom
+from switchgear.features.python_state.frozen import VALUES, freeze, is_atom
 from switchgear.features.python_state.holders import (
     CONTAINERS,
     MISSING,
@@ -76,8 +76,6 @@ _SAME_EVERYWHERE = (
     nn.Module,
     enum.Enum,
 )
-#: The ids of kinds that lead nowhere and are compared by value.
-_VALUES = frozenset(map(id, (bool, float, str, bytes, type(None))))
 _LOOKED_INTO = (tuple, frozenset, types.MappingProxyType, *(kind for kind, _ in CONTAINERS))
 #: What changes inside in ways that no guard sees.
 _CHANGING = (bytearray, memoryview, array.array, threading.Event, queue.Queue)
@@ -535,7 +533,7 @@ class Reached:
         read = Read(owner, key, None, label, type(owner), code, self.places.get(place[0]))
         self.reads[place] = read
         kind = type(value)
-        if value is MISSING or id(kind) in _VALUES or (kind is int and label not in self._varying):
+        if value is MISSING or id(kind) in VALUES or (kind is int and label not in self._varying):
             read.value = value
             return
         step = key if isinstance(owner, dict) else _attribute(key)
