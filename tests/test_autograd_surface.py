@@ -686,6 +686,15 @@ def our_second(function: Callable[[T], T], x: T) -> T:
     return sg.grad(lambda value: (first(value) ** 2).sum(), executors=["torch"])(x.detach())
 
 
+def test_the_gradient_of_the_gradient_of_what_is_written_to_a_transposed_value() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.fft.irfft(x, n=10, dim=1) ** 2
+
+    x = torch.randn(5, 6, 7, dtype=torch.float64)
+    jitted = sg.jit(function, executors=["torch"], fallback="error")
+    assert torch.equal(eager_second(jitted, x), eager_second(function, x))
+
+
 class Straight(Function):
     """The backward reads the result, through which the derivative of the backward is the class's own again."""
 

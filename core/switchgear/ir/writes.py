@@ -67,9 +67,9 @@ def _written(
     *args: object,
     **kwargs: object,
 ) -> torch.Tensor:
-    base = base.clone()
-    view(base, *args, **kwargs).copy_(source)
-    return base
+    written = base.clone(memory_format=torch.contiguous_format)
+    view(written, *args, **kwargs).copy_(source)
+    return written if written.stride() == base.stride() else restride(written, base.stride())
 
 
 #: Overloads whose formulas refuse complex numbers, each as the write through a view that it stands for.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import types
 import weakref
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -135,15 +135,16 @@ class PythonState(Handler):
         reached, ran = world.reached, world.recording.code.ran()
         packing = Packing(reached, recorder)
         writes = tuple(changes(reached, packing))
-        if ran is not None and any("globals" in code.co_names for code in ran):
+        if ran is not None and any("globals" in code.co_names for code in ran.values()):
             raise Unsupported(
                 "the function calls globals(), and may read what no guard can tell", splits=False
             )
         if active_sizes() is not None:
-            _refuse_exact_types(reached.codes & (ran or reached.codes))
+            codes = reached.codes.items()
+            _refuse_exact_types([code for key, code in codes if ran is None or key in ran])
         replaced_call = {"Module", "__call__"}
         if replaced_call <= reached.names and any(
-            replaced_call <= names_in(code) for code in reached.codes
+            replaced_call <= names_in(code) for code in reached.codes.values()
         ):
             raise Unsupported("the function asks for Module.__call__, which capture replaces")
         for module in (*reached.opened.values(),):
@@ -181,7 +182,7 @@ def _size_of(recorder: Recorder, tensor: torch.Tensor) -> Any:
     return entered.proxy.shape[0]
 
 
-def _refuse_exact_types(codes: Set[types.CodeType]) -> None:
+def _refuse_exact_types(codes: Iterable[types.CodeType]) -> None:
     """Refuse `type(n) is int`, which is false of a symbolic size."""
     for code in codes:
         if {"type", "int"} <= globals_in(code):

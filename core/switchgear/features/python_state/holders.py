@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import operator
 import types
 from collections import OrderedDict, deque
@@ -63,12 +64,24 @@ class Holder:
         self.symbolic = {}
 
 
-class Items(Holder):
-    """A dict, an instance's `__dict__` among them."""
+class _InDict(Holder):
+    """What lies in a dict, and so has not changed where nobody has written to that."""
 
     def __init__(self, target: Any, label: str) -> None:
         super().__init__(target, label)
-        self._version = internals.dict_version(target)
+        self._version = internals.dict_version(self._dict)
+
+    @property
+    def _dict(self) -> dict[Any, Any]:
+        return self.target  # type: ignore[no-any-return]
+
+    def is_untouched(self) -> bool:
+        """Whether nothing was written to the dict, as far as its version tells."""
+        return self._version is not None and internals.dict_version(self._dict) == self._version
+
+
+class Items(_InDict):
+    """A dict, an instance's `__dict__` among them."""
 
     def was_empty(self) -> None:
         """Take it for empty at first, whatever it holds by now."""
@@ -81,7 +94,7 @@ class Items(Holder):
 
     def changed(self) -> bool:
         """Whether it holds other objects; most have not been written to."""
-        if self._version is not None and internals.dict_version(self.target) == self._version:
+        if self.is_untouched():
             return False
         now = self.target if type(self.target) is dict else self.content()
         return _differ(now, self.at_first if self.symbolic else self.before)
@@ -110,7 +123,7 @@ def dict_base(target: Content) -> type[dict[Any, Any]]:
     return OrderedDict if isinstance(target, OrderedDict) else dict
 
 
-class Variables(Holder):
+class Variables(_InDict):
     """The global variables of a module that code names; others are not looked at."""
 
     def __init__(self, target: dict[str, Any], label: str) -> None:
@@ -131,6 +144,8 @@ class Variables(Holder):
 
     def changed(self) -> bool:
         """Whether a variable is set otherwise."""
+        if self.is_untouched():
+            return False
         now, before = self.names & self.target.keys(), self.at_first
         return now != before.keys() or any(
             self.target[key] is not value for key, value in before.items()
@@ -214,15 +229,27 @@ class Slots(Holder):
                 object.__setattr__(self.target, name, value)
 
 
-class ClassAttributes(Holder):
+def dict_of(kind: type) -> dict[str, Any]:
+    """The dict that the attributes of a class lie in."""
+    found: dict[str, Any] = gc.get_referents(vars(kind))[0]
+    return found
+
+
+class ClassAttributes(_InDict):
     """The attributes of a class itself."""
 
     def __init__(self, target: type, label: str) -> None:
         self._all = {**vars(target)}
         super().__init__(target, label)
 
+    @property
+    def _dict(self) -> dict[Any, Any]:
+        return dict_of(self.target)
+
     def changed(self) -> bool:
         """Whether one is otherwise; of most nothing at all is."""
+        if self.is_untouched():
+            return False
         return _differ(vars(self.target), self._all) and super().changed()
 
     def content(self) -> Content:

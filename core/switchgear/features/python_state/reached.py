@@ -54,18 +54,27 @@ _HOOKS = (
     *("_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
     "_forward_pre_hooks_with_kwargs",
 )
-#: Methods that run without being named or read: of instances, and of classes.
-_IMPLICIT = frozenset(
+_DICTS = (*_MODULE_STATE, *_HOOKS)
+#: Special methods that do not run for an instance by itself: what makes it, copies it through pickle, or shows it.
+_NOT_IMPLICIT = frozenset(
     {
-        *("__call__", "__getattr__", "__setattr__", "__getitem__", "__setitem__", "__iter__"),
-        *("__len__", "__contains__", "__bool__", "__enter__", "__exit__", "__eq__", "__hash__"),
-        *("__next__", "__add__", "__radd__", "__mul__", "__rmul__", "__iadd__"),
-        *("__get__", "__set__", "forward"),
+        *("__init__", "__new__", "__post_init__", "__init_subclass__", "__del__", "__sizeof__"),
+        *("__getstate__", "__setstate__", "__reduce__", "__reduce_ex__", "__getattribute__"),
+        *(
+            "__class_getitem__",
+            "__instancecheck__",
+            "__subclasscheck__",
+            "__dir__",
+            "__repr__",
+            "__str__",
+        ),
     }
 )
-#: Those of them that users replace.
+#: Methods that users replace.
 _REPLACED = frozenset({"forward", "__call__", "__getattr__", "__setattr__", "__getitem__"})
-_IMPLIED = _IMPLICIT | {"__init__", "__new__", "__post_init__", "backward", "setup_context"}
+#: Those that run where a class is used by its name.
+_IMPLIED = frozenset({"__init__", "__new__", "__post_init__", "backward", "setup_context"})
+_METHODS = (types.FunctionType, classmethod, staticmethod, property)
 #: What is the same object in every call, if it is equal.
 _SAME_EVERYWHERE = (
     type,
@@ -133,7 +142,7 @@ class Reached:
         self._spaces: dict[str, list[types.ModuleType | type]] = {}
         #: The user's functions with their code objects, and what these are called.
         self._functions: list[tuple[types.FunctionType, types.CodeType, str]] = []
-        self.codes: set[types.CodeType] = set()
+        self.codes: dict[int, types.CodeType] = {}
         #: Those of them that nobody has looked at yet.
         self.new_codes: list[types.CodeType] = []
 
@@ -421,11 +430,11 @@ class Reached:
                 self.reach(hook, "a hook of all modules")
         for base in _users_bases(kind):
             self._behind(vars(base).get("__getattribute__"), f"{base.__name__}.__getattribute__")
-            for name in vars(base).keys() & _IMPLICIT:
+            for name, value in [*vars(base).items()]:
                 if name in _REPLACED:
                     self._inherited(kind, name, class_attribute(kind, name))
-                else:
-                    self._behind(vars(base)[name], f"{base.__name__}.{name}")
+                elif _is_implicit(name) and isinstance(value, _METHODS):
+                    self._behind(value, f"{base.__name__}.{name}")
         self._from = outer
 
     def _hold_own(self, value: object, own: dict[str, Any], label: str) -> None:
@@ -435,12 +444,16 @@ class Reached:
 
     def _module(self, module: nn.Module, label: str) -> None:
         state = vars(module)
-        for name in (*_MODULE_STATE, *_HOOKS):
+        for name in _DICTS:
             held = state.get(name)
-            if isinstance(held, dict):  # a scripted module has them in C++
-                self._hold_dict(held, label, name)
-                if name in _MODULE_STATE:  # parts have guards of their own
-                    self.noted.update([(id(module), part) for part in held if part not in state])
+            if not isinstance(held, dict):  # a scripted module has them in C++
+                continue
+            if not dict.__len__(held):
+                self._empty.setdefault(id(held), (held, label, name))
+                continue
+            self._hold_dict(held, label, name)
+            if name in _MODULE_STATE:  # parts have guards of their own
+                self.noted.update([(id(module), part) for part in held if part not in state])
         for name in _HOOKS[:4]:
             for hook in state[name].values():
                 self.reach(hook, f"a hook of {label}")
@@ -573,10 +586,10 @@ class Reached:
         for function in user_objects.functions_behind(value):
             self.reach(function, label)
 
-    def read_codes(self, ran: Set[types.CodeType] | None) -> None:
+    def read_codes(self, ran: Collection[int] | None) -> None:
         """Take note of the code objects of functions, where these ran; most of what is reached does not."""
         for function, code, label in self._functions:
-            if ran is None or code in ran:
+            if ran is None or id(code) in ran:
                 self._note(function, "__code__", code, f"{label}.__code__", code)
 
     # -- code ----------------------------------------------------------------------------------------------------------
@@ -590,11 +603,10 @@ class Reached:
         if self.is_of_call(function):
             for name in ("__code__", "__name__", "__qualname__", "__dict__"):
                 self._note(function, name, getattr(function, name), f"{label}.{name}")
-        if code not in self.codes:
-            self.codes.add(code)
+        if id(code) not in self.codes:
+            self.codes[id(code)] = self._seen[id(code)] = code
             self.new_codes.append(code)
         self._functions.append((function, code, label))
-        self._seen[id(code)] = code
         for name in ("__defaults__", "__kwdefaults__"):
             part = getattr(function, name)
             if part is not None:
@@ -632,7 +644,8 @@ class Reached:
         )
         for name in set(itertools.chain.from_iterable(spaces)):
             self._spaces.setdefault(name, []).append(value)
-            if name in self.names or name in _IMPLIED:
+            is_named = name in self.names or name in _IMPLIED
+            if is_named or (isinstance(value, type) and _is_implicit(name)):
                 self._look_up(value, name)
 
     def _class(self, kind: type) -> None:
@@ -680,6 +693,12 @@ def _has_identity(value: object) -> bool:
     """Whether it matters which of two equal objects it is."""
     is_value = issubclass(type(value), (tuple, frozenset, torch.SymInt))
     return not is_value and _is_made_by_calls(value)
+
+
+@functools.cache
+def _is_implicit(name: str) -> bool:
+    """Whether a method of this name runs for an instance without being named or read."""
+    return name[:2] == "__" == name[-2:] and name not in _NOT_IMPLICIT
 
 
 def _users_bases(kind: type) -> Iterable[type]:

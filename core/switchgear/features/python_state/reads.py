@@ -7,10 +7,9 @@ PyTorch's guard tree checks them in C++; where that says no, Python tells which 
 from __future__ import annotations
 
 import enum
-import gc
 import types
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
@@ -36,7 +35,7 @@ from switchgear.features.python_state.frozen import (
     numbers_changed,
     same,
 )
-from switchgear.features.python_state.holders import MISSING
+from switchgear.features.python_state.holders import MISSING, dict_of
 from switchgear.features.python_state.identity import Identities, Place
 from switchgear.features.python_state.streams import OF_CONTEXT, variable_of_context
 
@@ -71,7 +70,7 @@ class Read:
     def home(self) -> object:
         """What a tree looks into: of a class's own attribute the dict that it lies in, which costs less."""
         is_own = issubclass(self.kind, type) and self.key in vars(self.owner)
-        return gc.get_referents(vars(self.owner))[0] if is_own else self.owner
+        return dict_of(self.owner) if is_own else self.owner
 
     def release(self) -> None:
         """Hold no object of the call that was captured."""
@@ -98,11 +97,11 @@ class Read:
         """Whether it is there as it was."""
         return same(self.now(objects), self.value)
 
-    def was_made(self, ran: Set[types.CodeType], names: Set[str]) -> bool:
-        """Whether it was read, if these code objects ran, which use these names."""
+    def was_made(self, ran: Collection[int], names: Set[str]) -> bool:
+        """Whether it was read, if the code objects with these ids ran, which use these names."""
         if isinstance(self.code, str):
             return self.code in names
-        return self.code is None or self.code in ran
+        return self.code is None or id(self.code) in ran
 
     def __str__(self) -> str:
         return f"{self.label} is {_shown(self.value)}"
@@ -124,7 +123,7 @@ def class_attribute(kind: type, name: str) -> Any:
 def reads_made(
     reads: Mapping[tuple[int, object], Read],
     links: Mapping[object, Set[object]],
-    ran: Set[types.CodeType] | None,
+    ran: Mapping[int, types.CodeType] | None,
 ) -> list[Read]:
     """Of what code may read, what the code that ran has read: of classes and streams, those that it has come by.
 
@@ -132,7 +131,7 @@ def reads_made(
     """
     if ran is None:
         return [*reads.values()]
-    names = frozenset().union(*map(_names_used, ran))
+    names = frozenset().union(*map(_names_used, ran.values()))
     made = {key: read for key, read in reads.items() if read.was_made(ran, names)}
     by_owner: dict[int, list[tuple[int, object]]] = {}
     pending: list[Any] = [None]

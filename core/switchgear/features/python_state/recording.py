@@ -109,7 +109,7 @@ class Recording:
         self, original: Callable[..., Any], environment: object, variable: str | None = None
     ) -> Any:
         # past what `redirected` puts in the place of the original
-        if user_objects.is_users(caller(2, "os", "_collections_abc")):
+        if user_objects.is_users(caller(2, "os", "collections")):
             self._reached.read_environment(variable)
         return original(environment) if variable is None else original(environment, variable)
 

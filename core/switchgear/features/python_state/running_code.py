@@ -43,13 +43,13 @@ class _Profile:
         if self._depth == 0 and self._profile is not None:
             self._profile.enable()
 
-    def ran(self) -> frozenset[types.CodeType] | None:
-        """The code objects that ran until now; None if that is not known."""
+    def ran(self) -> dict[int, types.CodeType] | None:
+        """The code objects that ran until now, by id; None if that is not known."""
         if self._profile is None:
             return None
         self._profile.disable()
-        codes = (entry.code for entry in self._profile.getstats())
-        return frozenset(code for code in codes if isinstance(code, types.CodeType))
+        codes = [entry.code for entry in self._profile.getstats()]
+        return {id(code): code for code in codes if isinstance(code, types.CodeType)}
 
 
 class _Events(contextlib.nullcontext[None]):
@@ -59,7 +59,7 @@ class _Events(contextlib.nullcontext[None]):
         super().__init__()
         self._tool: int | None = None
         self._watched: list[types.CodeType] = []
-        self._ran: set[types.CodeType] = set()
+        self._ran: dict[int, types.CodeType] = {}
 
     def watch(self, code: types.CodeType) -> None:
         """Have it tell when it starts."""
@@ -80,7 +80,9 @@ class _Events(contextlib.nullcontext[None]):
             return
         start = _MONITORING.events.PY_START
         _MONITORING.use_tool_id(self._tool, "switchgear")
-        _MONITORING.register_callback(self._tool, start, lambda code, _: self._ran.add(code))
+        _MONITORING.register_callback(
+            self._tool, start, lambda code, _: self._ran.setdefault(id(code), code) and None
+        )
         try:
             yield
         finally:
@@ -89,9 +91,9 @@ class _Events(contextlib.nullcontext[None]):
             _MONITORING.register_callback(self._tool, start, None)
             _MONITORING.free_tool_id(self._tool)
 
-    def ran(self) -> frozenset[types.CodeType] | None:
-        """The code objects that ran until now; None if that is not known."""
-        return None if self._tool is None else frozenset(self._ran)
+    def ran(self) -> dict[int, types.CodeType] | None:
+        """The code objects that ran until now, by id; None if that is not known."""
+        return None if self._tool is None else {**self._ran}
 
 
 RunningCode: type[_Profile | _Events] = _Profile if _MONITORING is None else _Events

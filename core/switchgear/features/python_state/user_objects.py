@@ -44,7 +44,7 @@ def is_users(name: str | None) -> bool:
         return False
     if name.startswith(_MODULES):
         return name != "torch.nn.modules.module"
-    return name.partition(".")[0] not in _FIXED
+    return name.partition(".")[0] not in _FIXED and name != "collections.abc"
 
 
 def is_users_function(value: types.FunctionType) -> bool:
