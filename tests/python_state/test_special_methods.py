@@ -20,20 +20,21 @@ def _with(kind: Any) -> int:
         return int(found)
 
 
+def _with_a_number(name: str) -> Callable[[Any], Any]:
+    return lambda kind: getattr(operator, name)(kind, 3)
+
+
+def _of_a_number(name: str) -> Callable[[Any], Any]:
+    return lambda kind: getattr(operator, name)(3, kind)
+
+
+UNARY = ("neg", "pos", "abs", "invert", "index")
+BINARY = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "lshift", "rshift")
+COMPARISONS = ("and_", "or_", "xor", "lt", "le", "gt", "ge", "eq", "ne")
 USES: dict[str, Callable[[Any], Any]] = {
-    **{f"__{name}__": getattr(operator, name) for name in ("neg", "pos", "abs", "invert", "index")},
-    **{
-        f"__{name}__": lambda kind, name=name: getattr(operator, name)(kind, 3)
-        for name in ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow")
-    },
-    **{
-        f"__{name}__": lambda kind, name=name: getattr(operator, name)(kind, 3)
-        for name in ("lshift", "rshift", "and_", "or_", "xor", "lt", "le", "gt", "ge", "eq", "ne")
-    },
-    **{
-        f"__r{name}__": lambda kind, name=name: getattr(operator, name)(3, kind)
-        for name in ("sub", "truediv", "pow", "matmul")
-    },
+    **{f"__{name}__": getattr(operator, name) for name in UNARY},
+    **{f"__{name}__": _with_a_number(name) for name in (*BINARY, *COMPARISONS)},
+    **{f"__r{name}__": _of_a_number(name) for name in ("sub", "truediv", "pow", "matmul")},
     "__call__": lambda kind: kind(),
     "__getitem__": lambda kind: kind[0],
     "__missing__": lambda kind: type("Dict", (dict,), {"__missing__": type(kind).__missing__})()[0],

@@ -28,6 +28,7 @@ from switchgear.features.python_state.reached import Reached
 from switchgear.features.python_state.reads import State, guard_on, reads_made
 from switchgear.features.python_state.rebuilding import Packing, Results, Template, build, is_odd
 from switchgear.features.python_state.recording import Recording
+from switchgear.features.python_state.unforeseen import note_unforeseen
 from switchgear.features.python_state.user_objects import globals_in, names_in
 from switchgear.features.python_state.writes import Write, changes
 from switchgear.patches import replaced
@@ -132,10 +133,12 @@ class PythonState(Handler):
         world = recorder.state(self)
         if world is None:
             return result
-        reached, ran = world.reached, world.recording.code.ran()
+        reached, running = world.reached, world.recording.code
+        ran = running.ran()
+        own = {key: code for key, code in (ran or {}).items() if key not in running.apart}
         packing = Packing(reached, recorder)
         writes = tuple(changes(reached, packing))
-        if ran is not None and any("globals" in code.co_names for code in ran.values()):
+        if any("globals" in code.co_names for code in own.values()):
             raise Unsupported(
                 "the function calls globals(), and may read what no guard can tell", splits=False
             )
@@ -149,6 +152,7 @@ class PythonState(Handler):
             raise Unsupported("the function asks for Module.__call__, which capture replaces")
         for module in (*reached.opened.values(),):
             recorder.enter_module(module)
+        note_unforeseen(reached, own)
         reached.read_codes(ran)
         reads = reads_made(reached.reads, reached.links, ran)
         for stream in reached.streams.values():

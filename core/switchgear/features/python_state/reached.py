@@ -88,7 +88,7 @@ _SAME_EVERYWHERE = (
 _LOOKED_INTO = (tuple, frozenset, types.MappingProxyType, *(kind for kind, _ in CONTAINERS))
 #: What changes inside in ways that no guard sees.
 _CHANGING = (bytearray, memoryview, array.array, threading.Event, queue.Queue)
-_WRITTEN_IN_C = (
+WRITTEN_IN_C = (
     *(types.GetSetDescriptorType, types.MemberDescriptorType, types.WrapperDescriptorType),
     *(types.MethodDescriptorType, types.ClassMethodDescriptorType),
 )
@@ -140,11 +140,12 @@ class Reached:
         self.names: set[str] = set()
         #: Modules and classes whose attributes are found in code, by the names of these.
         self._spaces: dict[str, list[types.ModuleType | type]] = {}
+        #: Functions that are to be looked into, and whether that is being done.
+        self._left: deque[tuple[types.FunctionType, str]] = deque()
+        self._is_at_work = False
         #: The user's functions with their code objects, and what these are called.
         self._functions: list[tuple[types.FunctionType, types.CodeType, str]] = []
         self.codes: dict[int, types.CodeType] = {}
-        #: Those of them that nobody has looked at yet.
-        self.new_codes: list[types.CodeType] = []
 
     # -- values --------------------------------------------------------------------------------------------------------
 
@@ -208,12 +209,24 @@ class Reached:
         outer, self._from = self._from, key
         self._look_into(value, label, owner, steps)
         self._from = outer
+        if not self._is_at_work:
+            self._look_into_functions()
+
+    def _look_into_functions(self) -> None:
+        """Look into what was left for its turn, for functions lead to functions as deep as a program is long."""
+        self._is_at_work = True
+        while self._left:
+            function, label = self._left.popleft()
+            outer, self._from = self._from, id(function)
+            self._function(function, label)
+            self._from = outer
+        self._is_at_work = False
 
     def _look_into(
         self, value: object, label: str, owner: object, steps: tuple[object, ...]
     ) -> None:
         if isinstance(value, types.FunctionType):
-            self._function(value, label)
+            self._left.append((value, label))
         elif isinstance(value, _LOOKED_INTO):
             self._container(value, label, owner, steps)
         elif isinstance(value, types.MethodType):
@@ -433,7 +446,7 @@ class Reached:
             for name, value in [*vars(base).items()]:
                 if name in _REPLACED:
                     self._inherited(kind, name, class_attribute(kind, name))
-                elif _is_implicit(name) and isinstance(value, _METHODS):
+                elif _is_implicit(name, value):
                     self._behind(value, f"{base.__name__}.{name}")
         self._from = outer
 
@@ -526,6 +539,11 @@ class Reached:
             whole = Read(value, "__dict__", frozen, label, type(value), place=place)
             self.reads[id(value), "__dict__"] = whole
 
+    def note_afterwards(self, owner: object, key: str, value: object, label: str) -> None:
+        """Keep that something was read, and look no further."""
+        read = Read(owner, key, freeze(value, self), label, type(owner))
+        self.reads.setdefault((id(owner), key), read)
+
     def _note(
         self,
         owner: object,
@@ -567,7 +585,7 @@ class Reached:
         if (
             not user_objects.is_users_class(kind)
             or value is MISSING
-            or isinstance(value, _WRITTEN_IN_C)
+            or isinstance(value, WRITTEN_IN_C)
         ):
             return
         if type(type(value)) is enum.EnumMeta and type(value) is kind:  # which nobody can replace
@@ -605,7 +623,6 @@ class Reached:
                 self._note(function, name, getattr(function, name), f"{label}.{name}")
         if id(code) not in self.codes:
             self.codes[id(code)] = self._seen[id(code)] = code
-            self.new_codes.append(code)
         self._functions.append((function, code, label))
         for name in ("__defaults__", "__kwdefaults__"):
             part = getattr(function, name)
@@ -634,8 +651,7 @@ class Reached:
 
     def _space(self, value: types.ModuleType | type, label: str) -> None:
         """A module or class: of its attributes, those that code names are read."""
-        name = value.__name__ if isinstance(value, types.ModuleType) else value.__module__
-        if not user_objects.is_users(name):
+        if not user_objects.is_users_space(value):
             return
         if isinstance(value, type):
             self._class(value)
@@ -645,7 +661,9 @@ class Reached:
         for name in set(itertools.chain.from_iterable(spaces)):
             self._spaces.setdefault(name, []).append(value)
             is_named = name in self.names or name in _IMPLIED
-            if is_named or (isinstance(value, type) and _is_implicit(name)):
+            if is_named or (
+                isinstance(value, type) and _is_implicit(name, class_attribute(value, name))
+            ):
                 self._look_up(value, name)
 
     def _class(self, kind: type) -> None:
@@ -695,10 +713,10 @@ def _has_identity(value: object) -> bool:
     return not is_value and _is_made_by_calls(value)
 
 
-@functools.cache
-def _is_implicit(name: str) -> bool:
-    """Whether a method of this name runs for an instance without being named or read."""
-    return name[:2] == "__" == name[-2:] and name not in _NOT_IMPLICIT
+def _is_implicit(name: str, value: object) -> bool:
+    """Whether an attribute of a class runs for an instance without being named or read."""
+    is_special = name[:2] == "__" == name[-2:] and name not in _NOT_IMPLICIT
+    return is_special and isinstance(value, _METHODS)
 
 
 def _users_bases(kind: type) -> Iterable[type]:

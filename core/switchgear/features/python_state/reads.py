@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import types
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
@@ -47,6 +47,8 @@ _MOST_VALUES = 8
 _FEW_ITEMS = 8
 #: As many times dicts may have been written to, and hold what was read, before all are looked into by every call.
 _MOST_WRITES = 16
+#: Owners that many lead to: what is read of them counts where one does.
+_SHARED = (type, *OF_CONTEXT)
 
 
 @dataclass(slots=True, eq=False)
@@ -69,8 +71,9 @@ class Read:
     @property
     def home(self) -> object:
         """What a tree looks into: of a class's own attribute the dict that it lies in, which costs less."""
-        is_own = issubclass(self.kind, type) and self.key in vars(self.owner)
-        return dict_of(self.owner) if is_own else self.owner
+        owner: Any = self.owner
+        is_own = issubclass(self.kind, type) and self.key in vars(owner)
+        return dict_of(owner) if is_own else owner
 
     def release(self) -> None:
         """Hold no object of the call that was captured."""
@@ -96,12 +99,6 @@ class Read:
     def holds(self, objects: Mapping[int, object] = MappingProxyType({})) -> bool:
         """Whether it is there as it was."""
         return same(self.now(objects), self.value)
-
-    def was_made(self, ran: Collection[int], names: Set[str]) -> bool:
-        """Whether it was read, if the code objects with these ids ran, which use these names."""
-        if isinstance(self.code, str):
-            return self.code in names
-        return self.code is None or id(self.code) in ran
 
     def __str__(self) -> str:
         return f"{self.label} is {_shown(self.value)}"
@@ -132,12 +129,16 @@ def reads_made(
     if ran is None:
         return [*reads.values()]
     names = frozenset().union(*map(_names_used, ran.values()))
-    made = {key: read for key, read in reads.items() if read.was_made(ran, names)}
-    by_owner: dict[int, list[tuple[int, object]]] = {}
+    made: dict[Any, Read] = {}
+    by_owner: dict[int, list[object]] = {}
     pending: list[Any] = [None]
-    for key, read in made.items():
-        if issubclass(read.kind, (type, *OF_CONTEXT)):
-            by_owner.setdefault(id(read.owner), []).append(key)
+    for key, read in reads.items():
+        code = read.code
+        if code is not None and (code not in names if type(code) is str else id(code) not in ran):
+            continue
+        made[key] = read
+        if issubclass(read.kind, _SHARED):
+            by_owner.setdefault(key[0], []).append(key)
         else:
             pending.append(key)
     live: set[object] = set()

@@ -74,8 +74,6 @@ class Recording:
             self._originals.clear()
 
     def _patch(self) -> None:
-        while self._reached.new_codes:
-            self.code.watch(self._reached.new_codes.pop())
         while self._reached.classes:
             kind = self._reached.classes.pop()
             if any(
@@ -117,5 +115,5 @@ class Recording:
         self._reached.noted.add((id(instance), name))
         with self.code:
             self._reached.read(instance, name)
-            if self._reached.new_codes or self._reached.classes:
+            if self._reached.classes:
                 self._patch()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import cProfile
 import sys
+import threading
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -19,9 +20,8 @@ class _Profile:
         self._profile: cProfile.Profile | None = None
         #: How often it is entered.
         self._depth = 0
-
-    def watch(self, code: types.CodeType) -> None:
-        """All code is watched."""
+        #: The ids of code objects that started in PyTorch's own calls.
+        self.apart = frozenset[int]()
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -52,23 +52,29 @@ class _Profile:
         return {id(code): code for code in codes if isinstance(code, types.CodeType)}
 
 
-class _Events(contextlib.nullcontext[None]):
-    """The starts of the code that is watched, and of what is defined in it."""
+class _Events:
+    """The first start of each code object in this thread. Entered, it is for PyTorch's own calls."""
 
     def __init__(self) -> None:
-        super().__init__()
         self._tool: int | None = None
-        self._watched: list[types.CodeType] = []
+        self._thread = threading.get_ident()
+        self._depth = 0
         self._ran: dict[int, types.CodeType] = {}
+        self.apart = set[int]()
 
-    def watch(self, code: types.CodeType) -> None:
-        """Have it tell when it starts."""
-        if self._tool is not None:
-            _MONITORING.set_local_events(self._tool, code, _MONITORING.events.PY_START)
-        self._watched.append(code)
-        for constant in code.co_consts:
-            if isinstance(constant, types.CodeType):
-                self.watch(constant)
+    def __enter__(self) -> None:
+        self._depth += 1
+
+    def __exit__(self, *error: object) -> None:
+        self._depth -= 1
+
+    def _started(self, code: types.CodeType, _: int) -> object:
+        if threading.get_ident() != self._thread:
+            return None
+        self._ran[id(code)] = code
+        if self._depth:
+            self.apart.add(id(code))
+        return _MONITORING.DISABLE
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -80,14 +86,13 @@ class _Events(contextlib.nullcontext[None]):
             return
         start = _MONITORING.events.PY_START
         _MONITORING.use_tool_id(self._tool, "switchgear")
-        _MONITORING.register_callback(
-            self._tool, start, lambda code, _: self._ran.setdefault(id(code), code) and None
-        )
+        _MONITORING.register_callback(self._tool, start, self._started)
+        _MONITORING.set_events(self._tool, start)
+        _MONITORING.restart_events()  # of what has started before
         try:
             yield
         finally:
-            for code in self._watched:
-                _MONITORING.set_local_events(self._tool, code, 0)
+            _MONITORING.set_events(self._tool, 0)
             _MONITORING.register_callback(self._tool, start, None)
             _MONITORING.free_tool_id(self._tool)
 

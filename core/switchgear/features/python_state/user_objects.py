@@ -30,6 +30,7 @@ _FIXED = sys.stdlib_module_names - {
     "tokenizers",
     "huggingface_hub",
     "safetensors",
+    "typing_extensions",
 }
 #: What of these reads attributes of modules all the same.
 _MODULES = ("torch.nn.modules.", "torch.nn.utils.", "torch.optim.")
@@ -45,6 +46,11 @@ def is_users(name: str | None) -> bool:
     if name.startswith(_MODULES):
         return name != "torch.nn.modules.module"
     return name.partition(".")[0] not in _FIXED and name != "collections.abc"
+
+
+def is_users_space(value: types.ModuleType | type) -> bool:
+    """Whether it is such a module, or a class that is defined in one."""
+    return is_users(value.__name__ if isinstance(value, types.ModuleType) else value.__module__)
 
 
 def is_users_function(value: types.FunctionType) -> bool:
@@ -77,6 +83,14 @@ def globals_in(code: types.CodeType) -> frozenset[str]:
         if isinstance(constant, types.CodeType):
             names |= globals_in(constant)
     return frozenset(names)
+
+
+@functools.cache
+def writes_globals(code: types.CodeType) -> bool:
+    """Whether a code object, or one inside of it, binds a global variable."""
+    inner = (part for part in code.co_consts if isinstance(part, types.CodeType))
+    names = {line.opname for line in dis.get_instructions(code)}
+    return bool(names & {"STORE_GLOBAL", "DELETE_GLOBAL"}) or any(map(writes_globals, inner))
 
 
 def functions_behind(value: object) -> Iterator[Any]:

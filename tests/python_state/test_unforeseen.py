@@ -1,0 +1,98 @@
+"""Code that capture did not see coming: what it reads is guarded all the same, or the call runs in eager."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import switchgear as sg
+from tests.falling_back import falls_back
+
+FACTOR = 2
+FACTORS = [2]
+HERE = sys.modules[__name__]
+
+
+def _scale_by_number(x: Tensor) -> Tensor:
+    return x * FACTOR
+
+
+def _scale_by_list(x: Tensor) -> Tensor:
+    return x * FACTORS[0]
+
+
+def _scale_and_count(x: Tensor) -> Tensor:
+    global FACTOR
+    FACTOR += 1
+    return x * FACTOR
+
+
+def _shared() -> Callable[[Tensor], Tensor]:
+    factor = 2
+
+    def _scale_by_shared(x: Tensor) -> Tensor:
+        return x * factor
+
+    return _scale_by_shared
+
+
+_scale_by_shared = _shared()
+
+
+class Scaling:
+    """Its methods are reached by nobody's name for them."""
+
+    def __init__(self) -> None:
+        self.factor = FACTOR
+
+    def __str__(self) -> str:
+        return str(FACTOR)
+
+    def again(self) -> Any:
+        return type(self)()
+
+
+THE_ONE = Scaling()
+KINDS: dict[str, Any] = {"scaling": Scaling}
+
+
+def _computed(kind: str) -> Callable[[Tensor], Tensor]:
+    return lambda x: getattr(HERE, "_scale" + kind)(x)
+
+
+SEEN: dict[str, Callable[[Tensor], Tensor]] = {
+    "a function by a computed name": _computed("_by_number"),
+    "a class out of a dict": lambda x: x * KINDS["scaling"]().factor,
+    "the class of an object": lambda x: x * THE_ONE.again().factor,
+    "what shows an object": lambda x: x * float(str(THE_ONE)),
+}
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_what_it_reads_is_guarded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, jitted = torch.ones(2), sg.jit(SEEN[name], executors=["torch"])
+    assert torch.equal(jitted(x), 2 * x)
+    monkeypatch.setitem(globals(), "FACTOR", 5)
+    assert torch.equal(jitted(x), 5 * x)
+    assert sg.cache_info(jitted).entries == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("_by_list", "reads FACTORS, a list"),
+        ("_by_shared", "shares variables with other functions"),
+        ("_and_count", "writes to a global variable"),
+    ],
+)
+def test_what_may_have_changed_is_refused(kind: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "FACTOR", 2)
+    jitted = sg.jit(_computed(kind), executors=["torch"])
+    with falls_back(why):
+        jitted(torch.ones(2))
+    assert not sg.cache_info(jitted).entries
