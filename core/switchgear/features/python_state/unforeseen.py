@@ -8,11 +8,9 @@ from __future__ import annotations
 import builtins
 import functools
 import sys
-import sysconfig
 import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -21,7 +19,7 @@ from switchgear.features.python_state import user_objects
 from switchgear.features.python_state.frozen import is_atom
 from switchgear.features.python_state.reached import WRITTEN_IN_C, Reached
 
-_STANDARD, _TORCH = sysconfig.get_path("stdlib"), str(Path(torch.__file__).parent)
+_TORCH = str(Path(torch.__file__).parent)
 #: What another call finds as this one did, if it is the same object.
 _SETTLED = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type)
 
@@ -35,14 +33,12 @@ def note_unforeseen(reached: Reached, ran: Mapping[int, types.CodeType]) -> None
     that functions share.
     """
     for code in _unforeseen(reached.codes, ran):
-        names = user_objects.globals_in(code)
-        space = _variables(code.co_filename)
-        if space is None:
-            if not names <= vars(builtins).keys():
-                _refuse(code, "has global variables")
-            continue
+        names, module = user_objects.globals_in(code), _module(code.co_filename)
+        if module is None and not names <= vars(builtins).keys():
+            _refuse(code, "has global variables")
         if user_objects.writes_globals(code):
             _refuse(code, "writes to a global variable")
+        space = {} if module is None else vars(sys.modules[module])
         for name in names & space.keys():
             _note(reached, code, space, name, space[name])
 
@@ -67,7 +63,7 @@ def _inside(code: types.CodeType) -> frozenset[int]:
 
 
 def _note(
-    reached: Reached, code: types.CodeType, space: dict[str, Any], name: str, value: object
+    reached: Reached, code: types.CodeType, space: dict[str, object], name: str, value: object
 ) -> None:
     if not (is_atom(value) or isinstance(value, _SETTLED)):
         _refuse(code, f"reads {name}, a {type(value).__name__}")
@@ -89,22 +85,20 @@ def _refuse(code: types.CodeType, what: str) -> None:
 
 @functools.cache
 def _is_users(file: str) -> bool:
-    if file[:1] == "<" or file.startswith(_STANDARD):  # made by dataclasses and the like
-        return file == "<stdin>"
-    space = _variables(file)
-    if space is None:
-        return not file.startswith(_TORCH)
-    return user_objects.is_users(space.get("__name__"))
+    name = _module(file)
+    if name is None:  # of dataclasses and the like, where it is no file
+        return file == "<stdin>" or (file[:1] != "<" and not file.startswith(_TORCH))
+    is_standard = name.partition(".")[0] in sys.stdlib_module_names and name != "__main__"
+    return user_objects.is_users(name) and not is_standard
 
 
-def _variables(file: str) -> dict[str, Any] | None:
-    """The global variables of the module that was loaded from a file."""
-    if file not in _FILES:
-        for module in [*sys.modules.values()]:
-            own = getattr(module, "__dict__", {})
-            _FILES.setdefault(own.get("__file__"), own)
+def _module(file: str) -> str | None:
+    """The name of the module that was loaded from a file."""
+    if _FILES.get(file) not in sys.modules:
+        for name, module in [*sys.modules.items()]:
+            _FILES[getattr(module, "__dict__", {}).get("__file__")] = name
     return _FILES.get(file)
 
 
-#: The variables of modules by their files.
-_FILES: dict[Any, dict[str, Any]] = {}
+#: The names of modules by their files.
+_FILES: dict[object, str] = {}
