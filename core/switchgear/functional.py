@@ -6,6 +6,7 @@ there, so that an enclosing derivative differentiates what the rules recorded.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -167,12 +168,13 @@ def _captured(
         captured = capture(
             function, leaves, spec, selection.handlers, differentiable=frozenset(wanted)
         )
-    trace = dead_code(inner_gradients(captured.trace, selection)[0])
-    expected = tuple(None if proxy is None else expected_grad(proxy) for proxy in trace.outputs)
-    inputs = [tensor_of(source, leaves) for source in captured.sources]
-    higher = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
-    joint = differentiate(trace, selection, expected, higher_order=higher)
-    refuse_hidden_writes(joint, trace, captured.hidden)
+    with recorder.apart:
+        trace = dead_code(inner_gradients(captured.trace, selection)[0])
+        expected = tuple(None if proxy is None else expected_grad(proxy) for proxy in trace.outputs)
+        inputs = [tensor_of(source, leaves) for source in captured.sources]
+        higher = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
+        joint = differentiate(trace, selection, expected, higher_order=higher)
+        refuse_hidden_writes(joint, trace, captured.hidden)
     values: dict[str, Any] = {
         proxy.name: tensor for proxy, tensor in zip(trace.inputs, inputs, strict=True)
     }
@@ -241,7 +243,9 @@ def _pull(
         else None
         for index, proxy in enumerate(trace.outputs)
     )
-    joint = differentiate(trace, selection, grad_outputs, higher_order=higher)
+    recorder = active_recorder()
+    with contextlib.nullcontext() if recorder is None else recorder.apart:
+        joint = differentiate(trace, selection, grad_outputs, higher_order=higher)
     env = {**values, **joint.trace.constants}
     env.update(
         (proxy.name, given[index])

@@ -32,16 +32,14 @@ def _scale_and_count(x: Tensor) -> Tensor:
     return x * FACTOR
 
 
-def _shared() -> Callable[[Tensor], Tensor]:
-    factor = 2
+def _shared(factors: list[int]) -> Callable[[Tensor], Tensor]:
+    def _scale(x: Tensor) -> Tensor:
+        return x * factors[0]
 
-    def _scale_by_shared(x: Tensor) -> Tensor:
-        return x * factor
-
-    return _scale_by_shared
+    return _scale
 
 
-_scale_by_shared = _shared()
+_scale_by_shared_list = _shared(FACTORS)
 
 
 class Scaling:
@@ -85,8 +83,8 @@ def test_what_it_reads_is_guarded(name: str, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
-        ("_by_list", "reads FACTORS, a list"),
-        ("_by_shared", "shares variables with other functions"),
+        ("_by_list", "reads tests.python_state.test_unforeseen.FACTORS, a list"),
+        ("_by_shared_list", "reads factors, a list"),
         ("_and_count", "writes to a global variable"),
     ],
 )

@@ -8,6 +8,7 @@ features of this package are in `features`, named in its `__init__`; a plugin br
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -135,6 +136,12 @@ class Handlers:
         }
         for name in (*_TOLD, "operator", "by_data"):
             self._at_doors[name] = {None: [getattr(one, name) for one in self._overriding(name)]}
+
+    @functools.cached_property
+    def packages(self) -> tuple[str, ...]:
+        """Where those who are asked are defined, each with a dot at its end: packages, or modules of their own."""
+        modules = {type(handler).__module__ for handler in self._owner}
+        return tuple({f"{name.rpartition('.')[0] or name}." for name in modules})
 
     def _asked(self, method: str, function: object) -> list[Callable[..., object]]:
         return [

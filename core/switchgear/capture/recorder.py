@@ -112,6 +112,8 @@ class Recorder:
         self.apart: contextlib.AbstractContextManager[None] = (
             contextlib.nullcontext() if self.enclosing is None else self.enclosing.apart
         )
+        #: Whose code runs inside and is no part of the function.
+        self.packages_of_features: tuple[str, ...] = ()
         #: Have the parts of a module be as they are in every call.
         self.enter_module: Callable[[torch.nn.Module], None] = lambda module: None
         #: What Python's objects hold by now that are changed, comparable.

@@ -133,6 +133,7 @@ def capture(
         with symbolic(sizes):
             recorder = Recorder(names, inputs.outside, modules.path, reads_inputs=reads_inputs)
             recorder.enter_module = modules.enter
+            recorder.packages_of_features = handlers.packages
             doors = Doors(recorder, handlers)
         with symbolic(sizes), _environment(modules, handlers, compiling), doors.open():
             with modes_kept():
@@ -267,7 +268,8 @@ def _run(
             recorder.inputs.generators |= dict.fromkeys(
                 map(internals.stream_key, (leaf, wrappers[index])), leaf
             )
-    args, kwargs = spec.unflatten(wrappers)
+    with recorder.apart:
+        args, kwargs = spec.unflatten(wrappers)
     result = function(*args, **kwargs)
     containers = {id(part) for value in (*args, *kwargs.values()) for part in containers_in(value)}
     if containers and not whole:

@@ -74,6 +74,7 @@ _NOT_IMPLICIT = frozenset(
 _REPLACED = frozenset({"forward", "__call__", "__getattr__", "__setattr__", "__getitem__"})
 #: Those that run where a class is used by its name.
 _IMPLIED = frozenset({"__init__", "__new__", "__post_init__", "backward", "setup_context"})
+_CALLED = (types.FunctionType, types.MethodType, functools.partial, nn.Module)
 _METHODS = (types.FunctionType, classmethod, staticmethod, property)
 #: What is the same object in every call, if it is equal.
 _SAME_EVERYWHERE = (
@@ -470,6 +471,12 @@ class Reached:
         for name in _HOOKS[:4]:
             for hook in state[name].values():
                 self.reach(hook, f"a hook of {label}")
+        slot = getattr(
+            type(module), "_switchgear_forward", None
+        )  # what was assigned to a jitted one
+        self.reach(
+            state.get("forward") if slot is None else slot.__get__(module), f"{label}.forward"
+        )
         for name, part in state["_modules"].items():
             self.reach(part, f"{label}.{name}")
 
@@ -616,6 +623,11 @@ class Reached:
         if not user_objects.is_users_function(function):
             if self.is_of_call(function):
                 self._read_itself(function, function, label)
+            for cell in function.__closure__ or ():  # a decorator's, such as `torch.func.grad`
+                held = Variable(cell, label).before.get("cell_contents")
+                for called in (held, (own_dict(held) or {}).get("__wrapped__")):
+                    if isinstance(called, _CALLED):
+                        self.reach(called, label)
             return
         code = function.__code__
         if self.is_of_call(function):

@@ -67,6 +67,8 @@ class Read:
     kind: type
     code: types.CodeType | str | None = None
     place: Place | None = None
+    #: Whether it is read by what is traced after the function has run.
+    is_later: bool = False
 
     @property
     def home(self) -> object:
@@ -152,6 +154,14 @@ def reads_made(
         for key, read in made.items()
         if key in live or (read.code is None and not issubclass(read.kind, OF_CONTEXT))
     ]
+
+
+def mark_later(reads: Iterable[Read], later: Mapping[int, types.CodeType]) -> None:
+    """Note which reads this code makes."""
+    names = frozenset().union(*map(_names_used, later.values()))
+    for read in reads if later else ():
+        by_name = isinstance(read.code, str)
+        read.is_later = read.code in names if by_name else id(read.code) in later
 
 
 @cache
@@ -272,7 +282,7 @@ class State:
         other = guard.scope["state"]
         objects = self._objects(leaves)
         missed = [read for read in self._reads if not read.holds(objects)]
-        if other._indices != self._indices or not missed:
+        if other._indices != self._indices or not missed or any(read.is_later for read in missed):
             return False
         if len(self._alternatives) < _MOST_VALUES:
             self._alternatives.append(other)

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import builtins
 import functools
+import gc
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -21,39 +22,41 @@ from switchgear.features.python_state.reached import WRITTEN_IN_C, Reached
 
 _TORCH = str(Path(torch.__file__).parent)
 #: What another call finds as this one did, if it is the same object.
-_SETTLED = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type)
+_SETTLED = (
+    *(types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type),
+    *(classmethod, staticmethod, property, *WRITTEN_IN_C),
+)
 
-_OF_CLASSES = (*_SETTLED, classmethod, staticmethod, property, *WRITTEN_IN_C)
 
+def note_unforeseen(
+    reached: Reached, ran: Mapping[int, types.CodeType], packages: tuple[str, ...]
+) -> None:
+    """Take note of the global variables that such code has read, except of `packages`, each with a dot at its end.
 
-def note_unforeseen(reached: Reached, ran: Mapping[int, types.CodeType]) -> None:
-    """Take note of the global variables that such code has read.
-
-    Raises `Unsupported` if it writes to one, or reads what may have changed since: a container, an object, a variable
-    that functions share.
+    Raises `Unsupported` if it writes to one, or reads what may have changed since: a container, an object.
     """
-    for code in _unforeseen(reached.codes, ran):
-        names, module = user_objects.globals_in(code), _module(code.co_filename)
-        if module is None and not names <= vars(builtins).keys():
-            _refuse(code, "has global variables")
-        if user_objects.writes_globals(code):
-            _refuse(code, "writes to a global variable")
-        space = {} if module is None else vars(sys.modules[module])
-        for name in names & space.keys():
-            _note(reached, code, space, name, space[name])
+    codes = _unforeseen(reached.codes, ran, packages)
+    functions = gc.get_referrers(*codes) if codes else ()
+    for function in functions:
+        if isinstance(function, types.FunctionType):
+            _note_function(reached, function)
 
 
 def _unforeseen(
-    known: Mapping[int, types.CodeType], ran: Mapping[int, types.CodeType]
-) -> Iterator[types.CodeType]:
+    known: Mapping[int, types.CodeType],
+    ran: Mapping[int, types.CodeType],
+    packages: tuple[str, ...],
+) -> list[types.CodeType]:
     others = [code for key, code in ran.items() if key not in known and _is_users(code.co_filename)]
-    inner = {part for key, code in known.items() if key in ran for part in _inside(code)}
-    for code in others:
-        if id(code) in inner or code.co_name == "<module>":
-            continue
-        if {*code.co_freevars} - {"__class__"}:
-            _refuse(code, "shares variables with other functions")
-        yield code
+    outer = [*others, *(code for key, code in known.items() if key in ran)]
+    inner = {part for code in outer for part in _inside(code)}
+    return [
+        code
+        for code in others
+        if id(code) not in inner
+        and not f"{_module(code.co_filename)}.".startswith(packages)
+        and (_variables(code) or not user_objects.globals_in(code) <= vars(builtins).keys())
+    ]
 
 
 @functools.cache
@@ -62,19 +65,33 @@ def _inside(code: types.CodeType) -> frozenset[int]:
     return frozenset(map(id, parts)).union(*map(_inside, parts))
 
 
+def _variables(code: types.CodeType) -> set[str]:
+    return {*code.co_freevars} - {"__class__"}
+
+
+def _note_function(reached: Reached, function: types.FunctionType) -> None:
+    code, space = function.__code__, function.__globals__
+    if user_objects.writes_globals(code):
+        _refuse(code, "writes to a global variable")
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        if name in _variables(code):
+            _note(reached, code, cell, "cell_contents", cell.cell_contents, name)
+    for name in user_objects.globals_in(code) & space.keys():
+        label = f"{space.get('__name__')}.{name}"
+        _note(reached, code, space, name, space[name], label)
+        value = space[name]
+        if isinstance(value, (types.ModuleType, type)) and user_objects.is_users_space(value):
+            for attribute in user_objects.names_in(code) & vars(value).keys():
+                held = vars(value)[attribute]
+                _note(reached, code, value, attribute, held, f"{name}.{attribute}")
+
+
 def _note(
-    reached: Reached, code: types.CodeType, space: dict[str, object], name: str, value: object
+    reached: Reached, code: types.CodeType, owner: object, key: str, value: object, label: str
 ) -> None:
     if not (is_atom(value) or isinstance(value, _SETTLED)):
-        _refuse(code, f"reads {name}, a {type(value).__name__}")
-    reached.note_afterwards(space, name, value, f"{space.get('__name__')}.{name}")
-    if not isinstance(value, (types.ModuleType, type)) or not user_objects.is_users_space(value):
-        return
-    for attribute in user_objects.names_in(code) & vars(value).keys():
-        held = vars(value)[attribute]
-        if not (is_atom(held) or isinstance(held, _OF_CLASSES)):
-            _refuse(code, f"reads {name}.{attribute}, a {type(held).__name__}")
-        reached.note_afterwards(value, attribute, held, f"{name}.{attribute}")
+        _refuse(code, f"reads {label}, a {type(value).__name__}")
+    reached.note_afterwards(owner, key, value, label)
 
 
 def _refuse(code: types.CodeType, what: str) -> None:
@@ -88,8 +105,8 @@ def _is_users(file: str) -> bool:
     name = _module(file)
     if name is None:  # of dataclasses and the like, where it is no file
         return file == "<stdin>" or (file[:1] != "<" and not file.startswith(_TORCH))
-    is_standard = name.partition(".")[0] in sys.stdlib_module_names and name != "__main__"
-    return user_objects.is_users(name) and not is_standard
+    is_fixed = name.partition(".")[0] in {"torch", *sys.stdlib_module_names} - {"__main__"}
+    return user_objects.is_users(name) and not is_fixed
 
 
 def _module(file: str) -> str | None:
