@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import switchgear as sg
 from tests.falling_back import falls_back
@@ -63,7 +63,28 @@ def _computed(kind: str) -> Callable[[Tensor], Tensor]:
     return lambda x: getattr(HERE, "_scale" + kind)(x)
 
 
+def _assigned() -> nn.Module:
+    module = nn.Sequential(nn.Identity())
+    module[0].forward = _scale_by_number
+    return module
+
+
+class Factor(torch.autograd.Function):
+    """Its gradient has a factor of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return _scale_by_number(grad)
+
+
 SEEN: dict[str, Callable[[Tensor], Tensor]] = {
+    "a function that is mapped": torch.func.vmap(_scale_by_number),
+    "a function that is differentiated": sg.grad(lambda x: _scale_by_number(x).sum()),
+    "a forward that was assigned": _assigned(),
     "a function by a computed name": _computed("_by_number"),
     "a class out of a dict": lambda x: x * KINDS["scaling"]().factor,
     "the class of an object": lambda x: x * THE_ONE.again().factor,
@@ -78,6 +99,17 @@ def test_what_it_reads_is_guarded(name: str, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(globals(), "FACTOR", 5)
     assert torch.equal(jitted(x), 5 * x)
     assert sg.cache_info(jitted).entries == 2
+
+
+def test_what_a_backward_reads_is_guarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    jitted = sg.jit(lambda x: Factor.apply(x), executors=["torch"])  # type: ignore[no-untyped-call]
+    for factor in (2, 5, 3, 5):
+        monkeypatch.setitem(globals(), "FACTOR", factor)
+        x = torch.ones(2, requires_grad=True)
+        jitted(x).sum().backward()
+        assert x.grad is not None
+        assert torch.equal(x.grad, torch.full_like(x, factor))
+    assert sg.cache_info(jitted).entries == 3
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,9 @@ def _written(
     *args: object,
     **kwargs: object,
 ) -> torch.Tensor:
-    written = base.clone(memory_format=torch.contiguous_format)
+    # `irfft`'s backward is this, transposed, which is refused; of real numbers eager's gradients are rounded otherwise
+    layout = torch.contiguous_format if base.is_complex() else torch.preserve_format
+    written = base.clone(memory_format=layout)
     view(written, *args, **kwargs).copy_(source)
     return written if written.stride() == base.stride() else restride(written, base.stride())
 

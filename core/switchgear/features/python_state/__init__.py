@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import types
 import weakref
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,8 +24,9 @@ from switchgear.capture.session import ContainerMatters
 from switchgear.capture.signature import InputSource
 from switchgear.capture.sizes import Sizes, active_sizes
 from switchgear.errors import SwitchgearError, Unsupported
+from switchgear.features.python_state.made import mark_later, reads_made, run_later
 from switchgear.features.python_state.reached import Reached
-from switchgear.features.python_state.reads import State, guard_on, mark_later, reads_made
+from switchgear.features.python_state.reads import State, guard_on
 from switchgear.features.python_state.rebuilding import Packing, Results, Template, build, is_odd
 from switchgear.features.python_state.recording import Recording
 from switchgear.features.python_state.unforeseen import note_unforeseen
@@ -154,7 +154,7 @@ class PythonState(Handler):
         for module in (*reached.opened.values(),):
             recorder.enter_module(module)
         note_unforeseen(reached, own, recorder.packages_of_features)
-        later = _run_later(reached.codes)
+        later = run_later(reached.codes)
         if ran is not None:
             ran |= later
         reached.read_codes(ran)
@@ -189,21 +189,6 @@ def _size_of(recorder: Recorder, tensor: torch.Tensor) -> Any:
     entered = recorder.inputs.of(tensor)
     assert entered is not None
     return entered.proxy.shape[0]
-
-
-def _run_later(codes: Mapping[int, types.CodeType]) -> dict[int, types.CodeType]:
-    """The code of backwards, which run when the function has, and of what they name."""
-    by_name: defaultdict[str, list[types.CodeType]] = defaultdict(list)
-    for code in codes.values():
-        by_name[code.co_name].append(code)
-    found: dict[int, types.CodeType] = {}
-    pending = [*by_name["backward"]]
-    while pending:
-        code = pending.pop()
-        if id(code) not in found:
-            found[id(code)] = code
-            pending += [one for name in names_in(code) for one in by_name.get(name, ())]
-    return found
 
 
 def _refuse_exact_types(codes: Iterable[types.CodeType]) -> None:

@@ -73,7 +73,9 @@ _NOT_IMPLICIT = frozenset(
 #: Methods that users replace.
 _REPLACED = frozenset({"forward", "__call__", "__getattr__", "__setattr__", "__getitem__"})
 #: Those that run where a class is used by its name.
-_IMPLIED = frozenset({"__init__", "__new__", "__post_init__", "backward", "setup_context"})
+_IMPLIED = frozenset(
+    {"forward", "__init__", "__new__", "__post_init__", "backward", "setup_context"}
+)
 _CALLED = (types.FunctionType, types.MethodType, functools.partial, nn.Module)
 _METHODS = (types.FunctionType, classmethod, staticmethod, property)
 #: What is the same object in every call, if it is equal.
@@ -621,13 +623,7 @@ class Reached:
 
     def _function(self, function: types.FunctionType, label: str) -> None:
         if not user_objects.is_users_function(function):
-            if self.is_of_call(function):
-                self._read_itself(function, function, label)
-            for cell in function.__closure__ or ():  # a decorator's, such as `torch.func.grad`
-                held = Variable(cell, label).before.get("cell_contents")
-                for called in (held, (own_dict(held) or {}).get("__wrapped__")):
-                    if isinstance(called, _CALLED):
-                        self.reach(called, label)
+            self._fixed_function(function, label)
             return
         code = function.__code__
         if self.is_of_call(function):
@@ -653,6 +649,16 @@ class Reached:
         names = user_objects.names_in(code)
         self._variables(function.__globals__, names)
         self._named(names)
+
+    def _fixed_function(self, function: types.FunctionType, label: str) -> None:
+        """What a decorator made, such as `torch.func.grad`, leads to what it was given."""
+        if self.is_of_call(function):
+            self._read_itself(function, function, label)
+        for cell in function.__closure__ or ():
+            held = Variable(cell, label).before.get("cell_contents")
+            for called in (held, (own_dict(held) or {}).get("__wrapped__")):
+                if isinstance(called, _CALLED):
+                    self.reach(called, label)
 
     def _variables(self, space: dict[str, Any], names: Set[str]) -> None:
         module = space.get("__name__")

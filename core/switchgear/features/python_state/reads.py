@@ -12,7 +12,6 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache
 from itertools import chain
 from types import MappingProxyType
 from typing import Any
@@ -37,7 +36,7 @@ from switchgear.features.python_state.frozen import (
 )
 from switchgear.features.python_state.holders import MISSING, dict_of
 from switchgear.features.python_state.identity import Identities, Place
-from switchgear.features.python_state.streams import OF_CONTEXT, variable_of_context
+from switchgear.features.python_state.streams import variable_of_context
 
 #: In the place of a key: the owner itself.
 ITSELF: Any = type("Itself", (), {})()
@@ -47,8 +46,6 @@ _MOST_VALUES = 8
 _FEW_ITEMS = 8
 #: As many times dicts may have been written to, and hold what was read, before all are looked into by every call.
 _MOST_WRITES = 16
-#: Owners that many lead to: what is read of them counts where one does.
-_SHARED = (type, *OF_CONTEXT)
 
 
 @dataclass(slots=True, eq=False)
@@ -117,57 +114,6 @@ def class_attribute(kind: type, name: str) -> Any:
         if name in vars(base):
             return vars(base)[name]
     return MISSING
-
-
-def reads_made(
-    reads: Mapping[tuple[int, object], Read],
-    links: Mapping[object, Set[object]],
-    ran: Mapping[int, types.CodeType] | None,
-) -> list[Read]:
-    """Of what code may read, what the code that ran has read: of classes and streams, those that it has come by.
-
-    `links` has what each read, by its key, and each object led to; under None are the roots.
-    """
-    if ran is None:
-        return [*reads.values()]
-    names = frozenset().union(*map(_names_used, ran.values()))
-    made: dict[Any, Read] = {}
-    by_owner: dict[int, list[object]] = {}
-    pending: list[Any] = [None]
-    for key, read in reads.items():
-        code = read.code
-        if code is not None and (code not in names if type(code) is str else id(code) not in ran):
-            continue
-        made[key] = read
-        if issubclass(read.kind, _SHARED):
-            by_owner.setdefault(key[0], []).append(key)
-        else:
-            pending.append(key)
-    live: set[object] = set()
-    while pending:
-        place = pending.pop()
-        if place not in live:
-            live.add(place)
-            pending += [*links.get(place, ()), *by_owner.get(place, ())]
-    return [
-        read
-        for key, read in made.items()
-        if key in live or (read.code is None and not issubclass(read.kind, OF_CONTEXT))
-    ]
-
-
-def mark_later(reads: Iterable[Read], later: Mapping[int, types.CodeType]) -> None:
-    """Note which reads this code makes."""
-    names = frozenset().union(*map(_names_used, later.values()))
-    for read in reads if later else ():
-        by_name = isinstance(read.code, str)
-        read.is_later = read.code in names if by_name else id(read.code) in later
-
-
-@cache
-def _names_used(code: types.CodeType) -> frozenset[str]:
-    """The names in a code object, and its strings, which may be names."""
-    return frozenset(name for name in (*code.co_names, *code.co_consts) if type(name) is str)
 
 
 def guard_on(state: State, arguments: Iterable[int], settle: Callable[[], None]) -> Guard:

@@ -1,0 +1,88 @@
+"""Which reads were made: of what code may read, what the code that ran has read, or runs later."""
+
+from __future__ import annotations
+
+import types
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Set
+from functools import cache
+from typing import Any
+
+from switchgear.errors import Unsupported
+from switchgear.features.python_state.frozen import NUMBER
+from switchgear.features.python_state.reads import Read
+from switchgear.features.python_state.streams import OF_CONTEXT
+from switchgear.features.python_state.user_objects import names_in
+
+#: Owners that many lead to: what is read of them counts where one does.
+_SHARED = (type, *OF_CONTEXT)
+
+
+def reads_made(
+    reads: Mapping[tuple[int, object], Read],
+    links: Mapping[object, Set[object]],
+    ran: Mapping[int, types.CodeType] | None,
+) -> list[Read]:
+    """Of what code may read, what the code that ran has read: of classes and streams, those that it has come by.
+
+    `links` has what each read, by its key, and each object led to; under None are the roots.
+    """
+    if ran is None:
+        return [*reads.values()]
+    names = frozenset().union(*map(_names_used, ran.values()))
+    made = {
+        key: read for key, read in reads.items() if read.code is None or _is_by(read, ran, names)
+    }
+    by_owner: dict[int, list[object]] = {}
+    pending: list[Any] = [None]
+    for key, read in made.items():
+        if issubclass(read.kind, _SHARED):
+            by_owner.setdefault(key[0], []).append(key)
+        else:
+            pending.append(key)
+    live: set[object] = set()
+    while pending:
+        place = pending.pop()
+        if place not in live:
+            live.add(place)
+            pending += [*links.get(place, ()), *by_owner.get(place, ())]
+    return [
+        read
+        for key, read in made.items()
+        if key in live or (read.code is None and not issubclass(read.kind, OF_CONTEXT))
+    ]
+
+
+def mark_later(reads: Iterable[Read], later: Mapping[int, types.CodeType]) -> None:
+    """Note which reads this code makes. Raises `Unsupported` for one of a number that is symbolic by now."""
+    names = frozenset().union(*map(_names_used, later.values()))
+    for read in reads if later else ():
+        read.is_later = read.code is not None and _is_by(read, later, names)
+        if read.is_later and read.value is NUMBER:
+            raise Unsupported(f"the backward of an autograd.Function reads {read.label}")
+
+
+def _is_by(read: Read, codes: Mapping[int, types.CodeType], names: Set[str]) -> bool:
+    """Whether it is read by one of these code objects, which use these names."""
+    return read.code in names if isinstance(read.code, str) else id(read.code) in codes
+
+
+@cache
+def _names_used(code: types.CodeType) -> frozenset[str]:
+    """The names in a code object, and its strings, which may be names."""
+    return frozenset(name for name in (*code.co_names, *code.co_consts) if type(name) is str)
+
+
+def run_later(codes: Mapping[int, types.CodeType]) -> dict[int, types.CodeType]:
+    """The code of backwards, which run when the function has, and of what they name."""
+    by_name: defaultdict[str, list[types.CodeType]] = defaultdict(list)
+    for code in codes.values():
+        by_name[code.co_name].append(code)
+    found: dict[int, types.CodeType] = {}
+    pending = [*by_name["backward"]]
+    while pending:
+        code = pending.pop()
+        if id(code) not in found:
+            found[id(code)] = code
+            pending += [one for name in names_in(code) for one in by_name.get(name, ())]
+    return found
