@@ -8,6 +8,8 @@ from __future__ import annotations
 import builtins
 import functools
 import gc
+import logging
+import re
 import sys
 import types
 from collections.abc import Mapping
@@ -25,6 +27,7 @@ _TORCH = str(Path(torch.__file__).parent)
 _SETTLED = (
     *(types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type),
     *(classmethod, staticmethod, property, *WRITTEN_IN_C),
+    *(logging.Logger, re.Pattern),
 )
 
 
