@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from switchgear.errors import Unsupported
 from switchgear.ir.symbol import Symbol
 
 #: What a rule returns: the outputs, and their pullback.
@@ -67,11 +68,14 @@ def _written(
     *args: object,
     **kwargs: object,
 ) -> torch.Tensor:
-    # `irfft`'s backward is this, transposed, which is refused; of real numbers eager's gradients are rounded otherwise
-    layout = torch.contiguous_format if base.is_complex() else torch.preserve_format
-    written = base.clone(memory_format=layout)
-    view(written, *args, **kwargs).copy_(source)
-    return written if written.stride() == base.stride() else restride(written, base.stride())
+    written = base.clone()
+    try:
+        view(written, *args, **kwargs).copy_(source)
+    except Unsupported:  # through a transposed view, where a capture records it: `irfft`'s backward
+        written = base.clone(memory_format=torch.contiguous_format)
+        view(written, *args, **kwargs).copy_(source)
+        return restride(written, base.stride())
+    return written
 
 
 #: Overloads whose formulas refuse complex numbers, each as the write through a view that it stands for.
