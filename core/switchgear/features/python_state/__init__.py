@@ -24,7 +24,7 @@ from switchgear.capture.session import ContainerMatters
 from switchgear.capture.signature import InputSource
 from switchgear.capture.sizes import Sizes, active_sizes
 from switchgear.errors import SwitchgearError, Unsupported
-from switchgear.features.python_state.made import mark_later, reads_made, run_later
+from switchgear.features.python_state.made import note_later, reads_made, run_later
 from switchgear.features.python_state.reached import Reached
 from switchgear.features.python_state.reads import State, guard_on
 from switchgear.features.python_state.rebuilding import Packing, Results, Template, build, is_odd
@@ -158,8 +158,8 @@ class PythonState(Handler):
         if ran is not None:
             ran |= later
         reached.read_codes(ran)
+        note_later(reached, later)
         reads = reads_made(reached.reads, reached.links, ran)
-        mark_later(reads, later)
         for stream in reached.streams.values():
             stream.refuse_use()
         _refuse_attributes_of_tensors(recorder)

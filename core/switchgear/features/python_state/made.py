@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import types
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Mapping, Set
 from functools import cache
 from typing import Any
 
 from switchgear.errors import Unsupported
 from switchgear.features.python_state.frozen import NUMBER
+from switchgear.features.python_state.reached import Reached, own_dict
 from switchgear.features.python_state.reads import Read
 from switchgear.features.python_state.streams import OF_CONTEXT
 from switchgear.features.python_state.user_objects import names_in
@@ -53,13 +54,21 @@ def reads_made(
     ]
 
 
-def mark_later(reads: Iterable[Read], later: Mapping[int, types.CodeType]) -> None:
-    """Note which reads this code makes. Raises `Unsupported` for one of a number that is symbolic by now."""
+def note_later(reached: Reached, later: Mapping[int, types.CodeType]) -> None:
+    """Note which reads this code makes, and read what it names of the objects that it comes by.
+
+    Raises `Unsupported` for a number that is symbolic by now.
+    """
     names = frozenset().union(*map(_names_used, later.values()))
-    for read in reads if later else ():
-        read.is_later = read.code is not None and _is_by(read, later, names)
-        if read.is_later and read.value is NUMBER:
+    for read in [*reached.reads.values()] if later else ():
+        if read.code is None or not _is_by(read, later, names):
+            continue
+        read.is_later = True
+        if read.value is NUMBER:
             raise Unsupported(f"the backward of an autograd.Function reads {read.label}")
+        own = {} if type(read.value) is types.FunctionType else own_dict(read.now()) or {}
+        for name in names & own.keys():
+            reached.note_afterwards(own, name, own[name], f"{read.label}.{name}").is_later = True
 
 
 def _is_by(read: Read, codes: Mapping[int, types.CodeType], names: Set[str]) -> bool:

@@ -58,16 +58,10 @@ _DICTS = (*_MODULE_STATE, *_HOOKS)
 #: Special methods that do not run for an instance by itself: what makes it, copies it through pickle, or shows it.
 _NOT_IMPLICIT = frozenset(
     {
-        *("__init__", "__new__", "__post_init__", "__init_subclass__", "__del__", "__sizeof__"),
-        *("__getstate__", "__setstate__", "__reduce__", "__reduce_ex__", "__getattribute__"),
-        *(
-            "__class_getitem__",
-            "__instancecheck__",
-            "__subclasscheck__",
-            "__dir__",
-            "__repr__",
-            "__str__",
-        ),
+        *("__init__", "__new__", "__post_init__", "__init_subclass__", "__class_getitem__"),
+        *("__getstate__", "__setstate__", "__reduce__", "__reduce_ex__", "__del__", "__sizeof__"),
+        *("__instancecheck__", "__subclasscheck__", "__getattribute__", "__repr__", "__str__"),
+        "__dir__",
     }
 )
 #: Methods that users replace.
@@ -76,6 +70,7 @@ _REPLACED = frozenset({"forward", "__call__", "__getattr__", "__setattr__", "__g
 _IMPLIED = frozenset(
     {"forward", "__init__", "__new__", "__post_init__", "backward", "setup_context"}
 )
+#: What a decorator calls, and what a class runs.
 _CALLED = (types.FunctionType, types.MethodType, functools.partial, nn.Module)
 _METHODS = (types.FunctionType, classmethod, staticmethod, property)
 #: What is the same object in every call, if it is equal.
@@ -473,12 +468,7 @@ class Reached:
         for name in _HOOKS[:4]:
             for hook in state[name].values():
                 self.reach(hook, f"a hook of {label}")
-        slot = getattr(
-            type(module), "_switchgear_forward", None
-        )  # what was assigned to a jitted one
-        self.reach(
-            state.get("forward") if slot is None else slot.__get__(module), f"{label}.forward"
-        )
+        self.reach(_assigned_forward(module), f"{label}.forward")
         for name, part in state["_modules"].items():
             self.reach(part, f"{label}.{name}")
 
@@ -548,10 +538,10 @@ class Reached:
             whole = Read(value, "__dict__", frozen, label, type(value), place=place)
             self.reads[id(value), "__dict__"] = whole
 
-    def note_afterwards(self, owner: object, key: str, value: object, label: str) -> None:
+    def note_afterwards(self, owner: object, key: str, value: object, label: str) -> Read:
         """Keep that something was read, and look no further."""
         read = Read(owner, key, freeze(value, self), label, type(owner))
-        self.reads.setdefault((id(owner), key), read)
+        return self.reads.setdefault((id(owner), key), read)
 
     def _note(
         self,
@@ -679,9 +669,7 @@ class Reached:
         for name in set(itertools.chain.from_iterable(spaces)):
             self._spaces.setdefault(name, []).append(value)
             is_named = name in self.names or name in _IMPLIED
-            if is_named or (
-                isinstance(value, type) and _is_implicit(name, class_attribute(value, name))
-            ):
+            if is_named or (isinstance(value, type) and _runs_by_itself(value, name)):
                 self._look_up(value, name)
 
     def _class(self, kind: type) -> None:
@@ -731,10 +719,20 @@ def _has_identity(value: object) -> bool:
     return not is_value and _is_made_by_calls(value)
 
 
+def _assigned_forward(module: nn.Module) -> object:
+    """The forward that was assigned to a module, or to a jitted one; None if none was."""
+    slot = getattr(type(module), "_switchgear_forward", None)
+    return vars(module).get("forward") if slot is None else slot.__get__(module)
+
+
 def _is_implicit(name: str, value: object) -> bool:
     """Whether an attribute of a class runs for an instance without being named or read."""
     is_special = name[:2] == "__" == name[-2:] and name not in _NOT_IMPLICIT
     return is_special and isinstance(value, _METHODS)
+
+
+def _runs_by_itself(kind: type, name: str) -> bool:
+    return name[:2] == "__" and _is_implicit(name, class_attribute(kind, name))
 
 
 def _users_bases(kind: type) -> Iterable[type]:

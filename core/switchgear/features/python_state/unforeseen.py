@@ -93,7 +93,7 @@ def _note(
     reached: Reached, code: types.CodeType, owner: object, key: str, value: object, label: str
 ) -> None:
     if not (is_atom(value) or isinstance(value, _SETTLED)):
-        _refuse(code, f"reads {label}, a {type(value).__name__}")
+        _refuse(code, f"reads {label} ({type(value).__name__})")
     reached.note_afterwards(owner, key, value, label)
 
 
