@@ -797,6 +797,32 @@ def its_data_written_to_after_the_call(x: Tensor) -> Any:
     return x.data.mul_(2), x.data[1:]
 
 
+def rows_that_attend_in_bfloat16(x: Tensor) -> Any:
+    with torch.autocast("cpu", torch.bfloat16):
+        y = torch.zeros_like(x)
+        for row in range(len(x)):
+            y[row] = x[row] * row
+        return torch.nn.functional.scaled_dot_product_attention(y[None], y[None], y[None], is_causal=True)
+
+
+def row_of_its_data_written_to_by_what_requires_grad(x: Tensor, scale: Tensor) -> Any:
+    data = x.data
+    data.select(0, 0).mul_(scale)
+    return data + data
+
+
+def leaf_and_number() -> Arguments:
+    torch.manual_seed(7)
+    leaves = [torch.randn(3, 4).requires_grad_(), torch.randn(()).requires_grad_()]
+    return leaves, leaves
+
+
+def square_leaf() -> Arguments:
+    torch.manual_seed(7)
+    leaf = torch.randn(16, 16).requires_grad_()
+    return [leaf], [leaf]
+
+
 PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments]]] = [
     (result_written_to_through_a_view, non_leaf),
     (one_of_two_results_written_to_through_a_view, non_leaf),
@@ -881,6 +907,8 @@ PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments]]] = [
     (pairs_written_to_through_a_function, nothing_as_pairs),
     (read_after_a_view_was_transposed_under_no_grad, transposed_leaf_and_part),
     (rows_written_to_under_no_grad, transposed_leaf_and_rows),
+    (row_of_its_data_written_to_by_what_requires_grad, leaf_and_number),
+    (rows_that_attend_in_bfloat16, square_leaf),
     (sum_of_the_gradient_of_rows_written_to, transposed_leaf),
     (reshaped_by_its_data, one_leaf),
     (variable_of_a_checkpoint_assigned_again, non_leaf),

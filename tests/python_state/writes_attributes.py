@@ -41,6 +41,24 @@ def shape_of_the_last_input() -> Scenario:
 
 
 @case()
+def constant_that_is_there_already() -> Scenario:
+    class Sets(Layer):
+        def forward(self, x: Tensor) -> Tensor:
+            self.scale = 0.25
+            return self.lin(x)  # type: ignore[no-any-return]
+
+    module = Sets(scale=0.25)
+
+    def drive(call: Call) -> Steps:
+        for scale in (0.25, 2.0, 0.25, 3.0):
+            module.scale = scale
+            yield step(call, points(2), of=module)
+            yield module.scale
+
+    return Scenario(module, drive)
+
+
+@case()
 def flag_of_the_first_call() -> Scenario:
     class Initialises(Layer):
         def forward(self, x: Tensor) -> Tensor:

@@ -13,7 +13,13 @@ import torch
 from switchgear import torch_private as internals
 from switchgear.capture.call import Call
 from switchgear.capture.recorder import Recorder
-from switchgear.capture.refused_writes import is_in_place, refuse_expanded, refuse_transposed
+from switchgear.capture.refused_writes import (
+    is_in_place,
+    refuse_detached,
+    refuse_expanded,
+    refuse_transposed,
+)
+from switchgear.capture.tracker import is_detached
 from switchgear.errors import Unsupported
 from switchgear.ir.composites import is_closed, read_first_views, turns_grad_off
 from switchgear.ir.naming import pack_dims
@@ -33,6 +39,12 @@ def note_target(recorder: Recorder, call: Call) -> None:
         is_item = getattr(call.fn, "__name__", "") == "__setitem__"
         index = call.args[1] if is_item else ()
         refuse_transposed(target, operands, index, call.grad_enabled, recorder.here)
+        if (
+            call.grad_enabled
+            and internals.is_wrapper(target)
+            and is_detached(recorder.tracker, target)
+        ):
+            refuse_detached(operands, recorder.here)
 
 
 def part_from_former_uses(recorder: Recorder, call: Call) -> None:

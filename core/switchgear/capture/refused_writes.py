@@ -47,6 +47,12 @@ def refuse_expanded(target: torch.Tensor, here: Callable[[], str]) -> None:
         _refuse("through a view made by expand()", here)
 
 
+def refuse_detached(operands: object, here: Callable[[], str]) -> None:
+    """Refuse a write of what requires grad to what `.data` or `detach()` gave: eager takes its gradient from there."""
+    if any(operand.requires_grad for operand in tensors_in(operands)):
+        _refuse("of what requires grad through .data or detach()", here)
+
+
 def refuse_transposed(
     target: torch.Tensor, operands: object, index: object, seen: bool, here: Callable[[], str]
 ) -> None:

@@ -63,7 +63,7 @@ class Tracker(Wrappers):
 
     def reconcile_bases(self, written: torch.Tensor) -> None:
         """After a write, set the value of every other autograd base that shares the storage."""
-        for tracked in tuple(self._bases.get(internals.storage_key(written), ())):
+        for tracked in tuple(self.bases.get(internals.storage_key(written), ())):
             self.reconcile(tracked.wrapper)
 
     def make_again(self, view: torch.Tensor, base: torch.Tensor) -> None:
@@ -94,7 +94,7 @@ class Tracker(Wrappers):
         self._tracked[id(wrapper)] = tracked
         self._holders.setdefault(self.values.proxy_of(fake).name, wrapper)
         if tracked.is_base:
-            self._bases.setdefault(internals.storage_key(wrapper), []).append(tracked)
+            self.bases.setdefault(internals.storage_key(wrapper), []).append(tracked)
 
     def reconcile(self, wrapper: torch.Tensor, *, is_used: bool = False) -> None:
         """Bring the trace up to date with writes to a wrapper since it was last seen, before it is used or after."""
@@ -172,7 +172,7 @@ class Tracker(Wrappers):
             fake = self._record(wrapper, RESTRIDE, args, make, needs_grad, tracked.is_base)
         self.writes.memory.add(internals.storage_key(fake))
         self.writes.remakes_views = True
-        aliases = self._bases.get(internals.storage_key(wrapper), ())
+        aliases = self.bases.get(internals.storage_key(wrapper), ())
         if len(aliases) > 1 and version_of(wrapper) == tracked.version:
             self.writes.hidden.add(old.name)
         return fake
@@ -221,6 +221,12 @@ class Tracker(Wrappers):
             "or a write through an alias that autograd does not connect, is not supported; make it outside, "
             "or on a clone"
         )
+
+
+def is_detached(tracker: Tracker, wrapper: torch.Tensor) -> bool:
+    """Whether it has no gradient, and memory in common with what has one."""
+    others = tracker.bases.get(internals.storage_key(wrapper), ())
+    return not wrapper.requires_grad and any(one.wrapper.requires_grad for one in others)
 
 
 def is_transposed(tensor: torch.Tensor) -> bool:

@@ -58,7 +58,7 @@ class Wrappers:
         self.writes = Writes()
         self._tape = tape
         self._tracked: dict[int, Tracked] = {}
-        self._bases: dict[int, list[Tracked]] = {}
+        self.bases: dict[int, list[Tracked]] = {}
         #: The wrapper that stood for a value first, by the value's name.
         self._holders: dict[str, torch.Tensor] = {}
 

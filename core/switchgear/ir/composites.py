@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,7 +35,7 @@ def is_closed(
 
 
 def read_first_views(
-    lines: list[BoundSymbol], given: Iterable[TensorProxy], views: Mapping[str, object]
+    lines: list[BoundSymbol], given: Sequence[TensorProxy], views: Mapping[str, object]
 ) -> list[BoundSymbol]:
     """The parts of a call, each view read where it was made first; `views` says by which calls the views are made.
 
@@ -48,7 +48,8 @@ def read_first_views(
     def read(proxy: TensorProxy) -> TensorProxy:
         if proxy.name in views and proxy.name not in first:
             alike = unread.get(str(views[proxy.name]), [])
-            found = next((one for one in alike if replace(one, name=proxy.name) == proxy), proxy)
+            same = [one for one in alike if replace(one, name=proxy.name) == proxy]
+            found = proxy if proxy in given or not same else same[0]
             first[proxy.name] = found
             if found in alike:
                 alike.remove(found)

@@ -24,7 +24,7 @@ from switchgear.capture.session import ContainerMatters
 from switchgear.capture.signature import InputSource
 from switchgear.capture.sizes import Sizes, active_sizes
 from switchgear.errors import SwitchgearError, Unsupported
-from switchgear.features.python_state.made import note_later, reads_made, run_later
+from switchgear.features.python_state.made import note_later, note_set, reads_made, run_later
 from switchgear.features.python_state.reached import Reached
 from switchgear.features.python_state.reads import State, guard_on
 from switchgear.features.python_state.rebuilding import Packing, Results, Template, build, is_odd
@@ -137,15 +137,16 @@ class PythonState(Handler):
         reached, running = world.reached, world.recording.code
         ran = running.ran()
         own = {key: code for key, code in (ran or {}).items() if key not in running.apart}
+        known = [code for key, code in reached.codes.items() if ran is None or key in ran]
         packing = Packing(reached, recorder)
         writes = tuple(changes(reached, packing))
+        note_set(reached, known)
         if any("globals" in code.co_names for code in own.values()):
             raise Unsupported(
                 "the function calls globals(), and may read what no guard can tell", splits=False
             )
         if active_sizes() is not None:
-            codes = reached.codes.items()
-            _refuse_exact_types([code for key, code in codes if ran is None or key in ran])
+            _refuse_exact_types(known)
         replaced_call = {"Module", "__call__"}
         if replaced_call <= reached.names and any(
             replaced_call <= names_in(code) for code in reached.codes.values()

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import types
 from collections import defaultdict
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from functools import cache
 from typing import Any
 
 from switchgear.errors import Unsupported
-from switchgear.features.python_state.frozen import NUMBER
+from switchgear.features.python_state.frozen import NUMBER, same
+from switchgear.features.python_state.holders import MISSING, Items, Slots
 from switchgear.features.python_state.reached import Reached, own_dict
 from switchgear.features.python_state.reads import Read
 from switchgear.features.python_state.streams import OF_CONTEXT
-from switchgear.features.python_state.user_objects import names_in
+from switchgear.features.python_state.user_objects import attributes_set, names_in
 
 #: Owners that many lead to: what is read of them counts where one does.
 _SHARED = (type, *OF_CONTEXT)
@@ -69,6 +70,19 @@ def note_later(reached: Reached, later: Mapping[int, types.CodeType]) -> None:
         own = {} if type(read.value) is types.FunctionType else own_dict(read.now()) or {}
         for name in names & own.keys():
             reached.note_afterwards(own, name, own[name], f"{read.label}.{name}").is_later = True
+
+
+def note_set(reached: Reached, codes: Iterable[types.CodeType]) -> None:
+    """Take for read what code sets to what it is already, for no call sets it again."""
+    names = frozenset().union(*map(attributes_set, codes))
+    for holder in [*reached.holders.values()] if names else ():
+        if isinstance(holder, (Items, Slots)) and not names.isdisjoint(holder.before):
+            now = holder.content()
+            for name in names & holder.before.keys():
+                value = holder.before[name]
+                if same(now.get(name, MISSING), value):
+                    label = f"{holder.label}.{name}"
+                    reached.note_afterwards(holder.target, name, value, label)
 
 
 def _is_by(read: Read, codes: Mapping[int, types.CodeType], names: Set[str]) -> bool:

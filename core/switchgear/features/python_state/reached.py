@@ -58,10 +58,8 @@ _DICTS = (*_MODULE_STATE, *_HOOKS)
 #: Special methods that do not run for an instance by itself: what makes it, copies it through pickle, or shows it.
 _NOT_IMPLICIT = frozenset(
     {
-        *("__init__", "__new__", "__post_init__", "__init_subclass__", "__class_getitem__"),
-        *("__getstate__", "__setstate__", "__reduce__", "__reduce_ex__", "__del__", "__sizeof__"),
-        *("__instancecheck__", "__subclasscheck__", "__getattribute__", "__repr__", "__str__"),
-        "__dir__",
+        *("__init__", "__new__", "__post_init__", "__class_getitem__", "__getattribute__"),
+        *("__getstate__", "__setstate__", "__reduce__", "__reduce_ex__", "__repr__", "__str__"),
     }
 )
 #: Methods that users replace.
@@ -441,11 +439,11 @@ class Reached:
                 self.reach(hook, "a hook of all modules")
         for base in _users_bases(kind):
             self._behind(vars(base).get("__getattribute__"), f"{base.__name__}.__getattribute__")
-            for name, value in [*vars(base).items()]:
+            for name in [*vars(base)]:
                 if name in _REPLACED:
                     self._inherited(kind, name, class_attribute(kind, name))
-                elif _is_implicit(name, value):
-                    self._behind(value, f"{base.__name__}.{name}")
+                elif _is_implicit(base, name):
+                    self._behind(vars(base)[name], f"{base.__name__}.{name}")
         self._from = outer
 
     def _hold_own(self, value: object, own: dict[str, Any], label: str) -> None:
@@ -540,7 +538,8 @@ class Reached:
 
     def note_afterwards(self, owner: object, key: str, value: object, label: str) -> Read:
         """Keep that something was read, and look no further."""
-        read = Read(owner, key, freeze(value, self), label, type(owner))
+        place = self.places.get(id(owner))
+        read = Read(owner, key, freeze(value, self), label, type(owner), place=place)
         return self.reads.setdefault((id(owner), key), read)
 
     def _note(
@@ -669,7 +668,7 @@ class Reached:
         for name in set(itertools.chain.from_iterable(spaces)):
             self._spaces.setdefault(name, []).append(value)
             is_named = name in self.names or name in _IMPLIED
-            if is_named or (isinstance(value, type) and _runs_by_itself(value, name)):
+            if is_named or (isinstance(value, type) and _is_implicit(value, name)):
                 self._look_up(value, name)
 
     def _class(self, kind: type) -> None:
@@ -725,14 +724,10 @@ def _assigned_forward(module: nn.Module) -> object:
     return vars(module).get("forward") if slot is None else slot.__get__(module)
 
 
-def _is_implicit(name: str, value: object) -> bool:
+def _is_implicit(kind: type, name: str) -> bool:
     """Whether an attribute of a class runs for an instance without being named or read."""
     is_special = name[:2] == "__" == name[-2:] and name not in _NOT_IMPLICIT
-    return is_special and isinstance(value, _METHODS)
-
-
-def _runs_by_itself(kind: type, name: str) -> bool:
-    return name[:2] == "__" and _is_implicit(name, class_attribute(kind, name))
+    return is_special and isinstance(class_attribute(kind, name), _METHODS)
 
 
 def _users_bases(kind: type) -> Iterable[type]:

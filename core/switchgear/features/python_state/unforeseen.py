@@ -80,13 +80,12 @@ def _note_function(reached: Reached, function: types.FunctionType) -> None:
         if name in _variables(code):
             _note(reached, code, cell, "cell_contents", cell.cell_contents, name)
     for name in user_objects.globals_in(code) & space.keys():
-        label = f"{space.get('__name__')}.{name}"
-        _note(reached, code, space, name, space[name], label)
         value = space[name]
+        _note(reached, code, space, name, value, f"{function.__module__}.{name}")
         if isinstance(value, (types.ModuleType, type)) and user_objects.is_users_space(value):
             for attribute in user_objects.names_in(code) & vars(value).keys():
-                held = vars(value)[attribute]
-                _note(reached, code, value, attribute, held, f"{name}.{attribute}")
+                label = f"{name}.{attribute}"
+                _note(reached, code, value, attribute, vars(value)[attribute], label)
 
 
 def _note(

@@ -34,6 +34,7 @@ _FIXED = sys.stdlib_module_names - {
 }
 #: What of these reads attributes of modules all the same.
 _MODULES = ("torch.nn.modules.", "torch.nn.utils.", "torch.optim.")
+_STORE_ATTR = dis.opmap["STORE_ATTR"]
 #: What is written in Python has the first; what is written in C may have it, and then has the second, too.
 _HEAP, _IMMUTABLE = 1 << 9, 1 << 8
 
@@ -91,6 +92,17 @@ def writes_globals(code: types.CodeType) -> bool:
     inner = (part for part in code.co_consts if isinstance(part, types.CodeType))
     names = {line.opname for line in dis.get_instructions(code)}
     return bool(names & {"STORE_GLOBAL", "DELETE_GLOBAL"}) or any(map(writes_globals, inner))
+
+
+@functools.cache
+def attributes_set(code: types.CodeType) -> frozenset[str]:
+    """The names of attributes that a code object sets; with `setattr`, any that it has as a string."""
+    steps, names = code.co_code, code.co_names
+    places = [place for place in range(0, len(steps), 2) if steps[place] == _STORE_ATTR]
+    found = {names[steps[place + 1]] for place in places if steps[place + 1] < len(names)}
+    if "setattr" in names or "__setattr__" in names:
+        found.update(value for value in code.co_consts if isinstance(value, str))
+    return frozenset(found)
 
 
 def functions_behind(value: object) -> Iterator[Any]:
