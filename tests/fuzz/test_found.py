@@ -811,6 +811,18 @@ def row_of_its_data_written_to_by_what_requires_grad(x: Tensor, scale: Tensor) -
     return data + data
 
 
+def columns_of_a_transposed_value_parted_and_written_to(x: Tensor) -> Any:
+    parts = torch.nn.functional.gelu(x).view(len(x), 2, 2)
+    parts.masked_fill_(parts > 1, 0)
+    return parts
+
+
+def transposed_wide_leaf() -> Arguments:
+    torch.manual_seed(7)
+    leaf = torch.randn(4, 64, dtype=torch.float64).mT.detach().requires_grad_()
+    return [leaf], [leaf]
+
+
 def leaf_and_number() -> Arguments:
     torch.manual_seed(7)
     leaves = [torch.randn(3, 4).requires_grad_(), torch.randn(()).requires_grad_()]
@@ -907,6 +919,7 @@ PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Arguments]]] = [
     (pairs_written_to_through_a_function, nothing_as_pairs),
     (read_after_a_view_was_transposed_under_no_grad, transposed_leaf_and_part),
     (rows_written_to_under_no_grad, transposed_leaf_and_rows),
+    (columns_of_a_transposed_value_parted_and_written_to, transposed_wide_leaf),
     (row_of_its_data_written_to_by_what_requires_grad, leaf_and_number),
     (rows_that_attend_in_bfloat16, square_leaf),
     (sum_of_the_gradient_of_rows_written_to, transposed_leaf),

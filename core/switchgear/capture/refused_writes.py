@@ -65,8 +65,10 @@ def refuse_transposed(
     base = target._base
     if left < 2 or base is None or not is_transposed(target):
         return
-    is_turned = seen and target.requires_grad and not is_transposed(base)
-    if is_turned or any(operand.requires_grad for operand in tensors_in(operands)):
+    is_turned = not is_transposed(base) or target.dim() > base.dim()
+    if (seen and target.requires_grad and is_turned) or any(
+        operand.requires_grad for operand in tensors_in(operands)
+    ):
         _refuse("of or to what requires grad through a transposed view", here)
 
 
