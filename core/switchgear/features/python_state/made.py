@@ -67,7 +67,8 @@ def note_later(reached: Reached, later: Mapping[int, types.CodeType]) -> None:
         read.is_later = True
         if read.value is NUMBER:
             raise Unsupported(f"the backward of an autograd.Function reads {read.label}")
-        own = {} if type(read.value) is types.FunctionType else own_dict(read.now()) or {}
+        is_space = isinstance(read.value, (types.FunctionType, types.ModuleType))
+        own = {} if is_space else own_dict(read.now()) or {}
         for name in names & own.keys():
             reached.note_afterwards(own, name, own[name], f"{read.label}.{name}").is_later = True
 

@@ -12,6 +12,7 @@ import logging
 import re
 import sys
 import types
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -53,6 +54,7 @@ def _unforeseen(
     others = [code for key, code in ran.items() if key not in known and _is_users(code.co_filename)]
     outer = [*others, *(code for key, code in known.items() if key in ran)]
     inner = {part for code in outer for part in _inside(code)}
+    inner |= {id(getattr(warnings.showwarning, "__code__", None))}  # runs for any warning
     return [
         code
         for code in others
