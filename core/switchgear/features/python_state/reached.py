@@ -674,8 +674,9 @@ class Reached:
     def _class(self, kind: type) -> None:
         for base in _users_bases(kind):
             self._hold(ClassAttributes, base, base.__qualname__)
-        if user_objects.is_users_class(type(kind)):
-            self.reach(type(kind), type(kind).__qualname__)
+        for meta in _users_bases(type(kind)):
+            self.reach(meta, meta.__qualname__)
+            self._behind(vars(meta).get("__getattribute__"), f"{meta.__name__}.__getattribute__")
         if any("__getattr__" in vars(base) for base in _users_bases(type(kind))):
             raise Unsupported(
                 f"the function reaches {kind.__qualname__}, the attributes of which {type(kind).__qualname__} makes up",
