@@ -155,7 +155,7 @@ class PythonState(Handler):
         for module in (*reached.opened.values(),):
             recorder.enter_module(module)
         note_unforeseen(reached, own, recorder.packages_of_features)
-        later = run_later(reached.codes)
+        later = run_later(reached.codes, known)
         if ran is not None:
             ran |= later
         reached.read_codes(ran)

@@ -97,13 +97,22 @@ def _names_used(code: types.CodeType) -> frozenset[str]:
     return frozenset(name for name in (*code.co_names, *code.co_consts) if type(name) is str)
 
 
-def run_later(codes: Mapping[int, types.CodeType]) -> dict[int, types.CodeType]:
-    """The code of backwards, which run when the function has, and of what they name."""
+def run_later(
+    codes: Mapping[int, types.CodeType], ran: Iterable[types.CodeType]
+) -> dict[int, types.CodeType]:
+    """The code of backwards that run when the function has, for their forwards did, and of what they name."""
     by_name: defaultdict[str, list[types.CodeType]] = defaultdict(list)
     for code in codes.values():
         by_name[code.co_name].append(code)
+    left = {code.co_qualname for code in by_name["forward"]}.difference(
+        code.co_qualname for code in ran
+    )
     found: dict[int, types.CodeType] = {}
-    pending = [*by_name["backward"]]
+    pending = [
+        code
+        for code in by_name["backward"]
+        if code.co_qualname.removesuffix("backward") + "forward" not in left
+    ]
     while pending:
         code = pending.pop()
         if id(code) not in found:

@@ -58,8 +58,9 @@ _DICTS = (*_MODULE_STATE, *_HOOKS)
 #: Special methods that do not run for an instance by itself: what makes it, copies it through pickle, or shows it.
 _NOT_IMPLICIT = frozenset(
     {
-        *("__init__", "__new__", "__post_init__", "__class_getitem__", "__getattribute__"),
+        *("__init__", "__new__", "__post_init__", "__init_subclass__", "__class_getitem__"),
         *("__getstate__", "__setstate__", "__reduce__", "__reduce_ex__", "__repr__", "__str__"),
+        *("__instancecheck__", "__subclasscheck__", "__getattribute__", "__del__", "__dir__"),
     }
 )
 #: Methods that users replace.
@@ -422,7 +423,7 @@ class Reached:
         if isinstance(value, threading.local):
             self._note(value, "__dict__", vars(value), label)
         if isinstance(wrapped, types.FunctionType):
-            self._note(value, "__wrapped__", wrapped, f"{label}.__wrapped__")
+            self._note(value, "__wrapped__", wrapped, f"{label}.__wrapped__", wrapped.__code__)
 
     def _instance_of(self, kind: type) -> None:
         """Take note of what instances of a class run without naming it: once, all of them lead to it."""
