@@ -71,7 +71,7 @@ _IMPLIED = frozenset(
 )
 #: What a decorator calls, and what a class runs.
 _CALLED = (types.FunctionType, types.MethodType, functools.partial, nn.Module)
-_METHODS = (types.FunctionType, classmethod, staticmethod, property)
+METHODS = (types.FunctionType, classmethod, staticmethod, property)
 #: What is the same object in every call, if it is equal.
 _SAME_EVERYWHERE = (
     type,
@@ -729,7 +729,7 @@ def _assigned_forward(module: nn.Module) -> object:
 def _is_implicit(kind: type, name: str) -> bool:
     """Whether an attribute of a class runs for an instance without being named or read."""
     is_special = name[:2] == "__" == name[-2:] and name not in _NOT_IMPLICIT
-    return is_special and isinstance(class_attribute(kind, name), _METHODS)
+    return is_special and isinstance(class_attribute(kind, name), METHODS)
 
 
 def _users_bases(kind: type) -> Iterable[type]:

@@ -21,13 +21,13 @@ import torch
 from switchgear.errors import Unsupported
 from switchgear.features.python_state import user_objects
 from switchgear.features.python_state.frozen import is_atom
-from switchgear.features.python_state.reached import WRITTEN_IN_C, Reached
+from switchgear.features.python_state.holders import Variable
+from switchgear.features.python_state.reached import METHODS, WRITTEN_IN_C, Reached
 
 _TORCH = str(Path(torch.__file__).parent)
 #: What another call finds as this one did, if it is the same object.
 _SETTLED = (
-    *(types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type),
-    *(classmethod, staticmethod, property, *WRITTEN_IN_C),
+    *(*METHODS, *WRITTEN_IN_C, types.BuiltinFunctionType, types.ModuleType, type),
     *(logging.Logger, re.Pattern),
 )
 
@@ -79,8 +79,8 @@ def _note_function(reached: Reached, function: types.FunctionType) -> None:
     if user_objects.writes_globals(code):
         _refuse(code, "writes to a global variable")
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        if name in _variables(code):
-            _note(reached, code, cell, "cell_contents", cell.cell_contents, name)
+        for key, held in Variable(cell, name).before.items() if name in _variables(code) else ():
+            _note(reached, code, cell, key, held, name)
     for name in user_objects.globals_in(code) & space.keys():
         value = space[name]
         _note(reached, code, space, name, value, f"{function.__module__}.{name}")
