@@ -40,7 +40,7 @@ def _spelled(line: sg.BoundSymbol, context: sg.PassContext) -> sg.BoundSymbol:
     if implementation is None or not isinstance(implementation.fn, torch._ops.OpOverload):
         return line
     path = spelling(implementation.fn, line.args, line.kwargs, context.hint)
-    return line if path is None else replace(line, implementation=replace(implementation, path=path))
+    return line if path is None else line.with_implementation(replace(implementation, path=path))
 
 
 def spelling(

@@ -27,6 +27,7 @@ from switchgear.grad.differentiate import Joint, differentiate
 from switchgear.grad.hidden_writes import refuse_hidden_writes
 from switchgear.grad.inner_gradients import inner_gradients
 from switchgear.grad.partition import Partitioned, backward_for
+from switchgear.grad.undefined import without_undefined
 from switchgear.ir.choice import Choice
 from switchgear.ir.dead_code import dead_code
 from switchgear.ir.free_last_used import free_last_used
@@ -40,7 +41,7 @@ from switchgear.optimise.no_ops import no_ops
 from switchgear.who.answers import Answers
 from switchgear.who.claim import claim
 from switchgear.who.hookspecs import Stage
-from switchgear.who.plugin_passes import CallContext, run_pass
+from switchgear.who.plugin_passes import run_passes
 from switchgear.who.rules import Grads
 from switchgear.who.selection import Selection
 
@@ -106,10 +107,9 @@ class _Stages:
 
     def plugin_passes(self, stage: Stage, selection: Selection, **facts: Any) -> Trace:
         """Run the passes of plugins at a stage; `facts` are what their context says of the trace."""
-        for placement in selection.passes_at(stage):
-            context = CallContext(selection, **facts)
-            self.change(placement.name, partial(run_pass, placement, context=context))
-            self.choices += context.choices
+        made, choices = run_passes(stage, self.traces[-1], selection, **facts)
+        self.traces += made
+        self.choices += choices
         return self.traces[-1]
 
 
@@ -300,8 +300,17 @@ def _other_backward(
     wanted: tuple[bool, ...],
     higher_order: bool,
 ) -> _Stages:
-    prepared = replace(training.prepared, outputs=training.ends)
-    stages, joint, _ = _differentiated((prepared,), selection, grad_outputs, higher_order)
+    start = time.perf_counter()
+    expected, inner = grad_outputs[: training.joint.count], grad_outputs[training.joint.count :]
+    fewer = None
+    if not (higher_order or any(inner) or internals.autocast_active()):
+        fewer = without_undefined(training.joint, expected)
+    if fewer is None:
+        prepared = replace(training.prepared, outputs=training.ends)
+        stages, joint, _ = _differentiated((prepared,), selection, grad_outputs, higher_order)
+    else:
+        stages, joint = _Stages([training.prepared]), fewer
+        stages.keep("undefined_grads", joint.trace, start)
     outputs = joint.trace.outputs
     forward, found = outputs[: joint.count], outputs[joint.count :]
     grads = tuple(grad if want else None for grad, want in zip(found, wanted, strict=True))

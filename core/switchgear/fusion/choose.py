@@ -14,7 +14,7 @@ from switchgear.ir.trace import Trace, compile_trace
 from switchgear.who.answers import Answer, Answers
 from switchgear.who.claim import claim
 from switchgear.who.executor import Executor, FusionExecutor
-from switchgear.who.plugin_passes import CallContext, run_pass
+from switchgear.who.plugin_passes import run_passes
 from switchgear.who.plugins import Chooser
 from switchgear.who.region import Region, RegionChoice
 from switchgear.who.registry import describe
@@ -57,9 +57,8 @@ class Contestants:
 
     def function(self, operators: Trace) -> Callable[..., Any]:
         """See `RegionContext`."""
-        for placement in self._selection.passes_at("after_claim"):
-            operators = run_pass(placement, operators, CallContext(self._selection))
-        return compile_trace(free_last_used(operators))
+        made, _ = run_passes("after_claim", operators, self._selection)
+        return compile_trace(free_last_used(made[-1] if made else operators))
 
     def compile(
         self, entrants: Sequence[tuple[Region, FusionExecutor]]

@@ -245,14 +245,18 @@ class Forward:
         metadata, region = [p and p.metadata for p in expected], internals.autocast_key()
         if not region_of(item):
             self.kept.extend(further_reads(template, seen, expected))
+        higher_order, names = (
+            self.higher_order,
+            self.names,
+        )  # not itself, which holds what is pulled
 
         def pull(grads: Grads) -> tuple[tuple[BoundSymbol, ...], Grads]:
             # linearised outside of autocast, and pulled inside where the backward is run there
             alike = [
                 p and p.metadata for p in grads
             ] == metadata and internals.autocast_key() == region
-            found = template if alike else derive(seen, grads, self.higher_order)
-            return instantiate(found, seen, grads, self.names)
+            found = template if alike else derive(seen, grads, higher_order)
+            return instantiate(found, seen, grads, names)
 
         link = Link(origin, RuleOrigin("derived", item.symbol.name.removesuffix(".default")))
         self.body.append(linked(item, link))

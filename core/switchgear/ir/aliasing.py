@@ -47,19 +47,16 @@ def aliased_argument(bound_symbol: BoundSymbol) -> TensorProxy | None:
 
 def viewed_argument(bound_symbol: BoundSymbol) -> TensorProxy | None:
     """The argument that a leaf of PyTorch makes views of, as its schema says."""
-    fn: Any = bound_symbol.symbol.fn
-    if not isinstance(fn, internals.OpOverload):
-        return None
-    known = _PLACES.get(bound_symbol.symbol.name)
-    if known is None or known[0] is not fn:
-        known = _PLACES[bound_symbol.symbol.name] = fn, _aliased_place(fn)
+    symbol = bound_symbol.symbol
+    known = _PLACES.get(symbol.name)
+    if known is None or known[0] is not symbol.fn:
+        known = _PLACES[symbol.name] = symbol.fn, _viewed_place(symbol.fn)
     if known[1] is None:
         return None
     position, name = known[1]
-    return next(
-        iter(proxies((bound_symbol.args[position : position + 1], bound_symbol.kwargs.get(name)))),
-        None,
-    )
+    args = bound_symbol.args
+    given = args[position] if position < len(args) else bound_symbol.kwargs.get(name)
+    return given if isinstance(given, TensorProxy) else next(iter(proxies(given)), None)
 
 
 def written_arguments(bound_symbol: BoundSymbol) -> tuple[TensorProxy, ...]:
@@ -94,10 +91,12 @@ _TWIN_OVERLOADS = {"aten.bernoulli.p": "float"}
 _PLACES: dict[str, tuple[object, tuple[int, str] | None]] = {}
 
 
-def _aliased_place(overload: internals.OpOverload) -> tuple[int, str] | None:
-    if all(returned.alias_info is None for returned in overload._schema.returns):
+def _viewed_place(fn: object) -> tuple[int, str] | None:
+    if not isinstance(fn, internals.OpOverload):
         return None
-    arguments = enumerate(overload._schema.arguments)
+    if all(returned.alias_info is None for returned in fn._schema.returns):
+        return None
+    arguments = enumerate(fn._schema.arguments)
     return next(
         ((position, item.name) for position, item in arguments if item.alias_info is not None), None
     )

@@ -26,7 +26,7 @@ def live(
     kept: list[BoundSymbol] = []
     for bound_symbol in reversed(bound_symbols):
         made = [proxy.name for proxy in bound_symbol.outputs]
-        if bound_symbol.stays or not needed.isdisjoint(made):
-            needed.update(proxy.name for proxy in bound_symbol.inputs)
+        if not needed.isdisjoint(made) or bound_symbol.stays:
+            needed.update([proxy.name for proxy in bound_symbol.inputs])
             kept.append(bound_symbol)
     return tuple(reversed(kept))

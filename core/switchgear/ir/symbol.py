@@ -147,8 +147,13 @@ class BoundSymbol:
 
     def reading(self, values: Mapping[str, TensorProxy]) -> BoundSymbol:
         """The call that reads, in place of the values with these names, others; itself if it reads none of them."""
-        is_other = any(proxy.name in values for proxy in self.inputs)
-        return renamed(self, values, lambda own: own) if is_other else self
+        if values and any(proxy.name in values for proxy in self.inputs):
+            return renamed(self, values, lambda own: own)
+        return self
+
+    def with_implementation(self, implementation: Implementation) -> BoundSymbol:
+        """The call run by another implementation."""
+        return changed(self, implementation=implementation)
 
 
 _copied = copier(BoundSymbol)
@@ -192,8 +197,16 @@ def renamed(
 
     args, kwargs = map_proxies(read, (bound_symbol.args, dict(bound_symbol.kwargs)))
     parts = tuple([renamed(part, env, define) for part in bound_symbol.subsymbols])
-    output = map_proxies(define or read, bound_symbol.output)
-    return changed(bound_symbol, args=args, kwargs=kwargs, output=output, subsymbols=parts)
+    made = define or read
+    return _copied(
+        bound_symbol,
+        args=args,
+        kwargs=kwargs,
+        output=map_proxies(made, bound_symbol.output),
+        subsymbols=parts,
+        inputs=tuple([read(proxy) for proxy in bound_symbol.inputs]),
+        outputs=tuple([made(proxy) for proxy in bound_symbol.outputs]),
+    )
 
 
 def proxies(value: object) -> list[TensorProxy]:

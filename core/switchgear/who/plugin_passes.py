@@ -8,6 +8,7 @@ the answer, or the reason that the pass gives, is a `Choice` of the kind `patter
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -22,7 +23,7 @@ from switchgear.ir.trace import Trace
 from switchgear.ir.verify import verify
 from switchgear.who.claim import claimant
 from switchgear.who.executor import Executor
-from switchgear.who.hookspecs import OF_THE_CALL, PassContext, PassPlacement
+from switchgear.who.hookspecs import OF_THE_CALL, PassContext, PassPlacement, Stage
 from switchgear.who.selection import Claimant, Selection
 
 
@@ -100,11 +101,35 @@ class CallContext:
                 yield f"{part.symbol.name} inside is a constant by a {reason}"
 
 
-def run_pass(placement: PassPlacement, trace: Trace, context: PassContext) -> Trace:
-    """What a plugin's pass makes of a trace, verified."""
-    blame = f"pass {placement.name!r} of {placement.owner}"
-    own = placement.owner == OF_THE_CALL
-    remedy = "take it out of passes" if own else f"passes=['-{placement.name}'] runs without it"
+def run_passes(
+    stage: Stage, trace: Trace, selection: Selection, **facts: Any
+) -> tuple[list[Trace], list[Choice]]:
+    """What the passes at a stage make of a trace, one after another, and the choices made there.
+
+    The last is verified; only if it is broken are those before it, to find who did that.
+    """
+    made: list[tuple[PassPlacement, Trace]] = []
+    choices: list[Choice] = []
+    try:
+        for placement in selection.passes_at(stage):
+            start = time.perf_counter()
+            context = CallContext(selection, **facts)
+            result = _run(placement, trace, context)
+            choices += context.choices
+            if result is not trace:
+                trace = result.with_provenance(placement.name, time.perf_counter() - start)
+                made.append((placement, trace))
+        if made:
+            verify(trace)
+    except SwitchgearError:
+        for placement, each in made:
+            _verify(placement, each)
+        raise
+    return [each for _, each in made], choices
+
+
+def _run(placement: PassPlacement, trace: Trace, context: PassContext) -> Trace:
+    blame, remedy = _blame(placement)
     try:
         result: Any = placement.run(trace, context)
     except SwitchgearError:
@@ -113,14 +138,24 @@ def run_pass(placement: PassPlacement, trace: Trace, context: PassContext) -> Tr
         raise RuleError(f"{blame} raised {type(error).__name__}: {error}; {remedy}") from error
     if not isinstance(result, Trace):
         raise RuleError(f"{blame} returned a {type(result).__name__}, not a Trace; {remedy}")
-    if result is trace:
-        return trace
-    if fault := _changed(trace, result):
+    if result is not trace and (fault := _changed(trace, result)):
         raise RuleError(f"{blame} changed {fault} of the trace; {remedy}")
+    return result
+
+
+def _verify(placement: PassPlacement, trace: Trace) -> None:
     try:
-        return verify(result.with_provenance(placement.name, 0.0))
+        verify(trace)
     except InvalidTrace as error:
+        blame, remedy = _blame(placement)
         raise RuleError(f"{blame} broke the trace; {remedy}: {error}") from error
+
+
+def _blame(placement: PassPlacement) -> tuple[str, str]:
+    """Which pass it was, and how to go on without it."""
+    own = placement.owner == OF_THE_CALL
+    remedy = "take it out of passes" if own else f"passes=['-{placement.name}'] runs without it"
+    return f"pass {placement.name!r} of {placement.owner}", remedy
 
 
 def _changed(before: Trace, after: Trace) -> str:

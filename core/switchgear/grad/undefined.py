@@ -1,0 +1,38 @@
+"""Grad outputs that stay undefined: the joint trace without those that are only added to other gradients.
+
+So it is with the logits of a model that returns its loss as well: what is differentiated once serves both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from switchgear.grad.differentiate import Joint
+from switchgear.grad.sweep import ADD
+from switchgear.ir.proxy import TensorProxy
+from switchgear.ir.symbol import BoundSymbol, proxies
+from switchgear.who.rules import Grads
+
+
+def without_undefined(joint: Joint, grad_outputs: Grads) -> Joint | None:
+    """The joint trace for these grad outputs; None where it is another one, and to be differentiated anew."""
+    pairs = list(zip(joint.grad_outputs, grad_outputs, strict=True))
+    if any(new is not None and new != old for old, new in pairs):
+        return None
+    absent = {old.name for old, new in pairs if old is not None and new is None}
+    env: dict[str, TensorProxy] = {}
+    body: list[BoundSymbol] = []
+    for item in joint.trace.bound_symbols:
+        if absent.isdisjoint(proxy.name for proxy in item.inputs):
+            body.append(item.reading(env))
+            continue
+        terms = [proxy for proxy in item.inputs if proxy.name not in absent]
+        if item.symbol is not ADD or [term.layout for term in terms] != [item.output.layout]:
+            return None
+        env[item.output.name] = env.get(terms[0].name, terms[0])
+    outputs = tuple([proxy and env.get(proxy.name, proxy) for proxy in joint.trace.outputs])
+    if not absent.isdisjoint(proxy.name for proxy in proxies(outputs)):
+        return None
+    inputs = tuple([proxy for proxy in joint.trace.inputs if proxy.name not in absent])
+    trace = replace(joint.trace, inputs=inputs, outputs=outputs, bound_symbols=tuple(body))
+    return replace(joint, trace=trace, grad_outputs=grad_outputs)
