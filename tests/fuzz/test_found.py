@@ -977,6 +977,77 @@ def test_data_that_is_returned_counts_versions_by_itself(arguments: Callable[[],
         assert versions(jitted) == versions(its_data_written_to_after_the_call)
 
 
+def data_beside_the_value(x: Tensor) -> Any:
+    y = x.exp()
+    return y.data, y
+
+
+def data_of_what_is_saved(x: Tensor) -> Any:
+    y = x.exp()
+    return y.data.view(-1), y.sin()
+
+
+def data_of_a_loss(x: Tensor) -> Any:
+    loss = x.square().mean()
+    return loss.data, loss
+
+
+@pytest.mark.parametrize("function", [data_beside_the_value, data_of_what_is_saved, data_of_a_loss])
+def test_data_of_a_result_counts_versions_by_itself(function: Callable[..., Any]) -> None:
+    def versions_and_gradient(call: Callable[..., Any]) -> tuple[int, int, Tensor]:
+        (x,), (leaf,) = non_leaf()
+        data, result = call(x)
+        data.mul_(2)
+        versions = data._version, result._version
+        result.sum().backward()
+        assert leaf.grad is not None
+        return *versions, leaf.grad
+
+    found, eager = map(versions_and_gradient, (sg.jit(function, executors=["torch"], strict=True), function))
+    assert found[:2] == eager[:2]
+    assert torch.equal(found[2], eager[2])
+
+
+def a_view_of_data_beside_the_value(x: Tensor) -> Any:
+    y = x.exp()
+    return y.data[0], y
+
+
+def reshaped_beside_its_base(x: Tensor, data: Tensor) -> Any:
+    data.t_()
+    return x.sigmoid()
+
+
+def written_beside_its_data(x: Tensor) -> Any:
+    own, scale = x.data, x.sigmoid() + 1
+    with torch.no_grad():
+        x.mul_(0.9)
+    return own / scale
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (a_view_of_data_beside_the_value, "a view of .data"),
+        (reshaped_beside_its_base, "other sizes or strides in place"),
+        (written_beside_its_data, "uses .data"),
+    ],
+)
+def test_what_is_read_where_data_is_written_to_after_the_call(function: Callable[..., Any], why: str) -> None:
+    def gradient(call: Callable[..., Any]) -> Tensor:
+        x = torch.linspace(-1, 1, 6).requires_grad_()
+        results = call(x, x.data) if function is reshaped_beside_its_base else call(x)
+        written, result = results if isinstance(results, tuple) else (x.data, results)
+        written.mul_(2)
+        result.sum().backward()
+        assert x.grad is not None
+        return x.grad
+
+    with falls_back(why):
+        found = gradient(sg.jit(function, executors=["torch"]))
+    assert torch.equal(found, gradient(function))
+
+
 def leaf_of_four() -> Arguments:
     torch.manual_seed(7)
     leaf = torch.randn(4).requires_grad_()
@@ -1468,6 +1539,15 @@ def used_and_written_through_a_view_of_a_view(x: Tensor) -> Any:
     return base * 1.5 + flat.view(x.shape) * difference.sum()
 
 
+def used_and_written_through_a_new_view_of_it(x: Tensor) -> Any:
+    base = x * 1
+    flat = base.view(-1)
+    total = flat.sum() * 0.7
+    result = base * 1.3
+    flat[None].mul_(0.9).add_(total, alpha=0.1)
+    return result + base
+
+
 def written_in_a_loop(x: Tensor) -> Any:
     base = x * 1
     row = base[0]
@@ -1480,7 +1560,13 @@ def written_in_a_loop(x: Tensor) -> Any:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(
-    "function", [used_and_then_written, used_and_written_through_a_view_of_a_view, written_in_a_loop]
+    "function",
+    [
+        used_and_then_written,
+        used_and_written_through_a_view_of_a_view,
+        used_and_written_through_a_new_view_of_it,
+        written_in_a_loop,
+    ],
 )
 def test_sums_of_gradients_of_a_view_that_was_used_before_it_is_written_to(
     function: Callable[..., Any], seed: int
@@ -1548,7 +1634,7 @@ def test_a_write_through_data_after_the_call_to_what_the_function_wrote_to_so() 
         assert x.grad is not None
         return x.grad
 
-    with falls_back("through .data"):
+    with falls_back("uses .data"):
         found = gradient(sg.jit(clamped_through_data, executors=["torch"], fallback="split"))
     assert torch.equal(found, gradient(clamped_through_data))
 

@@ -48,9 +48,9 @@ def note_target(recorder: Recorder, call: Call) -> None:
 
 
 def part_from_former_uses(recorder: Recorder, call: Call) -> None:
-    """Have a call write to its view made again, where that was used: autograd sums the gradients of these uses.
+    """Have a call write to its view made again, where that, or a view it was made of, was used.
 
-    That of the value that is written over comes to the base by itself.
+    Autograd sums the gradients of these uses; that of the value that is written over comes to the base by itself.
     """
     view, tracker = next(iter(call.args), None), recorder.tracker
     if not isinstance(view, torch.Tensor) or not (view.requires_grad and tracker.follow_autograd):
@@ -58,10 +58,18 @@ def part_from_former_uses(recorder: Recorder, call: Call) -> None:
     base = view._base
     if base is None or base not in tracker or recorder.inputs.of(view) is not None:
         return
-    proxy = tracker.proxy_of(view)
-    lines = (line for frame in recorder.tape.frames for line in frame.lines)
-    if any(proxy in line.inputs for line in lines):
-        tracker.make_again(view, base)
+    lines = [line for frame in recorder.tape.frames for line in frame.lines]
+    makers = {made.name: line for line in lines for made in line.outputs}
+    value, whole = tracker.proxy_of(view), tracker.proxy_of(base)
+    maker: BoundSymbol | None = None
+    while value != whole:
+        if any(value in line.inputs for line in lines if line is not maker):
+            tracker.make_again(view, base)
+            return
+        maker = makers.get(value.name)
+        if maker is None or len(maker.inputs) != 1:
+            return
+        value = maker.inputs[0]
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -40,15 +40,25 @@ class Mutation:
     tracked: bool
     #: No version of the input tells of the write: all of it went through `.data`.
     hidden: bool = False
+    #: The function took `.data` of the input, whose versions tell of no later write to that.
+    has_data: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """A leaf of the return value: an output or input of the trace by index, a view by name, or a Python value."""
+    """A leaf of the return value: an output or input of the trace by index, a view by name, or a Python value.
+
+    `is_data`: what is returned is `.data` of that, which counts versions by itself.
+    """
 
     kind: str
     place: Any = None
     value: Any = None
+    is_data: bool = False
+
+    def expression(self, named: str) -> str:
+        """Python for it, where `named` says what it is of."""
+        return f"{named}.data" if self.is_data else named
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,6 +130,7 @@ class _Collector:
             if not found.is_view:
                 self._inputs[internals.storage_key(found.wrapper)] = found
         self._reshaped = {call.inputs[0].name for call in recorder.inputs.metadata_calls}
+        self._apart_memory = set(map(internals.storage_key, self.tracker.writes.apart.values()))
 
     @functools.cached_property
     def _lineages(self) -> Lineages:
@@ -156,7 +167,8 @@ class _Collector:
                 )
             # through .data, or by a BatchNorm: autograd is not told
             hidden = not tracked and version_of(found.wrapper) == found.version
-            yield Mutation(index, self._output(final), tracked, hidden)
+            has_data = internals.storage_key(found.wrapper) in self._apart_memory
+            yield Mutation(index, self._output(final), tracked, hidden, has_data)
 
     def _refuse_other_memory(self, found: RecordedInput) -> None:
         wrapper = found.wrapper
@@ -191,10 +203,19 @@ class _Collector:
             return self._view_of_input(leaf, self._inputs[key])
         together = self._sharing[key]
         if not self._apart or (len(together) == 1 and not leaf._is_view()):
-            return Returned("output", self._output(self.tracker.proxy_of(leaf)))
-        return self._view_of_output(leaf, together)
+            found = Returned("output", self._output(self.tracker.proxy_of(leaf)))
+        else:
+            found = self._view_of_output(leaf, together)
+        return replace(found, is_data=self.tracker.counts_apart(leaf))
 
     def _view_of_output(self, leaf: torch.Tensor, together: list[torch.Tensor]) -> Returned:
+        if len(together) > 1 and any(
+            self.tracker.counts_apart(one) and one._is_view() for one in together
+        ):
+            raise Unsupported(
+                "the function returns a view of .data of a tensor, and what shares its memory; return detach() of it",
+                splits=False,
+            )
         lineages = [self._lineages.of(tensor) for tensor in together]
         home = self._lineages.home(lineages)
         pairs = zip(together, lineages, strict=True)

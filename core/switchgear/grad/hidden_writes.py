@@ -38,8 +38,8 @@ def refuse_saved(forward: Trace, saved: Iterable[TensorProxy], written: Set[str]
     places = {homes.get(name, name) for name in written}
     if not places.isdisjoint(homes.get(proxy.name, proxy.name) for proxy in saved):
         raise Unsupported(
-            "the backward reads what the function writes to an argument through .data: eager's reads what is there by "
-            "then; write under torch.no_grad()",
+            "the backward reads what the function writes to an argument of which it uses .data: eager's reads what is "
+            "there by then; use detach(), and write under torch.no_grad()",
             splits=False,
         )
 

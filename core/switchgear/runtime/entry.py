@@ -325,6 +325,12 @@ class Entry:
         ends = [(mutation, stages[-1].outputs[mutation.output]) for mutation in outputs.mutations]
         mutated = {proxy.name: mutation.input for mutation, proxy in ends if proxy is not None}
         reshaped = reshaped_inputs(outputs, stages[-1].inputs)
+        if any(True for _ in sharing(tensors, reshaped)):
+            raise Unsupported(
+                "the function gives an argument other sizes or strides in place, and another shares its memory; pass "
+                "a clone of one",
+                splits=False,  # the parts of it save copies as well
+            )
         changed = [*(mutation.input for mutation in outputs.mutations), *reshaped]
         beside = {other for _, other, _ in sharing(tensors, changed)}.union(reshaped)
         hidden = self.captured.hidden
@@ -333,7 +339,9 @@ class Entry:
         )
         self._make_forward, self.forward = training.make_forward, training.forward
         self.keeps_written = any(proxy.name in mutated for proxy in training.saved)
-        unseen = {proxy.name for one, proxy in ends if one.hidden and proxy is not None}
+        unseen = {
+            proxy.name for one, proxy in ends if (one.hidden or one.has_data) and proxy is not None
+        }
         refuse_saved(training.parts.forward, training.saved, unseen)
         self.bridge = Bridge(
             training,

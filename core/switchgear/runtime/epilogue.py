@@ -43,7 +43,8 @@ def assembly(outputs: Outputs, scope: dict[str, object]) -> str | None:
     for number, item in enumerate(outputs.returned):
         if item.kind == "value":
             scope[f"value{number}"] = item.value
-        leaves.append(f"value{number}" if item.kind == "value" else f"{item.kind}s[{item.place}]")
+        named = f"value{number}" if item.kind == "value" else f"{item.kind}s[{item.place}]"
+        leaves.append(item.expression(named))
     return None if outputs.metadata or outputs.views else outputs.spec.expression(leaves)
 
 
@@ -124,4 +125,5 @@ def finish(outputs: Outputs, results: Sequence[Any], inputs: Sequence[torch.Tens
         item.value if item.kind == "value" else held[item.kind][item.place]
         for item in outputs.returned
     ]
-    return outputs.spec.unflatten(leaves)
+    pairs = zip(outputs.returned, leaves, strict=True)
+    return outputs.spec.unflatten([leaf.data if item.is_data else leaf for item, leaf in pairs])

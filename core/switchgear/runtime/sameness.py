@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
@@ -63,7 +64,7 @@ def _same_outputs(one: Outputs, other: Outputs) -> bool:
     if one.metadata or other.metadata or one.views or other.views:
         return False
     values = [
-        [(item.kind, item.place, value_key(item.value)) for item in outputs.returned]
+        [replace(item, value=value_key(item.value)) for item in outputs.returned]
         for outputs in (one, other)
     ]
     proxies = [[proxy.name for proxy in outputs.proxies] for outputs in (one, other)]
