@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import operator
 import sys
 from collections.abc import Callable
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -89,6 +92,7 @@ SEEN: dict[str, Callable[[Tensor], Tensor]] = {
     "a function that is differentiated": sg.grad(lambda x: _scale_by_number(x).sum()),
     "a forward that was assigned": _assigned(),
     "a function by a computed name": _computed("_by_number"),
+    "a function of what is loaded": lambda x: getattr(sys.modules[__name__], "_scale" + "_by_number")(x),
     "a class out of a dict": lambda x: x * KINDS["scaling"]().factor,
     "the class of an object": lambda x: x * THE_ONE.again().factor,
     "what shows an object": lambda x: x * float(str(THE_ONE)),
@@ -126,7 +130,86 @@ def test_what_a_backward_reads_is_guarded(monkeypatch: pytest.MonkeyPatch) -> No
 )
 def test_what_may_have_changed_is_refused(kind: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(globals(), "FACTOR", 2)
-    jitted = sg.jit(_computed(kind), executors=["torch"])
+    jitted = sg.jit(lambda x: getattr(sys.modules[__name__], "_scale" + kind)(x), executors=["torch"])
     with falls_back(why):
         jitted(torch.ones(2))
     assert not sg.cache_info(jitted).entries
+
+
+NAME = "FACTOR"
+VARIABLES: dict[str, Callable[[Tensor], Tensor]] = {
+    "getattr": lambda x: x * getattr(HERE, NAME),
+    "attrgetter": lambda x: x * operator.attrgetter(NAME)(HERE),
+    "vars": lambda x: x * vars(HERE)[NAME],
+    "__dict__": lambda x: x * HERE.__dict__[NAME],
+    "getmembers": lambda x: x * dict(inspect.getmembers(HERE))[NAME],
+    "import_module": lambda x: x * getattr(importlib.import_module(__name__), NAME),
+    "a list": lambda x: x * getattr(HERE, "_scale" + "_by_list")(torch.ones(())),
+}
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+def test_variables_of_modules_by_names_that_are_computed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, jitted = torch.ones(2), sg.jit(VARIABLES[name], executors=["torch"], strict=True)
+    for factor in (2, 5):
+        monkeypatch.setitem(globals(), "FACTOR", factor)
+        monkeypatch.setitem(globals(), "FACTORS", [factor])
+        assert torch.equal(jitted(x), factor * x)
+    assert type(HERE) is ModuleType
+
+
+UNKNOWN: dict[str, Callable[[Tensor], Tensor]] = {
+    "globals": lambda x: x * globals()[NAME],
+    "eval": lambda x: x * eval(NAME),
+    "f_globals": lambda x: x * sys._getframe().f_globals[NAME],
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_what_no_name_leads_to_falls_back(name: str) -> None:
+    with falls_back(name):
+        assert torch.equal(sg.jit(UNKNOWN[name], executors=["torch"])(torch.ones(2)), torch.full((2,), FACTOR))
+
+
+TAGGED = torch.ones(2)
+OF_TENSORS: dict[str, Callable[[Any, Tensor], Any]] = {
+    "of a parameter": lambda module, x: module(x) * module.weight.rate,
+    "of a buffer": lambda module, x: x * module.running_mean.rate,
+    "by getattr": lambda module, x: x * getattr(module.weight, "rate", 1.0),
+    "of all parameters": lambda module, x: x * sum(getattr(one, "rate", 1.0) for one in module.parameters()),
+    "whether it is there": lambda module, x: x * (2.0 if hasattr(module.weight, "rate") else 1.0),
+    "of a global tensor": lambda module, x: x * getattr(TAGGED, "rate", 1.0),
+    "in a dict": lambda module, x: x * module.weight.config["rate"],
+}
+
+
+@pytest.mark.parametrize("name", OF_TENSORS)
+def test_attributes_that_tensors_were_given(name: str) -> None:
+    module, x = nn.BatchNorm1d(2).eval(), torch.ones(3, 2)
+    assert isinstance(module.running_mean, Tensor)
+    tensors = module.weight, module.running_mean, TAGGED
+
+    def function(x: Tensor) -> Any:
+        return OF_TENSORS[name](module, x)
+
+    jitted = sg.jit(function, executors=["torch"], strict=True)
+    settings = [{"rate": 2.0}, {}, {"rate": 5.0}, {"rate": 2.0}]
+    for given in settings if "get" in name or "all" in name or "there" in name else settings[::2]:
+        for one in tensors:
+            vars(one).clear()
+            vars(one).update(given)
+        vars(module.weight)["config"] = {**given}
+        assert torch.equal(jitted(x), function(x))
+
+
+def test_an_attribute_that_a_parameter_is_given_is_given_in_every_call() -> None:
+    module = nn.Linear(2, 2)
+
+    def function(x: Tensor) -> Tensor:
+        module.weight.calls = getattr(module.weight, "calls", 0) + 1  # type: ignore[attr-defined]
+        return module(x)  # type: ignore[no-any-return]
+
+    jitted = sg.jit(function, executors=["torch"])
+    for calls in (1, 2, 3, 4):
+        jitted(torch.ones(1, 2))
+        assert module.weight.calls == calls  # type: ignore[attr-defined]

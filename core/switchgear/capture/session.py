@@ -37,6 +37,8 @@ from switchgear.ir.trace import Names, Trace
 from switchgear.nesting import containers_in
 from switchgear.patches import redirected
 
+#: How often a function is captured at most, each time knowing what had to be known before.
+_ATTEMPTS = 20
 #: Held while capturing and differentiating: the patches and flags below are process-wide.
 CAPTURE_LOCK = threading.RLock()
 
@@ -174,10 +176,10 @@ def capture(
 
     compiling, homes = False, dict[int, Home]()
     with CAPTURE_LOCK:
-        while True:
+        for _ in range(_ATTEMPTS):
             try:
                 with (
-                    undone_on((CaptureError, SharedMemory, ContainerMatters)),
+                    undone_on((CaptureError, SharedMemory, ContainerMatters, Again)),
                     _errors_of_stand_ins(),
                 ):
                     return attempt(
@@ -189,6 +191,9 @@ def capture(
                 compiling = True
             except SharedMemory as found:
                 homes.update(found.homes)
+            except Again:
+                pass
+    raise Unsupported("every call of the function loads modules anew; import them outside of it")
 
 
 def _as_written(
@@ -289,6 +294,10 @@ def _refuse_generators(result: object) -> None:
 
 class ContainerMatters(Exception):
     """The function changes, returns or keeps a container among its arguments, to be captured as a whole."""
+
+
+class Again(Exception):
+    """The function has loaded modules that are to be looked into before it runs: it is captured again."""
 
 
 @contextlib.contextmanager

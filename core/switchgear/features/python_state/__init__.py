@@ -20,16 +20,17 @@ import torch
 
 from switchgear.capture.handler import Handler
 from switchgear.capture.recorder import Recorder
-from switchgear.capture.session import ContainerMatters
+from switchgear.capture.session import Again, ContainerMatters
 from switchgear.capture.signature import InputSource
 from switchgear.capture.sizes import Sizes, active_sizes
 from switchgear.errors import SwitchgearError, Unsupported
+from switchgear.features.python_state.imports import loaded
 from switchgear.features.python_state.made import note_later, note_set, reads_made, run_later
 from switchgear.features.python_state.reached import Reached
 from switchgear.features.python_state.reads import State, guard_on
 from switchgear.features.python_state.rebuilding import Packing, Results, Template, build, is_odd
 from switchgear.features.python_state.recording import Recording
-from switchgear.features.python_state.unforeseen import note_unforeseen
+from switchgear.features.python_state.unforeseen import note_unforeseen, refuse_unknown_reads
 from switchgear.features.python_state.user_objects import globals_in, names_in
 from switchgear.features.python_state.writes import Write, changes
 from switchgear.patches import replaced
@@ -109,11 +110,11 @@ class PythonState(Handler):
                 replaced(recorder, "changed_objects", partial(_changed, reached)),
             ):
                 yield
-        except (SwitchgearError, ContainerMatters):
+        except (SwitchgearError, ContainerMatters, Again):
             raise
         except Exception as error:
             if isinstance(error, AttributeError):
-                _refuse_attributes_of_tensors(recorder)
+                _refuse_attributes_of_tensors(recorder, reached)
             if reached.changed():
                 raise Unsupported(
                     f"the function raises {type(error).__name__} after it has changed Python's objects"
@@ -135,16 +136,15 @@ class PythonState(Handler):
         if world is None:
             return result
         reached, running = world.reached, world.recording.code
+        if any(map(loaded, reached.unloaded)):
+            raise Again
         ran = running.ran()
         own = {key: code for key, code in (ran or {}).items() if key not in running.apart}
         known = [code for key, code in reached.codes.items() if ran is None or key in ran]
         packing = Packing(reached, recorder)
         writes = tuple(changes(reached, packing))
         note_set(reached, known)
-        if any("globals" in code.co_names for code in own.values()):
-            raise Unsupported(
-                "the function calls globals(), and may read what no guard can tell", splits=False
-            )
+        refuse_unknown_reads(own.values())
         if active_sizes() is not None:
             _refuse_exact_types(known)
         replaced_call = {"Module", "__call__"}
@@ -160,10 +160,10 @@ class PythonState(Handler):
             ran |= later
         reached.read_codes(ran)
         note_later(reached, later)
-        reads = reads_made(reached.reads, reached.links, ran)
+        reads = reads_made(reached, ran)
         for stream in reached.streams.values():
             stream.refuse_use()
-        _refuse_attributes_of_tensors(recorder)
+        _refuse_attributes_of_tensors(recorder, reached)
         written = frozenset(id(write.holder.target) for write in writes if write.place is None)
         state = State(reads, world.arguments, written, reached.identities())
         recorder.guards.append(guard_on(state, world.arguments, reached.settle))
@@ -199,10 +199,11 @@ def _refuse_exact_types(codes: Iterable[types.CodeType]) -> None:
             raise Unsupported(f"{code.co_name} asks for type() and int, where sizes are symbolic")
 
 
-def _refuse_attributes_of_tensors(recorder: Recorder) -> None:
+def _refuse_attributes_of_tensors(recorder: Recorder, reached: Reached) -> None:
+    """Refuse those of arguments; of tensors that lie elsewhere they are guarded."""
     for found in recorder.inputs:
         tensor = found.tensor
-        if type(tensor) is not torch.Tensor or hasattr(tensor, "_is_buffer"):
+        if type(tensor) is not torch.Tensor or id(vars(tensor)) in reached.holders:
             continue
         of_user = {name for name in (*vars(tensor), *vars(found.wrapper)) if name[:1] != "_"}
         if of_user:

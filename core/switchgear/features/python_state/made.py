@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any
 
@@ -20,21 +20,13 @@ from switchgear.features.python_state.user_objects import attributes_set, names_
 _SHARED = (type, *OF_CONTEXT)
 
 
-def reads_made(
-    reads: Mapping[tuple[int, object], Read],
-    links: Mapping[object, Set[object]],
-    ran: Mapping[int, types.CodeType] | None,
-) -> list[Read]:
-    """Of what code may read, what the code that ran has read: of classes and streams, those that it has come by.
-
-    `links` has what each read, by its key, and each object led to; under None are the roots.
-    """
+def reads_made(reached: Reached, ran: Mapping[int, types.CodeType] | None) -> list[Read]:
+    """Of what code may read, what the code that ran has read: of classes and streams, those that it has come by."""
+    reads, links = reached.reads, reached.links  # under None are the roots
     if ran is None:
         return [*reads.values()]
-    names = frozenset().union(*map(_names_used, ran.values()))
-    made = {
-        key: read for key, read in reads.items() if read.code is None or _is_by(read, ran, names)
-    }
+    made_by = _made_by(reached, ran)
+    made = {key: read for key, read in reads.items() if read.code is None or made_by(read)}
     by_owner: dict[int, list[object]] = {}
     pending: list[Any] = [None]
     for key, read in made.items():
@@ -61,8 +53,9 @@ def note_later(reached: Reached, later: Mapping[int, types.CodeType]) -> None:
     Raises `Unsupported` for a number that is symbolic by now.
     """
     names = frozenset().union(*map(_names_used, later.values()))
+    made_by = _made_by(reached, later)
     for read in [*reached.reads.values()] if later else ():
-        if read.code is None or not _is_by(read, later, names):
+        if read.code is None or not made_by(read):
             continue
         read.is_later = True
         if read.value is NUMBER:
@@ -78,17 +71,29 @@ def note_set(reached: Reached, codes: Iterable[types.CodeType]) -> None:
     names = frozenset().union(*map(attributes_set, codes))
     for holder in [*reached.holders.values()] if names else ():
         if isinstance(holder, (Items, Slots)) and not names.isdisjoint(holder.before):
-            now = holder.content()
-            for name in names & holder.before.keys():
+            target = id(holder.target)
+            unread = [
+                name for name in names & holder.before.keys() if (target, name) not in reached.reads
+            ]
+            now = holder.content() if unread else {}
+            for name in unread:
                 value = holder.before[name]
                 if same(now.get(name, MISSING), value):
                     label = f"{holder.label}.{name}"
                     reached.note_afterwards(holder.target, name, value, label)
 
 
-def _is_by(read: Read, codes: Mapping[int, types.CodeType], names: Set[str]) -> bool:
-    """Whether it is read by one of these code objects, which use these names."""
-    return read.code in names if isinstance(read.code, str) else id(read.code) in codes
+def _made_by(reached: Reached, ran: Mapping[int, types.CodeType]) -> Callable[[Read], bool]:
+    """What tells whether a read is made by one of these code objects."""
+    names = frozenset().union(*map(_names_used, ran.values()))
+    spaces = reached.names_in_spaces(ran)
+
+    def is_made(read: Read) -> bool:
+        if isinstance(read.code, str):
+            return read.code in spaces.get(id(read.owner), names)
+        return id(read.code) in ran
+
+    return is_made
 
 
 @cache

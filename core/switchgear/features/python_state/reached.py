@@ -19,7 +19,7 @@ import threading
 import types
 import weakref
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
@@ -45,6 +45,7 @@ from switchgear.features.python_state.holders import (
     slots_of,
 )
 from switchgear.features.python_state.identity import Identities, Place
+from switchgear.features.python_state.imports import imported_by, loaded
 from switchgear.features.python_state.reads import ITSELF, Read, class_attribute
 from switchgear.features.python_state.streams import Stream, has_stream, variable_of_context
 
@@ -113,6 +114,8 @@ class Reached:
         self.tensors: dict[int, Held] = {}
         #: Classes whose instances' reads are to be noted.
         self.classes: list[type] = []
+        #: Modules whose variables may be read by names that no code has.
+        self.modules: list[types.ModuleType] = []
         #: What need not be noted any more: the id of an object, and the name of an attribute.
         self.noted: set[tuple[int, str]] = set()
         #: Modules whose parts were looked for.
@@ -133,10 +136,14 @@ class Reached:
         self._met: set[tuple[object, ...]] = set()
         self._labels: dict[int, str] = {}
         self._seen: dict[int, Any] = {}
+        #: Modules that code imports, and that are not loaded yet.
+        self.unloaded: set[str] = set()
         #: What the code of the user's functions names.
         self.names: set[str] = set()
-        #: Modules and classes whose attributes are found in code, by the names of these.
-        self._spaces: dict[str, list[types.ModuleType | type]] = {}
+        #: Modules, classes and tensors whose attributes are found in code, by the names of these.
+        self._spaces: dict[str, list[types.ModuleType | type | torch.Tensor]] = {}
+        #: The ids of the dicts of modules that are reached, any code of which may read from there.
+        self._modules: set[int] = set()
         #: Functions that are to be looked into, and whether that is being done.
         self._left: deque[tuple[types.FunctionType, str]] = deque()
         self._is_at_work = False
@@ -294,6 +301,7 @@ class Reached:
         )
 
     def _tensor(self, tensor: object, held: Held) -> None:
+        self._attributes(tensor, str(held))
         first = self.tensors.setdefault(id(tensor), held)
         if (first.owner, first.steps) == (held.owner, held.steps):
             return
@@ -302,6 +310,33 @@ class Reached:
                 f"{first} and {held} are one tensor, and need not be in another call; pass it once, or clones"
             )
         first.tied.append(held)
+
+    def _attributes(self, tensor: Any, label: str) -> None:
+        """Of the attributes that a tensor was given, those that code names are read."""
+        own = own_dict(tensor)
+        if own is None or id(own) in self.holders or id(own) in self._empty:
+            return
+        self._labels.setdefault(id(tensor), label)
+        for name in self._hold_dict(own, label, "__dict__"):
+            self._spaces.setdefault(name, []).append(tensor)
+            if name in self.names:
+                self._look_up(tensor, name)
+
+    def read_missing(self, tensor: torch.Tensor, name: str) -> None:
+        """Take note that a tensor was asked for an attribute that it has not."""
+        own = own_dict(tensor)
+        if own is not None and (id(own) in self.holders or id(own) in self._empty):
+            self._note(own, name, MISSING, f"{self._label(tensor)}.{name}")
+
+    def read_variable(self, module: types.ModuleType, name: str) -> None:
+        """Take note of the read of a variable of a module that code need not name; `__dict__` reads all."""
+        space = vars(module)
+        holder = self.holders.get(id(space)) or self._hold(Variables, space, module.__name__)
+        assert isinstance(holder, Variables)
+        names = space.keys() if name == "__dict__" else {name}
+        holder.watch({one for one in names if one[:2] != "__"})
+        for one in holder.before.keys() & names:
+            self._note(space, one, holder.before[one], f"{module.__name__}.{one}")
 
     def _container(
         self, value: object, label: str, owner: object, steps: tuple[object, ...]
@@ -464,6 +499,9 @@ class Reached:
             self._hold_dict(held, label, name)
             if name in _MODULE_STATE:  # parts have guards of their own
                 self.noted.update([(id(module), part) for part in held if part not in state])
+                if name != "_modules":
+                    for part, tensor in held.items():
+                        self._attributes(tensor, f"{label}.{part}")
         for name in _HOOKS[:4]:
             for hook in state[name].values():
                 self.reach(hook, f"a hook of {label}")
@@ -639,6 +677,19 @@ class Reached:
         names = user_objects.names_in(code)
         self._variables(function.__globals__, names)
         self._named(names)
+        for name, parts in imported_by(function):
+            self._imported(name, parts, code)
+
+    def _imported(self, name: str, parts: tuple[str, ...], code: types.CodeType) -> None:
+        module = loaded(name)
+        if module is None:
+            self.unloaded.add(name)
+            return
+        if parts:
+            self._variables(vars(module), {*parts}, code)
+        else:
+            self.reach(module, name)
+        self.unloaded |= {f"{name}.{part}" for part in parts if part not in vars(module)}
 
     def _fixed_function(self, function: types.FunctionType, label: str) -> None:
         """What a decorator made, such as `torch.func.grad`, leads to what it was given."""
@@ -650,22 +701,39 @@ class Reached:
                 if isinstance(called, _CALLED):
                     self.reach(called, label)
 
-    def _variables(self, space: dict[str, Any], names: Set[str]) -> None:
+    def _variables(
+        self, space: dict[str, Any], names: Set[str], code: types.CodeType | None = None
+    ) -> None:
         module = space.get("__name__")
         holder = self.holders.get(id(space)) or self._hold(Variables, space, f"module {module}")
         assert isinstance(holder, Variables)
         for name in holder.watch(names):
-            self._note(space, name, holder.before[name], f"{module}.{name}", name)
+            self._note(space, name, holder.before[name], f"{module}.{name}", code or name)
+
+    def names_in_spaces(self, ran: Collection[int]) -> dict[int, set[str]]:
+        """What code that ran names of global variables that lie in no module reached, by the id of their dict."""
+        found: dict[int, set[str]] = {
+            key: set()
+            for key, holder in self.holders.items()
+            if isinstance(holder, Variables) and key not in self._modules
+        }
+        for function, code, _ in self._functions:
+            if id(code) in ran and id(function.__globals__) in found:
+                found[id(function.__globals__)] |= user_objects.names_in(code)
+        return found
 
     def _space(self, value: types.ModuleType | type, label: str) -> None:
         """A module or class: of its attributes, those that code names are read."""
         if not user_objects.is_users_space(value):
             return
+        spaces: list[Mapping[str, Any]]
         if isinstance(value, type):
             self._class(value)
-        spaces = (
-            [vars(value)] if isinstance(value, types.ModuleType) else map(vars, _users_bases(value))
-        )
+            spaces = [*map(vars, _users_bases(value))]
+        else:
+            spaces = [vars(value)]
+            self._modules.add(id(spaces[0]))
+            self.modules.append(value)
         for name in set(itertools.chain.from_iterable(spaces)):
             self._spaces.setdefault(name, []).append(value)
             is_named = name in self.names or name in _IMPLIED
@@ -691,9 +759,13 @@ class Reached:
             for space in tuple(self._spaces[name]):
                 self._look_up(space, name)
 
-    def _look_up(self, space: types.ModuleType | type, name: str) -> None:
+    def _look_up(self, space: types.ModuleType | type | torch.Tensor, name: str) -> None:
         if isinstance(space, types.ModuleType):
             self._variables(vars(space), {name})
+        elif isinstance(space, torch.Tensor):
+            own = vars(space)
+            value = self._hold(Items, own, "").before[name]
+            self._note(own, name, value, f"{self._label(space)}.{name}", name)
         else:
             self._inherited(space, name, class_attribute(space, name), name)
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import os
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from switchgear.features.python_state import user_objects
@@ -39,6 +42,14 @@ def _getattr(original: Callable[[nn.Module, str], Any]) -> Callable[[nn.Module, 
     return __getattr__
 
 
+def _missing(reached: Reached, thread: int, tensor: torch.Tensor, name: str) -> Any:
+    """What stands for `torch.Tensor.__getattr__`, which there is not."""
+    is_users = user_objects.is_users(sys._getframe(2).f_globals.get("__name__"))
+    if is_users and threading.get_ident() == thread:
+        reached.read_missing(tensor, name)
+    raise AttributeError(f"{type(tensor).__name__!r} object has no attribute {name!r}")
+
+
 class Recording:
     """Notes the reads of attributes of instances of the classes that are reached, by this thread."""
 
@@ -46,6 +57,7 @@ class Recording:
         self._reached = reached
         self._thread = threading.get_ident()
         self._originals: dict[type, Any] = {}
+        self._modules: list[tuple[types.ModuleType, type]] = []
         #: Which code runs.
         self.code = RunningCode()
 
@@ -62,6 +74,11 @@ class Recording:
                     stack.enter_context(
                         replaced(nn.Module, "__getattr__", _getattr(nn.Module.__getattr__))
                     )
+                if not hasattr(torch.Tensor, "__getattr__"):
+                    missing = functools.partial(_missing, self._reached, self._thread)
+                    hook = lambda tensor, name: missing(tensor, name)  # noqa: E731
+                    stack.enter_context(replaced(torch.Tensor, "__getattr__", hook))
+                stack.enter_context(redirected(importlib, "import_module", self._import))
                 for name in ("__getitem__", "__iter__", "__len__"):
                     stack.enter_context(redirected(variables, name, self._environment))
                 yield
@@ -72,8 +89,16 @@ class Recording:
                 else:
                     kind.__getattribute__ = own  # type: ignore[method-assign]
             self._originals.clear()
+            for module, kind in self._modules:
+                module.__class__ = kind
+            self._modules.clear()
 
     def _patch(self) -> None:
+        while self._reached.modules:
+            module = self._reached.modules.pop()
+            self._modules.append((module, type(module)))
+            noting = self._noting_variables(type(module).__getattribute__)
+            module.__class__ = type("module", (type(module),), {"__getattribute__": noting})
         while self._reached.classes:
             kind = self._reached.classes.pop()
             if any(
@@ -102,6 +127,31 @@ class Recording:
             return original(instance, name)
 
         return __getattribute__
+
+    def _noting_variables(self, original: Any) -> Any:
+        thread, noted, reached = self._thread, self._reached.noted, self._reached
+
+        def __getattribute__(module: types.ModuleType, name: str) -> Any:
+            key, is_whole = (id(module), name), name == "__dict__"
+            if (
+                (is_whole or (name not in reached.names and name[:2] != "__"))
+                and key not in noted
+                and threading.get_ident() == thread
+                and not _is_silent(sys._getframe(1).f_code.co_filename)
+            ):
+                noted.add(key)
+                with self.code:
+                    reached.read_variable(module, name)
+            return original(module, name)
+
+        return __getattribute__
+
+    def _import(self, original: Callable[..., Any], *args: object, **kwargs: object) -> Any:
+        module = original(*args, **kwargs)
+        with self.code:
+            self._reached.reach(module, module.__name__)
+            self._patch()
+        return module
 
     def _environment(
         self, original: Callable[..., Any], environment: object, variable: str | None = None

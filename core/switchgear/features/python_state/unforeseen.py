@@ -13,7 +13,7 @@ import re
 import sys
 import types
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -30,6 +30,8 @@ _SETTLED = (
     *(*METHODS, *WRITTEN_IN_C, types.BuiltinFunctionType, types.ModuleType, type),
     *(logging.Logger, re.Pattern),
 )
+#: What gives variables by names that are computed.
+_UNKNOWN = frozenset({"globals", "eval", "f_globals", "f_locals"})
 
 
 def note_unforeseen(
@@ -37,13 +39,30 @@ def note_unforeseen(
 ) -> None:
     """Take note of the global variables that such code has read, except of `packages`, each with a dot at its end.
 
+    Those that look for modules count among these: what is imported late runs their code, as it does editable installs'.
+
     Raises `Unsupported` if it writes to one, or reads what may have changed since: a container, an object.
     """
-    codes = _unforeseen(reached.codes, ran, packages)
+    finders = [getattr(one, "__module__", "").partition(".")[0] for one in sys.meta_path]
+    apart = (*packages, *(f"{name}." for name in {*finders} - {"__main__"}))
+    codes = _unforeseen(reached.codes, ran, apart)
     functions = gc.get_referrers(*codes) if codes else ()
     for function in functions:
         if isinstance(function, types.FunctionType):
             _note_function(reached, function)
+
+
+def refuse_unknown_reads(ran: Iterable[types.CodeType]) -> None:
+    """Refuse what reads variables by no name that is known before."""
+    for code in ran:
+        named = _UNKNOWN.intersection(code.co_names)
+        if "globals" in named or (named and _is_users(code.co_filename)):
+            asked = sorted(named - {"eval"} or named & user_objects.globals_in(code))
+            if asked:
+                raise Unsupported(
+                    f"{code.co_name} uses {asked[0]}, and may read what no guard can tell; name what it reads",
+                    splits=False,
+                )
 
 
 def _unforeseen(
