@@ -118,7 +118,7 @@ class Compiler:
 
     def look_up(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Run the entry that fits, by its key, or compile one; or the original function, where capture refuses."""
-        if active_recorder() is not None or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+        if active_recorder() is not None or internals.records_calls():
             return self.function(*args, **kwargs)
         self.calls += 1
         if self.calls == 1 and self.module is not None and is_uninitialised(self.module):
