@@ -15,10 +15,9 @@ import torch
 from torch import nn
 
 from switchgear import torch_private as internals
-from switchgear.capture.doors import is_of_a_call
 from switchgear.capture.guards import OtherData
 from switchgear.capture.recorder import active_recorder
-from switchgear.capture.session import ContainerMatters
+from switchgear.capture.session import ContainerMatters, is_of_the_function
 from switchgear.capture.signature import check_devices, flatten_arguments
 from switchgear.capture.sizes import Dynamic, Marks, check_dynamic, marked
 from switchgear.capture.structure import Structure
@@ -118,7 +117,7 @@ class Compiler:
 
     def look_up(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Run the entry that fits, by its key, or compile one; or the original function, where capture refuses."""
-        if active_recorder() is not None or internals.records_calls():
+        if active_recorder() is not None or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
             return self.function(*args, **kwargs)
         self.calls += 1
         if self.calls == 1 and self.module is not None and is_uninitialised(self.module):
@@ -129,7 +128,7 @@ class Compiler:
             try:
                 found = self._find(args, kwargs, unfit)
             except Exception as error:
-                if isinstance(error, SwitchgearError) or not is_of_a_call(error):
+                if isinstance(error, SwitchgearError) or not is_of_the_function(error):
                     raise
                 failure = error
                 break

@@ -353,13 +353,6 @@ def test_scripting_and_tracing_take_the_original() -> None:
     assert torch.equal(torch.jit.script(jit(plain))(data()), data().cos())
 
 
-def test_fx_traces_what_a_function_calls() -> None:
-    jitted = jit(plain)
-    traced = torch.fx.symbolic_trace(lambda x: jitted(x) * 2)
-    assert [node.op for node in traced.graph.nodes] == ["placeholder", "call_method", "call_function", "output"]
-    assert torch.equal(traced(data()), data().cos() * 2)
-
-
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")
 def test_exported_modules() -> None:
     net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU())

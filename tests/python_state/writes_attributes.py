@@ -317,7 +317,7 @@ def object_made_inside_and_kept() -> Scenario:
     return repeated(forward, lambda: holder.output)
 
 
-@case(falls_back="an error after a write: eager leaves what was written")
+@case()
 def written_before_an_error() -> Scenario:
     holder = types.SimpleNamespace(calls=0, strict=False)
 

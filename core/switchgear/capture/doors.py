@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import traceback
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -169,12 +168,6 @@ class _Functions(TorchFunctionMode):
                 return _without_override(function)(*args, **kwargs)
 
         return run
-
-
-def is_of_a_call(error: Exception) -> bool:
-    """Whether a call of PyTorch's raised it while a function was captured: of wrappers, in other words than eager's."""
-    frames = traceback.walk_tb(error.__traceback__)
-    return any(frame.f_code is _Functions._run.__code__ for frame, _ in frames)
 
 
 def _sizes_decomposed(call: Call) -> contextlib.AbstractContextManager[None]:

@@ -7,6 +7,7 @@ import gc
 import operator
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -285,6 +286,12 @@ def _run(
         if not is_same or not kept.isdisjoint(containers):
             raise ContainerMatters
     return result
+
+
+def is_of_the_function(error: Exception) -> bool:
+    """Whether the function raised it while it was captured: where it would in eager, or in the words of wrappers."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_code is _run.__code__ for frame, _ in frames)
 
 
 def _refuse_generators(result: object) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 
@@ -124,7 +125,7 @@ class Forward:
         self.ends = ends
         self.names = names
         self.selection = selection
-        recorder = Recorder(names, self._adopt_constant, follow_autograd=False)
+        recorder = Recorder(names, partial(_adopt_constant, names), follow_autograd=False)
         self.constants = recorder.tape.constants
         self.doors = Doors(recorder, selection.handlers)
         self.body: list[BoundSymbol] = []
@@ -318,15 +319,17 @@ class Forward:
         self.named.update((proxy.name, replace(proxy, requires_grad=False)) for proxy in made)
         return renamed(item, self.named)
 
-    def _adopt_constant(self, recorder: Recorder, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor that a rule closes over."""
-        name = self.names.claim(f"c{len(self.constants)}")
-        with internals.real_dispatch():
-            self.constants[name] = tensor.detach()
-        return recorder.enter(tensor, metadata_proxy(name, tensor, False))
-
     def _choose(self, item: BoundSymbol, owner: str, reason: str, declined: Reasons = ()) -> None:
         self.choices.append(Choice("gradient", item.symbol.name, owner, reason, declined))
+
+
+def _adopt_constant(names: Names, recorder: Recorder, tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that a rule closes over."""
+    constants = recorder.tape.constants
+    name = names.claim(f"c{len(constants)}")
+    with internals.real_dispatch():
+        constants[name] = tensor.detach()
+    return recorder.enter(tensor, metadata_proxy(name, tensor, False))
 
 
 def _resolved(item: BoundSymbol) -> dict[str, TensorProxy]:

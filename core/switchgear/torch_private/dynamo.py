@@ -127,11 +127,6 @@ def _as_it_is(original: Any, model: Any = None, **options: Any) -> Any:
     return (lambda model: model) if model is None else model
 
 
-def records_calls() -> bool:
-    """Whether `torch.jit.trace` or `torch.fx.symbolic_trace` records the calls made here."""
-    return torch.jit.is_tracing() or torch.fx._symbolic_trace.is_fx_symbolic_tracing()  # type: ignore[attr-defined, no-untyped-call]
-
-
 def tracing() -> bool:
     """Whether something traces here: `torch.compile`, `torch.export`, a `torch.func` transform, a dispatch mode."""
     return (

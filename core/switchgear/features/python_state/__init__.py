@@ -20,10 +20,10 @@ import torch
 
 from switchgear.capture.handler import Handler
 from switchgear.capture.recorder import Recorder
-from switchgear.capture.session import Again, ContainerMatters
+from switchgear.capture.session import Again
 from switchgear.capture.signature import InputSource
 from switchgear.capture.sizes import Sizes, active_sizes
-from switchgear.errors import SwitchgearError, Unsupported
+from switchgear.errors import Unsupported
 from switchgear.features.python_state.imports import loaded
 from switchgear.features.python_state.made import note_later, note_set, reads_made, run_later
 from switchgear.features.python_state.reached import Reached
@@ -110,15 +110,8 @@ class PythonState(Handler):
                 replaced(recorder, "changed_objects", partial(_changed, reached)),
             ):
                 yield
-        except (SwitchgearError, ContainerMatters, Again):
-            raise
-        except Exception as error:
-            if isinstance(error, AttributeError):
-                _refuse_attributes_of_tensors(recorder, reached)
-            if reached.changed():
-                raise Unsupported(
-                    f"the function raises {type(error).__name__} after it has changed Python's objects"
-                ) from error
+        except AttributeError:
+            _refuse_attributes_of_tensors(recorder, reached)
             raise
         finally:
             reached.put_back()
@@ -156,6 +149,7 @@ class PythonState(Handler):
             recorder.enter_module(module)
         note_unforeseen(reached, own, recorder.packages_of_features)
         later = run_later(reached.codes, known)
+        reached.runs_later = bool(later)
         if ran is not None:
             ran |= later
         reached.read_codes(ran)

@@ -81,10 +81,9 @@ class Knowledge(Protocol):
 def freeze(value: Any, known: Knowledge, around: tuple[int, ...] = ()) -> object:
     """A value as something that no write changes. A container inside of itself is held by identity."""
     kind = type(value)
-    if kind is types.FunctionType and known.is_of_call(value):
-        return Instance(kind)
     if id(kind) in _PLAIN:
-        return value
+        is_made = kind is types.FunctionType and known.is_of_call(value)
+        return Instance(kind) if is_made else value
     if issubclass(kind, torch.Tensor):
         return TENSOR
     if kind is torch.SymInt:

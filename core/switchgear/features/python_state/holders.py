@@ -77,7 +77,8 @@ class _InDict(Holder):
 
     def is_untouched(self) -> bool:
         """Whether nothing was written to the dict, as far as its version tells."""
-        return self._version is not None and internals.dict_version(self._dict) == self._version
+        version = self._version
+        return version is not None and internals.dict_version(self._dict) == version
 
 
 class Items(_InDict):

@@ -52,9 +52,11 @@ def note_later(reached: Reached, later: Mapping[int, types.CodeType]) -> None:
 
     Raises `Unsupported` for a number that is symbolic by now.
     """
+    if not later:
+        return
     names = frozenset().union(*map(_names_used, later.values()))
     made_by = _made_by(reached, later)
-    for read in [*reached.reads.values()] if later else ():
+    for read in [*reached.reads.values()]:
         if read.code is None or not made_by(read):
             continue
         read.is_later = True

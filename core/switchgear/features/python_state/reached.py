@@ -125,6 +125,8 @@ class Reached:
         #: What each object, or the read of a place by its key in `reads`, has led to.
         self.links: defaultdict[object, set[object]] = defaultdict(set)
         self._from: Any = None
+        #: Whether code of the user's runs once the function has: a backward, when it is traced.
+        self.runs_later = False
         #: Whether objects are among the arguments, of which each call has its own.
         self.has_objects = False
         #: Where in the arguments of a call an object lies that is of the call.
@@ -168,8 +170,8 @@ class Reached:
         return [holder for holder in self.holders.values() if holder.changed()]
 
     def settle(self) -> None:
-        """Refuse a backward that wrote to Python's objects when it was traced."""
-        changed = self.put_back()
+        """Let go of all, and refuse a backward that wrote to Python's objects when it was traced."""
+        changed = self.put_back() if self.runs_later else ""
         for holder in self.holders.values():
             holder.before = {}  # it may hold tensors that nobody else does
         of_objects = self.holders, self._empty, self._seen, self._first, self.opened, self.tensors
