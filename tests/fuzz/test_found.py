@@ -1008,6 +1008,17 @@ def test_data_of_a_result_counts_versions_by_itself(function: Callable[..., Any]
     assert torch.equal(found[2], eager[2])
 
 
+@pytest.mark.parametrize("views", [False, True], ids=["alone", "beside a view"])
+def test_data_of_a_result_that_is_returned_twice_is_one(views: bool) -> None:
+    def function(x: Tensor) -> Any:
+        data, other = x.exp().data, x.sin()
+        return data, {"again": data}, *((other, other[0]) if views else ())
+
+    first, second, *_ = sg.jit(function, executors=["torch"], strict=True)(torch.ones(2, 2, requires_grad=True))
+    assert first is second["again"]
+    assert first._version == 0
+
+
 def a_view_of_data_beside_the_value(x: Tensor) -> Any:
     y = x.exp()
     return y.data[0], y

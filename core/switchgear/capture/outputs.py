@@ -56,10 +56,6 @@ class Returned:
     value: Any = None
     is_data: bool = False
 
-    def expression(self, named: str) -> str:
-        """Python for it, where `named` says what it is of."""
-        return f"{named}.data" if self.is_data else named
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outputs:

@@ -40,11 +40,17 @@ def finisher(
 def assembly(outputs: Outputs, scope: dict[str, object]) -> str | None:
     """Python for the return value, over what the trace gave, `outputs`, its `inputs` and `scope`; None if views are."""
     leaves = []
+    data: dict[str, str] = {}
     for number, item in enumerate(outputs.returned):
         if item.kind == "value":
             scope[f"value{number}"] = item.value
-        named = f"value{number}" if item.kind == "value" else f"{item.kind}s[{item.place}]"
-        leaves.append(item.expression(named))
+        leaf = f"value{number}" if item.kind == "value" else f"{item.kind}s[{item.place}]"
+        if item.is_data and leaf in data:
+            leaf = data[leaf]
+        elif item.is_data:
+            data[leaf] = f"data{number}"
+            leaf = f"(data{number} := {leaf}.data)"
+        leaves.append(leaf)
     return None if outputs.metadata or outputs.views else outputs.spec.expression(leaves)
 
 
@@ -121,9 +127,15 @@ def finish(outputs: Outputs, results: Sequence[Any], inputs: Sequence[torch.Tens
             (target.data if mutation.hidden else target).copy_(results[mutation.output])
     evaluate(outputs.views, values)
     held["view"] = values
+    data = {
+        (item.kind, item.place): held[item.kind][item.place].data
+        for item in outputs.returned
+        if item.is_data
+    }
     leaves = [
-        item.value if item.kind == "value" else held[item.kind][item.place]
+        item.value
+        if item.kind == "value"
+        else data.get((item.kind, item.place), held[item.kind][item.place])
         for item in outputs.returned
     ]
-    pairs = zip(outputs.returned, leaves, strict=True)
-    return outputs.spec.unflatten([leaf.data if item.is_data else leaf for item, leaf in pairs])
+    return outputs.spec.unflatten(leaves)
