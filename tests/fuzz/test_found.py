@@ -1493,6 +1493,13 @@ def sizes_of_a_row_where_autograd_is_off(x: Tensor) -> Tensor:
         return torch.zeros(row.shape)
 
 
+def dimensions_beside_data(x: Tensor) -> tuple[Tensor, int]:
+    row = x[-1].cos()
+    x.data.add_(row.data)
+    row.unsqueeze_(0)
+    return row, row.dim()
+
+
 def parameter() -> Arguments:
     leaf = torch.nn.Parameter(torch.linspace(-1, 2, 12).view(3, 4))
     return [leaf], [leaf]
@@ -1504,6 +1511,7 @@ def parameter() -> Arguments:
         (activated_and_given_other_memory, parameter),
         (dimensions_of_a_squeezed_part, non_leaf),
         (sizes_of_a_row_where_autograd_is_off, non_leaf),
+        (dimensions_beside_data, non_leaf),
     ],
 )
 def test_what_the_parts_of_a_split_function_would_get_wrong(

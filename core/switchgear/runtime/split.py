@@ -30,6 +30,10 @@ class GraphCompiler(Protocol):
 CompileGraph = Callable[[fx.GraphModule, Mapping[str, frozenset[int]]], GraphCompiler]
 
 
+#: Seen with PyTorch 2.13: TorchDynamo goes on with the dimensions that a tensor had before.
+_RESHAPES = {"unsqueeze_", "squeeze_", "t_", "transpose_", "swapaxes_", "swapdims_", "resize_"}
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Graph:
     """A graph that TorchDynamo found, and how many calls there are in it."""
@@ -70,6 +74,8 @@ class Split:
             raise Unsupported("an attribute of a tensor that is read where grad mode was changed")
         if _applies_function(graph):
             raise Unsupported("an autograd.Function")
+        if not _RESHAPES.isdisjoint(node.target for node in graph.graph.nodes if _is_call(node)):
+            raise Unsupported("a tensor that is given other sizes or strides in place")
         compiler, run = graph_runner(graph, inputs, self._compile_graph)
         self.graphs.append(Graph(compiler, sum(map(_is_call, graph.graph.nodes))))
         return run
