@@ -386,13 +386,20 @@ class Bug(Exception):
     """What a user's function raises."""
 
 
-def test_failing_capture_draws_nothing(untouched: torch.Generator) -> None:
+def test_a_function_that_raises_draws_as_in_eager() -> None:
     def fails(x: T, g: torch.Generator) -> T:
         y = functional.dropout(x) * torch.rand(4, generator=g)
         raise Bug(y.shape)
 
-    with pytest.raises(Bug):
-        jit(fails)(numbers(4), untouched)
+    def states(function: Callable[..., object]) -> tuple[T, T]:
+        torch.manual_seed(0)
+        generator = torch.Generator().manual_seed(1)
+        with pytest.raises(Bug):
+            function(numbers(4), generator)
+        return torch.get_rng_state(), generator.get_state()
+
+    for one, two in zip(states(fails), states(jit(fails)), strict=True):
+        assert torch.equal(one, two)
 
 
 def test_failing_differentiation_draws_nothing(untouched: torch.Generator) -> None:
