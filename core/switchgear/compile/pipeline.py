@@ -108,7 +108,7 @@ class _Stages:
     def plugin_passes(self, stage: Stage, selection: Selection, **facts: Any) -> Trace:
         """Run the passes of plugins at a stage; `facts` are what their context says of the trace."""
         made, choices = run_passes(stage, self.traces[-1], selection, **facts)
-        self.traces += made
+        self.traces += map(verify, made) if self.checking else made
         self.choices += choices
         return self.traces[-1]
 

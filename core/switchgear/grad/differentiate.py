@@ -246,10 +246,8 @@ class Forward:
         metadata, region = [p and p.metadata for p in expected], internals.autocast_key()
         if not region_of(item):
             self.kept.extend(further_reads(template, seen, expected))
-        higher_order, names = (
-            self.higher_order,
-            self.names,
-        )  # not itself, which holds what is pulled
+        # not itself, which holds what is pulled
+        higher_order, names = self.higher_order, self.names
 
         def pull(grads: Grads) -> tuple[tuple[BoundSymbol, ...], Grads]:
             # linearised outside of autocast, and pulled inside where the backward is run there

@@ -50,6 +50,8 @@ def viewed_argument(bound_symbol: BoundSymbol) -> TensorProxy | None:
     symbol = bound_symbol.symbol
     known = _PLACES.get(symbol.name)
     if known is None or known[0] is not symbol.fn:
+        if not isinstance(symbol.fn, internals.OpOverload):  # of the user's none is to be held
+            return None
         known = _PLACES[symbol.name] = symbol.fn, _viewed_place(symbol.fn)
     if known[1] is None:
         return None
@@ -91,12 +93,10 @@ _TWIN_OVERLOADS = {"aten.bernoulli.p": "float"}
 _PLACES: dict[str, tuple[object, tuple[int, str] | None]] = {}
 
 
-def _viewed_place(fn: object) -> tuple[int, str] | None:
-    if not isinstance(fn, internals.OpOverload):
+def _viewed_place(overload: internals.OpOverload) -> tuple[int, str] | None:
+    if all(returned.alias_info is None for returned in overload._schema.returns):
         return None
-    if all(returned.alias_info is None for returned in fn._schema.returns):
-        return None
-    arguments = enumerate(fn._schema.arguments)
+    arguments = enumerate(overload._schema.arguments)
     return next(
         ((position, item.name) for position, item in arguments if item.alias_info is not None), None
     )

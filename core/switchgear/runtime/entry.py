@@ -331,8 +331,8 @@ class Entry:
                 "a clone of one",
                 splits=False,  # the parts of it save copies as well
             )
-        changed = [*(mutation.input for mutation in outputs.mutations), *reshaped]
-        beside = {other for _, other, _ in sharing(tensors, changed)}.union(reshaped)
+        written = [mutation.input for mutation in outputs.mutations]
+        beside = {other for _, other, _ in sharing(tensors, written)}.union(reshaped)
         hidden = self.captured.hidden
         training = compile_training(
             stages, selection, grad_outputs, mutated, beside, hidden, choices

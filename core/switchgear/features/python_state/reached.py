@@ -333,8 +333,7 @@ class Reached:
     def read_variable(self, module: types.ModuleType, name: str) -> None:
         """Take note of the read of a variable of a module that code need not name; `__dict__` reads all."""
         space = vars(module)
-        holder = self.holders.get(id(space)) or self._hold(Variables, space, module.__name__)
-        assert isinstance(holder, Variables)
+        holder = self._hold(Variables, space, f"module {module.__name__}")
         names = space.keys() if name == "__dict__" else {name}
         holder.watch({one for one in names if one[:2] != "__"})
         for one in holder.before.keys() & names:

@@ -42,12 +42,16 @@ def _getattr(original: Callable[[nn.Module, str], Any]) -> Callable[[nn.Module, 
     return __getattr__
 
 
-def _missing(reached: Reached, thread: int, tensor: torch.Tensor, name: str) -> Any:
+def _missing(reached: Reached, thread: int) -> Callable[[torch.Tensor, str], Any]:
     """What stands for `torch.Tensor.__getattr__`, which there is not."""
-    is_users = user_objects.is_users(sys._getframe(2).f_globals.get("__name__"))
-    if is_users and threading.get_ident() == thread:
-        reached.read_missing(tensor, name)
-    raise AttributeError(f"{type(tensor).__name__!r} object has no attribute {name!r}")
+
+    def __getattr__(tensor: torch.Tensor, name: str) -> Any:
+        is_users = user_objects.is_users(sys._getframe(1).f_globals.get("__name__"))
+        if is_users and threading.get_ident() == thread:
+            reached.read_missing(tensor, name)
+        raise AttributeError(f"{type(tensor).__name__!r} object has no attribute {name!r}")
+
+    return __getattr__
 
 
 class Recording:
@@ -75,9 +79,8 @@ class Recording:
                         replaced(nn.Module, "__getattr__", _getattr(nn.Module.__getattr__))
                     )
                 if not hasattr(torch.Tensor, "__getattr__"):
-                    missing = functools.partial(_missing, self._reached, self._thread)
-                    hook = lambda tensor, name: missing(tensor, name)  # noqa: E731
-                    stack.enter_context(replaced(torch.Tensor, "__getattr__", hook))
+                    missing = _missing(self._reached, self._thread)
+                    stack.enter_context(replaced(torch.Tensor, "__getattr__", missing))
                 stack.enter_context(redirected(importlib, "import_module", self._import))
                 for name in ("__getitem__", "__iter__", "__len__"):
                     stack.enter_context(redirected(variables, name, self._environment))
