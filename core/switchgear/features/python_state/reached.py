@@ -72,6 +72,8 @@ _IMPLIED = frozenset(
 )
 #: What a decorator calls, and what a class runs.
 _CALLED = (types.FunctionType, types.MethodType, functools.partial, nn.Module)
+#: What classes hold for their instances: it runs when one reads it.
+_FOR_INSTANCES = (types.FunctionType, property, functools.cached_property)
 METHODS = (types.FunctionType, classmethod, staticmethod, property)
 #: What is the same object in every call, if it is equal.
 _SAME_EVERYWHERE = (
@@ -138,6 +140,10 @@ class Reached:
         self._met: set[tuple[object, ...]] = set()
         self._labels: dict[int, str] = {}
         self._seen: dict[int, Any] = {}
+        #: Classes whose functions code may take from there past an instance, by their names.
+        self._kinds: defaultdict[str, list[type]] = defaultdict(list)
+        #: What code names that asks for `super`.
+        self._of_super: set[str] = set()
         #: Modules that code imports, and that are not loaded yet.
         self.unloaded: set[str] = set()
         #: What the code of the user's functions names.
@@ -515,7 +521,8 @@ class Reached:
         own = own_dict(value)
         holder = self.holders.get(id(own))
         if holder is None and id(value) not in self.holders:
-            return  # made inside
+            self._read_made(value, own, name)
+            return
         is_module = isinstance(value, nn.Module)
         if name == "__class__" or (is_module and name in _MODULE_STATE):
             return
@@ -541,6 +548,16 @@ class Reached:
             self._note(own, name, MISSING, label)
         if not is_state:
             self._inherited(type(value), name, inherited)
+
+    def _read_made(self, value: object, own: Mapping[str, object] | None, name: str) -> None:
+        """Of an object that the function has made, take note of what it has of its class."""
+        self.noted.discard((id(value), name))  # which another may have when it is gone
+        kind = next((kind for kind in type(value).__mro__ if id(kind) in self.holders), None)
+        if kind is None:
+            return
+        inherited = class_attribute(kind, name)
+        if own is None or name not in own or hasattr(type(inherited), "__set__"):
+            self._inherited(kind, name, inherited)
 
     def read_environment(self, variable: str | None) -> None:
         """Take note of the read of a variable of the environment; None: of which there are."""
@@ -730,6 +747,9 @@ class Reached:
         spaces: list[Mapping[str, Any]]
         if isinstance(value, type):
             self._class(value)
+            if user_objects.is_users_class(value):
+                self.classes.append(nn.Module if issubclass(value, nn.Module) else value)
+                self._kinds[value.__name__].append(value)
             spaces = [*map(vars, _users_bases(value))]
         else:
             spaces = [vars(value)]
@@ -756,9 +776,15 @@ class Reached:
     def _named(self, names: Set[str]) -> None:
         new = names - self.names
         self.names |= names
+        if "super" in names:
+            new |= names - self._of_super
+            self._of_super |= names
         for name in sorted(new & self._spaces.keys()):
             for space in tuple(self._spaces[name]):
                 self._look_up(space, name)
+        for kind in [kind for name in names & self._kinds.keys() for kind in self._kinds[name]]:
+            for name in names & self._spaces.keys():
+                self._inherited(kind, name, class_attribute(kind, name), name)
 
     def _look_up(self, space: types.ModuleType | type | torch.Tensor, name: str) -> None:
         if isinstance(space, types.ModuleType):
@@ -768,7 +794,10 @@ class Reached:
             value = self._hold(Items, own, "").before[name]
             self._note(own, name, value, f"{self._label(space)}.{name}", name)
         else:
-            self._inherited(space, name, class_attribute(space, name), name)
+            value = class_attribute(space, name)
+            is_read = isinstance(value, _FOR_INSTANCES) and not _runs_unnamed(name)
+            if not is_read or name in self._of_super:
+                self._inherited(space, name, value, name)
 
 
 def own_dict(value: object) -> dict[str, Any] | None:
@@ -797,6 +826,10 @@ def _assigned_forward(module: nn.Module) -> object:
     """The forward that was assigned to a module, or to a jitted one; None if none was."""
     slot = getattr(type(module), "_switchgear_forward", None)
     return vars(module).get("forward") if slot is None else slot.__get__(module)
+
+
+def _runs_unnamed(name: str) -> bool:
+    return name in _IMPLIED or name[:2] == "__" == name[-2:]
 
 
 def _is_implicit(kind: type, name: str) -> bool:

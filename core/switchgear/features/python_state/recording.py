@@ -88,9 +88,9 @@ class Recording:
         finally:
             for kind, own in self._originals.items():
                 if own is None:
-                    del kind.__getattribute__
+                    type.__delattr__(kind, "__getattribute__")
                 else:
-                    kind.__getattribute__ = own  # type: ignore[method-assign]
+                    type.__setattr__(kind, "__getattribute__", own)
             self._originals.clear()
             for module, kind in self._modules:
                 module.__class__ = kind
@@ -110,7 +110,8 @@ class Recording:
                 continue
             if kind not in self._originals:
                 self._originals[kind] = vars(kind).get("__getattribute__")
-                kind.__getattribute__ = self._noting(kind.__getattribute__)  # type: ignore[method-assign]
+                noting = self._noting(kind.__getattribute__)
+                type.__setattr__(kind, "__getattribute__", noting)
 
     def _noting(self, original: Any) -> Any:
         thread, noted, get_ident = self._thread, self._reached.noted, threading.get_ident
