@@ -43,6 +43,17 @@ class Shifting(Scaling):
         return super().scaled(x) + self.doubled(x) + self.bias
 
 
+class Mixin:
+    """Asks for what stands beside it among the bases."""
+
+    def through(self, x: Tensor) -> Tensor:
+        return super().scaled(x) + 1  # type: ignore[misc,no-any-return]
+
+
+class Mixed(Mixin, Scaling):
+    """Both."""
+
+
 class Slotted:
     """Has no `__dict__`."""
 
@@ -64,6 +75,10 @@ class Tripling:
 
 def _super(x: Tensor) -> Tensor:
     return Shifting().shifted(x)
+
+
+def _beside(x: Tensor) -> Tensor:
+    return Mixed().through(x)
 
 
 def _slots(x: Tensor) -> Tensor:
@@ -111,7 +126,7 @@ def _partial(x: Tensor) -> Tensor:
 
 
 FUNCTIONS = (
-    *(_super, _slots, _property, _unbound, _unbound_by_an_alias, _mapped, _computed_name, _one_place),
+    *(_super, _beside, _slots, _property, _unbound, _unbound_by_an_alias, _mapped, _computed_name, _one_place),
     *(_class_made_inside, _partial),
 )
 

@@ -764,6 +764,7 @@ class Reached:
     def _class(self, kind: type) -> None:
         for base in _users_bases(kind):
             self._hold(ClassAttributes, base, base.__qualname__)
+            self.links[self._from].add(id(base))
         for meta in _users_bases(type(kind)):
             self.reach(meta, meta.__qualname__)
             self._behind(vars(meta).get("__getattribute__"), f"{meta.__name__}.__getattribute__")
@@ -834,8 +835,9 @@ def _runs_unnamed(name: str) -> bool:
 
 def _is_implicit(kind: type, name: str) -> bool:
     """Whether an attribute of a class runs for an instance without being named or read."""
-    is_special = name[:2] == "__" == name[-2:] and name not in _NOT_IMPLICIT
-    return is_special and isinstance(class_attribute(kind, name), METHODS)
+    if name[:2] != "__" or name[-2:] != "__" or name in _NOT_IMPLICIT:
+        return False
+    return isinstance(class_attribute(kind, name), METHODS)
 
 
 def _users_bases(kind: type) -> Iterable[type]:

@@ -107,7 +107,9 @@ def attributes_set(code: types.CodeType) -> frozenset[str]:
 
 def functions_behind(value: object) -> Iterator[Any]:
     """What a class attribute runs: a function itself, a property's, a method's."""
-    if isinstance(value, (classmethod, staticmethod)):
+    if isinstance(value, types.FunctionType):
+        yield value
+    elif isinstance(value, (classmethod, staticmethod)):
         yield value.__func__
     elif isinstance(value, property):
         yield from (value.fget, value.fset)
