@@ -119,6 +119,8 @@ class Compiler:
         """Run the entry that fits, by its key, or compile one; or the original function, where capture refuses."""
         if active_recorder() is not None or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
             return self.function(*args, **kwargs)
+        if any(isinstance(value, torch.fx.Proxy) for value in (*args, *kwargs.values())):
+            return self.function(*args, **kwargs)  # a part of what torch.fx traces
         self.calls += 1
         if self.calls == 1 and self.module is not None and is_uninitialised(self.module):
             return self.function(*args, **kwargs)

@@ -351,6 +351,8 @@ def test_scripting_and_tracing_take_the_original() -> None:
     assert "aten::linear" in str(traced.inlined_graph)
     assert torch.equal(torch.jit.trace(jit(plain), data())(data()), data().cos())
     assert torch.equal(torch.jit.script(jit(plain))(data()), data().cos())
+    graph = torch.fx.symbolic_trace(lambda x: jit(plain)(x) + 1)
+    assert torch.equal(graph(data()), data().cos() + 1)
 
 
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")
