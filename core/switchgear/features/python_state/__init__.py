@@ -25,7 +25,7 @@ from switchgear.capture.signature import InputSource
 from switchgear.capture.sizes import Sizes, active_sizes
 from switchgear.errors import Unsupported
 from switchgear.features.python_state.imports import loaded
-from switchgear.features.python_state.made import note_later, note_set, reads_made, run_later
+from switchgear.features.python_state.made import note_later, note_set, reads_made, start_later
 from switchgear.features.python_state.reached import Reached
 from switchgear.features.python_state.reads import State, guard_on
 from switchgear.features.python_state.rebuilding import Packing, Results, Template, build, is_odd
@@ -98,14 +98,17 @@ class PythonState(Handler):
         reached = world.reached
         reached.watch_global_streams()
         reached.has_objects = bool(arguments)
-        for root in roots:
-            reached.reach(root, getattr(root, "__name__", type(root).__name__))
         world.arguments = arguments
-        for index, value in arguments.items():
-            reached.reach_argument(index, value)
+
+        def reach() -> None:
+            for root in roots:
+                reached.reach(root, getattr(root, "__name__", type(root).__name__))
+            for index, value in arguments.items():
+                reached.reach_argument(index, value)
+
         try:
             with (
-                world.recording.active(),
+                world.recording.active(reach),
                 replaced(recorder, "apart", world.recording.code),
                 replaced(recorder, "changed_objects", partial(_changed, reached)),
             ):
@@ -129,11 +132,13 @@ class PythonState(Handler):
         if world is None:
             return result
         reached, running = world.reached, world.recording.code
+        if world.recording.failure is not None:
+            raise world.recording.failure
         if any(map(loaded, reached.unloaded)):
             raise Again
         ran = running.ran()
-        own = {key: code for key, code in (ran or {}).items() if key not in running.apart}
-        known = [code for key, code in reached.codes.items() if ran is None or key in ran]
+        own = {key: code for key, code in ran.items() if key not in running.apart}
+        known = [code for key, code in reached.codes.items() if key in ran]
         packing = Packing(reached, recorder)
         writes = tuple(changes(reached, packing))
         note_set(reached, known)
@@ -142,17 +147,15 @@ class PythonState(Handler):
             _refuse_exact_types(known)
         replaced_call = {"Module", "__call__"}
         if replaced_call <= reached.names and any(
-            replaced_call <= names_in(code) for code in reached.codes.values()
+            replaced_call <= names_in(code) for code in known
         ):
             raise Unsupported("the function asks for Module.__call__, which capture replaces")
         for module in (*reached.opened.values(),):
             recorder.enter_module(module)
         note_unforeseen(reached, own, recorder.packages_of_features)
-        later = run_later(reached.codes, known)
+        later = start_later(reached, known)
         reached.runs_later = bool(later)
-        if ran is not None:
-            ran |= later
-        reached.read_codes(ran)
+        ran |= later
         note_later(reached, later)
         reads = reads_made(reached, ran)
         for stream in reached.streams.values():

@@ -27,13 +27,15 @@ class Holder:
         self.target = target
         self.label = label
         self.before = self.content()
+        #: What else lay there at first.
+        self.all: Content = {}
         #: What stands in the place of numbers while the function runs, by key.
         self.symbolic: Content = {}
 
     def bare(self) -> Holder:
         """Its kind and label alone."""
         twin = copy.copy(self)
-        twin.target, twin.before, twin.symbolic = None, {}, {}
+        twin.target, twin.before, twin.all, twin.symbolic = None, {}, {}, {}
         return twin
 
     def content(self) -> Content:
@@ -130,13 +132,14 @@ class Variables(_InDict):
     def __init__(self, target: dict[str, Any], label: str) -> None:
         self.names: set[str] = set()
         super().__init__(target, label)
+        self.all = target.copy()
 
     def watch(self, names: Set[str]) -> list[str]:
         """Look at these variables from now on, too; those of them that are new and set."""
         fresh = names - self.names
         self.names |= fresh
-        new = sorted(fresh & self.target.keys())
-        self.before.update([(name, self.target[name]) for name in new])
+        new = sorted(fresh & self.all.keys())
+        self.before.update([(name, self.all[name]) for name in new])
         return new
 
     def content(self) -> Content:
@@ -240,8 +243,8 @@ class ClassAttributes(_InDict):
     """The attributes of a class itself."""
 
     def __init__(self, target: type, label: str) -> None:
-        self._all = {**vars(target)}
         super().__init__(target, label)
+        self.all = {**vars(target)}
 
     @property
     def _dict(self) -> dict[Any, Any]:
@@ -251,7 +254,7 @@ class ClassAttributes(_InDict):
         """Whether one is otherwise; of most nothing at all is."""
         if self.is_untouched():
             return False
-        return _differ(vars(self.target), self._all) and super().changed()
+        return _differ(vars(self.target), self.all) and super().changed()
 
     def content(self) -> Content:
         """Those that code sets; how attributes are read is changed while a function is captured."""

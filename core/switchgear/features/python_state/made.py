@@ -4,47 +4,26 @@ from __future__ import annotations
 
 import types
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from functools import cache
-from typing import Any
 
 from switchgear.errors import Unsupported
 from switchgear.features.python_state.frozen import NUMBER, same
-from switchgear.features.python_state.holders import MISSING, Items, Slots
+from switchgear.features.python_state.holders import (
+    MISSING,
+    ClassAttributes,
+    Items,
+    Slots,
+    Variables,
+)
 from switchgear.features.python_state.reached import Reached, own_dict
 from switchgear.features.python_state.reads import Read
-from switchgear.features.python_state.streams import OF_CONTEXT
 from switchgear.features.python_state.user_objects import attributes_set, names_in
 
-#: Owners that many lead to: what is read of them counts where one does.
-_SHARED = (type, *OF_CONTEXT)
 
-
-def reads_made(reached: Reached, ran: Mapping[int, types.CodeType] | None) -> list[Read]:
-    """Of what code may read, what the code that ran has read: of classes and streams, those that it has come by."""
-    reads, links = reached.reads, reached.links  # under None are the roots
-    if ran is None:
-        return [*reads.values()]
-    made_by = _made_by(reached, ran)
-    made = {key: read for key, read in reads.items() if read.code is None or made_by(read)}
-    by_owner: dict[int, list[object]] = {}
-    pending: list[Any] = [None]
-    for key, read in made.items():
-        if issubclass(read.kind, _SHARED):
-            by_owner.setdefault(key[0], []).append(key)
-        else:
-            pending.append(key)
-    live: set[object] = set()
-    while pending:
-        place = pending.pop()
-        if place not in live:
-            live.add(place)
-            pending += [*links.get(place, ()), *by_owner.get(place, ())]
-    return [
-        read
-        for key, read in made.items()
-        if key in live or (read.code is None and not issubclass(read.kind, OF_CONTEXT))
-    ]
+def reads_made(reached: Reached, ran: Container[int]) -> list[Read]:
+    """What the code that ran has read of what it named."""
+    return [read for read in reached.reads.values() if read.code is None or id(read.code) in ran]
 
 
 def note_later(reached: Reached, later: Mapping[int, types.CodeType]) -> None:
@@ -52,12 +31,10 @@ def note_later(reached: Reached, later: Mapping[int, types.CodeType]) -> None:
 
     Raises `Unsupported` for a number that is symbolic by now.
     """
-    if not later:
-        return
     names = frozenset().union(*map(_names_used, later.values()))
-    made_by = _made_by(reached, later)
-    for read in [*reached.reads.values()]:
-        if read.code is None or not made_by(read):
+    for read in [*reached.reads.values()] if later else ():
+        is_named = isinstance(reached.holders.get(id(read.owner)), (Variables, ClassAttributes))
+        if id(read.code) not in later and not (is_named and read.key in names):
             continue
         read.is_later = True
         if read.value is NUMBER:
@@ -85,29 +62,26 @@ def note_set(reached: Reached, codes: Iterable[types.CodeType]) -> None:
                     reached.note_afterwards(holder.target, name, value, label)
 
 
-def _made_by(reached: Reached, ran: Mapping[int, types.CodeType]) -> Callable[[Read], bool]:
-    """What tells whether a read is made by one of these code objects."""
-    names = frozenset().union(*map(_names_used, ran.values()))
-    spaces = reached.names_in_spaces(ran)
-
-    def is_made(read: Read) -> bool:
-        if isinstance(read.code, str):
-            return read.code in spaces.get(id(read.owner), names)
-        return id(read.code) in ran
-
-    return is_made
-
-
 @cache
 def _names_used(code: types.CodeType) -> frozenset[str]:
     """The names in a code object, and its strings, which may be names."""
     return frozenset(name for name in (*code.co_names, *code.co_consts) if type(name) is str)
 
 
-def run_later(
+def start_later(reached: Reached, ran: Collection[types.CodeType]) -> dict[int, types.CodeType]:
+    """Start the code of backwards that run when the function has, and of what they name; it by id."""
+    found: dict[int, types.CodeType] = {}
+    while new := _run_later(reached.codes, ran).items() - found.items():
+        found.update(new)
+        for _, code in new:
+            reached.start(code)
+    return found
+
+
+def _run_later(
     codes: Mapping[int, types.CodeType], ran: Iterable[types.CodeType]
 ) -> dict[int, types.CodeType]:
-    """The code of backwards that run when the function has, for their forwards did, and of what they name."""
+    """The code of backwards whose forwards did run, and of what they name."""
     by_name: defaultdict[str, list[types.CodeType]] = defaultdict(list)
     for code in codes.values():
         by_name[code.co_name].append(code)

@@ -21,7 +21,7 @@ import weakref
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import nn
@@ -95,6 +95,8 @@ WRITTEN_IN_C = (
 
 
 _H = TypeVar("_H", bound=Holder)
+#: What has attributes that are found in code.
+_Space: TypeAlias = types.ModuleType | type | torch.Tensor | types.FunctionType
 _attribute = functools.cache(Attribute)
 
 
@@ -124,9 +126,6 @@ class Reached:
         self.opened: dict[int, Any] = {}
         #: What a use changes, and no guard can see.
         self.streams: dict[int, Stream] = {}
-        #: What each object, or the read of a place by its key in `reads`, has led to.
-        self.links: defaultdict[object, set[object]] = defaultdict(set)
-        self._from: Any = None
         #: Whether code of the user's runs once the function has: a backward, when it is traced.
         self.runs_later = False
         #: Whether objects are among the arguments, of which each call has its own.
@@ -136,7 +135,7 @@ class Reached:
         #: Where other objects lie, and what objects of the call lie at, or are reached by, in two ways.
         self._first: dict[int, Place] = {}
         self._ties: list[tuple[Place, Place]] = []
-        #: The attributes of classes that were looked into, as they were come by.
+        #: The attributes of classes that were looked into, and classes of which there is an instance.
         self._met: set[tuple[object, ...]] = set()
         self._labels: dict[int, str] = {}
         self._seen: dict[int, Any] = {}
@@ -146,18 +145,18 @@ class Reached:
         self._of_super: set[str] = set()
         #: Modules that code imports, and that are not loaded yet.
         self.unloaded: set[str] = set()
-        #: What the code of the user's functions names.
+        #: What code that has started names.
         self.names: set[str] = set()
-        #: Modules, classes and tensors whose attributes are found in code, by the names of these.
-        self._spaces: dict[str, list[types.ModuleType | type | torch.Tensor]] = {}
-        #: The ids of the dicts of modules that are reached, any code of which may read from there.
-        self._modules: set[int] = set()
+        #: What has attributes that are found in code, by the names of these.
+        self._spaces: dict[str, list[_Space]] = {}
         #: Functions that are to be looked into, and whether that is being done.
         self._left: deque[tuple[types.FunctionType, str]] = deque()
         self._is_at_work = False
-        #: The user's functions with their code objects, and what these are called.
-        self._functions: list[tuple[types.FunctionType, types.CodeType, str]] = []
+        #: The user's functions by the ids of their code, and what these are called.
+        self._functions: defaultdict[int, list[tuple[types.FunctionType, str]]] = defaultdict(list)
+        #: Their code, of what was reached before it started.
         self.codes: dict[int, types.CodeType] = {}
+        self._started: set[int] = set()
 
     # -- values --------------------------------------------------------------------------------------------------------
 
@@ -199,7 +198,6 @@ class Reached:
         """Take note of a value that lies at `steps` from `owner`, and of what it leads to."""
         key = id(value)
         if key in self._seen:
-            self.links[self._from].add(key)
             if self.has_objects and owner is not None and _has_identity(value):
                 self._tie(value, self._place(owner, steps))
             return
@@ -211,34 +209,30 @@ class Reached:
             if owner is not None:
                 self._tensor(value, Held(owner, steps, label))
             return
-        self.links[self._from].add(key)
         self._seen[key] = value
         if isinstance(owner, Argument) and _is_made_by_calls(value):
             self.places[key] = Place(owner, steps)
         elif self.has_objects and owner is not None:
             self._first[key] = Place(owner, steps)
         self._labels.setdefault(key, label)
-        outer, self._from = self._from, key
         self._look_into(value, label, owner, steps)
-        self._from = outer
         if not self._is_at_work:
             self._look_into_functions()
 
     def _look_into_functions(self) -> None:
         """Look into what was left for its turn, for functions lead to functions as deep as a program is long."""
         self._is_at_work = True
-        while self._left:
-            function, label = self._left.popleft()
-            outer, self._from = self._from, id(function)
-            self._function(function, label)
-            self._from = outer
-        self._is_at_work = False
+        try:
+            while self._left:
+                self._run(*self._left.popleft())
+        finally:
+            self._is_at_work = False
 
     def _look_into(
         self, value: object, label: str, owner: object, steps: tuple[object, ...]
     ) -> None:
         if isinstance(value, types.FunctionType):
-            self._left.append((value, label))
+            self._function(value, label)
         elif isinstance(value, _LOOKED_INTO):
             self._container(value, label, owner, steps)
         elif isinstance(value, types.MethodType):
@@ -355,16 +349,25 @@ class Reached:
                 self._hold(holder, value, label)
         for key, item in self.content(value).items():
             if isinstance(value, dict) and not issubclass(type(key), (str, int, type)):
-                self.reach(key, f"a key of {label}")
+                self._member(key, value, f"a key of {label}")
             place = owner is not None and not isinstance(value, (set, frozenset))
             if type(item) is int and place:
                 self._number(value, key, item, f"{label}[{key!r}]", owner, (*steps, key))
                 continue
             if isinstance(item, type):
                 continue  # to be compared with more often than to be used
-            self.reach(item, f"{label}[{key!r}]", owner if place else None, (*steps, key))
+            if place:
+                self.reach(item, f"{label}[{key!r}]", owner, (*steps, key))
+            else:
+                self._member(item, value, f"{label}[{key!r}]")
         if hasattr(value, "__dict__"):
             self._object(value, label)
+
+    def _member(self, value: object, container: object, label: str) -> None:
+        """What lies in a container at no place where another call finds it."""
+        self.reach(value, label)
+        if self.is_of_call(value) and not self.is_of_call(container):
+            self._tie(value, Place(value, ()))
 
     def _number(
         self,
@@ -469,12 +472,9 @@ class Reached:
 
     def _instance_of(self, kind: type) -> None:
         """Take note of what instances of a class run without naming it: once, all of them lead to it."""
-        place = ("an instance of", id(kind))
-        self.links[self._from].add(place)
-        if place in self.links:
+        if (id(kind),) in self._met:
             return
-        outer, self._from = self._from, place
-        self.links[place].add(place)
+        self._met.add((id(kind),))
         self.classes.append(nn.Module if issubclass(kind, nn.Module) else kind)
         self._class(kind)
         for hooks in internals.global_module_hooks() if issubclass(kind, nn.Module) else ():
@@ -487,7 +487,6 @@ class Reached:
                     self._inherited(kind, name, class_attribute(kind, name))
                 elif _is_implicit(base, name):
                     self._behind(vars(base)[name], f"{base.__name__}.{name}")
-        self._from = outer
 
     def _hold_own(self, value: object, own: dict[str, Any], label: str) -> None:
         self._hold(Items, own, label)
@@ -605,7 +604,7 @@ class Reached:
         key: Any,
         value: object,
         label: str,
-        code: types.CodeType | str | None = None,
+        code: types.CodeType | None = None,
     ) -> None:
         """Keep that something was read, if `code` runs, and look into it.
 
@@ -625,15 +624,12 @@ class Reached:
         step = key if isinstance(owner, dict) else _attribute(key)
         if type(value) is int:
             value = self._number(owner, key, value, label, owner, (step,))
-        outer, self._from = self._from, place
         self.reach(value, label, owner, (step,))
-        self._from = outer
         read.value = freeze(value, self)
 
-    def _inherited(
-        self, kind: type, name: str, value: object, code: types.CodeType | str | None = None
-    ) -> None:
-        met = id(kind), name, code, self._from
+    def _inherited(self, kind: type, name: str, value: object, is_named: bool = False) -> None:
+        """Of an attribute that code reads, or only names, what it is, and what it leads to."""
+        met = id(kind), name, is_named
         if met in self._met:  # by another instance
             return
         self._met.add(met)
@@ -649,7 +645,8 @@ class Reached:
         if name == "__getattribute__":  # what stands there while reads are noted is ours
             return
         bases = [base for base in kind.__mro__ if name in vars(base)]
-        if code is not None and isinstance(value, types.FunctionType):
+        code = None
+        if is_named and isinstance(value, types.FunctionType):
             kind, code = bases[0], value.__code__
         self._note(kind, name, value, f"{kind.__name__}.{name}", code)
         for base in bases:
@@ -659,15 +656,10 @@ class Reached:
         for function in user_objects.functions_behind(value):
             self.reach(function, label)
 
-    def read_codes(self, ran: Collection[int] | None) -> None:
-        """Take note of the code objects of functions, where these ran; most of what is reached does not."""
-        for function, code, label in self._functions:
-            if ran is None or id(code) in ran:
-                self._note(function, "__code__", code, f"{label}.__code__", code)
-
     # -- code ----------------------------------------------------------------------------------------------------------
 
     def _function(self, function: types.FunctionType, label: str) -> None:
+        """Take note of a function, to be looked into when its code starts."""
         if not user_objects.is_users_function(function):
             self._fixed_function(function, label)
             return
@@ -675,15 +667,32 @@ class Reached:
         if self.is_of_call(function):
             for name in ("__code__", "__name__", "__qualname__", "__dict__"):
                 self._note(function, name, getattr(function, name), f"{label}.{name}")
-        if id(code) not in self.codes:
-            self.codes[id(code)] = self._seen[id(code)] = code
-        self._functions.append((function, code, label))
+        for name, value in self._hold_dict(vars(function), label, "__dict__").items():
+            self._spaces.setdefault(name, []).append(function)
+            if name in self.names:
+                self._look_up(function, name)
+            self.reach(value, f"{label}.{name}")
+        self._seen[id(code)] = code
+        self._functions[id(code)].append((function, label))
+        if id(code) not in self._started:
+            self.codes[id(code)] = code
+        if id(code) in self._started or code.co_name == "backward":
+            self._left.append((function, label))
+
+    def start(self, code: types.CodeType) -> None:
+        """Look into the functions of code that starts."""
+        self._started.add(id(code))
+        if id(code) in self._functions:
+            self._left.extend(self._functions[id(code)])
+            self._look_into_functions()
+
+    def _run(self, function: types.FunctionType, label: str) -> None:
+        code = function.__code__
+        self._note(function, "__code__", code, f"{label}.__code__", code)
         for name in ("__defaults__", "__kwdefaults__"):
             part = getattr(function, name)
             if part is not None:
                 self._note(function, name, part, f"{label}.{name}", code)
-        for name, value in self._hold_dict(vars(function), label, "__dict__").items():
-            self._note(vars(function), name, value, f"{label}.{name}", name)
         for place, (name, cell) in enumerate(
             zip(code.co_freevars, function.__closure__ or (), strict=True)
         ):
@@ -726,19 +735,7 @@ class Reached:
         holder = self.holders.get(id(space)) or self._hold(Variables, space, f"module {module}")
         assert isinstance(holder, Variables)
         for name in holder.watch(names):
-            self._note(space, name, holder.before[name], f"{module}.{name}", code or name)
-
-    def names_in_spaces(self, ran: Collection[int]) -> dict[int, set[str]]:
-        """What code that ran names of global variables that lie in no module reached, by the id of their dict."""
-        found: dict[int, set[str]] = {
-            key: set()
-            for key, holder in self.holders.items()
-            if isinstance(holder, Variables) and key not in self._modules
-        }
-        for function, code, _ in self._functions:
-            if id(code) in ran and id(function.__globals__) in found:
-                found[id(function.__globals__)] |= user_objects.names_in(code)
-        return found
+            self._note(space, name, holder.before[name], f"{module}.{name}", code)
 
     def _space(self, value: types.ModuleType | type, label: str) -> None:
         """A module or class: of its attributes, those that code names are read."""
@@ -753,7 +750,7 @@ class Reached:
             spaces = [*map(vars, _users_bases(value))]
         else:
             spaces = [vars(value)]
-            self._modules.add(id(spaces[0]))
+            self._hold(Variables, spaces[0], f"module {value.__name__}")
             self.modules.append(value)
         for name in set(itertools.chain.from_iterable(spaces)):
             self._spaces.setdefault(name, []).append(value)
@@ -764,7 +761,6 @@ class Reached:
     def _class(self, kind: type) -> None:
         for base in _users_bases(kind):
             self._hold(ClassAttributes, base, base.__qualname__)
-            self.links[self._from].add(id(base))
         for meta in _users_bases(type(kind)):
             self.reach(meta, meta.__qualname__)
             self._behind(vars(meta).get("__getattribute__"), f"{meta.__name__}.__getattribute__")
@@ -785,20 +781,20 @@ class Reached:
                 self._look_up(space, name)
         for kind in [kind for name in names & self._kinds.keys() for kind in self._kinds[name]]:
             for name in names & self._spaces.keys():
-                self._inherited(kind, name, class_attribute(kind, name), name)
+                self._inherited(kind, name, class_attribute(kind, name), is_named=True)
 
-    def _look_up(self, space: types.ModuleType | type | torch.Tensor, name: str) -> None:
+    def _look_up(self, space: _Space, name: str) -> None:
         if isinstance(space, types.ModuleType):
             self._variables(vars(space), {name})
-        elif isinstance(space, torch.Tensor):
+        elif not isinstance(space, type):
             own = vars(space)
             value = self._hold(Items, own, "").before[name]
-            self._note(own, name, value, f"{self._label(space)}.{name}", name)
+            self._note(own, name, value, f"{self._label(space)}.{name}")
         else:
             value = class_attribute(space, name)
             is_read = isinstance(value, _FOR_INSTANCES) and not _runs_unnamed(name)
             if not is_read or name in self._of_super:
-                self._inherited(space, name, value, name)
+                self._inherited(space, name, value, is_named=True)
 
 
 def own_dict(value: object) -> dict[str, Any] | None:

@@ -53,7 +53,7 @@ class Read:
     """A place that was read: the item `key` of a dict, or the attribute of another object, and what was there.
 
     `label` is what a user calls it; `place` says where the owner lies in a call, if each has its own. `code` reads it
-    if it runs: a code object, or any that names it; if None, it was read.
+    if it runs; if None, it was read.
     """
 
     owner: object
@@ -62,7 +62,7 @@ class Read:
     label: str
     #: The class of the owner.
     kind: type
-    code: types.CodeType | str | None = None
+    code: types.CodeType | None = None
     place: Place | None = None
     #: Whether it is read by what is traced after the function has run.
     is_later: bool = False

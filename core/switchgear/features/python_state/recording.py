@@ -63,16 +63,19 @@ class Recording:
         self._originals: dict[type, Any] = {}
         self._modules: list[tuple[types.ModuleType, type]] = []
         #: Which code runs.
-        self.code = RunningCode()
+        self.code = RunningCode(functools.partial(self._look, reached.start))
+        #: Why what the function has reached is refused: it may catch that.
+        self.failure: Exception | None = None
 
     @contextlib.contextmanager
-    def active(self) -> Iterator[None]:
-        """Note reads inside."""
+    def active(self, reach: Callable[[], None]) -> Iterator[None]:
+        """Note reads inside; `reach` is what is reached to begin with."""
         variables: Any = type(os.environ)
         try:
             with contextlib.ExitStack() as stack:
                 stack.enter_context(self.code.active())
                 with self.code:
+                    reach()
                     self._patch()
                 if nn.Module.__getattr__.__module__ == nn.Module.__module__:
                     stack.enter_context(
@@ -95,6 +98,16 @@ class Recording:
             for module, kind in self._modules:
                 module.__class__ = kind
             self._modules.clear()
+
+    def _look(self, look: Callable[..., None], *what: object) -> None:
+        """Look into something, and note the reads of what that leads to."""
+        try:
+            look(*what)
+            if self._reached.classes or self._reached.modules:
+                self._patch()
+        except Exception as error:
+            self.failure = error
+            raise
 
     def _patch(self) -> None:
         while self._reached.modules:
@@ -145,7 +158,7 @@ class Recording:
             ):
                 noted.add(key)
                 with self.code:
-                    reached.read_variable(module, name)
+                    self._look(reached.read_variable, module, name)
             return original(module, name)
 
         return __getattribute__
@@ -153,8 +166,7 @@ class Recording:
     def _import(self, original: Callable[..., Any], *args: object, **kwargs: object) -> Any:
         module = original(*args, **kwargs)
         with self.code:
-            self._reached.reach(module, module.__name__)
-            self._patch()
+            self._look(self._reached.reach, module, module.__name__)
         return module
 
     def _environment(
@@ -168,6 +180,4 @@ class Recording:
     def _note(self, instance: object, name: str) -> None:
         self._reached.noted.add((id(instance), name))
         with self.code:
-            self._reached.read(instance, name)
-            if self._reached.classes:
-                self._patch()
+            self._look(self._reached.read, instance, name)

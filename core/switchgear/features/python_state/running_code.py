@@ -1,62 +1,76 @@
-"""Which code runs while a function is captured: code tells it itself from Python 3.12 on, a profile before that."""
+"""Which code runs while a function is captured: code tells it itself from Python 3.12 on, a trace before that."""
 
 from __future__ import annotations
 
 import contextlib
-import cProfile
 import sys
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
+
+from switchgear.errors import Unsupported
 
 _MONITORING: Any = getattr(sys, "monitoring", None)
 
 
-class _Profile:
-    """A profile of this thread. Entered, it is off: for PyTorch's own calls, most of what runs in a capture."""
+class _Trace:
+    """A trace of this thread. Entered, it is off: for PyTorch's own calls, most of what runs in a capture."""
 
-    def __init__(self) -> None:
-        self._profile: cProfile.Profile | None = None
+    def __init__(self, started: Callable[[types.CodeType], None]) -> None:
+        self._started = started
+        self._is_active = False
+        #: A debugger's or what measures coverage.
+        self._other: Any = None
         #: How often it is entered.
         self._depth = 0
+        self._ran: dict[int, types.CodeType] = {}
         #: The ids of code objects that started in PyTorch's own calls.
         self.apart = frozenset[int]()
+        self._trace = self._called
+
+    def _called(self, frame: types.FrameType, event: str, argument: object) -> Any:
+        code = frame.f_code
+        if id(code) not in self._ran:
+            self._ran[id(code)] = code
+            self._started(code)
+        if self._other is None:
+            return None
+        inside = self._other(frame, event, argument)
+        sys.settrace(self._trace)  # for it may have put itself there
+        return inside
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Take note inside, where the user's own profiler is not at work."""
-        if sys.getprofile() is not None:
+        """Take note inside."""
+        self._is_active, self._other = True, sys.gettrace()
+        sys.settrace(self._trace)
+        try:
             yield
-            return
-        self._profile = cProfile.Profile(builtins=False, subcalls=False)
-        with self._profile:
-            yield
+        finally:
+            self._is_active = False
+            sys.settrace(self._other)
 
     def __enter__(self) -> None:
         self._depth += 1
-        if self._depth == 1 and self._profile is not None:
-            self._profile.disable()
+        if self._depth == 1 and self._is_active:
+            sys.settrace(self._other)
 
     def __exit__(self, *error: object) -> None:
         self._depth -= 1
-        if self._depth == 0 and self._profile is not None:
-            self._profile.enable()
+        if self._depth == 0 and self._is_active:
+            sys.settrace(self._trace)
 
-    def ran(self) -> dict[int, types.CodeType] | None:
-        """The code objects that ran until now, by id; None if that is not known."""
-        if self._profile is None:
-            return None
-        self._profile.disable()
-        codes = [entry.code for entry in self._profile.getstats()]
-        return {id(code): code for code in codes if isinstance(code, types.CodeType)}
+    def ran(self) -> dict[int, types.CodeType]:
+        """The code objects that started until now, by id."""
+        return {**self._ran}
 
 
 class _Events:
     """The first start of each code object in this thread. Entered, it is for PyTorch's own calls."""
 
-    def __init__(self) -> None:
-        self._tool: int | None = None
+    def __init__(self, started: Callable[[types.CodeType], None]) -> None:
+        self._begin = started
         self._thread = threading.get_ident()
         self._depth = 0
         self._ran: dict[int, types.CodeType] = {}
@@ -74,31 +88,36 @@ class _Events:
         self._ran[id(code)] = code
         if self._depth:
             self.apart.add(id(code))
+        self._begin(code)
         return _MONITORING.DISABLE
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Take note inside, where not all tools are the user's."""
+        """Take note inside.
+
+        Raises `Unsupported` where all tools are taken.
+        """
         free = (tool for tool in range(6) if _MONITORING.get_tool(tool) is None)
-        self._tool = next(free, None)
-        if self._tool is None:
-            yield
-            return
+        tool = next(free, None)
+        if tool is None:
+            raise Unsupported(
+                "all tools of sys.monitoring are taken, so nothing tells which code runs"
+            )
         start = _MONITORING.events.PY_START
-        _MONITORING.use_tool_id(self._tool, "switchgear")
-        _MONITORING.register_callback(self._tool, start, self._started)
-        _MONITORING.set_events(self._tool, start)
+        _MONITORING.use_tool_id(tool, "switchgear")
+        _MONITORING.register_callback(tool, start, self._started)
+        _MONITORING.set_events(tool, start)
         _MONITORING.restart_events()  # of what has started before
         try:
             yield
         finally:
-            _MONITORING.set_events(self._tool, 0)
-            _MONITORING.register_callback(self._tool, start, None)
-            _MONITORING.free_tool_id(self._tool)
+            _MONITORING.set_events(tool, 0)
+            _MONITORING.register_callback(tool, start, None)
+            _MONITORING.free_tool_id(tool)
 
-    def ran(self) -> dict[int, types.CodeType] | None:
-        """The code objects that ran until now, by id; None if that is not known."""
-        return None if self._tool is None else {**self._ran}
+    def ran(self) -> dict[int, types.CodeType]:
+        """The code objects that started until now, by id."""
+        return {**self._ran}
 
 
-RunningCode: type[_Profile | _Events] = _Profile if _MONITORING is None else _Events
+RunningCode: type[_Trace | _Events] = _Trace if _MONITORING is None else _Events

@@ -68,11 +68,13 @@ def is_users_class(kind: type) -> bool:
 
 @functools.cache
 def names_in(code: types.CodeType) -> frozenset[str]:
-    """The names of global variables and attributes in a code object and those inside of it."""
+    """The names of global variables and attributes in a code object and those inside of it, and what may be one."""
     names = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             names |= names_in(constant)
+        elif isinstance(constant, str) and constant.isidentifier():
+            names.add(constant)
     return frozenset(names)
 
 
