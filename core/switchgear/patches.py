@@ -43,6 +43,12 @@ def redirected(holder: object, name: str, target: Callable[..., object]) -> Iter
         yield
 
 
+def is_redirection(value: object) -> bool:
+    """Whether it is what stands in the place of a function whose calls are redirected."""
+    function = getattr(value, "__func__", value) if isinstance(value, classmethod) else value
+    return isinstance(function, types.FunctionType) and function.__module__ == __name__
+
+
 def caller(depth: int, *passed: str) -> str:
     """The name of the module whose code called, `depth` frames up from who asks, past those of these packages."""
     frame: types.FrameType | None = sys._getframe(depth + 1)

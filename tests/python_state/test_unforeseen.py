@@ -7,7 +7,7 @@ import inspect
 import operator
 import sys
 from collections.abc import Callable
-from types import ModuleType, SimpleNamespace
+from types import FrameType, ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -134,6 +134,49 @@ def test_what_may_have_changed_is_refused(kind: str, why: str, monkeypatch: pyte
     with falls_back(why):
         jitted(torch.ones(2))
     assert not sg.cache_info(jitted).entries
+
+
+def test_a_function_that_catches_what_is_refused() -> None:
+    """What is refused when code starts is raised where the function may catch it: it falls back all the same."""
+    numbers = iter(range(100))
+
+    def following() -> int:
+        return next(numbers)
+
+    def function(x: Tensor) -> Tensor:
+        try:
+            return x * following()
+        except sg.errors.SwitchgearError:
+            return x * 1000
+
+    jitted, x = sg.jit(function, executors=["torch"]), torch.ones(2)
+    with falls_back("numbers, a range_iterator"):
+        assert torch.equal(jitted(x), 0 * x)
+    assert torch.equal(jitted(x), x)
+
+
+def test_with_a_debugger_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It sees what it would without us, stays where it was, and what code reads is guarded."""
+    started: list[str] = []
+
+    def trace(frame: FrameType, event: str, argument: object) -> None:
+        started.append(frame.f_code.co_name)
+        if frame.f_code is _scale_by_number.__code__:
+            sys.settrace(trace)  # as one does that puts itself there for the calls that follow
+
+    jitted, x = sg.jit(SEEN["a function by a computed name"], executors=["torch"]), torch.ones(2)
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        first = jitted(x)
+        monkeypatch.setitem(globals(), "FACTOR", 5)
+        second = jitted(x)
+        assert sys.gettrace() is trace
+    finally:
+        sys.settrace(before)
+    assert torch.equal(first, 2 * x)
+    assert torch.equal(second, 5 * x)
+    assert started.count("_scale_by_number") == 2
 
 
 NAME = "FACTOR"

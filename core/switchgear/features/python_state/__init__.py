@@ -1,9 +1,9 @@
 """Python state: what a function reads from Python is guarded, and what it writes there is done again by every call.
 
-Capture runs the function once. Reads of attributes are noted as they happen, what code names is found in the code;
-each is a guard of the entry. Content of the objects reached is compared before and after: changes are put back, their
-tensors become outputs of the trace, and every call, the first included, makes them after it has run. Refused are
-objects whose state cannot be seen: iterators, generators, random streams, what a call could not make again.
+Capture runs the function once. Reads of attributes are noted as they happen, what code names is found in the code when
+it starts; each is a guard of the entry. Content of the objects reached is compared before and after: changes are put
+back, their tensors become outputs of the trace, and every call, the first included, makes them after it has run.
+Refused are objects whose state cannot be seen: iterators, generators, random streams, what a call could not make again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What a function reaches: the objects of Python's that it may read or write, from its code, its reads and arguments.
 
 Attributes are noted as they are read (`recording`). Global variables, closures, defaults and attributes of classes and
-modules are found in the code of every function that is reached, before it runs. Of a container the whole content is
-read. Functions and objects of PyTorch, NumPy and the standard library are taken to be as they are.
+modules are found in the code of a function that is reached, when it starts. Of a container the whole content is read.
+Functions and objects of PyTorch, NumPy and the standard library are taken to be as they are.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ from switchgear.features.python_state.identity import Identities, Place
 from switchgear.features.python_state.imports import imported_by, loaded
 from switchgear.features.python_state.reads import ITSELF, Read, class_attribute
 from switchgear.features.python_state.streams import Stream, has_stream, variable_of_context
+from switchgear.patches import is_redirection
 
 _MODULE_STATE = ("_parameters", "_buffers", "_modules")
 _HOOKS = (
@@ -72,8 +73,6 @@ _IMPLIED = frozenset(
 )
 #: What a decorator calls, and what a class runs.
 _CALLED = (types.FunctionType, types.MethodType, functools.partial, nn.Module)
-#: What classes hold for their instances: it runs when one reads it.
-_FOR_INSTANCES = (types.FunctionType, property, functools.cached_property)
 METHODS = (types.FunctionType, classmethod, staticmethod, property)
 #: What is the same object in every call, if it is equal.
 _SAME_EVERYWHERE = (
@@ -139,10 +138,6 @@ class Reached:
         self._met: set[tuple[object, ...]] = set()
         self._labels: dict[int, str] = {}
         self._seen: dict[int, Any] = {}
-        #: Classes whose functions code may take from there past an instance, by their names.
-        self._kinds: defaultdict[str, list[type]] = defaultdict(list)
-        #: What code names that asks for `super`.
-        self._of_super: set[str] = set()
         #: Modules that code imports, and that are not loaded yet.
         self.unloaded: set[str] = set()
         #: What code that has started names.
@@ -178,7 +173,7 @@ class Reached:
         """Let go of all, and refuse a backward that wrote to Python's objects when it was traced."""
         changed = self.put_back() if self.runs_later else ""
         for holder in self.holders.values():
-            holder.before = {}  # it may hold tensors that nobody else does
+            holder.before = holder.all = {}  # they may hold tensors that nobody else does
         of_objects = self.holders, self._empty, self._seen, self._first, self.opened, self.tensors
         for one in (*of_objects, self.reads, self.streams):
             one.clear()
@@ -642,7 +637,7 @@ class Reached:
         if type(type(value)) is enum.EnumMeta and type(value) is kind:  # which nobody can replace
             self.reach(value, f"{kind.__name__}.{name}")
             return
-        if name == "__getattribute__":  # what stands there while reads are noted is ours
+        if name == "__getattribute__" or is_redirection(value):  # of capture's own
             return
         bases = [base for base in kind.__mro__ if name in vars(base)]
         code = None
@@ -746,7 +741,6 @@ class Reached:
             self._class(value)
             if user_objects.is_users_class(value):
                 self.classes.append(nn.Module if issubclass(value, nn.Module) else value)
-                self._kinds[value.__name__].append(value)
             spaces = [*map(vars, _users_bases(value))]
         else:
             spaces = [vars(value)]
@@ -773,15 +767,9 @@ class Reached:
     def _named(self, names: Set[str]) -> None:
         new = names - self.names
         self.names |= names
-        if "super" in names:
-            new |= names - self._of_super
-            self._of_super |= names
         for name in sorted(new & self._spaces.keys()):
             for space in tuple(self._spaces[name]):
                 self._look_up(space, name)
-        for kind in [kind for name in names & self._kinds.keys() for kind in self._kinds[name]]:
-            for name in names & self._spaces.keys():
-                self._inherited(kind, name, class_attribute(kind, name), is_named=True)
 
     def _look_up(self, space: _Space, name: str) -> None:
         if isinstance(space, types.ModuleType):
@@ -791,10 +779,7 @@ class Reached:
             value = self._hold(Items, own, "").before[name]
             self._note(own, name, value, f"{self._label(space)}.{name}")
         else:
-            value = class_attribute(space, name)
-            is_read = isinstance(value, _FOR_INSTANCES) and not _runs_unnamed(name)
-            if not is_read or name in self._of_super:
-                self._inherited(space, name, value, is_named=True)
+            self._inherited(space, name, class_attribute(space, name), is_named=True)
 
 
 def own_dict(value: object) -> dict[str, Any] | None:
@@ -823,10 +808,6 @@ def _assigned_forward(module: nn.Module) -> object:
     """The forward that was assigned to a module, or to a jitted one; None if none was."""
     slot = getattr(type(module), "_switchgear_forward", None)
     return vars(module).get("forward") if slot is None else slot.__get__(module)
-
-
-def _runs_unnamed(name: str) -> bool:
-    return name in _IMPLIED or name[:2] == "__" == name[-2:]
 
 
 def _is_implicit(kind: type, name: str) -> bool:

@@ -65,7 +65,7 @@ def changes(reached: Reached, packing: Packing) -> Iterator[Write]:
         if write is not None:
             place = reached.places.get(id(holder.target))
             yield write if place is None else replace(write, holder=holder.bare(), place=place)
-    for read in reached.reads.values():
+    for read in [*reached.reads.values()]:
         was_array = isinstance(read.value, Data)
         if (changed or was_array) and is_array(read.now()) and not read.holds():
             raise Unsupported(
