@@ -232,14 +232,14 @@ class Compiler:
                 return self._find(args, kwargs, unfit)
             except (Unsupported, DataDependent) as error:
                 return self._refused(error, key)
+            inputs = general.prologue(args, kwargs)
+            if inputs is None:
+                why = general.why_not(args, kwargs, leaves)
+                what = f"what was compiled for a call does not fit it ({why}); please report this"
+                return self._refused(Unsupported(what), key)
             if general is entry:
                 self.cache.add(key, entry, reason)
             entry = general
-            inputs = entry.prologue(args, kwargs)
-            if inputs is None:
-                why = entry.why_not(args, kwargs, leaves)
-                what = f"what was compiled for a call does not fit it ({why}); please report this"
-                return self._refused(Unsupported(what), key)
             self.last = entry
             return entry, inputs, True
 

@@ -11,6 +11,7 @@ import logging
 import os
 import pathlib
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -29,7 +30,10 @@ _CLOCKS = (
 #: What is called by code of these is no doing of the user's.
 _NOT_USERS = sys.stdlib_module_names - {"__main__"} | {"torch", "switchgear"}
 #: What users call, that calls what is watched.
-_PASSED = ("pathlib", "logging", "os", "posixpath", "genericpath", "_collections_abc")
+_PASSED = (
+    *("pathlib", "logging", "os", "posixpath", "genericpath", "_collections_abc"),
+    *("threading", "concurrent", "multiprocessing"),
+)
 
 
 class Outside(Handler):
@@ -43,6 +47,7 @@ class Outside(Handler):
             stack.enter_context(redirected(builtins, "open", _refusing("opens a file")))
             stack.enter_context(redirected(pathlib.Path, "open", _refusing("opens a file")))
             stack.enter_context(redirected(builtins, "input", _refusing("asks for input")))
+            stack.enter_context(redirected(threading.Thread, "start", _refusing("starts a thread")))
             stack.enter_context(redirected(logging.Logger, "_log", _log))
             stack.enter_context(redirected(logging.Logger, "isEnabledFor", _is_enabled))
             stack.enter_context(redirected(warnings, "warn", _warn))

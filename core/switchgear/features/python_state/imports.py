@@ -8,6 +8,7 @@ import importlib.util
 import sys
 import types
 from collections.abc import Iterator
+from typing import Any
 
 from switchgear.features.python_state import user_objects
 
@@ -30,6 +31,11 @@ def loaded(name: str) -> types.ModuleType | None:
     """The module of that name, if it is loaded."""
     module = sys.modules.get(name)
     return module if isinstance(module, types.ModuleType) else None
+
+
+def is_being_loaded(space: dict[str, Any]) -> bool:
+    """Whether a module of these global variables is, so that its code sets them."""
+    return getattr(space.get("__spec__"), "_initializing", False)
 
 
 @functools.cache

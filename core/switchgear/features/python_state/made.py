@@ -74,7 +74,7 @@ def start_later(reached: Reached, ran: Collection[types.CodeType]) -> dict[int, 
     while new := _run_later(reached.codes, ran).items() - found.items():
         found.update(new)
         for _, code in new:
-            reached.start(code)
+            reached.start(code, {})
     return found
 
 

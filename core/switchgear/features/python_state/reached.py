@@ -8,6 +8,7 @@ Functions and objects of PyTorch, NumPy and the standard library are taken to be
 from __future__ import annotations
 
 import array
+import contextlib
 import enum
 import functools
 import itertools
@@ -45,7 +46,7 @@ from switchgear.features.python_state.holders import (
     slots_of,
 )
 from switchgear.features.python_state.identity import Identities, Place
-from switchgear.features.python_state.imports import imported_by, loaded
+from switchgear.features.python_state.imports import imported_by, is_being_loaded, loaded
 from switchgear.features.python_state.reads import ITSELF, Read, class_attribute
 from switchgear.features.python_state.streams import Stream, has_stream, variable_of_context
 from switchgear.patches import is_redirection
@@ -73,7 +74,13 @@ _IMPLIED = frozenset(
 )
 #: What a decorator calls, and what a class runs.
 _CALLED = (types.FunctionType, types.MethodType, functools.partial, nn.Module)
+#: What classes hold, and code changes.
+_HELD_WITH_CLASSES = (list, dict, set, deque)
 METHODS = (types.FunctionType, classmethod, staticmethod, property)
+#: What code changes functions by, whose own code has not started.
+_PARTS_OF_FUNCTIONS = frozenset(
+    {"__closure__", "cell_contents", "__defaults__", "__kwdefaults__", "__globals__"}
+)
 #: What is the same object in every call, if it is equal.
 _SAME_EVERYWHERE = (
     type,
@@ -640,6 +647,10 @@ class Reached:
         if name == "__getattribute__" or is_redirection(value):  # of capture's own
             return
         bases = [base for base in kind.__mro__ if name in vars(base)]
+        holder = self.holders.get(id(bases[0]))
+        if holder is not None and holder.before.get(name, value) is not value:
+            self.reach(value, f"{kind.__name__}.{name}")
+            value = holder.before[name]  # the function has set it itself
         code = None
         if is_named and isinstance(value, types.FunctionType):
             kind, code = bases[0], value.__code__
@@ -667,6 +678,8 @@ class Reached:
             if name in self.names:
                 self._look_up(function, name)
             self.reach(value, f"{label}.{name}")
+        space = function.__globals__
+        self._hold(Variables, space, f"module {space.get('__name__')}")
         self._seen[id(code)] = code
         self._functions[id(code)].append((function, label))
         if id(code) not in self._started:
@@ -674,15 +687,30 @@ class Reached:
         if id(code) in self._started or code.co_name == "backward":
             self._left.append((function, label))
 
-    def start(self, code: types.CodeType) -> None:
-        """Look into the functions of code that starts."""
+    def start(self, code: types.CodeType, space: dict[str, Any]) -> None:
+        """Look into the functions of code that starts, in which `space` are the global variables."""
         self._started.add(id(code))
         if id(code) in self._functions:
             self._left.extend(self._functions[id(code)])
             self._look_into_functions()
+        elif user_objects.is_users(space.get("__name__")):
+            self._hold_variables(code, space)
+
+    def _hold_variables(self, code: types.CodeType, space: dict[str, Any]) -> None:
+        """Be able to put back what code does to them that nothing has led to, which may yet be refused."""
+        if is_being_loaded(space):
+            return
+        holder = self._hold(Variables, space, f"module {space['__name__']}")
+        for name in holder.watch(user_objects.names_in(code) & space.keys()):
+            with contextlib.suppress(Unsupported):
+                self.reach(holder.before[name], name)
 
     def _run(self, function: types.FunctionType, label: str) -> None:
         code = function.__code__
+        names = user_objects.names_in(code)
+        if not names.isdisjoint(_PARTS_OF_FUNCTIONS):
+            part = min(names & _PARTS_OF_FUNCTIONS)
+            raise Unsupported(f"{code.co_name} asks for {part}, by which a function can be changed")
         self._note(function, "__code__", code, f"{label}.__code__", code)
         for name in ("__defaults__", "__kwdefaults__"):
             part = getattr(function, name)
@@ -696,7 +724,6 @@ class Reached:
             holder = self._hold(Variable, cell, f"{name} in {function.__qualname__}")
             value = holder.before.get("cell_contents", MISSING)
             self._note(cell, "cell_contents", value, name, code)
-        names = user_objects.names_in(code)
         self._variables(function.__globals__, names)
         self._named(names)
         for name, parts in imported_by(function):
@@ -727,10 +754,11 @@ class Reached:
         self, space: dict[str, Any], names: Set[str], code: types.CodeType | None = None
     ) -> None:
         module = space.get("__name__")
-        holder = self.holders.get(id(space)) or self._hold(Variables, space, f"module {module}")
-        assert isinstance(holder, Variables)
-        for name in holder.watch(names):
-            self._note(space, name, holder.before[name], f"{module}.{name}", code)
+        holder = self._hold(Variables, space, f"module {module}")
+        holder.watch(names)
+        for name in sorted(names & holder.before.keys()):
+            if (id(space), name) not in self.reads:
+                self._note(space, name, holder.before[name], f"{module}.{name}", code)
 
     def _space(self, value: types.ModuleType | type, label: str) -> None:
         """A module or class: of its attributes, those that code names are read."""
@@ -754,7 +782,12 @@ class Reached:
 
     def _class(self, kind: type) -> None:
         for base in _users_bases(kind):
-            self._hold(ClassAttributes, base, base.__qualname__)
+            if id(base) not in self.holders:
+                self._hold(ClassAttributes, base, base.__qualname__)
+                held = {} if user_objects.is_of_library(base) else {**vars(base)}
+                for name, value in held.items():  # code may take it by a computed name
+                    if isinstance(value, _HELD_WITH_CLASSES):
+                        self.reach(value, f"{base.__name__}.{name}")
         for meta in _users_bases(type(kind)):
             self.reach(meta, meta.__qualname__)
             self._behind(vars(meta).get("__getattribute__"), f"{meta.__name__}.__getattribute__")

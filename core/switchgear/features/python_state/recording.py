@@ -105,6 +105,8 @@ class Recording:
             look(*what)
             if self._reached.classes or self._reached.modules:
                 self._patch()
+        except RecursionError:  # the function's own
+            raise
         except Exception as error:
             self.failure = error
             raise

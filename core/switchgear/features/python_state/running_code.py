@@ -7,19 +7,23 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 from switchgear.errors import Unsupported
+from switchgear.patches import replaced
 
 _MONITORING: Any = getattr(sys, "monitoring", None)
+_set_trace, _get_trace = sys.settrace, sys.gettrace
+#: Told of code that starts, and its global variables.
+Started: TypeAlias = Callable[[types.CodeType, dict[str, Any]], None]
 
 
 class _Trace:
     """A trace of this thread. Entered, it is off: for PyTorch's own calls, most of what runs in a capture."""
 
-    def __init__(self, started: Callable[[types.CodeType], None]) -> None:
+    def __init__(self, started: Started) -> None:
         self._started = started
-        self._is_active = False
+        self._is_active = self._is_lost = False
         #: A debugger's or what measures coverage.
         self._other: Any = None
         #: How often it is entered.
@@ -32,44 +36,76 @@ class _Trace:
     def _called(self, frame: types.FrameType, event: str, argument: object) -> Any:
         code = frame.f_code
         if id(code) not in self._ran:
+            try:
+                self._started(code, frame.f_globals)
+            except BaseException:
+                if sys.getprofile() is None:
+                    sys.setprofile(self._went_on)
+                raise
             self._ran[id(code)] = code
-            self._started(code)
         if self._other is None:
             return None
         inside = self._other(frame, event, argument)
-        sys.settrace(self._trace)  # for it may have put itself there
+        _set_trace(self._trace)  # for it may have put itself there
         return inside
+
+    def _went_on(self, frame: types.FrameType, event: str, argument: object) -> None:
+        """Python ends a trace that raises, and the function may catch that, or do what is to be done at the end."""
+        sys.setprofile(None)
+        if self._is_active and not self._depth:
+            _set_trace(self._trace)
+            if event == "call":
+                self._called(frame, event, argument)
+
+    def _set_other(self, trace: object) -> None:
+        if self._other is None:
+            raise Unsupported("the function sets a trace of its own; do it outside of the function")
+        self._other = trace
+        if self._depth:
+            _set_trace(self._other)
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """Take note inside."""
         self._is_active, self._other = True, sys.gettrace()
-        sys.settrace(self._trace)
+        _set_trace(self._trace)
         try:
-            yield
+            with (
+                replaced(sys, "gettrace", lambda: self._other),
+                replaced(sys, "settrace", self._set_other),
+            ):
+                yield
         finally:
             self._is_active = False
-            sys.settrace(self._other)
+            _set_trace(self._other)
+            if sys.getprofile() == self._went_on:
+                sys.setprofile(None)
 
     def __enter__(self) -> None:
         self._depth += 1
         if self._depth == 1 and self._is_active:
-            sys.settrace(self._other)
+            self._is_lost |= _get_trace() is not self._trace
+            _set_trace(self._other)
 
     def __exit__(self, *error: object) -> None:
         self._depth -= 1
         if self._depth == 0 and self._is_active:
-            sys.settrace(self._trace)
+            _set_trace(self._trace)
 
     def ran(self) -> dict[int, types.CodeType]:
-        """The code objects that started until now, by id."""
+        """The code objects that started until now, by id.
+
+        Raises `Unsupported` where Python ended the trace, as it does at the end of the stack.
+        """
+        if self._is_lost or (self._is_active and _get_trace() is not self._trace):
+            raise Unsupported("the function went on where Python's stack had ended")
         return {**self._ran}
 
 
 class _Events:
     """The first start of each code object in this thread. Entered, it is for PyTorch's own calls."""
 
-    def __init__(self, started: Callable[[types.CodeType], None]) -> None:
+    def __init__(self, started: Started) -> None:
         self._begin = started
         self._thread = threading.get_ident()
         self._depth = 0
@@ -88,7 +124,7 @@ class _Events:
         self._ran[id(code)] = code
         if self._depth:
             self.apart.add(id(code))
-        self._begin(code)
+        self._begin(code, sys._getframe(1).f_globals)
         return _MONITORING.DISABLE
 
     @contextlib.contextmanager

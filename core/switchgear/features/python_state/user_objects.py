@@ -66,6 +66,11 @@ def is_users_class(kind: type) -> bool:
     return is_python and is_users(getattr(kind, "__module__", None))
 
 
+def is_of_library(kind: type) -> bool:
+    """Whether the standard library has the class."""
+    return kind.__module__.partition(".")[0] in sys.stdlib_module_names - {"__main__"}
+
+
 @functools.cache
 def names_in(code: types.CodeType) -> frozenset[str]:
     """The names of global variables and attributes in a code object and those inside of it, and what may be one."""
