@@ -693,13 +693,11 @@ class Reached:
         if id(code) in self._functions:
             self._left.extend(self._functions[id(code)])
             self._look_into_functions()
-        elif user_objects.is_users(space.get("__name__")):
+        elif user_objects.is_users_own(space.get("__name__")) and not is_being_loaded(space):
             self._hold_variables(code, space)
 
     def _hold_variables(self, code: types.CodeType, space: dict[str, Any]) -> None:
         """Be able to put back what code does to them that nothing has led to, which may yet be refused."""
-        if is_being_loaded(space):
-            return
         holder = self._hold(Variables, space, f"module {space['__name__']}")
         for name in holder.watch(user_objects.names_in(code) & space.keys()):
             with contextlib.suppress(Unsupported):
@@ -784,7 +782,7 @@ class Reached:
         for base in _users_bases(kind):
             if id(base) not in self.holders:
                 self._hold(ClassAttributes, base, base.__qualname__)
-                held = {} if user_objects.is_of_library(base) else {**vars(base)}
+                held = {**vars(base)} if user_objects.is_users_own(base.__module__) else {}
                 for name, value in held.items():  # code may take it by a computed name
                     if isinstance(value, _HELD_WITH_CLASSES):
                         self.reach(value, f"{base.__name__}.{name}")

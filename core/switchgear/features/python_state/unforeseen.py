@@ -128,8 +128,7 @@ def _is_users(file: str) -> bool:
     name = _module(file)
     if name is None:  # of dataclasses and the like, where it is no file
         return file == "<stdin>" or (file[:1] != "<" and not file.startswith(_TORCH))
-    is_fixed = name.partition(".")[0] in {"torch", *sys.stdlib_module_names} - {"__main__"}
-    return user_objects.is_users(name) and not is_fixed
+    return user_objects.is_users_own(name)
 
 
 def _module(file: str) -> str | None:

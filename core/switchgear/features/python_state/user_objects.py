@@ -66,9 +66,11 @@ def is_users_class(kind: type) -> bool:
     return is_python and is_users(getattr(kind, "__module__", None))
 
 
-def is_of_library(kind: type) -> bool:
-    """Whether the standard library has the class."""
-    return kind.__module__.partition(".")[0] in sys.stdlib_module_names - {"__main__"}
+@functools.cache
+def is_users_own(name: str | None) -> bool:
+    """Whether it is the user's, and none of PyTorch's or the standard library's that is looked into all the same."""
+    fixed = {"torch", *sys.stdlib_module_names} - {"__main__"}
+    return is_users(name) and str(name).partition(".")[0] not in fixed
 
 
 @functools.cache
