@@ -1663,9 +1663,48 @@ def shifted_by_its_mean(x: Tensor) -> None:
     columns.sub_(columns.mean())
 
 
-def test_a_write_of_what_requires_grad_through_a_transposed_view() -> None:
-    verdict = judge(Script(non_leaf, shifted_by_its_mean))
+def columns_shifted_in_memory(x: Tensor) -> Tensor:
+    y = x.t() * torch.sigmoid(x.t())
+    columns = y.t()
+    columns.sub_(columns.mean())
+    return y
+
+
+@pytest.mark.parametrize("function", [shifted_by_its_mean, columns_shifted_in_memory])
+def test_a_write_of_what_requires_grad_through_a_transposed_view(function: Callable[..., Any]) -> None:
+    verdict = judge(Script(non_leaf, function))
     assert verdict.outcome is Outcome.FALLBACK, verdict.detail
+
+
+def normalized_beside_its_norm(x: Tensor) -> Tensor:
+    twice = x.expand(2, *x.shape)
+    norm: Tensor = twice.norm()
+    F.normalize(twice, dim=1)
+    return twice - norm
+
+
+def test_an_out_that_is_none_is_not_written_to() -> None:
+    """`normalize` has one: its argument was taken for a view that is made again, whose gradients are summed apart."""
+    jitted = sg.jit(normalized_beside_its_norm, executors=["torch"], strict=True)
+    x, weight = torch.randn(3, 4, requires_grad=True), torch.randn(2, 3, 4)
+    found = [torch.autograd.grad(one(x), x, weight)[0] for one in (normalized_beside_its_norm, jitted)]
+    assert torch.equal(*found)
+
+
+def test_requires_grad_of_what_was_written_to_and_viewed_unseen() -> None:
+    """TorchDynamo takes it for False."""
+
+    def function(x: Tensor, y: Tensor) -> int:
+        [0 for _ in x]
+        x.mul_(0.9).add_(y, alpha=0.1)
+        with torch.no_grad():
+            x[:1]
+        return x.requires_grad * 1
+
+    jitted = sg.jit(function, executors=["torch"], fallback="split")
+    y = torch.tensor(1.0, requires_grad=True).sin()
+    with falls_back("made under no_grad"):
+        assert jitted(torch.ones(2), y) == 1
 
 
 def column_written_to(x: Tensor) -> Tensor:

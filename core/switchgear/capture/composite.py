@@ -29,10 +29,10 @@ from switchgear.ir.symbol import CHECK, GRAD_OFF_INSIDE, BoundSymbol, proxies
 def note_target(recorder: Recorder, call: Call) -> None:
     """Take note of whether a call writes to its first argument, or to `out`."""
     out = call.kwargs.get("out")
-    call.writes = "out" in call.kwargs or is_in_place(getattr(call.fn, "__name__", ""))
+    call.writes = out is not None or is_in_place(getattr(call.fn, "__name__", ""))
     if isinstance(out, torch.Tensor) and internals.is_wrapper(out):
         call.out = internals.unwrap(out)
-    target = out if "out" in call.kwargs else next(iter(call.args), None)
+    target = next(iter(call.args), None) if out is None else out
     if call.writes and isinstance(target, torch.Tensor):
         refuse_expanded(target, recorder.here)
         operands = call.args[1:], call.kwargs
@@ -52,7 +52,7 @@ def part_from_former_uses(recorder: Recorder, call: Call) -> None:
 
     Autograd sums the gradients of these uses; that of the value that is written over comes to the base by itself.
     """
-    view, tracker = next(iter(call.args), None), recorder.tracker
+    view, tracker = call.kwargs.get("out", next(iter(call.args), None)), recorder.tracker
     if not isinstance(view, torch.Tensor) or not (view.requires_grad and tracker.follow_autograd):
         return
     base = view._base

@@ -119,7 +119,8 @@ def _note_view_unseen(recorder: Recorder, args: tuple[object, ...]) -> None:
     if recorder.tracker.follow_autograd and is_written:
         raise Unsupported(
             f"a view of what was written to and requires grad is made under no_grad, in {recorder.here()}; "
-            "make it in grad mode, or of a clone"
+            "make it in grad mode, or of a clone",
+            splits=False,  # TorchDynamo may take it for what does not require grad
         )
 
 

@@ -56,16 +56,17 @@ def refuse_detached(operands: object, here: Callable[[], str]) -> None:
 def refuse_transposed(
     target: torch.Tensor, operands: object, index: object, seen: bool, here: Callable[[], str]
 ) -> None:
-    """Refuse a write, `seen` by autograd or not, to `target[index]`, a view whose dimensions are in another order.
+    """Refuse a write, `seen` by autograd or not, to `target[index]`, a view in another order than its base, or memory.
 
     Autograd hands on a contiguous gradient, and functionalization one in the order of the view: sums are rounded so.
     """
     places = index if isinstance(index, tuple) else (index,)
     left = target.dim() - sum(isinstance(place, int) for place in places)
     base = target._base
-    if left < 2 or base is None or not is_transposed(target):
+    transposed = is_transposed(target), base is not None and is_transposed(base)
+    if left < 2 or base is None or not any(transposed):
         return
-    is_turned = not is_transposed(base) or target.dim() > base.dim()
+    is_turned = not all(transposed) or target.dim() > base.dim()
     if (seen and target.requires_grad and is_turned) or any(
         operand.requires_grad for operand in tensors_in(operands)
     ):
