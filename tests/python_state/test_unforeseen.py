@@ -6,9 +6,10 @@ import importlib
 import inspect
 import operator
 import sys
+import threading
 from collections.abc import Callable
 from types import FrameType, ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -177,6 +178,103 @@ def test_with_a_debugger_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(first, 2 * x)
     assert torch.equal(second, 5 * x)
     assert started.count("_scale_by_number") == 2
+
+
+class Totals:
+    """Its attributes are found by names that are computed, before code names them."""
+
+    hits = 0
+    seen: ClassVar[list[float]] = []
+
+
+def _count() -> None:
+    for name in ("hi" + "ts",):
+        setattr(Totals, name, getattr(Totals, name) + 1)
+    for value in vars(Totals).values():
+        if isinstance(value, list):
+            value.append(1.0)
+
+
+def _total(x: Tensor) -> Tensor:
+    return x * Totals.hits + sum(Totals.seen)
+
+
+def test_attributes_of_classes_by_computed_names_before_others_name_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def function(x: Tensor) -> Tensor:
+        _count()
+        return _total(x)
+
+    jitted, x, found = sg.jit(function, executors=["torch"]), torch.ones(2), []
+    for one in (jitted, function):
+        monkeypatch.setattr(Totals, "hits", 0)
+        monkeypatch.setattr(Totals, "seen", [])
+        found.append(([float(one(x)[0]) for _ in range(3)], Totals.hits, Totals.seen))
+    assert found[0] == found[1]
+
+
+CALLS: list[int] = []
+
+
+def _ended() -> None:
+    CALLS.append(1)
+
+
+def _to_the_end_of_the_stack(depth: int = 0) -> int:
+    try:
+        return _to_the_end_of_the_stack(depth + 1)
+    except RecursionError:
+        return FACTOR
+
+
+def test_what_a_function_does_at_its_end_when_it_was_refused() -> None:
+    numbers = iter(range(9))
+
+    def following() -> int:
+        return next(numbers)
+
+    def function(x: Tensor) -> Tensor:
+        try:
+            return x * following()
+        finally:
+            _ended()
+
+    CALLS.clear()
+    with falls_back("numbers, a range_iterator"):
+        sg.jit(function, executors=["torch"])(torch.ones(2))
+    assert CALLS == [1]
+
+
+def _in_a_thread(x: Tensor) -> Tensor:
+    thread = threading.Thread(target=_ended)
+    thread.start()
+    thread.join()
+    return x * len(CALLS)
+
+
+def _by_its_defaults(x: Tensor) -> Tensor:
+    assert _shared.__defaults__ is None
+    return x
+
+
+def _untraced(x: Tensor) -> Tensor:
+    sys.settrace(None)
+    return x * _scale_by_number(x)
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (_in_a_thread, "starts a thread"),
+        (_by_its_defaults, "__defaults__"),
+        (_untraced, "sets a trace"),
+        (lambda x: x * _to_the_end_of_the_stack(), "stack had ended"),
+    ],
+)
+def test_ways_around_what_tells_that_code_starts_are_refused(function: Callable[[Tensor], Tensor], why: str) -> None:
+    CALLS.clear()
+    with falls_back(why):
+        sg.jit(function, executors=["torch"])(torch.ones(2))
+    assert len(CALLS) == (function is _in_a_thread)
 
 
 NAME = "FACTOR"

@@ -74,8 +74,6 @@ _IMPLIED = frozenset(
 )
 #: What a decorator calls, and what a class runs.
 _CALLED = (types.FunctionType, types.MethodType, functools.partial, nn.Module)
-#: What classes hold, and code changes.
-_HELD_WITH_CLASSES = (list, dict, set, deque)
 METHODS = (types.FunctionType, classmethod, staticmethod, property)
 #: What code changes functions by, whose own code has not started.
 _PARTS_OF_FUNCTIONS = frozenset(
@@ -91,7 +89,8 @@ _SAME_EVERYWHERE = (
     nn.Module,
     enum.Enum,
 )
-_LOOKED_INTO = (tuple, frozenset, types.MappingProxyType, *(kind for kind, _ in CONTAINERS))
+_CONTAINERS = tuple(kind for kind, _ in CONTAINERS)
+_LOOKED_INTO = (tuple, frozenset, types.MappingProxyType, *_CONTAINERS)
 #: What changes inside in ways that no guard sees.
 _CHANGING = (bytearray, memoryview, array.array, threading.Event, queue.Queue)
 WRITTEN_IN_C = (
@@ -708,7 +707,9 @@ class Reached:
         names = user_objects.names_in(code)
         if not names.isdisjoint(_PARTS_OF_FUNCTIONS):
             part = min(names & _PARTS_OF_FUNCTIONS)
-            raise Unsupported(f"{code.co_name} asks for {part}, by which a function can be changed")
+            raise Unsupported(
+                f"{code.co_name} asks for {part}, by which a function can be changed", splits=False
+            )
         self._note(function, "__code__", code, f"{label}.__code__", code)
         for name in ("__defaults__", "__kwdefaults__"):
             part = getattr(function, name)
@@ -780,12 +781,12 @@ class Reached:
 
     def _class(self, kind: type) -> None:
         for base in _users_bases(kind):
-            if id(base) not in self.holders:
-                self._hold(ClassAttributes, base, base.__qualname__)
-                held = {**vars(base)} if user_objects.is_users_own(base.__module__) else {}
-                for name, value in held.items():  # code may take it by a computed name
-                    if isinstance(value, _HELD_WITH_CLASSES):
-                        self.reach(value, f"{base.__name__}.{name}")
+            if id(base) in self.holders:
+                continue
+            held = self._hold(ClassAttributes, base, base.__qualname__).before
+            for name, value in held.items() if user_objects.is_users_own(base.__module__) else ():
+                if isinstance(value, _CONTAINERS) or user_objects.is_users_class(type(value)):
+                    self.reach(value, f"{base.__name__}.{name}")  # code may compute its name
         for meta in _users_bases(type(kind)):
             self.reach(meta, meta.__qualname__)
             self._behind(vars(meta).get("__getattribute__"), f"{meta.__name__}.__getattribute__")

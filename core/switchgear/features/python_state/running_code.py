@@ -59,7 +59,9 @@ class _Trace:
 
     def _set_other(self, trace: object) -> None:
         if self._other is None:
-            raise Unsupported("the function sets a trace of its own; do it outside of the function")
+            raise Unsupported(
+                "the function sets a trace of its own; do it outside of the function", splits=False
+            )
         self._other = trace
         if self._depth:
             _set_trace(self._other)
