@@ -180,6 +180,14 @@ def test_with_a_debugger_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
     assert started.count("_scale_by_number") == 2
 
 
+def test_a_function_sees_no_trace_but_the_users() -> None:
+    def function(x: Tensor) -> Tensor:
+        return x * (sys.gettrace() is None)
+
+    x = torch.ones(2)
+    assert torch.equal(sg.jit(function, executors=["torch"], strict=True)(x), function(x))
+
+
 class Totals:
     """Its attributes are found by names that are computed, before code names them."""
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 from switchgear.errors import Unsupported
-from switchgear.patches import replaced
+from switchgear.patches import redirected
 
 _MONITORING: Any = getattr(sys, "monitoring", None)
 _set_trace, _get_trace = sys.settrace, sys.gettrace
@@ -73,8 +73,8 @@ class _Trace:
         _set_trace(self._trace)
         try:
             with (
-                replaced(sys, "gettrace", lambda: self._other),
-                replaced(sys, "settrace", self._set_other),
+                redirected(sys, "gettrace", lambda _: self._other),
+                redirected(sys, "settrace", lambda _, trace: self._set_other(trace)),
             ):
                 yield
         finally:
