@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import operator
@@ -119,6 +120,49 @@ def test_what_a_backward_reads_is_guarded(monkeypatch: pytest.MonkeyPatch) -> No
         assert x.grad is not None
         assert torch.equal(x.grad, torch.full_like(x, factor * other))
     assert sg.cache_info(jitted).entries == 4
+
+
+def _deco(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    @functools.wraps(function)
+    def wrapper(x: Tensor) -> Tensor:
+        return function(x)
+
+    return wrapper
+
+
+_decorated = _deco(lambda x: x * FACTORS[0])
+_aliased: Callable[[Tensor], Tensor] = lambda x: x * FACTORS[0]  # noqa: E731
+HELPERS: dict[str, Callable[[Tensor], Tensor]] = {"scale": lambda x: x * FACTORS[0]}
+
+
+class ByDecorated(Factor):
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return _decorated(grad)
+
+
+class ByAlias(Factor):
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return _aliased(grad)
+
+
+class ByDict(Factor):
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return HELPERS["scale"](grad)
+
+
+@pytest.mark.parametrize("kind", [ByDecorated, ByAlias, ByDict])
+def test_what_helpers_of_a_backward_read_is_guarded(kind: type[Factor], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Helpers that go by other names than those of their code."""
+    jitted = sg.jit(lambda x: kind.apply(x), executors=["torch"])  # type: ignore[no-untyped-call]
+    for factor in (2, 5):
+        monkeypatch.setitem(globals(), "FACTORS", [factor])
+        x = torch.ones(2, requires_grad=True)
+        jitted(x).sum().backward()
+        assert x.grad is not None
+        assert torch.equal(x.grad, torch.full_like(x, factor))
 
 
 @pytest.mark.parametrize(

@@ -71,20 +71,19 @@ def _names_used(code: types.CodeType) -> frozenset[str]:
 def start_later(reached: Reached, ran: Collection[types.CodeType]) -> dict[int, types.CodeType]:
     """Start the code of backwards that run when the function has, and of what they name; it by id."""
     found: dict[int, types.CodeType] = {}
-    while new := _run_later(reached.codes, ran).items() - found.items():
+    while new := _run_later(reached, ran).items() - found.items():
         found.update(new)
         for _, code in new:
             reached.start(code, {})
     return found
 
 
-def _run_later(
-    codes: Mapping[int, types.CodeType], ran: Iterable[types.CodeType]
-) -> dict[int, types.CodeType]:
+def _run_later(reached: Reached, ran: Iterable[types.CodeType]) -> dict[int, types.CodeType]:
     """The code of backwards whose forwards did run, and of what they name."""
     by_name: defaultdict[str, list[types.CodeType]] = defaultdict(list)
-    for code in codes.values():
-        by_name[code.co_name].append(code)
+    for code in reached.codes.values():
+        for name in {code.co_name, *reached.names_of(code)}:
+            by_name[name].append(code)
     left = {code.co_qualname for code in by_name["forward"]}.difference(
         code.co_qualname for code in ran
     )
@@ -98,5 +97,6 @@ def _run_later(
         code = pending.pop()
         if id(code) not in found:
             found[id(code)] = code
-            pending += [one for name in names_in(code) for one in by_name.get(name, ())]
+            names = {*names_in(code), *code.co_freevars}
+            pending += [one for name in names for one in by_name.get(name, ())]
     return found

@@ -702,6 +702,12 @@ class Reached:
             with contextlib.suppress(Unsupported):
                 self.reach(holder.before[name], name)
 
+    def names_of(self, code: types.CodeType) -> Iterable[str]:
+        """The variables and attributes that its functions, or containers of these, were found at."""
+        for _, label in self._functions[id(code)]:
+            where = label.removesuffix(".__wrapped__").partition("[")[0]
+            yield where.rpartition(".")[2]
+
     def _run(self, function: types.FunctionType, label: str) -> None:
         code = function.__code__
         names = user_objects.names_in(code)
