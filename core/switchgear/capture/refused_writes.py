@@ -63,10 +63,9 @@ def refuse_transposed(
     places = index if isinstance(index, tuple) else (index,)
     left = target.dim() - sum(isinstance(place, int) for place in places)
     base = target._base
-    transposed = is_transposed(target), base is not None and is_transposed(base)
-    if left < 2 or base is None or not any(transposed):
+    if left < 2 or base is None or not (is_transposed(target) or is_transposed(base)):
         return
-    is_turned = not all(transposed) or target.dim() > base.dim()
+    is_turned = is_transposed(target) and (not is_transposed(base) or target.dim() > base.dim())
     if (seen and target.requires_grad and is_turned) or any(
         operand.requires_grad for operand in tensors_in(operands)
     ):
