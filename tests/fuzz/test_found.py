@@ -1707,6 +1707,20 @@ def test_requires_grad_of_what_was_written_to_and_viewed_unseen() -> None:
         assert jitted(torch.ones(2), y) == 1
 
 
+def test_a_transform_of_a_view_of_what_was_written_to_unseen() -> None:
+    def function(x: Tensor) -> Tensor:
+        half = x[:2]
+        with torch.no_grad():
+            x.copy_(x * 0.9)
+        return torch.func.grad(lambda part: (part.sin() * part).sum())(half)  # type: ignore[no-any-return]
+
+    values = torch.randn(4)
+    jitted = sg.jit(function, executors=["torch"], fallback="split")
+    with falls_back("make the view again"):
+        found = jitted(values.clone().requires_grad_())
+    assert torch.equal(found, function(values.clone().requires_grad_()))
+
+
 def column_written_to(x: Tensor) -> Tensor:
     y = x * 1
     y[:, 1].add_(x.mean().expand(y.shape[0]))

@@ -100,7 +100,8 @@ class Wrappers:
             raise Unsupported(
                 f"in {self._tape.here()} a view is used of a tensor that was given other sizes or strides in place "
                 "(as by transpose_()) since the view was made, or written to where autograd does not see it; make the "
-                "view again"
+                "view again",
+                splits=False,  # TorchDynamo moves the write into a transform of torch.func
             )
 
     def _has_holder(self, proxy: TensorProxy, wrapper: torch.Tensor) -> bool:
