@@ -699,8 +699,9 @@ class Reached:
         """Be able to put back what code does to them that nothing has led to, which may yet be refused."""
         holder = self._hold(Variables, space, f"module {space['__name__']}")
         for name in holder.watch(user_objects.names_in(code) & space.keys()):
-            with contextlib.suppress(Unsupported):
-                self.reach(holder.before[name], name)
+            if isinstance(value := holder.before[name], _CONTAINERS):
+                with contextlib.suppress(Unsupported):
+                    self.reach(value, name)
 
     def names_of(self, code: types.CodeType) -> Iterable[str]:
         """The variables and attributes that its functions, or containers of these, were found at."""
