@@ -45,7 +45,7 @@ def redirected(holder: object, name: str, target: Callable[..., object]) -> Iter
 
 def is_redirection(value: object) -> bool:
     """Whether it is what stands in the place of a function whose calls are redirected."""
-    function = getattr(value, "__func__", value) if isinstance(value, classmethod) else value
+    function = value.__func__ if isinstance(value, classmethod) else value
     return isinstance(function, types.FunctionType) and function.__module__ == __name__
 
 

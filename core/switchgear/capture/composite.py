@@ -32,7 +32,7 @@ def note_target(recorder: Recorder, call: Call) -> None:
     call.writes = out is not None or is_in_place(getattr(call.fn, "__name__", ""))
     if isinstance(out, torch.Tensor) and internals.is_wrapper(out):
         call.out = internals.unwrap(out)
-    target = next(iter(call.args), None) if out is None else out
+    target = _target(call)
     if call.writes and isinstance(target, torch.Tensor):
         refuse_expanded(target, recorder.here)
         operands = call.args[1:], call.kwargs
@@ -47,12 +47,18 @@ def note_target(recorder: Recorder, call: Call) -> None:
             refuse_detached(operands, recorder.here)
 
 
+def _target(call: Call) -> object:
+    """What a call writes to, if it writes."""
+    out = call.kwargs.get("out")
+    return next(iter(call.args), None) if out is None else out
+
+
 def part_from_former_uses(recorder: Recorder, call: Call) -> None:
     """Have a call write to its view made again, where that, or a view it was made of, was used.
 
     Autograd sums the gradients of these uses; that of the value that is written over comes to the base by itself.
     """
-    view, tracker = call.kwargs.get("out", next(iter(call.args), None)), recorder.tracker
+    view, tracker = _target(call), recorder.tracker
     if not isinstance(view, torch.Tensor) or not (view.requires_grad and tracker.follow_autograd):
         return
     base = view._base

@@ -99,16 +99,13 @@ class PythonState(Handler):
         reached.watch_global_streams()
         reached.has_objects = bool(arguments)
         world.arguments = arguments
-
-        def reach() -> None:
+        try:
             for root in roots:
                 reached.reach(root, getattr(root, "__name__", type(root).__name__))
             for index, value in arguments.items():
                 reached.reach_argument(index, value)
-
-        try:
             with (
-                world.recording.active(reach),
+                world.recording.active(),
                 replaced(recorder, "apart", world.recording.code),
                 replaced(recorder, "changed_objects", partial(_changed, reached)),
             ):

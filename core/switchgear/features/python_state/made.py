@@ -5,7 +5,6 @@ from __future__ import annotations
 import types
 from collections import defaultdict
 from collections.abc import Collection, Container, Iterable, Mapping
-from functools import cache
 
 from switchgear.errors import Unsupported
 from switchgear.features.python_state.frozen import NUMBER, same
@@ -31,7 +30,7 @@ def note_later(reached: Reached, later: Mapping[int, types.CodeType]) -> None:
 
     Raises `Unsupported` for a number that is symbolic by now.
     """
-    names = frozenset().union(*map(_names_used, later.values()))
+    names = frozenset().union(*map(names_in, later.values()))
     for read in [*reached.reads.values()] if later else ():
         is_named = isinstance(reached.holders.get(id(read.owner)), (Variables, ClassAttributes))
         if id(read.code) not in later and not (is_named and read.key in names):
@@ -60,12 +59,6 @@ def note_set(reached: Reached, codes: Iterable[types.CodeType]) -> None:
                 if same(now.get(name, MISSING), value):
                     label = f"{holder.label}.{name}"
                     reached.note_afterwards(holder.target, name, value, label)
-
-
-@cache
-def _names_used(code: types.CodeType) -> frozenset[str]:
-    """The names in a code object, and its strings, which may be names."""
-    return frozenset(name for name in (*code.co_names, *code.co_consts) if type(name) is str)
 
 
 def start_later(reached: Reached, ran: Collection[types.CodeType]) -> dict[int, types.CodeType]:

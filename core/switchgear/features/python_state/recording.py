@@ -68,14 +68,13 @@ class Recording:
         self.failure: Exception | None = None
 
     @contextlib.contextmanager
-    def active(self, reach: Callable[[], None]) -> Iterator[None]:
-        """Note reads inside; `reach` is what is reached to begin with."""
+    def active(self) -> Iterator[None]:
+        """Note reads inside."""
         variables: Any = type(os.environ)
         try:
             with contextlib.ExitStack() as stack:
                 stack.enter_context(self.code.active())
                 with self.code:
-                    reach()
                     self._patch()
                 if nn.Module.__getattr__.__module__ == nn.Module.__module__:
                     stack.enter_context(
