@@ -104,3 +104,28 @@ def test_symbolic_sizes() -> None:
         for one, two in zip(eager.parameters(), jitted.parameters(), strict=True):
             assert torch.equal(_grad(one), _grad(two))
     assert sg.cache_info(jitted).entries == 1
+
+
+class Overwritten(nn.Module):
+    """What was there before the last `copy_` gets zeros, constants of the trace."""
+
+    running: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
+        self.register_buffer("running", torch.zeros(4))
+
+    def forward(self) -> Tensor:
+        self.running.copy_(self.bias)
+        self.running.copy_(self.bias)
+        return self.weight * 0.5
+
+
+def test_zeros_beside_what_is_undefined_are_undefined_too() -> None:
+    for module in (Overwritten(), sg.jit(Overwritten(), executors=["torch"], strict=True)):
+        for _ in range(3):
+            result = module()
+            found = torch.autograd.grad(result, [*module.parameters()], torch.ones(4), allow_unused=True)
+            assert found[0] is not None
+            assert found[1] is None

@@ -61,6 +61,29 @@ def type_of_a_number() -> Scenario:
     return changed(module, lambda: put(module, scale=1.0), lambda: put(module, scale=True))
 
 
+@case(entries=2)
+def grad_mode_of_a_part() -> Scenario:
+    class Partly(Scaled):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.set_grad_enabled(self.scale):
+                hidden = self.lin(x)
+            return hidden * self.lin.weight.sum()  # type: ignore[no-any-return]
+
+    module = Partly(scale=True)
+    return changed(module, lambda: put(module, scale=False), lambda: put(module, scale=True))
+
+
+@case(entries=2)
+def number_beside_a_parameter_that_is_frozen() -> Scenario:
+    class Counting(Scaled):
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen.append(self.lin.weight.shape[0])
+            return x * 2
+
+    module = Counting(seen=[])
+    return changed(module, lambda: put(module.lin.weight, requires_grad=False))
+
+
 @case()
 def negative_zero() -> Scenario:
     class Divides(Scaled):

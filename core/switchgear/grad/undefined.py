@@ -20,18 +20,23 @@ def without_undefined(joint: Joint, grad_outputs: Grads) -> Joint | None:
     if any(new is not None and new != old for old, new in pairs):
         return None
     absent = {old.name for old, new in pairs if old is not None and new is None}
+    made_of_defined = {new.name for _, new in pairs if new is not None}
     env: dict[str, TensorProxy] = {}
     body: list[BoundSymbol] = []
     for item in joint.trace.bound_symbols:
         if absent.isdisjoint(proxy.name for proxy in item.inputs):
             body.append(item.reading(env))
+            if not made_of_defined.isdisjoint(proxy.name for proxy in body[-1].inputs):
+                made_of_defined.update(proxy.name for proxy in item.outputs)
             continue
         terms = [proxy for proxy in item.inputs if proxy.name not in absent]
         if item.symbol is not ADD or [term.layout for term in terms] != [item.output.layout]:
             return None
         env[item.output.name] = env.get(terms[0].name, terms[0])
     outputs = tuple([proxy and env.get(proxy.name, proxy) for proxy in joint.trace.outputs])
-    if not absent.isdisjoint(proxy.name for proxy in proxies(outputs)):
+    # one that is a constant, zeros, may be one of what is undefined
+    gradients = {proxy.name for proxy in proxies(outputs[joint.count :])}
+    if absent and not gradients <= made_of_defined:
         return None
     inputs = tuple([proxy for proxy in joint.trace.inputs if proxy.name not in absent])
     trace = replace(joint.trace, inputs=inputs, outputs=outputs, bound_symbols=tuple(body))

@@ -12,6 +12,9 @@ from switchgear.capture.outputs import Outputs
 from switchgear.capture.session import Captured
 from switchgear.capture.signature import Argument, Closure, Held, InputSource
 from switchgear.capture.sizes import Sizes
+from switchgear.ir.composites import leaves_of
+from switchgear.ir.symbol import proxies
+from switchgear.ir.trace import Trace
 
 
 def same_program(one: Captured, other: Captured) -> bool:
@@ -19,6 +22,7 @@ def same_program(one: Captured, other: Captured) -> bool:
     return (
         _same_sizes(one.sizes, other.sizes)
         and one.trace.canonical() == other.trace.canonical()
+        and _requires_grad(one.trace) == _requires_grad(other.trace)
         and _same_constants(one.trace.constants, other.trace.constants)
         and len(one.sources) == len(other.sources)
         and all(map(_same_source, one.sources, other.sources))
@@ -27,6 +31,12 @@ def same_program(one: Captured, other: Captured) -> bool:
         and _identical(one) == _identical(other)
         and (one.objects, one.modules) == (other.objects, other.modules)
     )
+
+
+def _requires_grad(trace: Trace) -> list[bool]:
+    """Of every value, as autograd and the grad mode of its line have it."""
+    lines = (*trace.bound_symbols, *leaves_of(trace.bound_symbols))
+    return [value.requires_grad for value in proxies([trace.inputs, *(line.output for line in lines)])]
 
 
 def _identical(captured: Captured) -> list[tuple[int, int]]:
