@@ -339,6 +339,25 @@ def test_a_region_saves_its_inputs_only(reentrant: bool) -> None:
     assert len(saved(kept)) == 4 - 1  # sin, exp and cos read theirs; tanh its result
 
 
+class Switched(nn.Module):
+    """Checkpointing as models switch it on: by an attribute."""
+
+    is_checkpointed = False
+
+    def forward(self, x: Tensor) -> Any:
+        return checkpoint(chain, x, use_reentrant=False) if self.is_checkpointed else chain(x)
+
+
+def test_switched_on_after_a_call_less_is_saved_from_then_on() -> None:
+    jitted = sg.jit(Switched(), executors=["torch"], memory="eager", strict=True)
+    counts = []
+    for is_on in (False, True, False):
+        jitted.is_checkpointed = is_on
+        jitted(leaf(3)).sum().backward()
+        counts.append(len(saved(jitted)))
+    assert counts == [3, 1, 3]
+
+
 def test_no_more_is_repeated_than_is_needed_and_nothing_twice() -> None:
     def function(x: Tensor) -> Any:
         for _ in range(3):

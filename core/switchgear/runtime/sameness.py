@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import torch
@@ -13,7 +13,7 @@ from switchgear.capture.session import Captured
 from switchgear.capture.signature import Argument, Closure, Held, InputSource
 from switchgear.capture.sizes import Sizes
 from switchgear.ir.composites import leaves_of
-from switchgear.ir.symbol import proxies
+from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.trace import Trace
 
 
@@ -22,7 +22,7 @@ def same_program(one: Captured, other: Captured) -> bool:
     return (
         _same_sizes(one.sizes, other.sizes)
         and one.trace.canonical() == other.trace.canonical()
-        and _requires_grad(one.trace) == _requires_grad(other.trace)
+        and _marks(one.trace) == _marks(other.trace)
         and _same_constants(one.trace.constants, other.trace.constants)
         and len(one.sources) == len(other.sources)
         and all(map(_same_source, one.sources, other.sources))
@@ -33,10 +33,15 @@ def same_program(one: Captured, other: Captured) -> bool:
     )
 
 
-def _requires_grad(trace: Trace) -> list[bool]:
-    """Of every value, as autograd and the grad mode of its line have it."""
+def _marks(trace: Trace) -> list[object]:
+    """What is not printed of inputs and lines, and matters to gradients and to what is saved for them."""
     lines = (*trace.bound_symbols, *leaves_of(trace.bound_symbols))
-    return [value.requires_grad for value in proxies([trace.inputs, *(line.output for line in lines)])]
+    marks = [(line.grad_enabled, line.tags, _requires_grad(line.outputs)) for line in lines]
+    return [_requires_grad(trace.inputs), *marks]
+
+
+def _requires_grad(values: Iterable[TensorProxy]) -> list[bool]:
+    return [value.requires_grad for value in values]
 
 
 def _identical(captured: Captured) -> list[tuple[int, int]]:
