@@ -223,7 +223,7 @@ class Compiler:
                 elif marks:
                     key = call_key(leaves, spec, self.module, marks)
                     self._varying.decide(kind_of(spec, leaves), entry.decided())
-                general, inputs = self.cache.general(key, entry, *call)
+                general = self.cache.general(key, entry, (args, kwargs), leaves)
             except ContainerMatters:
                 if self._whole:
                     what = "a function inside changes a container among its arguments"
@@ -232,6 +232,7 @@ class Compiler:
                 return self._find(args, kwargs, unfit)
             except (Unsupported, DataDependent) as error:
                 return self._refused(error, key)
+            inputs = general.prologue(args, kwargs)
             if inputs is None:
                 why = general.why_not(args, kwargs, leaves)
                 what = f"what was compiled for a call does not fit it ({why}); please report this"

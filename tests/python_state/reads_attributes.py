@@ -77,10 +77,10 @@ def grad_mode_of_a_part() -> Scenario:
 def number_beside_a_parameter_that_is_frozen() -> Scenario:
     class Counting(Scaled):
         def forward(self, x: Tensor) -> Tensor:
-            self.seen.append(self.lin.weight.shape[0])
+            self.scale.append(self.lin.weight.shape[0])
             return x * 2
 
-    module = Counting(seen=[])
+    module = Counting(scale=[])
     return changed(module, lambda: put(module.lin.weight, requires_grad=False))
 
 

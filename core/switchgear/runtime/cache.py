@@ -84,19 +84,13 @@ class Cache:
         """All of them, the one used last first."""
         return [*reversed(self._order)]
 
-    def general(
-        self, key: tuple[object, ...], new: Entry, args: tuple[object, ...], kwargs: dict[str, object], leaves: list[Any]
-    ) -> tuple[Entry, Sequence[torch.Tensor] | None]:
-        """An older entry that computes what a new one does, by now without the guards that set their calls apart.
-
-        Or the new one; and its inputs for this call.
-        """
+    def general(self, key: object, new: Entry, call: tuple[Any, Any], leaves: list[Any]) -> Entry:
+        """An older entry that computes what a new one does, by now without the guards that set their calls apart."""
         for entry in tuple(self._buckets.get(key, ())):
-            if same_program(entry.captured, new.captured) and entry.forget(new, leaves):
-                inputs = entry.prologue(args, kwargs)
-                if inputs is not None:
-                    return entry, inputs
-        return new, new.prologue(args, kwargs)
+            alike = same_program(entry.captured, new.captured) and entry.forget(new, leaves)
+            if alike and entry.prologue(*call) is not None:
+                return entry
+        return new
 
     def add(self, key: tuple[object, ...], entry: Entry, reason: str = "") -> None:
         """Keep a new entry, and drop the one that was used longest ago if there are too many.
