@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import types
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -38,19 +37,6 @@ def instances_in(kinds: type | tuple[type, ...], value: object) -> list[Any]:
         elif isinstance(part, slice):
             pending.extend((part.step, part.stop, part.start))
     return found
-
-
-def containers_in(value: object) -> Iterator[Any]:
-    """The lists, dicts, sets and deques in a nest of these and tuples, each once."""
-    pending, seen = [value], set[int]()
-    while pending:
-        part = pending.pop()
-        if not isinstance(part, (tuple, list, dict, set, deque)) or id(part) in seen:
-            continue
-        seen.add(id(part))
-        pending += part.values() if isinstance(part, dict) else part
-        if not isinstance(part, tuple):
-            yield part
 
 
 def map_tensors(function: Callable[[torch.Tensor], object], value: object) -> Any:

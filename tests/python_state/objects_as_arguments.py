@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 from tests.python_state.scenario import Call, Scenario, Steps, case, points, put, step
@@ -85,6 +86,83 @@ def dataclass_of_tensors() -> Scenario:
         for mask in (None, None, torch.ones(4), torch.zeros(4)):
             out = call(Batch(points(), mask))
             yield out, torch.autograd.grad(out.sum(), list(layer.parameters()))
+
+    return Scenario(forward, drive)
+
+
+@dataclass
+class Progress:
+    steps: int = 0
+    seen: list[int] = field(default_factory=list)
+    total: Tensor = field(default_factory=lambda: torch.zeros(()))
+
+
+@case()
+def dataclass_written_to() -> Scenario:
+    def forward(x: Tensor, progress: Progress) -> tuple[Tensor, Progress]:
+        progress.steps += 1
+        progress.seen.append(x.shape[0])
+        progress.total = progress.total + x.detach().sum()
+        return x * progress.steps, progress
+
+    def drive(call: Call) -> Steps:
+        progress = Progress()
+        for seed in range(4):
+            result, same = call(points(seed=seed), progress)
+            yield result, same is progress, progress
+
+    return Scenario(forward, drive)
+
+
+@case(entries=2)
+def dataclass_that_gets_another_attribute() -> Scenario:
+    def forward(x: Tensor, progress: Any) -> Tensor:
+        progress.factor = getattr(progress, "factor", 1) + 1
+        return x * progress.factor  # type: ignore[no-any-return]
+
+    return _called(forward, Progress())
+
+
+class Running:
+    """State of a class that PyTorch's pytree takes apart."""
+
+    def __init__(self, total: Tensor, count: int) -> None:
+        self.total, self.count = total, count
+
+
+pytree.register_pytree_node(
+    Running, lambda state: ([state.total], state.count), lambda parts, count: Running(next(iter(parts)), count)
+)
+
+
+@case()
+def registered_node_written_to() -> Scenario:
+    def forward(x: Tensor, state: Running) -> Tensor:
+        state.count += 1
+        state.total = state.total + x.detach().sum()
+        return x * state.total / state.count
+
+    def drive(call: Call) -> Steps:
+        state = Running(torch.zeros(()), 0)
+        for seed in range(4):
+            yield step(call, points(seed=seed), state), state.total, state.count
+
+    return Scenario(forward, drive)
+
+
+#: Named as attributes of the argument are.
+steps = 0
+
+
+@case(entries=1)
+def variable_of_the_module_named_as_an_attribute() -> Scenario:
+    def forward(x: Tensor, progress: Progress) -> Tensor:
+        return x * (progress.steps + 2)
+
+    def drive(call: Call) -> Steps:
+        for count in range(4):
+            globals()["steps"] = count
+            yield step(call, points(), Progress())
 
     return Scenario(forward, drive)
 

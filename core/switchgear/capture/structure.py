@@ -146,19 +146,19 @@ def _open(
 
 
 def flatten(
-    value: object, *, objects: bool = False, apart: dict[str, object] | None = None
+    value: object, *, objects: bool = False, apart: object = None
 ) -> tuple[list[Any], Structure]:
     """The leaves of a nested value, and its structure.
 
     With `objects`, an object that is nothing but its `__dict__` is opened like a dataclass (the caches of
-    transformers). Where `apart` is given, every other list, dict, set or deque is a leaf.
+    transformers). Where `apart` is given, every other part that can be changed is a leaf.
     """
 
     def is_leaf(part: object) -> bool:
-        return isinstance(part, (list, dict, set, deque)) and part is not apart
+        return _is_size(part) or (part is not apart and _is_changeable(part))
 
     leaves, spec = pytree.tree_flatten(value, is_leaf=_is_size if apart is None else is_leaf)
-    is_record = _is_record_or_object if objects else _is_record
+    is_record = _is_record_or_object if objects else _is_record if apart is None else _is_fixed
     if not any(map(is_record, leaves)):
         return leaves, Structure(spec)
     flat: list[object] = []
@@ -167,12 +167,11 @@ def flatten(
         if not is_record(leaf):
             flat.append(leaf)
             continue
-        names = (
-            tuple(field.name for field in dataclasses.fields(leaf))
-            if _is_record(leaf)
-            else tuple(vars(leaf))
+        names = _fields(leaf) if _is_record(leaf) else tuple(vars(leaf))
+        values = [getattr(leaf, name) for name in names]
+        inner_leaves, inner = flatten(
+            values, objects=objects, apart=None if apart is None else values
         )
-        inner_leaves, inner = flatten([getattr(leaf, name) for name in names], objects=objects)
         records.append((index, type(leaf), names, inner))
         flat.extend(inner_leaves)
     return flat, Structure(spec, tuple(records))
@@ -183,11 +182,49 @@ def _is_size(value: object) -> bool:
     return isinstance(value, torch.Size)
 
 
+def _fields(record: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(record))
+
+
 def _is_record(leaf: object) -> bool:
     """Whether it is a dataclass with no other attributes than its fields."""
     if not dataclasses.is_dataclass(leaf) or isinstance(leaf, type):
         return False
     return getattr(leaf, "__dict__", {}).keys() <= leaf.__dataclass_fields__.keys()
+
+
+def _is_fixed(leaf: object) -> bool:
+    return _is_record(leaf) and not _is_changeable(leaf)
+
+
+def changeable(value: object) -> Iterator[object]:
+    """What can be changed of a nested value: its lists, dicts, sets, deques and objects that are taken apart."""
+    pending, seen = [value], dict[int, object]()
+    while pending:
+        part = pending.pop()
+        if id(part) in seen:
+            continue
+        seen[id(part)] = part
+        if _is_changeable(part):
+            yield part
+        if isinstance(part, dict):
+            pending += part.values()
+        elif isinstance(part, (tuple, list, set, deque)):
+            pending += part
+        elif type(part) in pytree.SUPPORTED_NODES:
+            pending += pytree.SUPPORTED_NODES[type(part)].flatten_fn(part)[0]
+        elif _is_record(part):
+            pending += [getattr(part, name) for name in _fields(part)]
+
+
+def _is_changeable(part: object) -> bool:
+    kind = type(part)
+    record = getattr(kind, "__dataclass_params__", None)
+    if record is not None:
+        return not record.frozen
+    return isinstance(part, (list, dict, set, deque)) or (
+        kind in pytree.SUPPORTED_NODES and not isinstance(part, tuple)
+    )
 
 
 def _is_record_or_object(leaf: object) -> bool:

@@ -698,7 +698,7 @@ class Reached:
     def _hold_variables(self, code: types.CodeType, space: dict[str, Any]) -> None:
         """Be able to put back what code does to them that nothing has led to, which may yet be refused."""
         holder = self._hold(Variables, space, f"module {space['__name__']}")
-        for name in holder.watch(user_objects.names_in(code) & space.keys()):
+        for name in holder.watch(user_objects.variables_in(code) & space.keys()):
             if isinstance(value := holder.before[name], _CONTAINERS):
                 with contextlib.suppress(Unsupported):
                     self.reach(value, name)
@@ -730,7 +730,7 @@ class Reached:
             holder = self._hold(Variable, cell, f"{name} in {function.__qualname__}")
             value = holder.before.get("cell_contents", MISSING)
             self._note(cell, "cell_contents", value, name, code)
-        self._variables(function.__globals__, names)
+        self._variables(function.__globals__, user_objects.variables_in(code))
         self._named(names)
         for name, parts in imported_by(function):
             self._imported(name, parts, code)

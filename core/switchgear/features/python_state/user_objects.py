@@ -6,7 +6,7 @@ import dis
 import functools
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 #: Packages whose functions and classes are taken to be as they are.
@@ -34,7 +34,12 @@ _FIXED = sys.stdlib_module_names - {
 }
 #: What of these reads attributes of modules all the same.
 _MODULES = ("torch.nn.modules.", "torch.nn.utils.", "torch.optim.")
-_STORE_ATTR = dis.opmap["STORE_ATTR"]
+_LOADS = {dis.opmap["LOAD_GLOBAL"]: 1}
+_BINDS = {dis.opmap["STORE_GLOBAL"], dis.opmap["DELETE_GLOBAL"]}
+_IN_CLASSES = ("LOAD_NAME", "STORE_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
+_OF_VARIABLES = dict.fromkeys(
+    [*_BINDS, *(dis.opmap[name] for name in _IN_CLASSES if name in dis.opmap)], 0
+)
 #: What is written in Python has the first; what is written in C may have it, and then has the second, too.
 _HEAP, _IMMUTABLE = 1 << 9, 1 << 8
 
@@ -87,29 +92,47 @@ def names_in(code: types.CodeType) -> frozenset[str]:
 
 @functools.cache
 def globals_in(code: types.CodeType) -> frozenset[str]:
-    """The names of global variables and builtins in a code object and those inside of it."""
-    names = {line.argval for line in dis.get_instructions(code) if line.opname == "LOAD_GLOBAL"}
+    """The names of global variables and builtins that a code object and those inside of it ask for."""
+    inner = (part for part in code.co_consts if isinstance(part, types.CodeType))
+    return frozenset(_named_by(code, _LOADS)).union(*map(globals_in, inner))
+
+
+@functools.cache
+def variables_in(code: types.CodeType) -> frozenset[str]:
+    """The names of global variables in a code object and those inside of it, and strings that may be one."""
+    found = _named_by(code, _LOADS | _OF_VARIABLES)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            names |= globals_in(constant)
-    return frozenset(names)
+            found |= variables_in(constant)
+        elif isinstance(constant, str) and constant.isidentifier():
+            found.add(constant)
+    return frozenset(found)
+
+
+def _named_by(code: types.CodeType, operations: Mapping[int, int]) -> set[str]:
+    """The names that these operations have; of their arguments so many bits say something else."""
+    names, high = set[str](), 0
+    for operation, low in zip(code.co_code[::2], code.co_code[1::2], strict=True):
+        argument, high = high | low, 0
+        if operation == dis.EXTENDED_ARG:
+            high = argument << 8
+        elif operation in operations:
+            names.add(code.co_names[argument >> operations[operation]])
+    return names
 
 
 @functools.cache
 def writes_globals(code: types.CodeType) -> bool:
     """Whether a code object, or one inside of it, binds a global variable."""
     inner = (part for part in code.co_consts if isinstance(part, types.CodeType))
-    names = {line.opname for line in dis.get_instructions(code)}
-    return bool(names & {"STORE_GLOBAL", "DELETE_GLOBAL"}) or any(map(writes_globals, inner))
+    return not _BINDS.isdisjoint(code.co_code[::2]) or any(map(writes_globals, inner))
 
 
 @functools.cache
 def attributes_set(code: types.CodeType) -> frozenset[str]:
     """The names of attributes that a code object sets; with `setattr`, any that it has as a string."""
-    steps, names = code.co_code, code.co_names
-    places = [place for place in range(0, len(steps), 2) if steps[place] == _STORE_ATTR]
-    found = {names[steps[place + 1]] for place in places if steps[place + 1] < len(names)}
-    if "setattr" in names or "__setattr__" in names:
+    found = _named_by(code, {dis.opmap["STORE_ATTR"]: 0})
+    if "setattr" in code.co_names or "__setattr__" in code.co_names:
         found.update(value for value in code.co_consts if isinstance(value, str))
     return frozenset(found)
 
