@@ -275,3 +275,21 @@ def many_objects_unread() -> Scenario:
             put(holder.rest[number], number=-1)  # type: ignore[attr-defined]
 
     return Scenario(lambda x: x * holder.scale, drive)  # type: ignore[attr-defined]
+
+
+@case(falls_back="gives an object another class")
+def class_of_an_object_that_is_another_afterwards() -> Scenario:
+    class Doubling(Plain):
+        factor = 2.0
+
+    class Tripling(Plain):
+        factor = 3.0
+
+    holder: Any = Doubling()
+
+    def forward(x: Tensor) -> Any:
+        factor = holder.factor
+        holder.__class__ = Tripling
+        return x * factor
+
+    return changed(forward)

@@ -214,3 +214,15 @@ def default_that_is_replaced() -> Scenario:
 def registry_of_functions() -> Scenario:
     registry: dict[str, Any] = {f"unused{number}": torch.cos for number in range(12)} | {"act": torch.relu}
     return changed(lambda x: registry["act"](x), lambda: registry.update(act=torch.sigmoid))
+
+
+@case()
+def class_in_a_registry() -> Scenario:
+    class Scaling:
+        factor = 2.0
+
+        def __call__(self, x: Tensor) -> Tensor:
+            return x * self.factor
+
+    registry = {"scaling": Scaling}
+    return changed(lambda x: registry["scaling"]()(x), lambda: put(Scaling, factor=3.0))

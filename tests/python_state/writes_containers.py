@@ -253,3 +253,17 @@ def nested_containers() -> Scenario:
         return x * 2
 
     return repeated(forward, lambda: state.log)
+
+
+@case()
+def class_in_a_registry_that_counts() -> Scenario:
+    class Scaling:
+        calls = 0
+
+    registry = {"scaling": Scaling}
+
+    def forward(x: Tensor) -> Tensor:
+        registry["scaling"].calls += 1
+        return x * registry["scaling"].calls
+
+    return repeated(forward, lambda: Scaling.calls)

@@ -355,8 +355,8 @@ class Reached:
             if type(item) is int and place:
                 self._number(value, key, item, f"{label}[{key!r}]", owner, (*steps, key))
                 continue
-            if isinstance(item, type):
-                continue  # to be compared with more often than to be used
+            if isinstance(item, type) and not user_objects.has_values(item):
+                continue  # to be compared with, or called, more often than changed
             if place:
                 self.reach(item, f"{label}[{key!r}]", owner, (*steps, key))
             else:
@@ -717,6 +717,8 @@ class Reached:
             raise Unsupported(
                 f"{code.co_name} asks for {part}, by which a function can be changed", splits=False
             )
+        if "__class__" in names and "__class__" in user_objects.attributes_set(code):
+            raise Unsupported(f"{code.co_name} gives an object another class", splits=False)
         self._note(function, "__code__", code, f"{label}.__code__", code)
         for name in ("__defaults__", "__kwdefaults__"):
             part = getattr(function, name)

@@ -71,6 +71,17 @@ def is_users_class(kind: type) -> bool:
     return is_python and is_users(getattr(kind, "__module__", None))
 
 
+def has_values(kind: type) -> bool:
+    """Whether a class of the user's has attributes that its instances share: no functions, no defaults of fields."""
+    fields = getattr(kind, "__dataclass_fields__", ())
+    return any(
+        not (name[:2] == "__" or name in fields or callable(value) or hasattr(value, "__get__"))
+        for base in kind.__mro__
+        if is_users_class(base) and is_users_own(base.__module__)
+        for name, value in vars(base).items()
+    )
+
+
 @functools.cache
 def is_users_own(name: str | None) -> bool:
     """Whether it is the user's, and none of PyTorch's or the standard library's that is looked into all the same."""
