@@ -255,7 +255,7 @@ def nested_containers() -> Scenario:
     return repeated(forward, lambda: state.log)
 
 
-@case()
+@case(entries=4)
 def class_in_a_registry_that_counts() -> Scenario:
     class Scaling:
         calls = 0
