@@ -191,9 +191,14 @@ def tensor_of(source: InputSource, leaves: Sequence[Any]) -> torch.Tensor:
 
 
 def follow(value: Any, steps: Iterable[Any]) -> object:
-    """What some steps lead to; raises what `getattr` and the lookup of items do."""
+    """What some steps lead to; raises what `getattr` and the lookup of items do, and adds no default to a dict."""
     for step in steps:
-        value = getattr(value, step.name) if isinstance(step, Attribute) else value[step]
+        if isinstance(step, Attribute):
+            value = getattr(value, step.name)
+        elif isinstance(value, dict) and not dict.__contains__(value, step):
+            raise KeyError(step)
+        else:
+            value = value[step]
     return value
 
 

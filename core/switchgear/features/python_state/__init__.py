@@ -24,6 +24,7 @@ from switchgear.capture.session import Again
 from switchgear.capture.signature import InputSource
 from switchgear.capture.sizes import Sizes, active_sizes
 from switchgear.errors import Unsupported
+from switchgear.features.python_state.identity import Place
 from switchgear.features.python_state.imports import loaded
 from switchgear.features.python_state.made import note_later, note_set, reads_made, start_later
 from switchgear.features.python_state.reached import Reached
@@ -51,13 +52,14 @@ class Replay:
 
     writes: tuple[Write, ...]
     result: Template
+    places: tuple[Place, ...]
     arguments: tuple[int, ...]
     sizes: Sizes | None
 
     def __call__(self, leaves: Sequence[object], inputs: Sequence[torch.Tensor]) -> Any:
         """The return value."""
         objects = dict(zip(self.arguments, getattr(inputs, "objects", ()), strict=False))
-        results = Results(leaves, objects)
+        results = Results(leaves, [place.fetch(objects) for place in self.places])
         if self.sizes is not None:
             sizes = self.sizes.binding(self.sizes.measure(inputs))
             results = replace(results, sizes=sizes)
@@ -66,10 +68,15 @@ class Replay:
         return build(self.result, results)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Replay) or len(self.writes) != len(other.writes):
+        if not isinstance(other, Replay) or self._size() != other._size():
             return False
-        pairs = zip(self.writes, other.writes, strict=True)
+        pairs: Iterable[tuple[Any, Any]] = zip(
+            (*self.writes, *self.places), (*other.writes, *other.places), strict=True
+        )
         return self.result == other.result and all(one.matches(two) for one, two in pairs)
+
+    def _size(self) -> tuple[int, int]:
+        return len(self.writes), len(self.places)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -158,14 +165,17 @@ class PythonState(Handler):
         for stream in reached.streams.values():
             stream.refuse_use()
         _refuse_attributes_of_tensors(recorder, reached)
-        written = frozenset(id(write.holder.target) for write in writes if write.place is None)
-        state = State(reads, world.arguments, written, reached.identities())
+        written = {id(write.holder.target) for write in writes if write.place is None}
+        written |= packing.places.keys() - reached.places.keys()
+        is_plain = not writes and not is_odd(result, reached)
+        template = None if is_plain else packing.pack(result, "what it returns")
+        state = State(reads, world.arguments, written, reached.identities(packing.places))
         recorder.guards.append(guard_on(state, world.arguments, reached.settle))
-        if not writes and not is_odd(result, reached):
+        if template is None:
             return result
-        template = packing.pack(result, "what it returns")
         sizes = active_sizes() if packing.has_numbers else None
-        recorder.after.append(Replay(writes, template, tuple(world.arguments), sizes))
+        places = tuple(packing.places.values())
+        recorder.after.append(Replay(writes, template, places, tuple(world.arguments), sizes))
         return packing.leaves
 
 

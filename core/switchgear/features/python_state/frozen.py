@@ -72,7 +72,7 @@ class Knowledge(Protocol):
     """What is known of the objects of a call."""
 
     def content(self, container: Any) -> Content:
-        """What a container held at first, by key."""
+        """What a container, or an array, held at first, by key."""
 
     def is_of_call(self, value: object) -> bool:
         """Whether an object is one of the arguments, or reached from one."""
@@ -89,7 +89,7 @@ def freeze(value: Any, known: Knowledge, around: tuple[int, ...] = ()) -> object
     if kind is torch.SymInt:
         return NUMBER
     if is_array(value):
-        return Data(value.copy())
+        return Data(known.content(value)[...])
     if issubclass(kind, torch.nn.Module):
         return Known(value)
     if kind is types.MethodType:

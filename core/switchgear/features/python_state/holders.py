@@ -107,7 +107,7 @@ class Items(_InDict):
         target, base = self.target, dict_base(self.target)
         for key in [key for key in base.keys(target) if key not in content]:
             base.__delitem__(target, key)
-        if [*base.keys(target)] != [key for key in content if base.__contains__(target, key)]:
+        if [*base.keys(target)] != [*content][: len(base.keys(target))]:  # others come behind
             base.clear(target)
         for key, value in content.items():
             if base.get(target, key, MISSING) is not value:
@@ -195,6 +195,22 @@ class Members(Holder):
         """Put these members in the place of all."""
         self.target.clear()
         self.target.update(content)
+
+
+class Array(Holder):
+    """An array of NumPy's."""
+
+    def content(self) -> Content:
+        """A copy."""
+        return {...: self.target.copy()}
+
+    def changed(self) -> bool:
+        """Whether something was written to it."""
+        return bool(self.target.tobytes() != self.before[...].tobytes())
+
+    def put(self, content: Content) -> None:
+        """Write that into it."""
+        self.target[...] = content[...]
 
 
 class Variable(Holder):

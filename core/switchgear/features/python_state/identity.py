@@ -22,6 +22,11 @@ class Place(NamedTuple):
         """Whether each call has its own."""
         return isinstance(self.owner, Argument)
 
+    def matches(self, other: Place) -> bool:
+        """Whether it is the same in every call."""
+        is_same = self.owner is other.owner or (self.is_of_call and self.owner == other.owner)
+        return is_same and self.steps == other.steps
+
     def fetch(self, objects: Mapping[int, object]) -> Any:
         """What lies there in a call with these objects among its arguments; `MISSING` if nothing does."""
         try:

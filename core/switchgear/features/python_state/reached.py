@@ -31,10 +31,11 @@ from switchgear import torch_private as internals
 from switchgear.capture.signature import Argument, Attribute, Held, HeldNumber, is_object, sized
 from switchgear.errors import Unsupported
 from switchgear.features.python_state import user_objects
-from switchgear.features.python_state.frozen import VALUES, freeze, is_atom
+from switchgear.features.python_state.frozen import VALUES, freeze, is_array, is_atom
 from switchgear.features.python_state.holders import (
     CONTAINERS,
     MISSING,
+    Array,
     ClassAttributes,
     Content,
     Holder,
@@ -140,6 +141,8 @@ class Reached:
         #: Where other objects lie, and what objects of the call lie at, or are reached by, in two ways.
         self._first: dict[int, Place] = {}
         self._ties: list[tuple[Place, Place]] = []
+        #: Where other containers lie as well, by their ids.
+        self._aliases: defaultdict[int, list[Place]] = defaultdict(list)
         #: The attributes of classes that were looked into, and classes of which there is an instance.
         self._met: set[tuple[object, ...]] = set()
         self._labels: dict[int, str] = {}
@@ -199,8 +202,8 @@ class Reached:
         """Take note of a value that lies at `steps` from `owner`, and of what it leads to."""
         key = id(value)
         if key in self._seen:
-            if self.has_objects and owner is not None and _has_identity(value):
-                self._tie(value, self._place(owner, steps))
+            if owner is not None:
+                self._lies_again(value, self._place(owner, steps))
             return
         if is_atom(value):
             return
@@ -213,7 +216,7 @@ class Reached:
         self._seen[key] = value
         if isinstance(owner, Argument) and _is_made_by_calls(value):
             self.places[key] = Place(owner, steps)
-        elif self.has_objects and owner is not None:
+        elif owner is not None and (self.has_objects or isinstance(value, _CONTAINERS)):
             self._first[key] = Place(owner, steps)
         self._labels.setdefault(key, label)
         self._look_into(value, label, owner, steps)
@@ -246,12 +249,22 @@ class Reached:
             self.reach(value(), label)
         elif isinstance(value, (type, types.ModuleType)):
             self._space(value, label)
+        elif is_array(value):
+            self._hold(Array, value, label)
         else:
             self._object(value, label)
 
     def _place(self, owner: object, steps: tuple[object, ...]) -> Place:
         known = self.places.get(id(owner))
         return Place(owner, steps) if known is None else Place(known.owner, known.steps + steps)
+
+    def _lies_again(self, value: object, place: Place) -> None:
+        if self.has_objects and _has_identity(value):
+            self._tie(value, place)
+        if isinstance(value, _CONTAINERS):
+            first = self._first.setdefault(id(value), place)
+            if not first.matches(place):
+                self._aliases[id(value)].append(place)
 
     def _tie(self, value: object, place: Place) -> None:
         """Take note of another place of an object, if it or the first is of the call."""
@@ -263,10 +276,24 @@ class Reached:
         if is_new:
             self._ties.append((first, place))
 
-    def identities(self) -> Identities:
-        """Which objects of the call are one by several ways, and which are not to be others that are alike."""
+    def place_of(self, value: object) -> Place | None:
+        """Where a call finds an object of its own, or the container that is there by then."""
+        place = self.places.get(id(value))
+        if place is None and isinstance(value, _CONTAINERS):
+            place = self._first.get(id(value))
+        return place
+
+    def identities(self, located: Iterable[int]) -> Identities:
+        """Which objects of the call are one by several ways, and which are not to be others that are alike.
+
+        So are the containers that calls find at a place, by these ids.
+        """
+        ties = [*self._ties]
+        for key in self._aliases.keys() & {*located}:
+            first = self._first[key]
+            ties += [(first, one) for one in self._aliases[key]]
         if not self.has_objects:
-            return Identities()
+            return Identities(ties)
         seen = {key: value for key, value in self._seen.items() if _has_identity(value)}
         kinds = Counter(id(type(value)) for value in seen.values())
         of_call = {
@@ -278,9 +305,7 @@ class Reached:
             for key, value in seen.items()
             if key not in self.places and id(type(value)) in alike
         }
-        return Identities(
-            tuple(self._ties), tuple(self.places[key] for key in of_call), frozenset(others)
-        )
+        return Identities(ties, tuple(self.places[key] for key in of_call), frozenset(others))
 
     def watch_global_streams(self) -> None:
         """Take note of the random streams that the functions of modules draw from."""
@@ -422,6 +447,8 @@ class Reached:
         holder = self.holders.get(id(value))
         if holder is not None:
             return holder.at_first
+        if is_array(value):
+            return Array(value, "").before
         if isinstance(value, dict):
             return dict(dict_base(value).items(value))
         return dict(value if isinstance(value, types.MappingProxyType) else enumerate(value))

@@ -74,17 +74,17 @@ class Built:
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """An object of the call's arguments."""
+    """An object that a call finds at a place, by number."""
 
-    place: Place
+    index: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Results:
-    """What a call gives: the leaves from its trace, the objects among its arguments, and those rebuilt so far."""
+    """What a call gives: the leaves from its trace, the objects at the places, and those rebuilt so far."""
 
     leaves: Sequence[object]
-    objects: Mapping[int, object]
+    located: Sequence[Any]
     sizes: Mapping[str, int] = field(default_factory=dict)
     made: dict[int, Any] = field(default_factory=dict)
 
@@ -94,11 +94,12 @@ Template = Located | Constant | Leaf | Number | Again | Built
 
 @dataclass(slots=True, eq=False)
 class Packing:
-    """Turns values into templates, and collects their tensors as `leaves`."""
+    """Turns values into templates; collects their tensors as `leaves`, and the places of objects by their ids."""
 
     reached: Reached
     recorder: Recorder
     leaves: list[object] = field(default_factory=list)
+    places: dict[int, Place] = field(default_factory=dict)
     has_numbers: bool = False
     _places: dict[int, int] = field(default_factory=dict)
     _built: dict[int, int] = field(default_factory=dict)
@@ -113,8 +114,8 @@ class Packing:
             return Leaf(self._leaf(value))
         if isinstance(value, torch.Size):
             return Constant(fixed(value))
-        if id(value) in self.reached.places:
-            return Located(self.reached.places[id(value)])
+        if (index := self.locate(value)) is not None:
+            return Located(index)
         if is_atom(value) or _is_fixed(value) or self._was_there(value):
             return Constant(value)
         if id(value) in self._built:
@@ -142,6 +143,14 @@ class Packing:
         packed = tuple([self.pack(item, where) for item in items])
         attributes = tuple([(name, self.pack(item, where)) for name, item in _attributes(value)])
         return Built(index, kind, keys, packed, attributes, _pattern(value))
+
+    def locate(self, value: object) -> int | None:
+        """The number of the place of an object that a call has of its own."""
+        place = self.reached.place_of(value)
+        if place is None:
+            return None
+        self.places.setdefault(id(value), place)
+        return [*self.places].index(id(value))
 
     def _leaf(self, value: object) -> int:
         if id(value) not in self._places:
@@ -209,7 +218,7 @@ def build(template: Template, results: Results) -> object:
     if isinstance(template, Again):
         return results.made[template.index]
     if isinstance(template, Located):
-        return template.place.fetch(results.objects)
+        return results.located[template.index]
     return _build(template, lambda part: build(part, results), results.made)
 
 

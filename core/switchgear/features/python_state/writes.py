@@ -8,30 +8,33 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from switchgear.errors import Unsupported
-from switchgear.features.python_state.frozen import Data, is_array, is_atom, same
+from switchgear.features.python_state.frozen import is_atom, same
 from switchgear.features.python_state.holders import (
     MISSING,
+    Array,
     Content,
     Elements,
     Holder,
     Items,
     Members,
 )
-from switchgear.features.python_state.identity import Place
 from switchgear.features.python_state.reached import Reached
 from switchgear.features.python_state.rebuilding import Packing, Results, Template, build
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Write:
-    """What becomes of one holder: items set, those removed, elements added at the end; or all of its content."""
+    """What becomes of one holder: items set, those removed, elements added at the end; or all of its content.
+
+    Where it has a `place`, by number, it is of what lies there.
+    """
 
     holder: Holder
     stored: tuple[tuple[Any, Template], ...] = ()
     removed: tuple[object, ...] = ()
     appended: tuple[Template, ...] = ()
     is_all: bool = False
-    place: Place | None = None
+    place: int | None = None
 
     def matches(self, other: Write) -> bool:
         """Whether it does the same."""
@@ -44,11 +47,12 @@ class Write:
     def do(self, results: Results) -> None:
         """Write for a call."""
         holder = self.holder
-        if self.place is not None:
-            holder = type(holder)(self.place.fetch(results.objects), holder.label)
+        target = holder.target if self.place is None else results.located[self.place]
         if self.appended:
-            holder.target.extend([build(item, results) for item in self.appended])
+            target.extend([build(item, results) for item in self.appended])
             return
+        if self.place is not None:
+            holder = type(holder)(target, holder.label)
         content = {} if self.is_all else holder.content()
         for key in self.removed:
             content.pop(key, None)
@@ -59,18 +63,15 @@ class Write:
 
 def changes(reached: Reached, packing: Packing) -> Iterator[Write]:
     """What the function has changed in what it reached."""
-    changed = reached.changed()
-    for holder in changed:
+    for holder in reached.changed():
+        if isinstance(holder, Array):
+            raise Unsupported(
+                f"the function writes to {holder.label}, an array of NumPy's; use a tensor"
+            )
         write = _write(holder, packing)
         if write is not None:
-            place = reached.places.get(id(holder.target))
+            place = packing.locate(holder.target)
             yield write if place is None else replace(write, holder=holder.bare(), place=place)
-    for read in [*reached.reads.values()]:
-        was_array = isinstance(read.value, Data)
-        if (changed or was_array) and is_array(read.now()) and not read.holds():
-            raise Unsupported(
-                f"the function writes to {read.label}, an array of NumPy's; use a tensor"
-            )
 
 
 def _write(holder: Holder, packing: Packing) -> Write | None:
