@@ -114,6 +114,22 @@ def dataclass_written_to() -> Scenario:
     return Scenario(forward, drive)
 
 
+@dataclass(frozen=True)
+class Fixed:
+    scale: float = 1.0
+
+
+@case()
+def frozen_dataclass_returned() -> Scenario:
+    def drive(call: Call) -> Steps:
+        for scale in (1.0, 1.0, 2.0):
+            fixed = Fixed(scale)
+            result, same = call(points(), fixed)
+            yield result, same is fixed
+
+    return Scenario(lambda x, fixed: (x * fixed.scale, fixed), drive)
+
+
 @case(entries=2)
 def dataclass_that_gets_another_attribute() -> Scenario:
     def forward(x: Tensor, progress: Any) -> Tensor:

@@ -6,6 +6,7 @@ import types
 from collections import Counter, defaultdict, deque
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -267,3 +268,114 @@ def class_in_a_registry_that_counts() -> Scenario:
         return x * registry["scaling"].calls
 
     return repeated(forward, lambda: Scaling.calls)
+
+
+class History(nn.Module):
+    """Containers that a user empties by putting new ones in their places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin anew."""
+        self.states: list[Tensor] = []
+        self.recent: deque[Tensor] = deque(maxlen=2)
+        self.table: dict[str, list[int]] = {"lengths": []}
+
+    def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        self.states.append(x.detach() * 2)
+        self.recent.append(x.detach())
+        self.table["lengths"].append(len(self.states))
+        return x * len(self.states), self.states
+
+
+@case(entries=3)
+def containers_put_in_the_place_of_those_written_to() -> Scenario:
+    module = History()
+
+    def drive(call: Call) -> Steps:
+        for number in range(12):
+            if number % 3 == 0:
+                module.reset()
+            result, states = call(points(seed=number))
+            yield result, states is module.states, module.states, module.recent, module.table
+
+    return Scenario(module, drive)
+
+
+@case()
+def list_written_to_and_replaced() -> Scenario:
+    holder = types.SimpleNamespace(log=[])
+
+    def forward(x: Tensor) -> tuple[Tensor, list[Any]]:
+        log = holder.log
+        log.append(x.detach())
+        holder.log = [] if len(log) > 1 else log
+        return x * 2, log
+
+    return repeated(forward, lambda: holder.log, 6)
+
+
+@case(entries=4)
+def list_that_lies_in_two_places() -> Scenario:
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one: list[Tensor] = []
+            self.two = self.one
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.one.append(x.detach())
+            return x * len(self.two)
+
+    module = Pair()
+
+    def drive(call: Call) -> Steps:
+        for number in range(6):
+            if number == 2:
+                module.one = module.two = []
+            if number == 4:
+                module.one = [*module.two]
+            yield step(call, points()), module.one, module.two
+
+    return Scenario(module, drive)
+
+
+@case(falls_back="an array of NumPy's")
+def array_written_to() -> Scenario:
+    table = {"counts": np.zeros(2)}
+
+    def forward(x: Tensor) -> Tensor:
+        table["counts"][0] += 1
+        return x * float(table["counts"][0])
+
+    return repeated(forward, lambda: table)
+
+
+@case()
+def key_taken_from_the_middle_of_an_argument() -> Scenario:
+    def forward(x: Tensor, batch: dict[str, Any]) -> Tensor:
+        return x * batch.pop("scale")  # type: ignore[no-any-return]
+
+    def drive(call: Call) -> Steps:
+        for scale in (1.0, 1.0, 2.0):
+            batch = {"names": "a", "scale": scale, "mask": None}
+            yield step(call, points(), batch), [*batch]
+
+    return Scenario(forward, drive)
+
+
+@case()
+def key_that_a_dict_has_a_default_for() -> Scenario:
+    def forward(batch: dict[str, Tensor]) -> Tensor:
+        return batch["x"] * batch["mask"] if "mask" in batch else batch["x"] * 2
+
+    def drive(call: Call) -> Steps:
+        for number in range(4):
+            batch = defaultdict(
+                lambda: torch.zeros(4), {"x": points()}, **{"mask": torch.ones(4)} if number < 2 else {}
+            )
+            yield call(batch), [*batch]
+
+    return Scenario(forward, drive)

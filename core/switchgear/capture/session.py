@@ -30,7 +30,7 @@ from switchgear.capture.sharing import SharedMemory, find_shared, refuse_views_o
 from switchgear.capture.signature import InputSource, is_object
 from switchgear.capture.sizes import Marks, Sizes, active_sizes, symbolic
 from switchgear.capture.sources import Sources
-from switchgear.capture.structure import Structure, changeable, flatten
+from switchgear.capture.structure import Structure, containers_in, flatten
 from switchgear.capture.user_code import raising_module
 from switchgear.errors import CaptureError, DataDependent, Unsupported
 from switchgear.ir.composites import splice_escaping
@@ -276,11 +276,11 @@ def _run(
     with recorder.apart:
         args, kwargs = spec.unflatten(wrappers)
     result = function(*args, **kwargs)
-    containers = {id(part) for part in changeable((args, *kwargs.values()))}
+    containers = {id(part) for part in containers_in((args, *kwargs.values()))}
     if containers and not whole:
         after, spec_after = flatten((args, kwargs))
         is_same = spec_after == spec and all(map(operator.is_, after, wrappers))
-        kept = {id(part) for part in changeable(result)}
+        kept = {id(part) for part in containers_in(result)}
         kept |= {part for _, content in recorder.changed_objects() for _, part in content}
         if not is_same or not kept.isdisjoint(containers):
             raise ContainerMatters

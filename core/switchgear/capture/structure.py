@@ -151,15 +151,15 @@ def flatten(
     """The leaves of a nested value, and its structure.
 
     With `objects`, an object that is nothing but its `__dict__` is opened like a dataclass (the caches of
-    transformers). Where `apart` is given, every other part that can be changed is a leaf.
+    transformers). Where `apart` is given, every other part with an identity is a leaf.
     """
 
     def is_leaf(part: object) -> bool:
-        return _is_size(part) or (part is not apart and _is_changeable(part))
+        return _is_size(part) or (part is not apart and _has_identity(part))
 
     leaves, spec = pytree.tree_flatten(value, is_leaf=_is_size if apart is None else is_leaf)
-    is_record = _is_record_or_object if objects else _is_record if apart is None else _is_fixed
-    if not any(map(is_record, leaves)):
+    is_record = _is_record_or_object if objects else _is_record
+    if apart is not None or not any(map(is_record, leaves)):
         return leaves, Structure(spec)
     flat: list[object] = []
     records = []
@@ -169,9 +169,7 @@ def flatten(
             continue
         names = _fields(leaf) if _is_record(leaf) else tuple(vars(leaf))
         values = [getattr(leaf, name) for name in names]
-        inner_leaves, inner = flatten(
-            values, objects=objects, apart=None if apart is None else values
-        )
+        inner_leaves, inner = flatten(values, objects=objects)
         records.append((index, type(leaf), names, inner))
         flat.extend(inner_leaves)
     return flat, Structure(spec, tuple(records))
@@ -193,19 +191,15 @@ def _is_record(leaf: object) -> bool:
     return getattr(leaf, "__dict__", {}).keys() <= leaf.__dataclass_fields__.keys()
 
 
-def _is_fixed(leaf: object) -> bool:
-    return _is_record(leaf) and not _is_changeable(leaf)
-
-
-def changeable(value: object) -> Iterator[object]:
-    """What can be changed of a nested value: its lists, dicts, sets, deques and objects that are taken apart."""
+def containers_in(value: object) -> Iterator[object]:
+    """The lists, dicts, sets, deques and objects of a nested value that are taken apart, tuples aside."""
     pending, seen = [value], dict[int, object]()
     while pending:
         part = pending.pop()
         if id(part) in seen:
             continue
         seen[id(part)] = part
-        if _is_changeable(part):
+        if _has_identity(part):
             yield part
         if isinstance(part, dict):
             pending += part.values()
@@ -217,14 +211,12 @@ def changeable(value: object) -> Iterator[object]:
             pending += [getattr(part, name) for name in _fields(part)]
 
 
-def _is_changeable(part: object) -> bool:
+def _has_identity(part: object) -> bool:
+    """Whether it matters which of two equal containers it is."""
     kind = type(part)
-    record = getattr(kind, "__dataclass_params__", None)
-    if record is not None:
-        return not record.frozen
-    return isinstance(part, (list, dict, set, deque)) or (
-        kind in pytree.SUPPORTED_NODES and not isinstance(part, tuple)
-    )
+    is_node = kind in pytree.SUPPORTED_NODES or dataclasses.is_dataclass(kind)
+    is_container = is_node or issubclass(kind, (list, dict, set, deque))
+    return is_container and not issubclass(kind, tuple)
 
 
 def _is_record_or_object(leaf: object) -> bool:
