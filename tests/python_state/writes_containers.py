@@ -366,16 +366,15 @@ def key_taken_from_the_middle_of_an_argument() -> Scenario:
     return Scenario(forward, drive)
 
 
-@case()
+@case(entries=2)
 def key_that_a_dict_has_a_default_for() -> Scenario:
-    def forward(batch: dict[str, Tensor]) -> Tensor:
-        return batch["x"] * batch["mask"] if "mask" in batch else batch["x"] * 2
+    def forward(batch: dict[str, Any]) -> Any:
+        batch["y"] = batch["x"] * 2
+        return batch["y"] * batch["mask"] if "mask" in batch else batch["y"]
 
     def drive(call: Call) -> Steps:
         for number in range(4):
-            batch = defaultdict(
-                lambda: torch.zeros(4), {"x": points()}, **{"mask": torch.ones(4)} if number < 2 else {}
-            )
+            batch = defaultdict(int, {"x": points()} | ({"mask": torch.ones(4)} if number < 2 else {}))
             yield call(batch), [*batch]
 
     return Scenario(forward, drive)
