@@ -374,7 +374,7 @@ def key_that_a_dict_has_a_default_for() -> Scenario:
 
     def drive(call: Call) -> Steps:
         for number in range(4):
-            batch = defaultdict(int, {"x": points()} | ({"mask": torch.ones(4)} if number < 2 else {}))
+            batch = defaultdict[str, Any](int, {"x": points()} | ({"mask": torch.ones(4)} if number < 2 else {}))
             yield call(batch), [*batch]
 
     return Scenario(forward, drive)
