@@ -43,6 +43,13 @@ class Shifting(Scaling):
         return super().scaled(x) + self.doubled(x) + self.bias
 
 
+class Extending(Scaling):
+    """Asks for what its base does under the same name."""
+
+    def scaled(self, x: Tensor) -> Tensor:
+        return super().scaled(x) + 1
+
+
 class Mixin:
     """Asks for what stands beside it among the bases."""
 
@@ -75,6 +82,10 @@ class Tripling:
 
 def _super(x: Tensor) -> Tensor:
     return Shifting().shifted(x)
+
+
+def _super_of_the_same_name(x: Tensor) -> Tensor:
+    return Extending().scaled(x)
 
 
 def _beside(x: Tensor) -> Tensor:
@@ -127,7 +138,7 @@ def _partial(x: Tensor) -> Tensor:
 
 FUNCTIONS = (
     *(_super, _beside, _slots, _property, _unbound, _unbound_by_an_alias, _mapped, _computed_name, _one_place),
-    *(_class_made_inside, _partial),
+    *(_class_made_inside, _partial, _super_of_the_same_name),
 )
 
 

@@ -682,7 +682,11 @@ class Reached:
             kind, code = bases[0], value.__code__
         self._note(kind, name, value, f"{kind.__name__}.{name}", code)
         for base in bases:
-            self._behind(vars(base)[name], f"{base.__name__}.{name}")
+            own, label = vars(base)[name], f"{base.__name__}.{name}"
+            is_theirs = user_objects.is_users_class(base) and not is_redirection(own)
+            if base is not kind and is_theirs and isinstance(own, types.FunctionType):
+                self._note(base, name, own, label, own.__code__)  # `super` may find it
+            self._behind(own, label)
 
     def _behind(self, value: object, label: str) -> None:
         for function in user_objects.functions_behind(value):
