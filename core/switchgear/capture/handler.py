@@ -59,8 +59,8 @@ class Handler:
     ) -> contextlib.AbstractContextManager[None]:
         """Entered while the function runs, once for every attempt to capture it.
 
-        `roots` are the function, or the module that it is, and the modules among its arguments; `arguments` are the
-        objects among these, by their places.
+        `roots` are the function, or the module that it is, and the modules and classes among its arguments;
+        `arguments` are the objects among these, by their places.
         """
         return contextlib.nullcontext()
 

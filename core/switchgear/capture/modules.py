@@ -42,7 +42,10 @@ class Modules:
         roots = [root] if not self._is_made(root) else root.modules()
         self.entered += [part for part in roots if not self._is_made(part)]
         self._paths.update((id(part), path) for path, part in root.named_modules(prefix=prefix))
-        self.state = state_of(root, prefix) | self.state
+        for key, state in state_of(root, prefix).items():
+            first = self.state.setdefault(key, state)
+            others = (state, *state.tied) if first is not state else ()
+            first.tied.extend(other for other in others if not other.is_at(first))
 
     def _is_made(self, module: torch.nn.Module) -> bool:
         known = self._made.get(id(module))

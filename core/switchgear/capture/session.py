@@ -124,7 +124,8 @@ def capture(
     if outer is not None:
         reads_inputs = outer.reads_inputs
     given = [leaf for leaf in leaves if isinstance(leaf, torch.nn.Module)]
-    roots = (function if module is None else module, *given)
+    classes = [leaf for leaf in leaves if isinstance(leaf, type)]
+    roots = (function if module is None else module, *given, *classes)
     objects = {index: leaf for index, leaf in enumerate(leaves) if is_object(leaf)}
 
     def attempt(compiling: bool, homes: Mapping[int, Home]) -> Captured:

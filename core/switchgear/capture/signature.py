@@ -64,6 +64,10 @@ class ModuleState:
     name: str
     tied: list[ModuleState] = field(default_factory=list, compare=False)
 
+    def is_at(self, other: ModuleState) -> bool:
+        """Whether the other is of the same place."""
+        return self.name == other.name and self.holder() is other.holder()
+
     def fetch(self) -> torch.Tensor | None:
         """The tensor that is in the module now; None if it is no longer the same in every place that shared it."""
         tensor = self._here()

@@ -504,6 +504,7 @@ class Reached:
             return
         self._met.add((id(kind),))
         self.classes.append(nn.Module if issubclass(kind, nn.Module) else kind)
+        self.reach(kind, kind.__name__)
         self._class(kind)
         for hooks in internals.global_module_hooks() if issubclass(kind, nn.Module) else ():
             for hook in hooks.values():
