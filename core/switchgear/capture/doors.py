@@ -111,6 +111,11 @@ class _Functions(TorchFunctionMode):
     def _recorded(self, call: Call) -> object:
         assert call.fn is not None
         recorder = self.recorder
+        if call.kwargs.get("requires_grad") is True:  # of what makes a tensor
+            made = self._recorded(replace(call, kwargs={**call.kwargs, "requires_grad": False}))
+            return self._recorded(
+                replace(call, fn=torch.Tensor.requires_grad_, args=(made,), kwargs={})
+            )
         answer = self.handlers.ask("take", recorder, call)
         if answer is not PASS:
             return answer

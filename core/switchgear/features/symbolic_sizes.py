@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,9 +35,10 @@ class SymbolicSizes(Handler):
             yield
             return
         with contextlib.ExitStack() as stack:
-            for name in ("__str__", "__repr__", "__format__"):
-                stack.enter_context(redirected(torch.SymInt, name, _text))
-            stack.enter_context(internals.shown_class(torch.SymInt, _kind))
+            for kind, plain in ((torch.SymInt, int), (torch.SymFloat, float)):
+                for name in ("__str__", "__repr__", "__format__"):
+                    stack.enter_context(redirected(kind, name, partial(_text, plain)))
+                stack.enter_context(internals.shown_class(kind, partial(_kind, plain)))
             yield
 
     def answer(self, recorder: Recorder, call: Call) -> object:
@@ -46,12 +48,12 @@ class SymbolicSizes(Handler):
         return PASS
 
 
-def _kind(number: torch.SymInt) -> type:
-    return torch.SymInt if is_own_file(sys._getframe(1).f_code.co_filename) else int
+def _kind(plain: type, number: object) -> type:
+    return type(number) if is_own_file(sys._getframe(1).f_code.co_filename) else plain
 
 
-def _text(original: Callable[..., str], number: torch.SymInt, *args: Any) -> str:
+def _text(plain: type, original: Callable[..., str], number: Any, *args: Any) -> str:
     # past what `redirected` puts in the place of the original
     if is_own_file(sys._getframe(2).f_code.co_filename):
         return original(number, *args)
-    return str(getattr(int(number), original.__name__)(*args))
+    return str(getattr(plain(number), original.__name__)(*args))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -228,7 +229,7 @@ def _code(expression: str) -> types.CodeType:
 
 
 def _evaluated(expression: str, sizes: Mapping[str, int]) -> object:
-    return eval(_code(expression), {"torch": torch}, dict(sizes))
+    return eval(_code(expression), {"torch": torch, "math": math}, dict(sizes))
 
 
 def _build(template: Built, part: Callable[[Template], object], made: dict[int, Any]) -> Any:
