@@ -21,7 +21,12 @@ MISSING: Any = type("Missing", (), {"__repr__": lambda self: "nothing"})()
 
 
 class Holder:
-    """A mutable place. `before` is its content, by key, when it was reached; `label` says where that is."""
+    """A mutable place. `before` is its content, by key, when it was reached; `label` says where that is.
+
+    `hides_absence`: code may have asked for what is not there, and nobody knows.
+    """
+
+    hides_absence = False
 
     def __init__(self, target: Any, label: str) -> None:
         self.target = target
@@ -114,6 +119,12 @@ class Items(_InDict):
                 base.__setitem__(target, key, value)
 
 
+class Attributes(Items):
+    """The `__dict__` of a function or tensor."""
+
+    hides_absence = True
+
+
 def _differ(now: Mapping[Any, Any], before: Content) -> bool:
     """Whether these are other objects, or in another order."""
     if len(now) != len(before) or any(map(operator.is_not, now.values(), before.values())):
@@ -128,6 +139,8 @@ def dict_base(target: Content) -> type[dict[Any, Any]]:
 
 class Variables(_InDict):
     """The global variables of a module that code names; others are not looked at."""
+
+    hides_absence = True
 
     def __init__(self, target: dict[str, Any], label: str) -> None:
         self.names: set[str] = set()
@@ -257,6 +270,8 @@ def dict_of(kind: type) -> dict[str, Any]:
 
 class ClassAttributes(_InDict):
     """The attributes of a class itself."""
+
+    hides_absence = True
 
     def __init__(self, target: type, label: str) -> None:
         super().__init__(target, label)

@@ -8,6 +8,7 @@ Functions and objects of PyTorch, NumPy and the standard library are taken to be
 from __future__ import annotations
 
 import array
+import builtins
 import contextlib
 import enum
 import functools
@@ -36,6 +37,7 @@ from switchgear.features.python_state.holders import (
     CONTAINERS,
     MISSING,
     Array,
+    Attributes,
     ClassAttributes,
     Content,
     Holder,
@@ -149,8 +151,9 @@ class Reached:
         self._seen: dict[int, Any] = {}
         #: Modules that code imports, and that are not loaded yet.
         self.unloaded: set[str] = set()
-        #: What code that has started names.
+        #: What code that has started names, and attributes that it sets.
         self.names: set[str] = set()
+        self._set: set[str] = set()
         #: What has attributes that are found in code, by the names of these.
         self._spaces: dict[str, list[_Space]] = {}
         #: Functions that are to be looked into, and whether that is being done.
@@ -175,7 +178,10 @@ class Reached:
     def changed(self) -> list[Holder]:
         """The holders of what is otherwise than at first."""
         for target, owner, name in [held for held in self._empty.values() if held[0]]:
-            self._hold(Items, target, f"{owner}.{name}")
+            self._hold(_kind_of(name), target, f"{owner}.{name}")
+        for holder in self.holders.values() if self._set else ():
+            if isinstance(holder, Variables) and not holder.is_untouched():
+                holder.watch(self._set)
         return [holder for holder in self.holders.values() if holder.changed()]
 
     def settle(self) -> None:
@@ -356,6 +362,17 @@ class Reached:
         if own is not None and (id(own) in self.holders or id(own) in self._empty):
             self._note(own, name, MISSING, f"{self._label(tensor)}.{name}")
 
+    def read_no_variable(self, space: dict[str, Any], name: str) -> None:
+        """Take note that a module was asked for a variable that it has not."""
+        self._note(space, name, MISSING, f"{space.get('__name__')}.{name}")
+
+    def note_added(self, holder: Holder, key: str) -> None:
+        """Take note that what the function has put somewhere was not there, if it may have asked."""
+        target = holder.target
+        bases = target.__mro__[1:] if isinstance(target, type) else ()
+        if all(key not in vars(base) for base in bases):
+            self.note_afterwards(target, key, MISSING, f"{holder.label}.{key}")
+
     def read_variable(self, module: types.ModuleType, name: str) -> None:
         """Take note of the read of a variable of a module that code need not name; `__dict__` reads all."""
         space = vars(module)
@@ -434,7 +451,7 @@ class Reached:
         if id(target) in self._empty:
             return {}
         if dict.__len__(target) or id(target) in self.holders:
-            return self._hold(Items, target, f"{owner}.{name}").before
+            return self._hold(_kind_of(name), target, f"{owner}.{name}").before
         self._empty[id(target)] = target, owner, name
         return {}
 
@@ -764,7 +781,11 @@ class Reached:
             holder = self._hold(Variable, cell, f"{name} in {function.__qualname__}")
             value = holder.before.get("cell_contents", MISSING)
             self._note(cell, "cell_contents", value, name, code)
-        self._variables(function.__globals__, user_objects.variables_in(code))
+        self._set |= user_objects.attributes_set(code)
+        space = function.__globals__
+        self._variables(space, user_objects.variables_in(code))
+        for name in user_objects.globals_in(code) - space.keys() - vars(builtins).keys():
+            self.read_no_variable(space, name)
         self._named(names)
         for name, parts in imported_by(function):
             self._imported(name, parts, code)
@@ -862,6 +883,11 @@ def own_dict(value: object) -> dict[str, Any] | None:
     except AttributeError:
         return None
     return own if type(own) is dict else None
+
+
+def _kind_of(name: str) -> type[Items]:
+    """Of the dict that an attribute of that name holds."""
+    return Attributes if name == "__dict__" else Items
 
 
 def _is_made_by_calls(value: object) -> bool:

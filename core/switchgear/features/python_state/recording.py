@@ -160,7 +160,14 @@ class Recording:
                 noted.add(key)
                 with self.code:
                     self._look(reached.read_variable, module, name)
-            return original(module, name)
+            try:
+                return original(module, name)
+            except AttributeError:
+                space = types.ModuleType.__getattribute__(module, "__dict__")
+                if threading.get_ident() == thread and "__getattr__" not in space:
+                    with self.code:
+                        self._look(reached.read_no_variable, module, name)
+                raise
 
         return __getattribute__
 

@@ -69,6 +69,9 @@ def changes(reached: Reached, packing: Packing) -> Iterator[Write]:
                 f"the function writes to {holder.label}, an array of NumPy's; use a tensor"
             )
         write = _write(holder, packing)
+        for key, _ in write.stored if write is not None and holder.hides_absence else ():
+            if key not in holder.at_first:
+                reached.note_added(holder, key)
         if write is not None:
             place = packing.locate(holder.target)
             yield write if place is None else replace(write, holder=holder.bare(), place=place)
