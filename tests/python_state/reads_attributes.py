@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.python_state.scenario import Call, Scenario, Steps, case, changed, points, put, step
+from tests.python_state.scenario import Call, Scenario, Steps, case, changed, points, put, repeated, step
 
 
 class Scaled(nn.Module):
@@ -379,3 +379,76 @@ def unread_attributes_cost_nothing() -> Scenario:
             put(module, note=f"epoch {number}", last_seen=number)
 
     return Scenario(module, drive)
+
+
+class Shared(nn.Module):
+    """Asks for what its class has by way of the class."""
+
+    gain = 1.0
+    calls = 0
+
+    @classmethod
+    def scaled(cls, x: Tensor) -> Tensor:
+        return x * cls.gain
+
+    def forward(self, x: Tensor) -> Tensor:
+        type(self).calls += 1
+        return self.__class__.scaled(x) * type(self).gain + type(self).calls
+
+
+@case(entries=8)
+def class_of_the_module() -> Scenario:
+    class Own(Shared):
+        pass
+
+    module = Own()
+
+    def drive(call: Call) -> Steps:
+        for gain in (1.0, 1.0, 2.0, 1.0):
+            Own.gain = gain
+            yield step(call, points()), Own.calls
+
+    return Scenario(module, drive)
+
+
+@case()
+def class_as_an_argument() -> Scenario:
+    class Options:
+        rate = 1.0
+
+    def drive(call: Call) -> Steps:
+        for rate in (1.0, 2.0, 1.0):
+            Options.rate = rate
+            yield step(call, points(), Options)
+
+    return Scenario(lambda x, options: x * options.rate, drive)
+
+
+@case(entries=3)
+def list_of_a_class_that_the_first_call_makes() -> Scenario:
+    class Singleton:
+        made: list[int]
+
+        @classmethod
+        def instance(cls) -> list[int]:
+            if not hasattr(cls, "made"):
+                cls.made = [0]
+            cls.made[0] += 1
+            return cls.made
+
+    return repeated(lambda x: x * Singleton.instance()[0], lambda: Singleton.made, 3)
+
+
+@case()
+def weights_of_two_modules_that_are_tied_and_untied() -> Scenario:
+    embedding, head = nn.Embedding(3, 4), nn.Linear(4, 3, bias=False)
+    tokens = torch.tensor([0, 2])
+
+    def drive(call: Call) -> Steps:
+        own = [nn.Parameter(torch.full((3, 4), value)) for value in (1.0, 2.0)]
+        for weight in (embedding.weight, own[0], embedding.weight, own[1]):
+            head.weight = weight
+            result = call(tokens)
+            yield result, torch.autograd.grad(result.sum(), (head.weight, embedding.weight))
+
+    return Scenario(lambda tokens: head(embedding(tokens)), drive)

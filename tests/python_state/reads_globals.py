@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.python_state import globals_of_a_helper as helper
-from tests.python_state.scenario import Call, Scenario, Steps, case, changed, points, put, step
+from tests.python_state.scenario import Call, Scenario, Steps, case, changed, points, put, repeated, step
 
 SCALE = 1.0
 WEIGHT = torch.ones(4)
@@ -179,3 +179,44 @@ def global_tensor_made_a_parameter() -> Scenario:
             yield torch.autograd.grad(result.sum(), WEIGHT)
 
     return Scenario(lambda x: x * WEIGHT, drive)
+
+
+@case()
+def variable_that_appears() -> Scenario:
+    globals().pop("LATE", None)
+
+    def forward(x: Tensor) -> Any:
+        try:
+            return x * LATE  # type: ignore[name-defined]
+        except NameError:
+            return x
+
+    return changed(forward, lambda: _set(LATE=2.0))
+
+
+@case()
+def variable_of_a_helper_that_appears() -> Scenario:
+    vars(helper).pop("GAIN", None)
+    return changed(lambda x: x * getattr(helper, "GAIN", 1.0), lambda: put(helper, GAIN=2.0))
+
+
+@case(entries=3)
+def list_that_the_first_call_makes() -> Scenario:
+    vars(helper).pop("SEEN", None)
+
+    def forward(x: Tensor) -> Any:
+        if not hasattr(helper, "SEEN"):
+            helper.SEEN = []  # type: ignore[attr-defined]
+        helper.SEEN.append(x.sum())  # type: ignore[attr-defined]
+        return x * len(helper.SEEN)  # type: ignore[attr-defined]
+
+    return repeated(forward, lambda: helper.SEEN, 3)  # type: ignore[attr-defined]
+
+
+@case(entries=3)
+def attribute_that_a_function_gives_itself() -> Scenario:
+    def forward(x: Tensor) -> Any:
+        forward.calls = getattr(forward, "calls", 0) + 1  # type: ignore[attr-defined]
+        return x * forward.calls  # type: ignore[attr-defined]
+
+    return repeated(forward, lambda: forward.calls)  # type: ignore[attr-defined]

@@ -166,7 +166,7 @@ class Recording:
                 space = types.ModuleType.__getattribute__(module, "__dict__")
                 if threading.get_ident() == thread and "__getattr__" not in space:
                     with self.code:
-                        self._look(reached.read_no_variable, module, name)
+                        self._look(reached.read_no_variable, space, name)
                 raise
 
         return __getattribute__
