@@ -952,3 +952,10 @@ def test_history_outside_is_not_passed_over_in_a_nested_derivative() -> None:
         jitted(x, held * 2)
     assert reasons
     assert all("computed outside" in reason for _, reason in reasons)
+
+
+@pytest.mark.parametrize("make", [torch.zeros_like, lambda x, **options: x.new_ones(3, **options)])
+def test_what_a_factory_makes_requires_grad_where_it_is_told_to(make: Callable[..., Tensor]) -> None:
+    jitted = jit(lambda x: make(x, requires_grad=True) * 2)
+    with falls_back(r"requires_grad_\(\)"):
+        assert jitted(torch.ones(3)).requires_grad

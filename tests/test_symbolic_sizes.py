@@ -603,7 +603,9 @@ def test_sizes_are_integers_to_the_function() -> None:
     def function(x: T) -> Any:
         rows = x.shape[0]
         x = x * 2 if isinstance(rows, int) else x * 3
-        return x, f"{rows} rows, {rows + 1:4d}", repr(rows), str(x.shape[0])
+        half = rows / 2
+        x = x * 2 if isinstance(half, float) else x * 3
+        return x, f"{rows} rows, {rows + 1:4d}", repr(rows), str(x.shape[0]), f"{half}, {half:.3f}", math.ceil(half)
 
     jitted = sg.jit(function, executors=["torch"])
     for rows in (3, 4, 5, 5):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import random
+import secrets
 import tempfile
 import time
+import uuid
 import warnings
 from pathlib import Path
 from typing import Any
@@ -120,6 +122,14 @@ def line_in_a_file() -> Scenario:
                 yield (folder[0] / "log.txt").read_text()
 
     return Scenario(forward, drive, settled=False)
+
+
+@case(falls_back="random bytes are asked for")
+def bytes_of_the_system() -> Scenario:
+    def drive(call: Call) -> Steps:
+        yield len({call(points())[1] for _ in range(3)})
+
+    return Scenario(lambda x: (x * 2, uuid.uuid4().hex, secrets.token_hex(4)), drive, settled=False)
 
 
 @case(falls_back="the clock is read")

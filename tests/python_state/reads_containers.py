@@ -217,6 +217,13 @@ def registry_of_functions() -> Scenario:
 
 
 @case()
+def numbers_by_parameter() -> Scenario:
+    weight = nn.Parameter(torch.ones(4))
+    state = {weight: {"rate": 2.0}}
+    return changed(lambda x: x * weight * state[weight]["rate"], lambda: state[weight].update(rate=3.0))
+
+
+@case()
 def class_in_a_registry() -> Scenario:
     class Scaling:
         factor = 2.0

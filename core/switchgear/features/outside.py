@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import pathlib
+import random
 import sys
 import threading
 import time
@@ -25,14 +26,23 @@ from switchgear.patches import caller, redirected
 
 _CLOCKS = (
     *("time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns"),
-    *("process_time", "thread_time", "sleep"),
+    *("process_time", "process_time_ns", "thread_time", "thread_time_ns", "sleep"),
 )
 #: What is called by code of these is no doing of the user's.
 _NOT_USERS = sys.stdlib_module_names - {"__main__"} | {"torch", "switchgear"}
 #: What users call, that calls what is watched.
 _PASSED = (
     *("pathlib", "logging", "os", "posixpath", "genericpath", "_collections_abc"),
-    *("threading", "concurrent", "multiprocessing", "tqdm"),
+    *(
+        "threading",
+        "concurrent",
+        "multiprocessing",
+        "tqdm",
+        "uuid",
+        "secrets",
+        "tempfile",
+        "random",
+    ),
 )
 
 
@@ -57,6 +67,8 @@ class Outside(Handler):
                 stack.enter_context(
                     redirected(os, name, _refusing("sets a variable of the environment"))
                 )
+            stack.enter_context(redirected(os, "urandom", _refusing("asks for random bytes")))
+            stack.enter_context(redirected(random, "_urandom", _refusing("asks for random bytes")))
             stack.enter_context(redirected(internals.JiteratorFunction, "__call__", _launch))
             for name in _CLOCKS:
                 stack.enter_context(redirected(time, name, _refusing(f"calls time.{name}()")))

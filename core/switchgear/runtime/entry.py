@@ -124,8 +124,10 @@ class Entry:
             return f"{self._prologue.why_not(args, kwargs, leaves)} changed"
         try:
             found = sizes.violated([tensor_of(source, leaves) for source in self.captured.sources])
-        except Unsupported:
-            found = None  # a place holds nothing that could be an input
+        except (Unsupported, IndexError):
+            found = (
+                None  # a place holds nothing that could be an input, or what has fewer dimensions
+            )
         return (
             f"{self._prologue.why_not(args, kwargs, leaves)} changed"
             if found is None

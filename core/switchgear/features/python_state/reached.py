@@ -394,15 +394,16 @@ class Reached:
             if isinstance(value, dict) and not issubclass(type(key), (str, int, type)):
                 self._member(key, value, f"a key of {label}")
             place = owner is not None and not isinstance(value, (set, frozenset))
+            where = f"{label}[{key!r}]" if is_atom(key) else f"{label}[a {type(key).__name__}]"
             if type(item) is int and place:
-                self._number(value, key, item, f"{label}[{key!r}]", owner, (*steps, key))
+                self._number(value, key, item, where, owner, (*steps, key))
                 continue
             if isinstance(item, type) and not user_objects.has_values(item):
                 continue  # to be compared with, or called, more often than changed
             if place:
-                self.reach(item, f"{label}[{key!r}]", owner, (*steps, key))
+                self.reach(item, where, owner, (*steps, key))
             else:
-                self._member(item, value, f"{label}[{key!r}]")
+                self._member(item, value, where)
         if hasattr(value, "__dict__"):
             self._object(value, label)
 
