@@ -657,3 +657,19 @@ def test_many_outcomes_are_no_longer_specialised_on() -> None:
             ids = torch.tensor([number])
             assert_equal(jitted(x, ids), function(x, ids))
     assert entries(jitted) == 4
+
+
+def test_one_hot_checks_its_data_in_every_call() -> None:
+    def routed(experts: Tensor, weight: Tensor) -> Tensor:
+        return torch.nn.functional.one_hot(experts, num_classes=4).to(weight.dtype) @ weight
+
+    jitted = sg.jit(routed, executors=["torch"], strict=True)
+    weight = torch.randn(4, 3, requires_grad=True)
+    for count in (2, 2, 3, 5):
+        experts = torch.arange(count) % 4
+        results = [function(experts, weight) for function in (routed, jitted)]
+        assert torch.equal(*results)
+        assert torch.equal(*[torch.autograd.grad(result.sum(), weight)[0] for result in results])
+    for function in (routed, jitted):
+        with pytest.raises(RuntimeError, match="smaller than num_classes"):
+            function(torch.tensor([1, 7]), weight)

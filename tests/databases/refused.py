@@ -49,7 +49,7 @@ REFUSED_OPERATORS: dict[str, Refusal] = {
     "narrow": Refusal(DataDependent, "a start given as a tensor is read", partly=True),
     "nn.functional.ctc_loss": Refusal(DataDependent, _LENGTHS),
     "nn.functional.gaussian_nll_loss": Refusal(DataDependent, _CHECKS),
-    "nn.functional.one_hot": Refusal(DataDependent, _CHECKS),
+    "nn.functional.one_hot": Refusal(DataDependent, _SHAPE, partly=True),
     "nonzero": Refusal(DataDependent, _SHAPE),
     "resize_": Refusal(Unsupported, "an input is resized in place"),
     "sparse.mm.reduce": Refusal(Unsupported, _SPARSE),

@@ -12,6 +12,7 @@ from switchgear.features.generators import Generators
 from switchgear.features.inner_grad import InnerGrad
 from switchgear.features.input_queries import InputQueries
 from switchgear.features.modes_changed import ModesChanged
+from switchgear.features.one_hot import OneHot
 from switchgear.features.outside import Outside
 from switchgear.features.python_state import PythonState
 from switchgear.features.refusals import Refusals
@@ -36,6 +37,7 @@ BUILT_IN = (
     Feature("checkpoint", (Checkpointing(),)),
     Feature("saved_tensors_hooks", (SavedTensorsHooks(),)),
     Feature("foreach", (Foreach(),)),
+    Feature("one_hot", (OneHot(),)),
     Feature("fast_paths", (FastPaths(), BatchOfOne())),
     Feature("outside", (Outside(),)),
     Feature("python_state", (PythonState(),)),
