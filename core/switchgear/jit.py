@@ -214,10 +214,8 @@ class Compiler:
                 drop = weakref.WeakMethod(self._drop)
                 options = self.selection, self._rejit, on_data, marks, self._whole
                 entry = Entry(self.function, leaves, spec, self.module, *options, drop=drop)
-                if self._is_part and entry.keeps_written:
-                    raise Unsupported(
-                        "the backward reads what this graph writes to an input, and what follows may write there unseen"
-                    )
+                if self._is_part and entry.no_part:
+                    raise Unsupported(entry.no_part)
                 if entry.fixed and self.dynamic is None:
                     self._varying.give_up(kind_of(spec, leaves))
                 elif marks:

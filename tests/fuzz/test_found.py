@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import switchgear as sg
 from tests.falling_back import falls_back
 from tests.fuzz.compare import Outcome, Script, judge
-from tests.fuzz.functions import Cubed, Rounded, ScaledInPlace, SinAndCos, Swapped
+from tests.fuzz.functions import Cubed, Rounded, ScaledInPlace, SinAndCos, Swapped, Weighted
 from tests.fuzz.programs import Write
 
 Arguments = tuple[list[Any], list[Tensor]]
@@ -1742,3 +1742,17 @@ def test_sums_of_gradients_lie_as_where_autograd_copies_them_for_a_write(functio
         weight = torch.randn(function(x).shape, generator=generator)
         found = [torch.autograd.grad(one(x), x, weight)[0] for one in (function, jitted)]
         assert torch.equal(*found)
+
+
+def test_a_function_before_a_graph_of_a_split_function_is_not_run_in_vain() -> None:
+    """One node has all results of the graph, and hands zeros to the Function, of whose result one of them is made."""
+
+    def function(x: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        scaled = Weighted.apply(x, x, scale)  # type: ignore[no-untyped-call]
+        return scaled.clone(), y.sin() * 2
+
+    x, y = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
+    jitted = sg.jit(function, executors=["torch"], fallback="split")
+    with falls_back("attribute of ctx"):
+        result = jitted(x, y, torch.tensor(2.0))[1]
+    assert torch.autograd.grad(result.sum(), x, allow_unused=True)[0] is None

@@ -183,6 +183,20 @@ def _made_of(proxy: TensorProxy, trace: Trace) -> set[str]:
     return names
 
 
+def wakes_functions(training: Training, inputs: Sequence[torch.Tensor]) -> bool:
+    """Whether a backward of some outputs alone comes to an `autograd.Function` before it that eager's does not.
+
+    All outputs are of one node, and a Function takes for zeros what is undefined.
+    """
+    outputs = training.ends[: training.joint.count]
+    names = {proxy.name for proxy in outputs if proxy is not None and proxy.requires_grad}
+    return any(
+        internals.is_python_node(tensor.grad_fn, apart=_Node)
+        and not names <= _made_of(proxy, training.prepared)
+        for proxy, tensor in zip(training.prepared.inputs, inputs, strict=True)
+    )
+
+
 def _strided(grad: torch.Tensor | None, output: TensorProxy | None) -> torch.Tensor | None:
     """A grad output in the layout that the backward takes; that of a sparse output is one too."""
     if grad is None or grad.layout is torch.strided:

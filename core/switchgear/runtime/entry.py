@@ -33,7 +33,7 @@ from switchgear.compile.pipeline import (
 )
 from switchgear.errors import PluginWarning, Unsupported
 from switchgear.grad.hidden_writes import refuse_saved
-from switchgear.runtime.autograd_bridge import Bridge
+from switchgear.runtime.autograd_bridge import Bridge, wakes_functions
 from switchgear.runtime.backwards import Jit
 from switchgear.runtime.epilogue import Finisher, assembly, finisher
 from switchgear.runtime.execution import maybe_views, runner
@@ -70,8 +70,8 @@ class Entry:
         self._autocast = internals.autocast_active()
         #: Why dynamic sizes are fixed for this entry, if they are.
         self.fixed = ""
-        #: Whether it saves for the backward what it writes to an input, whose memory eager saves.
-        self.keeps_written = False
+        #: Why it cannot be a part of a function that is split; empty where it can.
+        self.no_part = ""
 
         def make(marks: Marks) -> None:
             self.captured = capture(
@@ -340,7 +340,10 @@ class Entry:
             stages, selection, grad_outputs, mutated, beside, hidden, choices
         )
         self._make_forward, self.forward = training.make_forward, training.forward
-        self.keeps_written = any(proxy.name in mutated for proxy in training.saved)
+        if any(proxy.name in mutated for proxy in training.saved):
+            self.no_part = "the backward reads what this graph writes to an input, and what follows may write there unseen"
+        elif wakes_functions(training, tensors):
+            self.no_part = "a backward of some results would run an autograd.Function before them that eager's does not"
         unseen = {
             proxy.name for one, proxy in ends if (one.hidden or one.has_data) and proxy is not None
         }

@@ -153,6 +153,12 @@ def node_apply(node: type[torch.autograd.Function]) -> Callable[..., Any]:
     return super(torch.autograd.Function, node).apply  # type: ignore[misc, no-any-return]
 
 
+def is_python_node(node: object, apart: type[torch.autograd.Function]) -> bool:
+    """Whether a node of autograd is that of a Function, and not of the one that stands `apart`."""
+    kind = torch.autograd.function.BackwardCFunction
+    return isinstance(node, kind) and not isinstance(node, apart._backward_cls)
+
+
 def make_lean(node: type[torch.autograd.Function], *slots: str) -> None:
     """Give nodes slots, so that no dict is made for them, and let the engine call `node.backward` itself.
 
