@@ -33,16 +33,8 @@ _NOT_USERS = sys.stdlib_module_names - {"__main__"} | {"torch", "switchgear"}
 #: What users call, that calls what is watched.
 _PASSED = (
     *("pathlib", "logging", "os", "posixpath", "genericpath", "_collections_abc"),
-    *(
-        "threading",
-        "concurrent",
-        "multiprocessing",
-        "tqdm",
-        "uuid",
-        "secrets",
-        "tempfile",
-        "random",
-    ),
+    *("threading", "concurrent", "multiprocessing", "tqdm"),
+    *("uuid", "secrets", "tempfile", "random"),
 )
 
 

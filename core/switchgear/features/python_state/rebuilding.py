@@ -102,7 +102,7 @@ class Packing:
     leaves: list[object] = field(default_factory=list)
     places: dict[int, Place] = field(default_factory=dict)
     has_numbers: bool = False
-    _places: dict[int, int] = field(default_factory=dict)
+    _indices: dict[int, int] = field(default_factory=dict)
     _built: dict[int, int] = field(default_factory=dict)
     _kept: list[object] = field(default_factory=list)
 
@@ -154,12 +154,12 @@ class Packing:
         return [*self.places].index(id(value))
 
     def _leaf(self, value: object) -> int:
-        if id(value) not in self._places:
-            self._places[id(value)] = len(self.leaves)
+        if id(value) not in self._indices:
+            self._indices[id(value)] = len(self.leaves)
             self.leaves.append(
                 self.recorder.adopted(value) if isinstance(value, torch.Tensor) else value
             )
-        return self._places[id(value)]
+        return self._indices[id(value)]
 
     def _was_there(self, value: object) -> bool:
         return self.reached.knows(value) and not isinstance(value, (tuple, frozenset))
