@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import logging
 import os
 import random
@@ -130,6 +131,14 @@ def bytes_of_the_system() -> Scenario:
         yield len({call(points())[1] for _ in range(3)})
 
     return Scenario(lambda x: (x * 2, uuid.uuid4().hex, secrets.token_hex(4)), drive, settled=False)
+
+
+@case(falls_back="the clock is read by a class of C's")
+def clock_by_datetime() -> Scenario:
+    def drive(call: Call) -> Steps:
+        yield len({call(points())[1] for _ in range(3)})
+
+    return Scenario(lambda x: (x * 2, str(datetime.datetime.now())), drive, settled=False)
 
 
 @case(falls_back="the clock is read")

@@ -32,6 +32,8 @@ _SETTLED = (
 )
 #: What gives variables by names that are computed.
 _UNKNOWN = frozenset({"globals", "eval", "f_globals", "f_locals"})
+#: Classes of the standard library, written in C, and those of their methods that ask for the time.
+_CLOCKS, _ASKING = frozenset({"datetime", "date"}), frozenset({"now", "utcnow", "today"})
 
 
 def note_unforeseen(
@@ -53,8 +55,11 @@ def note_unforeseen(
 
 
 def refuse_unknown_reads(ran: Iterable[types.CodeType]) -> None:
-    """Refuse what reads variables by no name that is known before."""
+    """Refuse what reads variables by no name that is known before, and what asks for the time in C."""
     for code in ran:
+        if _CLOCKS.intersection(code.co_names) and _ASKING.intersection(code.co_names):
+            what = f"{code.co_name} asks what time it is, which the first call alone would do"
+            raise Unsupported(f"{what}; ask outside of the function")
         named = _UNKNOWN.intersection(code.co_names)
         if "globals" in named or (named and _is_users(code.co_filename)):
             asked = sorted(named - {"eval"} or named & user_objects.globals_in(code))
