@@ -104,7 +104,7 @@ class PythonState(Handler):
             return
         reached = world.reached
         reached.watch_global_streams()
-        reached.has_objects = bool(arguments)
+        reached.places.has_objects = bool(arguments)
         world.arguments = arguments
         try:
             for root in roots:
@@ -166,10 +166,11 @@ class PythonState(Handler):
             stream.refuse_use()
         _refuse_attributes_of_tensors(recorder, reached)
         written = {id(write.holder.target) for write in writes if write.place is None}
-        written |= packing.places.keys() - reached.places.keys()
+        written |= packing.places.keys() - reached.places.of_call.keys()
         is_plain = not writes and not is_odd(result, reached)
         template = None if is_plain else packing.pack(result, "what it returns")
-        state = State(reads, world.arguments, written, reached.identities(packing.places))
+        identities = reached.identities(packing.places)
+        state = State(reads, world.arguments, written, identities)
         recorder.guards.append(guard_on(state, world.arguments, reached.settle))
         if template is None:
             return result

@@ -337,3 +337,4 @@ CONTAINERS: tuple[tuple[type, type[Holder]], ...] = (
     (deque, Elements),
     (set, Members),
 )
+KINDS = tuple(kind for kind, _ in CONTAINERS)

@@ -20,7 +20,7 @@ import sys
 import threading
 import types
 import weakref
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from contextvars import ContextVar
 from typing import Any, TypeAlias, TypeVar
@@ -29,12 +29,13 @@ import torch
 from torch import nn
 
 from switchgear import torch_private as internals
-from switchgear.capture.signature import Argument, Attribute, Held, HeldNumber, is_object, sized
+from switchgear.capture.signature import Argument, Attribute, Held, HeldNumber, sized
 from switchgear.errors import Unsupported
 from switchgear.features.python_state import user_objects
 from switchgear.features.python_state.frozen import VALUES, freeze, is_array, is_atom
 from switchgear.features.python_state.holders import (
     CONTAINERS,
+    KINDS,
     MISSING,
     Array,
     Attributes,
@@ -48,7 +49,7 @@ from switchgear.features.python_state.holders import (
     dict_base,
     slots_of,
 )
-from switchgear.features.python_state.identity import Identities, Place
+from switchgear.features.python_state.identity import Identities, Place, Places
 from switchgear.features.python_state.imports import imported_by, is_being_loaded, loaded
 from switchgear.features.python_state.reads import ITSELF, Read, class_attribute
 from switchgear.features.python_state.streams import Stream, has_stream, variable_of_context
@@ -82,18 +83,7 @@ METHODS = (types.FunctionType, classmethod, staticmethod, property)
 _PARTS_OF_FUNCTIONS = frozenset(
     {"__closure__", "cell_contents", "__defaults__", "__kwdefaults__", "__globals__"}
 )
-#: What is the same object in every call, if it is equal.
-_SAME_EVERYWHERE = (
-    type,
-    types.FunctionType,
-    types.CodeType,
-    types.ModuleType,
-    types.BuiltinFunctionType,
-    nn.Module,
-    enum.Enum,
-)
-_CONTAINERS = tuple(kind for kind, _ in CONTAINERS)
-_LOOKED_INTO = (tuple, frozenset, types.MappingProxyType, *_CONTAINERS)
+_LOOKED_INTO = (tuple, frozenset, types.MappingProxyType, *KINDS)
 #: What changes inside in ways that no guard sees.
 _CHANGING = (bytearray, memoryview, array.array, threading.Event, queue.Queue)
 WRITTEN_IN_C = (
@@ -136,15 +126,8 @@ class Reached:
         self.streams: dict[int, Stream] = {}
         #: Whether code of the user's runs once the function has: a backward, when it is traced.
         self.runs_later = False
-        #: Whether objects are among the arguments, of which each call has its own.
-        self.has_objects = False
-        #: Where in the arguments of a call an object lies that is of the call.
-        self.places: dict[int, Place] = {}
-        #: Where other objects lie, and what objects of the call lie at, or are reached by, in two ways.
-        self._first: dict[int, Place] = {}
-        self._ties: list[tuple[Place, Place]] = []
-        #: Where other containers lie as well, by their ids.
-        self._aliases: defaultdict[int, list[Place]] = defaultdict(list)
+        #: Where they lie.
+        self.places = Places()
         #: The attributes of classes that were looked into, and classes of which there is an instance.
         self._met: set[tuple[object, ...]] = set()
         self._labels: dict[int, str] = {}
@@ -189,8 +172,8 @@ class Reached:
         changed = self.put_back() if self.runs_later else ""
         for holder in self.holders.values():
             holder.before = holder.all = {}  # they may hold tensors that nobody else does
-        of_objects = self.holders, self._empty, self._seen, self._first, self.opened, self.tensors
-        for one in (*of_objects, self.reads, self.streams):
+        of_objects = self.holders, self._empty, self._seen, self.opened, self.tensors
+        for one in (*of_objects, self.reads, self.streams, self.places):
             one.clear()
         self._functions.clear()
         if changed:
@@ -209,21 +192,18 @@ class Reached:
         key = id(value)
         if key in self._seen:
             if owner is not None:
-                self._lies_again(value, self._place(owner, steps))
+                self.places.add_another(value, self.places.at(owner, steps))
             return
         if is_atom(value):
             return
-        if self.has_objects:
-            owner, steps = self._place(owner, steps)
+        owner, steps = self.places.at(owner, steps)
         if issubclass(type(value), torch.Tensor):
             if owner is not None:
                 self._tensor(value, Held(owner, steps, label))
             return
         self._seen[key] = value
-        if isinstance(owner, Argument) and _is_made_by_calls(value):
-            self.places[key] = Place(owner, steps)
-        elif owner is not None and (self.has_objects or isinstance(value, _CONTAINERS)):
-            self._first[key] = Place(owner, steps)
+        if owner is not None:
+            self.places.add(value, Place(owner, steps))
         self._labels.setdefault(key, label)
         self._look_into(value, label, owner, steps)
         if not self._is_at_work:
@@ -260,58 +240,9 @@ class Reached:
         else:
             self._object(value, label)
 
-    def _place(self, owner: object, steps: tuple[object, ...]) -> Place:
-        known = self.places.get(id(owner))
-        return Place(owner, steps) if known is None else Place(known.owner, known.steps + steps)
-
-    def _lies_again(self, value: object, place: Place) -> None:
-        if self.has_objects and _has_identity(value):
-            self._tie(value, place)
-        if isinstance(value, _CONTAINERS):
-            first = self._first.setdefault(id(value), place)
-            if not first.matches(place):
-                self._aliases[id(value)].append(place)
-
-    def _tie(self, value: object, place: Place) -> None:
-        """Take note of another place of an object, if it or the first is of the call."""
-        first = self.places.get(id(value)) or self._first.get(id(value)) or Place(value, ())
-        if first.is_of_call and place.is_of_call:
-            is_new = first != place
-        else:
-            is_new = first.is_of_call or place.is_of_call
-        if is_new:
-            self._ties.append((first, place))
-
-    def place_of(self, value: object) -> Place | None:
-        """Where a call finds an object of its own, or the container that is there by then."""
-        place = self.places.get(id(value))
-        if place is None and isinstance(value, _CONTAINERS):
-            place = self._first.get(id(value))
-        return place
-
     def identities(self, located: Iterable[int]) -> Identities:
-        """Which objects of the call are one by several ways, and which are not to be others that are alike.
-
-        So are the containers that calls find at a place, by these ids.
-        """
-        ties = [*self._ties]
-        for key in self._aliases.keys() & {*located}:
-            first = self._first[key]
-            ties += [(first, one) for one in self._aliases[key]]
-        if not self.has_objects:
-            return Identities(ties)
-        seen = {key: value for key, value in self._seen.items() if _has_identity(value)}
-        kinds = Counter(id(type(value)) for value in seen.values())
-        of_call = {
-            key for key, value in seen.items() if key in self.places and kinds[id(type(value))] > 1
-        }
-        alike = {id(type(seen[key])) for key in of_call}
-        others = {
-            key
-            for key, value in seen.items()
-            if key not in self.places and id(type(value)) in alike
-        }
-        return Identities(ties, tuple(self.places[key] for key in of_call), frozenset(others))
+        """Which objects of the call are one by several ways, and which not, and of containers located by these ids."""
+        return self.places.identities(self._seen, located)
 
     def watch_global_streams(self) -> None:
         """Take note of the random streams that the functions of modules draw from."""
@@ -326,12 +257,12 @@ class Reached:
         """Take note of an object among the arguments."""
         label, argument = f"argument {index}", Argument(index)
         self.reach(value, label, argument)
-        if isinstance(value, (list, dict, set, deque)) and self.is_of_call(value):
+        if isinstance(value, KINDS) and self.is_of_call(value):
             self._read_itself(value, freeze(value, self), label)
 
     def _read_itself(self, value: object, frozen: object, label: str) -> None:
         self.reads[id(value), None] = Read(
-            value, ITSELF, frozen, label, type(value), place=self.places[id(value)]
+            value, ITSELF, frozen, label, type(value), place=self.places.of_call[id(value)]
         )
 
     def _tensor(self, tensor: object, held: Held) -> None:
@@ -411,7 +342,7 @@ class Reached:
         """What lies in a container at no place where another call finds it."""
         self.reach(value, label)
         if self.is_of_call(value) and not self.is_of_call(container):
-            self._tie(value, Place(value, ()))
+            self.places.tie(value, Place(value, ()))
 
     def _number(
         self,
@@ -430,7 +361,7 @@ class Reached:
             return value
         if key in holder.symbolic or holder.content().get(key, MISSING) is not value:
             return holder.symbolic.get(key, value)
-        place = self._place(owner, steps)
+        place = self.places.at(owner, steps)
         with internals.real_dispatch():
             tensor = sized(value)
         self.tensors[id(tensor)] = HeldNumber(place.owner, place.steps, label)
@@ -458,7 +389,7 @@ class Reached:
 
     def is_of_call(self, value: object) -> bool:
         """Whether an object is one of the arguments, or reached from one."""
-        return id(value) in self.places
+        return id(value) in self.places.of_call
 
     def content(self, value: Any) -> Content:
         """What a container held when it was reached."""
@@ -537,8 +468,8 @@ class Reached:
 
     def _hold_own(self, value: object, own: dict[str, Any], label: str) -> None:
         self._hold(Items, own, label)
-        if id(value) in self.places:
-            self.places[id(own)] = self._place(value, (Attribute("__dict__"),))
+        if self.is_of_call(value):
+            self.places.of_call[id(own)] = self.places.at(value, (Attribute("__dict__"),))
 
     def _module(self, module: nn.Module, label: str) -> None:
         state = vars(module)
@@ -634,14 +565,14 @@ class Reached:
                     self._number(own, key, item, f"{label}[{key!r}]", own, (key,))
                 else:
                     self.reach(item, f"{label}[{key!r}]", own, (key,))
-            place = self.places.get(id(value))
+            place = self.places.of_call.get(id(value))
             frozen = freeze(own, self)
             whole = Read(value, "__dict__", frozen, label, type(value), place=place)
             self.reads[id(value), "__dict__"] = whole
 
     def note_afterwards(self, owner: object, key: str, value: object, label: str) -> Read:
         """Keep that something was read, and look no further."""
-        place = self.places.get(id(owner))
+        place = self.places.of_call.get(id(owner))
         read = Read(owner, key, freeze(value, self), label, type(owner), place=place)
         return self.reads.setdefault((id(owner), key), read)
 
@@ -662,7 +593,7 @@ class Reached:
         if known is not None:
             known.code = known.code if code == known.code else None
             return
-        read = Read(owner, key, None, label, type(owner), code, self.places.get(place[0]))
+        read = Read(owner, key, None, label, type(owner), code, self.places.of_call.get(place[0]))
         self.reads[place] = read
         kind = type(value)
         if value is MISSING or id(kind) in VALUES or (kind is int and label not in self._varying):
@@ -749,7 +680,7 @@ class Reached:
         """Be able to put back what code does to them that nothing has led to, which may yet be refused."""
         holder = self._hold(Variables, space, f"module {space['__name__']}")
         for name in holder.watch(user_objects.variables_in(code) & space.keys()):
-            if isinstance(value := holder.before[name], _CONTAINERS):
+            if isinstance(value := holder.before[name], KINDS):
                 with contextlib.suppress(Unsupported):
                     self.reach(value, name)
 
@@ -777,7 +708,7 @@ class Reached:
         for place, (name, cell) in enumerate(
             zip(code.co_freevars, function.__closure__ or (), strict=True)
         ):
-            if self.has_objects:
+            if self.places.has_objects:
                 self.reach(cell, name, function, (Attribute("__closure__"), place))
             holder = self._hold(Variable, cell, f"{name} in {function.__qualname__}")
             value = holder.before.get("cell_contents", MISSING)
@@ -848,7 +779,7 @@ class Reached:
                 continue
             held = self._hold(ClassAttributes, base, base.__qualname__).before
             for name, value in held.items() if user_objects.is_users_own(base.__module__) else ():
-                if isinstance(value, _CONTAINERS) or user_objects.is_users_class(type(value)):
+                if isinstance(value, KINDS) or user_objects.is_users_class(type(value)):
                     self.reach(value, f"{base.__name__}.{name}")  # code may compute its name
         for meta in _users_bases(type(kind)):
             self.reach(meta, meta.__qualname__)
@@ -889,19 +820,6 @@ def own_dict(value: object) -> dict[str, Any] | None:
 def _kind_of(name: str) -> type[Items]:
     """Of the dict that an attribute of that name holds."""
     return Attributes if name == "__dict__" else Items
-
-
-def _is_made_by_calls(value: object) -> bool:
-    """Whether another call may have one of its own that is equal."""
-    if type(value) is types.FunctionType:
-        return is_object(value)
-    return not issubclass(type(value), _SAME_EVERYWHERE)
-
-
-def _has_identity(value: object) -> bool:
-    """Whether it matters which of two equal objects it is."""
-    is_value = issubclass(type(value), (tuple, frozenset, torch.SymInt))
-    return not is_value and _is_made_by_calls(value)
 
 
 def _assigned_forward(module: nn.Module) -> object:

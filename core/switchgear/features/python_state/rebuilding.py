@@ -147,7 +147,7 @@ class Packing:
 
     def locate(self, value: object) -> int | None:
         """The number of the place of an object that a call has of its own."""
-        place = self.reached.place_of(value)
+        place = self.reached.places.of(value)
         if place is None:
             return None
         self.places.setdefault(id(value), place)
