@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,8 +17,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import switchgear as sg
+from switchgear import torch_private as internals
 from switchgear.errors import DataDependent, FallbackWarning, Unsupported
 from switchgear.jit import dynamo_backend
+from switchgear.runtime import split as splitting
 from tests.python_state.cases import CASES
 from tests.python_state.running import examine
 
@@ -273,6 +276,38 @@ def test_running_statistics_in_a_checkpointed_region() -> None:
     assert norm.num_batches_tracked == 2
     norm.reset_running_stats()
     assert torch.equal(*found, *torch.autograd.grad(function(x).sin().sum(), x))
+
+
+@pytest.mark.parametrize("parts", [0.5, 2.0])
+def test_calls_without_gradients_run_what_is_faster(parts: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parts, in so many seconds, or in one the function itself, which no call with gradients does."""
+    split_up, itself = 0, 0
+
+    def run_parts(x: Tensor) -> Tensor:
+        nonlocal split_up
+        split_up += 1
+        return x * 2
+
+    def run_itself(x: Tensor) -> Tensor:
+        nonlocal itself
+        itself += 1
+        return x * 2
+
+    monkeypatch.setattr(internals, "taken_apart", lambda *_: run_parts)
+    clock = types.SimpleNamespace(perf_counter=lambda: split_up * parts + itself)
+    monkeypatch.setattr(splitting, "time", clock)
+    apart = splitting.Split(run_itself, lambda *_: None, None)  # type: ignore[arg-type]
+    with torch.no_grad():
+        for _ in range(splitting.WARM + 2 * splitting.TIMED):
+            apart.run(torch.ones(2))
+    assert apart.ratio == parts
+    assert (split_up, itself) == (splitting.WARM + splitting.TIMED, splitting.TIMED)
+    assert ("run in eager" in str(apart)) == (parts > 1)
+    with torch.no_grad():
+        apart.run(torch.ones(2))
+    assert itself == splitting.TIMED + (parts > 1)
+    apart.run(torch.ones(2))
+    assert itself == splitting.TIMED + (parts > 1)
 
 
 def test_a_forward_that_is_replaced() -> None:

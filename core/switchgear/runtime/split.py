@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Protocol
 
 import torch
@@ -34,6 +36,10 @@ CompileGraph = Callable[[fx.GraphModule, Mapping[str, frozenset[int]]], GraphCom
 _RESHAPES = {"unsqueeze_", "squeeze_", "t_", "transpose_", "swapaxes_", "swapdims_", "resize_"}
 
 
+#: So many calls run in parts before any is timed, and so many are timed of each way to run it.
+WARM, TIMED = 32, 16
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Graph:
     """A graph that TorchDynamo found, and how many calls there are in it."""
@@ -54,7 +60,10 @@ class Graph:
 
 
 class Split:
-    """What TorchDynamo makes of one function."""
+    """What TorchDynamo makes of one function.
+
+    Calls without gradients on a CPU run the parts or the function itself, as soon as it is known which takes less time.
+    """
 
     def __init__(
         self, function: Callable[..., object], compile_graph: CompileGraph, dynamic: bool | None
@@ -62,9 +71,39 @@ class Split:
         self.graphs: list[Graph] = []
         self.breaks: Counter[str] = Counter()
         self._compile_graph = compile_graph
-        self.run = internals.taken_apart(
+        self._function = function
+        self._parts = internals.taken_apart(
             function, self._graph, lambda reason: self.breaks.update([reason]), dynamic
         )
+        self._calls = 0
+        self._seconds: tuple[list[float], list[float]] = [], []
+        #: The time of the parts to that of the function itself, once it is known.
+        self.ratio: float | None = None
+
+    def run(self, *args: object, **kwargs: object) -> object:
+        """Run the parts, or the function itself where that was faster."""
+        if torch.is_grad_enabled():
+            return self._parts(*args, **kwargs)
+        if self.ratio is None:
+            return self._timed(*args, **kwargs)
+        return (self._function if self.ratio > 1 else self._parts)(*args, **kwargs)
+
+    def _timed(self, *args: object, **kwargs: object) -> object:
+        self._calls += 1
+        is_itself = self._calls > WARM and self._calls % 2
+        start = time.perf_counter()
+        result = (self._function if is_itself else self._parts)(*args, **kwargs)
+        if self._calls > WARM:
+            self._seconds[is_itself].append(time.perf_counter() - start)
+        if self._calls == WARM + 2 * TIMED:
+            parts, itself = map(median, self._seconds)
+            self.ratio = parts / itself if self._is_on_cpu() else 0.0
+        return result
+
+    def _is_on_cpu(self) -> bool:
+        entries = [graph.compiler.last for graph in self.graphs]
+        traces = [entry.captured.trace for entry in entries if entry is not None]
+        return all(device.type == "cpu" for trace in traces for device in trace.devices)
 
     def _graph(self, graph: fx.GraphModule, inputs: Sequence[object]) -> Callable[..., object]:
         # a graph that is refused runs in eager, where such a region takes what it wrote itself for overwritten
@@ -92,6 +131,10 @@ class Split:
             for graph in self.graphs
             for reason in graph.refusals
         ]
+        if self.ratio is not None and self.ratio > 1:
+            lines.append(
+                f"  without gradients the parts took {self.ratio:.2f} of eager's time: calls run in eager"
+            )
         lines += [f"  graph break: {count} x {reason}" for reason, count in self.breaks.items()]
         return "\n".join(lines)
 
