@@ -184,6 +184,8 @@ class Compiler:
         """The entry that fits, its inputs and whether it is new, or why there is none. None of `unfit` fits."""
         key = None
         with self._lock:
+            if self.fallbacks.always is not None and not self.cache.entries():
+                return self.fallbacks.always
             try:
                 check_names()
                 leaves, spec = flatten_arguments(args, kwargs, self._whole)

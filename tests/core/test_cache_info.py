@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from unittest import mock
 
 import pytest
 import torch
@@ -60,3 +61,17 @@ def test_a_number_that_every_call_finds_otherwise() -> None:
     info = sg.cache_info(jitted)
     assert (info.entries, info.fallbacks) == (16, 3)
     assert info.reasons[3].count("steps") == 1
+
+
+def test_what_is_not_tried_any_more_is_not_looked_at() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        print(end="")
+        return x * 2
+
+    jitted = sg.jit(function, executors=["torch"], fallback="eager", recompile_limit=2)
+    with falls_back("prints"):
+        for length in range(4):
+            jitted(torch.ones(length))
+    with mock.patch("switchgear.jit.flatten_arguments", side_effect=AssertionError):
+        assert torch.equal(jitted(torch.ones(9)), torch.full((9,), 2.0))
+    assert sg.cache_info(jitted).fallbacks == 5

@@ -35,11 +35,12 @@ class Fallbacks:
         self._size = size
         self._limit = limit
         self._by_key: OrderedDict[object, Fallback] = OrderedDict()
-        self._always: Fallback | None = None
+        #: Why no other kind of call is tried.
+        self.always: Fallback | None = None
 
     def known(self, key: object) -> Fallback | None:
         """Why calls of that key are not compiled, as far as it is known."""
-        return self._by_key.get(key, self._always)
+        return self._by_key.get(key, self.always)
 
     def add(self, error: CaptureError, key: object = None) -> Fallback:
         """Keep, for all calls of a key if there is one, that they are refused."""
@@ -49,7 +50,7 @@ class Fallbacks:
             return fallback
         fallback.kinds += 1
         if fallback.kinds > self._limit:
-            self._always = fallback
+            self.always = fallback
         self._by_key[key] = fallback
         if len(self._by_key) > self._size:
             self._by_key.popitem(last=False)
