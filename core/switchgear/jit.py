@@ -150,8 +150,11 @@ class Compiler:
                 )
                 break
         if failure is not None:
-            self.function(*args, **kwargs)  # raises eager's own error
-            raise failure
+            result = self.function(*args, **kwargs)  # raises eager's own error
+            what = f"when it is captured it raises {type(failure).__name__}: {failure}"
+            found = self._refused(Unsupported(f"{what}, and not in eager; please report this"))
+            self.fallbacks.count(found, False, self._fallback == "quiet")
+            return result
         assert isinstance(found, Fallback)
         splits = self._fallback == "split" and found.error.splits and self._can_be_split()
         self.fallbacks.count(found, splits, self._fallback == "quiet")

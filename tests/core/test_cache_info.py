@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import switchgear as sg
+from switchgear.capture.recorder import active_recorder
 from tests.falling_back import falls_back
 
 
@@ -75,3 +76,18 @@ def test_what_is_not_tried_any_more_is_not_looked_at() -> None:
     with mock.patch("switchgear.jit.flatten_arguments", side_effect=AssertionError):
         assert torch.equal(jitted(torch.ones(9)), torch.full((9,), 2.0))
     assert sg.cache_info(jitted).fallbacks == 5
+
+
+def test_an_error_that_eager_does_not_raise_is_told_and_eager_runs() -> None:
+    calls = 0
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        assert active_recorder() is None
+        return x * 2
+
+    jitted = sg.jit(function, executors=["torch"])
+    with falls_back("AssertionError: .*please report this"):
+        assert torch.equal(jitted(torch.ones(2)), torch.full((2,), 2.0))
+    assert calls == 1

@@ -189,6 +189,9 @@ def judge(
                 whole = _Pair(subject, eager, jitted, other, ignored, under_test.is_exact(jit)).judge()
             verdict = whole if whole.outcome is Outcome.BOTH_RAISE else verdict
     fallbacks = [str(warning.message) for warning in caught if warning.category.__name__ == "FallbackWarning"]
+    faults = [message for message in fallbacks if "please report this" in message]
+    if faults:
+        return Verdict(Outcome.DIFFERENT, faults[0], _blurred(faults[0]))
     # Autograd sums gradients of a tensor that several graphs of a split function use graph by graph, not use by use.
     by_graphs = verdict.rounded and any("is split by TorchDynamo" in message for message in fallbacks)
     if fallbacks and (by_graphs or verdict.outcome in (Outcome.EQUAL, Outcome.BOTH_RAISE)):
