@@ -889,6 +889,27 @@ def test_node_apply() -> None:
     assert torch.func.vmap(lambda row: row + int(internals.functorch_active()))(torch.zeros(2)).tolist() == [1, 1]
 
 
+def test_is_python_node() -> None:
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            return grad * 2
+
+    class Other(Double):
+        pass
+
+    x = torch.ones(2, requires_grad=True)
+    node = Double.apply(x).grad_fn  # type: ignore[no-untyped-call]
+    assert internals.is_python_node(node, apart=Other)
+    assert not internals.is_python_node(node, apart=Double)
+    assert not internals.is_python_node((x * 2).grad_fn, apart=Other)
+    assert not internals.is_python_node(None, apart=Other)
+
+
 def test_make_lean() -> None:
     class Double(torch.autograd.Function):
         @staticmethod

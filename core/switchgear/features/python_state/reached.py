@@ -453,8 +453,17 @@ class Reached:
             return
         self._met.add((id(kind),))
         self.classes.append(nn.Module if issubclass(kind, nn.Module) else kind)
-        self.reach(kind, kind.__name__)
         self._class(kind)
+        attributes = itertools.chain.from_iterable(
+            vars(base).items() for base in _users_bases(kind)
+        )
+        # what code may ask of the class itself
+        for name in {
+            name for name, value in attributes if not isinstance(value, types.FunctionType)
+        }:
+            self._spaces.setdefault(name, []).append(kind)
+            if name in self.names:
+                self._look_up(kind, name)
         for hooks in internals.global_module_hooks() if issubclass(kind, nn.Module) else ():
             for hook in hooks.values():
                 self.reach(hook, "a hook of all modules")
