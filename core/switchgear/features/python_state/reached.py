@@ -130,6 +130,9 @@ class Reached:
         self.places = Places()
         #: The attributes of classes that were looked into, and classes of which there is an instance.
         self._met: set[tuple[object, ...]] = set()
+        #: Classes of which there is an instance, and the names in code that asks objects for their classes.
+        self._kinds: list[type] = []
+        self._asked: set[str] = set()
         self._labels: dict[int, str] = {}
         self._seen: dict[int, Any] = {}
         #: Modules that code imports, and that are not loaded yet.
@@ -454,16 +457,8 @@ class Reached:
         self._met.add((id(kind),))
         self.classes.append(nn.Module if issubclass(kind, nn.Module) else kind)
         self._class(kind)
-        attributes = itertools.chain.from_iterable(
-            vars(base).items() for base in _users_bases(kind)
-        )
-        # what code may ask of the class itself
-        for name in {
-            name for name, value in attributes if not isinstance(value, types.FunctionType)
-        }:
-            self._spaces.setdefault(name, []).append(kind)
-            if name in self.names:
-                self._look_up(kind, name)
+        self._kinds.append(kind)
+        self._look_up_in(kind, self._asked)
         for hooks in internals.global_module_hooks() if issubclass(kind, nn.Module) else ():
             for hook in hooks.values():
                 self.reach(hook, "a hook of all modules")
@@ -728,6 +723,10 @@ class Reached:
         for name in user_objects.globals_in(code) - space.keys() - vars(builtins).keys():
             self.read_no_variable(space, name)
         self._named(names)
+        if user_objects.asks_for_classes(code):
+            self._asked |= names
+            for kind in tuple(self._kinds):
+                self._look_up_in(kind, names)
         for name, parts in imported_by(function):
             self._imported(name, parts, code)
 
@@ -805,6 +804,13 @@ class Reached:
         for name in sorted(new & self._spaces.keys()):
             for space in tuple(self._spaces[name]):
                 self._look_up(space, name)
+
+    def _look_up_in(self, kind: type, names: Set[str]) -> None:
+        """Of what a class has and its instances do not run, the attributes of these names are read."""
+        for base in _users_bases(kind):
+            for name in names & vars(base).keys():
+                if not isinstance(vars(base)[name], types.FunctionType):
+                    self._look_up(kind, name)
 
     def _look_up(self, space: _Space, name: str) -> None:
         if isinstance(space, types.ModuleType):

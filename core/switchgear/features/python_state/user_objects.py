@@ -148,6 +148,13 @@ def attributes_set(code: types.CodeType) -> frozenset[str]:
     return frozenset(found)
 
 
+@functools.cache
+def asks_for_classes(code: types.CodeType) -> bool:
+    """Whether a code object comes by the class of an object: as `cls`, by `type` or `__class__`."""
+    is_of_class = code.co_varnames[:1] == ("cls",)
+    return is_of_class or "__class__" in code.co_names or "type" in globals_in(code)
+
+
 def functions_behind(value: object) -> Iterator[Any]:
     """What a class attribute runs: a function itself, a property's, a method's."""
     if isinstance(value, types.FunctionType):
