@@ -26,7 +26,7 @@ def without_undefined(joint: Joint, grad_outputs: Grads) -> Joint | None:
     for item in joint.trace.bound_symbols:
         if absent.isdisjoint(proxy.name for proxy in item.inputs):
             body.append(item.reading(env))
-            if not made_of_defined.isdisjoint(proxy.name for proxy in body[-1].inputs):
+            if any(proxy.name in made_of_defined for proxy in body[-1].inputs):
                 made_of_defined.update(proxy.name for proxy in item.outputs)
             continue
         terms = [proxy for proxy in item.inputs if proxy.name not in absent]

@@ -130,8 +130,9 @@ class Reached:
         self.places = Places()
         #: The attributes of classes that were looked into, and classes of which there is an instance.
         self._met: set[tuple[object, ...]] = set()
-        #: Classes of which there is an instance, and the names in code that asks objects for their classes.
-        self._kinds: list[type] = []
+        #: Classes of which there is an instance, each with the names of what is no method of these, and the names in
+        #: code that asks objects for their classes.
+        self._kinds: list[tuple[type, set[str]]] = []
         self._asked: set[str] = set()
         self._labels: dict[int, str] = {}
         self._seen: dict[int, Any] = {}
@@ -332,7 +333,9 @@ class Reached:
             if type(item) is int and place:
                 self._number(value, key, item, where, owner, (*steps, key))
                 continue
-            if isinstance(item, type) and not user_objects.has_values(item):
+            if isinstance(item, type) and (
+                issubclass(item, nn.Module) or not user_objects.has_values(item)
+            ):
                 continue  # to be compared with, or called, more often than changed
             if place:
                 self.reach(item, where, owner, (*steps, key))
@@ -457,8 +460,13 @@ class Reached:
         self._met.add((id(kind),))
         self.classes.append(nn.Module if issubclass(kind, nn.Module) else kind)
         self._class(kind)
-        self._kinds.append(kind)
-        self._look_up_in(kind, self._asked)
+        attributes = itertools.chain.from_iterable(
+            vars(base).items() for base in _users_bases(kind)
+        )
+        own = {name for name, value in attributes if type(value) is not types.FunctionType}
+        self._kinds.append((kind, own))
+        for name in own & self._asked:
+            self._look_up(kind, name)
         for hooks in internals.global_module_hooks() if issubclass(kind, nn.Module) else ():
             for hook in hooks.values():
                 self.reach(hook, "a hook of all modules")
@@ -720,13 +728,16 @@ class Reached:
         self._set |= user_objects.attributes_set(code)
         space = function.__globals__
         self._variables(space, user_objects.variables_in(code))
-        for name in user_objects.globals_in(code) - space.keys() - vars(builtins).keys():
-            self.read_no_variable(space, name)
+        for missing in user_objects.globals_in(code):
+            if missing not in space and not hasattr(builtins, missing):
+                self.read_no_variable(space, missing)
         self._named(names)
         if user_objects.asks_for_classes(code):
-            self._asked |= names
-            for kind in tuple(self._kinds):
-                self._look_up_in(kind, names)
+            new = names - self._asked
+            self._asked |= new
+            for kind, own in tuple(self._kinds):
+                for asked in own & new:
+                    self._look_up(kind, asked)
         for name, parts in imported_by(function):
             self._imported(name, parts, code)
 
@@ -804,13 +815,6 @@ class Reached:
         for name in sorted(new & self._spaces.keys()):
             for space in tuple(self._spaces[name]):
                 self._look_up(space, name)
-
-    def _look_up_in(self, kind: type, names: Set[str]) -> None:
-        """Of what a class has and its instances do not run, the attributes of these names are read."""
-        for base in _users_bases(kind):
-            for name in names & vars(base).keys():
-                if not isinstance(vars(base)[name], types.FunctionType):
-                    self._look_up(kind, name)
 
     def _look_up(self, space: _Space, name: str) -> None:
         if isinstance(space, types.ModuleType):
