@@ -733,11 +733,7 @@ class Reached:
                 self.read_no_variable(space, missing)
         self._named(names)
         if user_objects.asks_for_classes(code):
-            new = names - self._asked
-            self._asked |= new
-            for kind, own in tuple(self._kinds):
-                for asked in own & new:
-                    self._look_up(kind, asked)
+            self._ask_classes(names)
         for name, parts in imported_by(function):
             self._imported(name, parts, code)
 
@@ -808,6 +804,14 @@ class Reached:
                 f"the function reaches {kind.__qualname__}, the attributes of which {type(kind).__qualname__} makes up",
                 splits=False,
             )
+
+    def _ask_classes(self, names: Set[str]) -> None:
+        """Code that comes by classes of objects names these: the attributes that classes have are read."""
+        new = names - self._asked
+        self._asked |= new
+        for kind, own in tuple(self._kinds):
+            for name in own & new:
+                self._look_up(kind, name)
 
     def _named(self, names: Set[str]) -> None:
         new = names - self.names
