@@ -17,7 +17,7 @@ from torch import nn
 from switchgear import torch_private as internals
 from switchgear.capture.guards import OtherData
 from switchgear.capture.recorder import active_recorder
-from switchgear.capture.session import ContainerMatters, is_of_the_function
+from switchgear.capture.session import ContainerMatters, is_of_the_function, refusal_of
 from switchgear.capture.signature import check_devices, flatten_arguments
 from switchgear.capture.sizes import Dynamic, Marks, check_dynamic, marked
 from switchgear.capture.structure import Structure
@@ -151,8 +151,7 @@ class Compiler:
                 break
         if failure is not None:
             result = self.function(*args, **kwargs)  # raises eager's own error
-            what = f"when it is captured it raises {type(failure).__name__}: {failure}"
-            found = self._refused(Unsupported(f"{what}, and not in eager; please report this"))
+            found = self._refused(refusal_of(failure))
             self.fallbacks.count(found, False, self._fallback == "quiet")
             return result
         assert isinstance(found, Fallback)

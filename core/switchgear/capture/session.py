@@ -294,6 +294,17 @@ def is_of_the_function(error: Exception) -> bool:
     return any(frame.f_code is _run.__code__ for frame, _ in frames)
 
 
+def refusal_of(error: Exception) -> Unsupported:
+    """Why a function is refused that raises this when it is captured, and nothing in eager.
+
+    Raises it where capture itself or a feature, which a note names, has failed.
+    """
+    if raising_module(error).startswith("switchgear.") or hasattr(error, "__notes__"):
+        raise error
+    what = f"when it is captured it raises {type(error).__name__}: {error}"
+    return Unsupported(f"{what}, and not in eager; please report this")
+
+
 def _refuse_generators(result: object) -> None:
     if any(isinstance(leaf, StandIn) for leaf in flatten(result, objects=True)[0]):
         raise Unsupported("the function returns a torch.Generator; return what is drawn from it")
