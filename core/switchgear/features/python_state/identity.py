@@ -76,7 +76,7 @@ class Places:
 
     def clear(self) -> None:
         """Let go of what lies elsewhere than in the call."""
-        self._others.clear()
+        self._others, self._aliases = {}, defaultdict(list)
 
     def at(self, owner: object, steps: tuple[object, ...]) -> Place:
         """The place at these steps from an owner, from an argument if that is of the call."""
