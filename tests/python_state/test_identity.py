@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import switchgear as sg
+from switchgear.errors import FallbackWarning
 
 X = torch.ones(1)
 
@@ -157,3 +158,32 @@ def test_what_a_module_has() -> None:
         assert torch.equal(jitted(X, config, batch), X if config is net.config else X * 2)
         assert net.batch is batch
     assert sg.cache_info(jitted).fallbacks == 0
+
+
+class Remembering(nn.Module):
+    """Keeps the last tensor it was given, and what it made of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last: Tensor | None = None
+        self.seen: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.last is x or (self.seen and x is self.seen[-1]):
+            return x * 0
+        self.last = x
+        return x + 1
+
+
+def test_a_tensor_that_is_kept() -> None:
+    plain, net = Remembering(), Remembering()
+    jitted, a, b = sg.jit(net, executors=["torch"]), torch.ones(2), torch.ones(2)
+    assert torch.equal(jitted(a), plain(a))
+    with pytest.warns(FallbackWarning, match=r"Remembering\.last, a tensor, may be compared by `is`; pass"):
+        assert torch.equal(jitted(a), plain(a))
+    for x in (b, b, a):
+        assert torch.equal(jitted(x), plain(x))
+        assert net.last is x
+    plain.seen, net.seen = [b], [b]
+    for x in (a, b, a):
+        assert torch.equal(jitted(x), plain(x))

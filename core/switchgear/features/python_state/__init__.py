@@ -9,6 +9,7 @@ Refused are objects whose state cannot be seen: iterators, generators, random st
 from __future__ import annotations
 
 import contextlib
+import re
 import types
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,7 +33,7 @@ from switchgear.features.python_state.reads import State, guard_on
 from switchgear.features.python_state.rebuilding import Packing, Results, Template, build, is_odd
 from switchgear.features.python_state.recording import Recording
 from switchgear.features.python_state.unforeseen import note_unforeseen, refuse_unknown_reads
-from switchgear.features.python_state.user_objects import globals_in, names_in
+from switchgear.features.python_state.user_objects import compared_by_identity, globals_in, names_in
 from switchgear.features.python_state.writes import Write, changes
 from switchgear.patches import replaced
 
@@ -121,7 +122,7 @@ class PythonState(Handler):
             _refuse_attributes_of_tensors(recorder, reached)
             raise
         finally:
-            reached.put_back()
+            reached.held.put_back()
             for stream in reached.streams.values():
                 stream.put_back()
 
@@ -149,6 +150,7 @@ class PythonState(Handler):
         refuse_unknown_reads(own.values())
         if active_sizes() is not None:
             _refuse_exact_types(known)
+        _refuse_identity(reached, known)
         replaced_call = {"Module", "__call__"}
         if replaced_call <= reached.names and any(
             replaced_call <= names_in(code) for code in known
@@ -182,7 +184,7 @@ class PythonState(Handler):
 
 def _changed(reached: Reached) -> list[tuple[int, list[tuple[object, int]]]]:
     """What is held by what has changed, by ids."""
-    changed = reached.changed()
+    changed = reached.held.changed()
     return [
         (id(holder.target), [(key, id(value)) for key, value in holder.content().items()])
         for holder in changed
@@ -202,6 +204,16 @@ def _refuse_exact_types(codes: Iterable[types.CodeType]) -> None:
     for code in codes:
         if {"type", "int"} <= globals_in(code):
             raise Unsupported(f"{code.co_name} asks for type() and int, where sizes are symbolic")
+
+
+def _refuse_identity(reached: Reached, codes: Iterable[types.CodeType]) -> None:
+    """Refuse `x is self.last`, where that is a tensor: which it is has no guard, and an argument has a stand-in."""
+    compared = frozenset().union(*map(compared_by_identity, codes))
+    for held in reached.tensors.values() if compared else ():
+        if not compared.isdisjoint(re.findall(r"\w+", held.path.rpartition(".")[2])):
+            raise Unsupported(
+                f"{held.path}, a tensor, may be compared by `is`; pass what that decides"
+            )
 
 
 def _refuse_attributes_of_tensors(recorder: Recorder, reached: Reached) -> None:

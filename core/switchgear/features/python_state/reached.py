@@ -23,7 +23,7 @@ import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from contextvars import ContextVar
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -38,17 +38,15 @@ from switchgear.features.python_state.holders import (
     KINDS,
     MISSING,
     Array,
-    Attributes,
     ClassAttributes,
-    Content,
     Holder,
     Items,
     Slots,
     Variable,
     Variables,
-    dict_base,
     slots_of,
 )
+from switchgear.features.python_state.holdings import Holdings
 from switchgear.features.python_state.identity import Identities, Place, Places
 from switchgear.features.python_state.imports import imported_by, is_being_loaded, loaded
 from switchgear.features.python_state.reads import ITSELF, Read, class_attribute
@@ -92,7 +90,6 @@ WRITTEN_IN_C = (
 )
 
 
-_H = TypeVar("_H", bound=Holder)
 #: What has attributes that are found in code.
 _Space: TypeAlias = types.ModuleType | type | torch.Tensor | types.FunctionType
 _attribute = functools.cache(Attribute)
@@ -107,10 +104,8 @@ class Reached:
         #: The paths of integers that were others in other calls.
         self._varying = varying
         self._size_of = size_of
-        self.holders: dict[int, Holder] = {}
-        self._symbolic: list[Holder] = []
-        #: Dicts that were empty, as most of modules and functions are, and whose: of no holder while they are.
-        self._empty: dict[int, tuple[dict[Any, Any], str, str]] = {}
+        self.held = Holdings()
+        self.holders, self.content = self.held.holders, self.held.content
         self.reads: dict[tuple[int, object], Read] = {}
         #: Tensors by id: how a call finds each again.
         self.tensors: dict[int, Held] = {}
@@ -138,9 +133,8 @@ class Reached:
         self._seen: dict[int, Any] = {}
         #: Modules that code imports, and that are not loaded yet.
         self.unloaded: set[str] = set()
-        #: What code that has started names, and attributes that it sets.
+        #: What code that has started names.
         self.names: set[str] = set()
-        self._set: set[str] = set()
         #: What has attributes that are found in code, by the names of these.
         self._spaces: dict[str, list[_Space]] = {}
         #: Functions that are to be looked into, and whether that is being done.
@@ -154,32 +148,12 @@ class Reached:
 
     # -- values --------------------------------------------------------------------------------------------------------
 
-    def put_back(self) -> str:
-        """Give every holder what it held at first; the label of one that held something else."""
-        changed = self.changed()
-        for holder in (*changed, *self._symbolic):
-            holder.put_back()
-        self._symbolic.clear()
-        return changed[-1].label if changed else ""
-
-    def changed(self) -> list[Holder]:
-        """The holders of what is otherwise than at first."""
-        for target, owner, name in [held for held in self._empty.values() if held[0]]:
-            self._hold(_kind_of(name), target, f"{owner}.{name}")
-        for holder in self.holders.values() if self._set else ():
-            if isinstance(holder, Variables) and not holder.is_untouched():
-                holder.watch(self._set)
-        return [holder for holder in self.holders.values() if holder.changed()]
-
     def settle(self) -> None:
         """Let go of all, and refuse a backward that wrote to Python's objects when it was traced."""
-        changed = self.put_back() if self.runs_later else ""
-        for holder in self.holders.values():
-            holder.before = holder.all = {}  # they may hold tensors that nobody else does
-        of_objects = self.holders, self._empty, self._seen, self.opened, self.tensors
-        for one in (*of_objects, self.reads, self.streams, self.places):
+        changed = self.held.put_back() if self.runs_later else ""
+        of_objects = self.held, self._seen, self.opened, self.tensors
+        for one in (*of_objects, self.reads, self.streams, self.places, self._functions):
             one.clear()
-        self._functions.clear()
         if changed:
             raise Unsupported(
                 f"the backward of an autograd.Function writes to {changed}, which calls would not"
@@ -240,7 +214,7 @@ class Reached:
         elif isinstance(value, (type, types.ModuleType)):
             self._space(value, label)
         elif is_array(value):
-            self._hold(Array, value, label)
+            self.held.hold(Array, value, label)
         else:
             self._object(value, label)
 
@@ -283,10 +257,10 @@ class Reached:
     def _attributes(self, tensor: Any, label: str) -> None:
         """Of the attributes that a tensor was given, those that code names are read."""
         own = own_dict(tensor)
-        if own is None or id(own) in self.holders or id(own) in self._empty:
+        if own is None or own in self.held:
             return
         self._labels.setdefault(id(tensor), label)
-        for name in self._hold_dict(own, label, "__dict__"):
+        for name in self.held.hold_dict(own, label, "__dict__"):
             self._spaces.setdefault(name, []).append(tensor)
             if name in self.names:
                 self._look_up(tensor, name)
@@ -294,7 +268,7 @@ class Reached:
     def read_missing(self, tensor: torch.Tensor, name: str) -> None:
         """Take note that a tensor was asked for an attribute that it has not."""
         own = own_dict(tensor)
-        if own is not None and (id(own) in self.holders or id(own) in self._empty):
+        if own is not None and own in self.held:
             self._note(own, name, MISSING, f"{self._label(tensor)}.{name}")
 
     def read_no_variable(self, space: dict[str, Any], name: str) -> None:
@@ -311,7 +285,7 @@ class Reached:
     def read_variable(self, module: types.ModuleType, name: str) -> None:
         """Take note of the read of a variable of a module that code need not name; `__dict__` reads all."""
         space = vars(module)
-        holder = self._hold(Variables, space, f"module {module.__name__}")
+        holder = self.held.hold(Variables, space, f"module {module.__name__}")
         names = space.keys() if name == "__dict__" else {name}
         holder.watch({one for one in names if one[:2] != "__"})
         for one in holder.before.keys() & names:
@@ -324,7 +298,7 @@ class Reached:
             return
         for kind, holder in CONTAINERS:
             if isinstance(value, kind):
-                self._hold(holder, value, label)
+                self.held.hold(holder, value, label)
         for key, item in self.content(value).items():
             if isinstance(value, dict) and not issubclass(type(key), (str, int, type)):
                 self._member(key, value, f"a key of {label}")
@@ -372,41 +346,12 @@ class Reached:
             tensor = sized(value)
         self.tensors[id(tensor)] = HeldNumber(place.owner, place.steps, label)
         number = self._size_of(tensor)
-        holder.make_symbolic(key, number)
-        self._symbolic.append(holder)
+        self.held.make_symbolic(holder, key, number)
         return number
-
-    def _hold(self, kind: type[_H], target: Any, label: str) -> _H:
-        holder: Any = self.holders.get(id(target))
-        if holder is None:
-            holder = self.holders[id(target)] = kind(target, label)
-            if self._empty.pop(id(target), None) is not None:
-                holder.was_empty()
-        return holder  # type: ignore[no-any-return]
-
-    def _hold_dict(self, target: dict[Any, Any], owner: str, name: str) -> Content:
-        """What a dict of an owner's held at first."""
-        if id(target) in self._empty:
-            return {}
-        if dict.__len__(target) or id(target) in self.holders:
-            return self._hold(_kind_of(name), target, f"{owner}.{name}").before
-        self._empty[id(target)] = target, owner, name
-        return {}
 
     def is_of_call(self, value: object) -> bool:
         """Whether an object is one of the arguments, or reached from one."""
         return id(value) in self.places.of_call
-
-    def content(self, value: Any) -> Content:
-        """What a container held when it was reached."""
-        holder = self.holders.get(id(value))
-        if holder is not None:
-            return holder.at_first
-        if is_array(value):
-            return Array(value, "").before
-        if isinstance(value, dict):
-            return dict(dict_base(value).items(value))
-        return dict(value if isinstance(value, types.MappingProxyType) else enumerate(value))
 
     # -- objects -------------------------------------------------------------------------------------------------------
 
@@ -426,7 +371,7 @@ class Reached:
         if own is not None:
             self._hold_own(value, own, label)
         if any(True for _ in slots_of(kind)):
-            self._hold(Slots, value, label)
+            self.held.hold(Slots, value, label)
 
     def _library_object(self, value: Any, label: str) -> None:
         """An object that is no user's: its state is read at once, if it has any that is known."""
@@ -479,7 +424,7 @@ class Reached:
                     self._behind(vars(base)[name], f"{base.__name__}.{name}")
 
     def _hold_own(self, value: object, own: dict[str, Any], label: str) -> None:
-        self._hold(Items, own, label)
+        self.held.hold(Items, own, label)
         if self.is_of_call(value):
             self.places.of_call[id(own)] = self.places.at(value, (Attribute("__dict__"),))
 
@@ -489,11 +434,9 @@ class Reached:
             held = state.get(name)
             if not isinstance(held, dict):  # a scripted module has them in C++
                 continue
-            if not dict.__len__(held):
-                self._empty.setdefault(id(held), (held, label, name))
-                continue
-            self._hold_dict(held, label, name)
-            if name in _MODULE_STATE:  # parts have guards of their own
+            if (
+                self.held.hold_dict(held, label, name) and name in _MODULE_STATE
+            ):  # parts have guards of their own
                 self.noted.update([(id(module), part) for part in held if part not in state])
                 if name != "_modules":
                     for part, tensor in held.items():
@@ -665,13 +608,13 @@ class Reached:
         if self.is_of_call(function):
             for name in ("__code__", "__name__", "__qualname__", "__dict__"):
                 self._note(function, name, getattr(function, name), f"{label}.{name}")
-        for name, value in self._hold_dict(vars(function), label, "__dict__").items():
+        for name, value in self.held.hold_dict(vars(function), label, "__dict__").items():
             self._spaces.setdefault(name, []).append(function)
             if name in self.names:
                 self._look_up(function, name)
             self.reach(value, f"{label}.{name}")
         space = function.__globals__
-        self._hold(Variables, space, f"module {space.get('__name__')}")
+        self.held.hold(Variables, space, f"module {space.get('__name__')}")
         self._seen[id(code)] = code
         self._functions[id(code)].append((function, label))
         if id(code) not in self._started:
@@ -690,7 +633,7 @@ class Reached:
 
     def _hold_variables(self, code: types.CodeType, space: dict[str, Any]) -> None:
         """Be able to put back what code does to them that nothing has led to, which may yet be refused."""
-        holder = self._hold(Variables, space, f"module {space['__name__']}")
+        holder = self.held.hold(Variables, space, f"module {space['__name__']}")
         for name in holder.watch(user_objects.variables_in(code) & space.keys()):
             if isinstance(value := holder.before[name], KINDS):
                 with contextlib.suppress(Unsupported):
@@ -722,10 +665,10 @@ class Reached:
         ):
             if self.places.has_objects:
                 self.reach(cell, name, function, (Attribute("__closure__"), place))
-            holder = self._hold(Variable, cell, f"{name} in {function.__qualname__}")
+            holder = self.held.hold(Variable, cell, f"{name} in {function.__qualname__}")
             value = holder.before.get("cell_contents", MISSING)
             self._note(cell, "cell_contents", value, name, code)
-        self._set |= user_objects.attributes_set(code)
+        self.held.names_set |= user_objects.attributes_set(code)
         space = function.__globals__
         self._variables(space, user_objects.variables_in(code))
         for missing in user_objects.globals_in(code):
@@ -762,7 +705,7 @@ class Reached:
         self, space: dict[str, Any], names: Set[str], code: types.CodeType | None = None
     ) -> None:
         module = space.get("__name__")
-        holder = self._hold(Variables, space, f"module {module}")
+        holder = self.held.hold(Variables, space, f"module {module}")
         holder.watch(names)
         for name in sorted(names & holder.before.keys()):
             if (id(space), name) not in self.reads:
@@ -780,7 +723,7 @@ class Reached:
             spaces = [*map(vars, _users_bases(value))]
         else:
             spaces = [vars(value)]
-            self._hold(Variables, spaces[0], f"module {value.__name__}")
+            self.held.hold(Variables, spaces[0], f"module {value.__name__}")
             self.modules.append(value)
         for name in set(itertools.chain.from_iterable(spaces)):
             self._spaces.setdefault(name, []).append(value)
@@ -792,7 +735,7 @@ class Reached:
         for base in _users_bases(kind):
             if id(base) in self.holders:
                 continue
-            held = self._hold(ClassAttributes, base, base.__qualname__).before
+            held = self.held.hold(ClassAttributes, base, base.__qualname__).before
             for name, value in held.items() if user_objects.is_users_own(base.__module__) else ():
                 if isinstance(value, KINDS) or user_objects.is_users_class(type(value)):
                     self.reach(value, f"{base.__name__}.{name}")  # code may compute its name
@@ -825,7 +768,7 @@ class Reached:
             self._variables(vars(space), {name})
         elif not isinstance(space, type):
             own = vars(space)
-            value = self._hold(Items, own, "").before[name]
+            value = self.held.hold(Items, own, "").before[name]
             self._note(own, name, value, f"{self._label(space)}.{name}")
         else:
             self._inherited(space, name, class_attribute(space, name), is_named=True)
@@ -838,11 +781,6 @@ def own_dict(value: object) -> dict[str, Any] | None:
     except AttributeError:
         return None
     return own if type(own) is dict else None
-
-
-def _kind_of(name: str) -> type[Items]:
-    """Of the dict that an attribute of that name holds."""
-    return Attributes if name == "__dict__" else Items
 
 
 def _assigned_forward(module: nn.Module) -> object:

@@ -4,39 +4,26 @@ from __future__ import annotations
 
 import dis
 import functools
+import itertools
+import re
 import sys
 import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 #: Packages whose functions and classes are taken to be as they are.
-_FIXED = sys.stdlib_module_names - {
-    "__main__",
-    "argparse",
-    "collections",
-    "configparser",
-    "weakref",
-} | {
-    "torch",
-    "numpy",
-    "sympy",
-    "mpmath",
-    "scipy",
-    "switchgear",
-    "pluggy",
-    "functorch",
-    "networkx",
-    "packaging",
-    "tokenizers",
-    "huggingface_hub",
-    "safetensors",
-    "typing_extensions",
+_LOOKED_INTO = {"__main__", "argparse", "collections", "configparser", "weakref"}
+_FIXED = sys.stdlib_module_names - _LOOKED_INTO | {
+    *("torch", "functorch", "numpy", "scipy", "sympy", "mpmath", "networkx", "packaging"),
+    *("tokenizers", "huggingface_hub", "safetensors", "typing_extensions"),
+    *("switchgear", "pluggy"),
 }
 #: What of these reads attributes of modules all the same.
 _MODULES = ("torch.nn.modules.", "torch.nn.utils.", "torch.optim.")
 _LOADS = {dis.opmap["LOAD_GLOBAL"]: 1}
 _BINDS = {dis.opmap["STORE_GLOBAL"], dis.opmap["DELETE_GLOBAL"]}
 _IN_CLASSES = ("LOAD_NAME", "STORE_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
+_IS = dis.opmap["IS_OP"]
 _OF_VARIABLES = dict.fromkeys(
     [*_BINDS, *(dis.opmap[name] for name in _IN_CLASSES if name in dis.opmap)], 0
 )
@@ -153,6 +140,26 @@ def asks_for_classes(code: types.CodeType) -> bool:
     """Whether a code object comes by the class of an object: as `cls`, by `type` or `__class__`."""
     is_of_class = code.co_varnames[:1] == ("cls",)
     return is_of_class or "__class__" in code.co_names or "type" in globals_in(code)
+
+
+@functools.cache
+def compared_by_identity(code: types.CodeType) -> frozenset[str]:
+    """The names in what a code object compares by `is` with something else than a constant."""
+    found = set[str]()
+    lines = [*dis.get_instructions(code)] if _IS in code.co_code[::2] else []
+    for before, comparison in itertools.pairwise(lines):
+        if comparison.opname == "IS_OP" and before.opname != "LOAD_CONST":
+            first, last = _extent(comparison)
+            for part in lines:
+                if first <= _extent(part)[0] and _extent(part)[1] <= last:
+                    found.update(re.findall(r"\w+", str(part.argval)))
+    return frozenset(found)
+
+
+def _extent(instruction: Any) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Where in the source the expression begins and ends that an instruction computes."""
+    line, end_line, column, end_column = [number or 0 for number in instruction.positions]
+    return (line, column), (end_line, end_column)
 
 
 def functions_behind(value: object) -> Iterator[Any]:

@@ -63,7 +63,7 @@ class Write:
 
 def changes(reached: Reached, packing: Packing) -> Iterator[Write]:
     """What the function has changed in what it reached."""
-    for holder in reached.changed():
+    for holder in reached.held.changed():
         if isinstance(holder, Array):
             raise Unsupported(
                 f"the function writes to {holder.label}, an array of NumPy's; use a tensor"
