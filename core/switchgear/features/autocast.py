@@ -31,11 +31,8 @@ class Autocast(Handler):
             return
         sources: dict[str, str] = recorder.state(self)
         arguments = {proxy.name for proxy in proxies(call.given)}
-        casts = [
-            line
-            for line in call.lines
-            if line.symbol.fn is _CAST and line.inputs[0].name in arguments
-        ]
+        made = (line for line in call.lines if line.symbol.fn is _CAST)
+        casts = [line for line in made if line.inputs[0].name in arguments]
         rest = [line for line in call.lines if line not in casts]
         sources.update((cast.outputs[0].name, cast.inputs[0].name) for cast in casts)
         if not rest:
@@ -66,13 +63,5 @@ def _replacing(
 
 def _casts(leaf: BoundSymbol) -> bool:
     """Whether a leaf goes from one floating-point dtype to another, as autocast may have made it do."""
-    return (
-        len(
-            {
-                proxy.dtype
-                for proxy in (*leaf.inputs, *leaf.outputs)
-                if proxy.dtype.is_floating_point
-            }
-        )
-        > 1
-    )
+    dtypes = {proxy.dtype for proxy in (*leaf.inputs, *leaf.outputs)}
+    return sum(dtype.is_floating_point for dtype in dtypes) > 1

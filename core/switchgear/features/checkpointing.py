@@ -156,10 +156,8 @@ class Checkpointing(Handler):
         apart = contextlib.nullcontext() if recorder is None else _summed_apart(recorder)
         with apart, self._region(function, internals.NO_CONTEXT):
             # its gradients inside the region are summed up first
-            inner = [
-                torch.ops.aten.alias(arg) if want else arg
-                for arg, want in zip(args, wanted, strict=True)
-            ]
+            pairs = zip(args, wanted, strict=True)
+            inner = [torch.ops.aten.alias(arg) if want else arg for arg, want in pairs]
             result = function(*inner)
         _refuse_other_flags(result)
         return result
@@ -227,16 +225,10 @@ def _refuse_write(recorder: Recorder, what: str) -> NoReturn:
 
 def _refuse_other_flags(result: object) -> None:
     """Refuse a reentrant region of whose results PyTorch makes others differentiable than the function does."""
-    direct = [
-        part
-        for part in (result if isinstance(result, tuple) else (result,))
-        if isinstance(part, torch.Tensor)
-    ]
+    parts = result if isinstance(result, tuple) else (result,)
     for tensor in tensors_in(result):
-        is_direct = any(tensor is part for part in direct)
-        if tensor.requires_grad != (
-            is_direct and (tensor.is_floating_point() or tensor.is_complex())
-        ):
+        is_direct, has_grads = any(tensor is part for part in parts), tensor.dtype.is_floating_point
+        if tensor.requires_grad != (is_direct and (has_grads or tensor.is_complex())):
             raise Unsupported(
                 "a region of torch.utils.checkpoint with use_reentrant=True returns a tensor that PyTorch "
                 f"{'makes' if is_direct else 'does not make'} differentiable, unlike the function; "
@@ -256,11 +248,9 @@ def _summed_inside(recorded: list[BoundSymbol], names: Names) -> list[BoundSymbo
     for item in recorded:
         for proxy in item.inputs if item.symbol != IDENTITY else ():
             if proxy.requires_grad and proxy.name not in made and proxy.name not in inner:
-                inner[proxy.name] = replace(proxy, name=names.fresh())
+                own = inner[proxy.name] = replace(proxy, name=names.fresh())
                 result.append(
-                    BoundSymbol(
-                        IDENTITY, (proxy,), {}, inner[proxy.name], (), item.source, tags=item.tags
-                    )
+                    BoundSymbol(IDENTITY, (proxy,), {}, own, (), item.source, tags=item.tags)
                 )
         result.append(renamed(item, inner) if item.symbol != IDENTITY else item)
         made.update(proxy.name for proxy in item.outputs)

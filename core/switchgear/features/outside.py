@@ -16,6 +16,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from switchgear import torch_private as internals
 from switchgear.capture.guards import Guard
@@ -24,9 +25,23 @@ from switchgear.capture.recorder import active_recorder
 from switchgear.errors import Unsupported
 from switchgear.patches import caller, redirected
 
+_FILES = ("stat", "lstat", "getcwd", "listdir", "scandir")
 _CLOCKS = (
     *("time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns"),
     *("process_time", "process_time_ns", "thread_time", "thread_time_ns", "sleep"),
+)
+#: What is watched: what has it, its name, and what a function does that calls it.
+_DOORS: tuple[tuple[Any, str, str], ...] = (
+    (builtins, "print", "prints"),
+    (builtins, "open", "opens a file"),
+    (pathlib.Path, "open", "opens a file"),
+    (builtins, "input", "asks for input"),
+    (threading.Thread, "start", "starts a thread"),
+    *((os, name, "asks the file system") for name in _FILES),
+    *((os, name, "sets a variable of the environment") for name in ("putenv", "unsetenv")),
+    (os, "urandom", "asks for random bytes"),
+    (random, "_urandom", "asks for random bytes"),
+    *((time, name, f"calls time.{name}()") for name in _CLOCKS),
 )
 #: What is called by code of these is no doing of the user's.
 _NOT_USERS = sys.stdlib_module_names - {"__main__"} | {"torch", "switchgear"}
@@ -45,25 +60,12 @@ class Outside(Handler):
     def around(self) -> Iterator[None]:
         """Watch the doors."""
         with contextlib.ExitStack() as stack:
-            stack.enter_context(redirected(builtins, "print", _refusing("prints")))
-            stack.enter_context(redirected(builtins, "open", _refusing("opens a file")))
-            stack.enter_context(redirected(pathlib.Path, "open", _refusing("opens a file")))
-            stack.enter_context(redirected(builtins, "input", _refusing("asks for input")))
-            stack.enter_context(redirected(threading.Thread, "start", _refusing("starts a thread")))
+            for owner, name, what in _DOORS:
+                stack.enter_context(redirected(owner, name, _refusing(what)))
             stack.enter_context(redirected(logging.Logger, "_log", _log))
             stack.enter_context(redirected(logging.Logger, "isEnabledFor", _is_enabled))
             stack.enter_context(redirected(warnings, "warn", _warn))
-            for name in ("stat", "lstat", "getcwd", "listdir", "scandir"):
-                stack.enter_context(redirected(os, name, _refusing("asks the file system")))
-            for name in ("putenv", "unsetenv"):
-                stack.enter_context(
-                    redirected(os, name, _refusing("sets a variable of the environment"))
-                )
-            stack.enter_context(redirected(os, "urandom", _refusing("asks for random bytes")))
-            stack.enter_context(redirected(random, "_urandom", _refusing("asks for random bytes")))
             stack.enter_context(redirected(internals.JiteratorFunction, "__call__", _launch))
-            for name in _CLOCKS:
-                stack.enter_context(redirected(time, name, _refusing(f"calls time.{name}()")))
             yield
 
 

@@ -15,6 +15,11 @@ from switchgear.capture.handler import PASS, Handler
 from switchgear.capture.recorder import Recorder
 from switchgear.errors import Unsupported
 
+_ELSEWHERE = "move the call outside the jitted function"
+_OF_STORAGE = (
+    *("data_ptr", "storage", "untyped_storage", "storage_offset", "share_memory_"),
+    *("is_inference", "is_set_to", "is_shared", "_is_view"),
+)
 #: Torch-level functions that would be captured wrongly, and what to do instead.
 _REFUSED = {
     "torch.autograd.backward": "use torch.autograd.grad inside, or call backward() on what the jitted function returns",
@@ -32,19 +37,8 @@ _REFUSED = {
     "torch.Tensor.numpy": "compute with torch, or move the NumPy part outside the jitted function",
     "torch.Tensor.set_": "assign a new tensor instead",
     "torch.Tensor.resize_": "make a new tensor instead",
-    "torch.Tensor.data_ptr": "move the call outside the jitted function",
-    "torch.Tensor.share_memory_": "move the call outside the jitted function",
-    **dict.fromkeys(
-        (
-            "torch.is_inference",
-            *(
-                f"torch.Tensor.{name}"
-                for name in ("_is_view", "is_inference", "is_set_to", "is_shared")
-            ),
-            *(f"torch.Tensor.{name}" for name in ("storage", "untyped_storage", "storage_offset")),
-        ),
-        "move the call outside the jitted function",
-    ),
+    "torch.is_inference": _ELSEWHERE,
+    **{f"torch.Tensor.{name}": _ELSEWHERE for name in _OF_STORAGE},
 }
 #: Attributes of tensors that would be captured wrongly, and what to do instead.
 _REFUSED_ATTRIBUTES = {
@@ -57,17 +51,11 @@ _REFUSED_ATTRIBUTES = {
 }
 #: Functions by name, and the kind of tensor that they make, which no trace holds.
 _STRANGE = {
-    **dict.fromkeys(("sparse_csr_tensor", "sparse_csc_tensor"), "sparse"),
-    **dict.fromkeys(("to_sparse_csr", "to_sparse_csc", "to_sparse_bsr", "to_sparse_bsc"), "sparse"),
-    **dict.fromkeys(
-        ("sparse_bsr_tensor", "sparse_bsc_tensor", "sparse_compressed_tensor"), "sparse"
-    ),
-    **dict.fromkeys(
-        ("quantize_per_tensor", "quantize_per_channel", "quantize_per_tensor_dynamic"), "quantised"
-    ),
-    **dict.fromkeys(
-        ("_nested_tensor_from_mask", "_nested_tensor_from_mask_left_aligned"), "nested"
-    ),
+    **{f"sparse_{kind}_tensor": "sparse" for kind in ("csr", "csc", "bsr", "bsc", "compressed")},
+    **{f"to_sparse_{kind}": "sparse" for kind in ("csr", "csc", "bsr", "bsc")},
+    **{f"quantize_per_{kind}": "quantised" for kind in ("tensor", "channel", "tensor_dynamic")},
+    "_nested_tensor_from_mask": "nested",
+    "_nested_tensor_from_mask_left_aligned": "nested",
     "to_mkldnn": "mkldnn",
     "as_subclass": "tensor subclass",
 }
