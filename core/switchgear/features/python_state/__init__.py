@@ -210,7 +210,7 @@ def _refuse_identity(reached: Reached, codes: Iterable[types.CodeType]) -> None:
     """Refuse `x is self.last`, where that is a tensor: which it is has no guard, and an argument has a stand-in."""
     compared = frozenset().union(*map(compared_by_identity, codes))
     for held in reached.tensors.values() if compared else ():
-        if not compared.isdisjoint(re.findall(r"\w+", held.path.rpartition(".")[2])):
+        if not compared.isdisjoint(re.findall(r"[^\W\d]\w*", held.path.rpartition(".")[2])):
             raise Unsupported(
                 f"{held.path}, a tensor, may be compared by `is`; pass what that decides"
             )
