@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import switchgear as sg
 from tests.falling_back import falls_back
 from tests.fuzz.compare import Outcome, Script, judge
-from tests.fuzz.functions import Cubed, Rounded, ScaledInPlace, SinAndCos, Swapped, Weighted
+from tests.fuzz.functions import Cubed, ReluAndMask, Rounded, ScaledInPlace, SinAndCos, Swapped, Weighted
 from tests.fuzz.programs import Write
 
 Arguments = tuple[list[Any], list[Tensor]]
@@ -1500,6 +1500,18 @@ def dimensions_beside_data(x: Tensor) -> tuple[Tensor, int]:
     return row, row.dim()
 
 
+def rectified_part_of_what_is_shifted(x: Tensor, shift: Tensor) -> list[Tensor]:
+    part = x[:2]
+    x += shift
+    rectified, _ = ReluAndMask.apply(part)  # type: ignore[no-untyped-call]
+    return [rectified, rectified.view(2, 4).mul_(0.9)]
+
+
+def batch_and_parameter() -> Arguments:
+    leaf = torch.nn.Parameter(torch.linspace(-1, 2, 4))
+    return [torch.ones(3, 4), leaf], [leaf]
+
+
 def parameter() -> Arguments:
     leaf = torch.nn.Parameter(torch.linspace(-1, 2, 12).view(3, 4))
     return [leaf], [leaf]
@@ -1512,6 +1524,7 @@ def parameter() -> Arguments:
         (dimensions_of_a_squeezed_part, non_leaf),
         (sizes_of_a_row_where_autograd_is_off, non_leaf),
         (dimensions_beside_data, non_leaf),
+        (rectified_part_of_what_is_shifted, batch_and_parameter),
     ],
 )
 def test_what_the_parts_of_a_split_function_would_get_wrong(

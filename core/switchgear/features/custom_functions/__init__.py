@@ -78,15 +78,10 @@ class _Forward(torch.autograd.Function):
             raise Unsupported(
                 f"{name_of(function)} returns a tensor that it closes over; return a clone"
             )
-        wrong = [
-            type(saved).__name__
-            for saved in context.to_save
-            if not isinstance(saved, torch.Tensor | None)
-        ]
-        if wrong:
-            raise TypeError(
-                f"save_for_backward can only save variables, but argument is of type {wrong[0]}"
-            )
+        for saved in context.to_save:
+            if not isinstance(saved, torch.Tensor | None):
+                what = "save_for_backward can only save variables, but argument is of type"
+                raise TypeError(f"{what} {type(saved).__name__}")
         ctx.mark_dirty(*context.dirty_tensors)
         ctx.mark_non_differentiable(*context.non_differentiable)
         return result
@@ -164,6 +159,13 @@ def _refuse_memory(
 
     if context.dirty_tensors:
         refuse("marks a tensor dirty", "return a new one")
+    homes = [recorder.inputs.of(given._base) for given in tensors_in(args) if given.requires_grad]
+    if any(home is not None and not home.proxy.requires_grad for home in homes):
+        what = (
+            f"{name_of(function)} takes a view of an input that was made to require grad in place"
+        )
+        # for TorchDynamo a view that was there before does not
+        raise Unsupported(f"{what}, in {recorder.here()}; give it a new tensor", splits=False)
     fresh = [result for result in results if isinstance(result, torch.Tensor)]
     given = {id(tensor): tensor for tensor in tensors_in(args)}
     memories = [internals.storage_key(tensor) for tensor in (*fresh, *given.values())]
