@@ -45,8 +45,8 @@ _NOISE = frozenset(
     }
 )
 _WRITES_UNDECLARED = frozenset({_aten.miopen_batch_norm.default})
-#: Namespaces of operators that may return nothing: their assertions and marks are of no value to a trace.
-_SILENT = frozenset({"aten", "prim", "prims", "profiler"})
+#: Namespaces of operators that may return nothing: their assertions and marks are of no value to a trace, but for some.
+_SILENT, _TELLING = frozenset({"aten", "prim", "prims", "profiler"}), ("_assert_async", "_print")
 _DATA_MISSING = (
     "data is not allocated yet",
     "unallocated storage",
@@ -210,8 +210,9 @@ def _note_writes(
             raise Unsupported(
                 f"a write to a lazily conjugated or negated tensor, in {recorder.here()}; write to a clone"
             )
-    if call.wrote and call.grad_enabled and recorder.tracker.follow_autograd:
-        refuse_casts(call.lines, recorder.here)
+    if call.wrote:
+        seen = call.grad_enabled and recorder.tracker.follow_autograd
+        refuse_casts(call.lines, seen, recorder.here)
 
 
 def _refuse_error(recorder: Recorder, call: Call, error: Exception) -> None:
@@ -362,7 +363,8 @@ def _refuse(recorder: Recorder, func: internals.OpOverload, args: tuple[Any, ...
 def _effects(func: internals.OpOverload) -> tuple[bool, bool]:
     """Whether an overload is called for what it does alone, and whether it writes to its arguments."""
     schema = func._schema
-    returns_nothing = not schema.returns and func.namespace not in _SILENT
+    is_silent = func.namespace in _SILENT and func._opname not in _TELLING
+    returns_nothing = not schema.returns and not is_silent
     return returns_nothing, schema.is_mutable or func in _WRITES_UNDECLARED
 
 

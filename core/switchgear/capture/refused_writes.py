@@ -124,24 +124,24 @@ def refuse_write(
             _refuse("to a tensor whose memory overlaps that of another argument in part", here)
 
 
-def refuse_casts(recorded: Iterable[BoundSymbol], here: Callable[[], str]) -> None:
-    """Refuse an in-place call with an operand that requires grad, of another dtype than what is written to.
+def refuse_casts(recorded: Iterable[BoundSymbol], seen: bool, here: Callable[[], str]) -> None:
+    """Refuse an in-place call whose result eager would not cast to the dtype of what is written to.
 
-    Autograd sees one call, and computes the operand's gradient in the dtype of what is written to.
+    And, where autograd has `seen` it, one with an operand that requires grad, of another dtype than that: autograd sees
+    one call, and computes the operand's gradient in the dtype of what is written to.
     """
     makers: dict[str, BoundSymbol] = {}
     for item in recorded:
-        if (
-            item.symbol.fn is _aten._to_copy.default
-            and (maker := makers.get(item.args[0].name)) is not None
-        ):
-            dtype = item.output.dtype
-            narrow = isinstance(maker.args[0], TensorProxy) and maker.args[0].dtype == dtype
-            if narrow and any(
-                proxy.requires_grad and proxy.dtype != dtype for proxy in maker.inputs
-            ):
+        maker = makers.get(item.args[0].name) if item.symbol.fn is _aten._to_copy.default else None
+        if maker is not None:
+            before, dtype = item.args[0].dtype, item.output.dtype
+            if not torch.can_cast(before, dtype):
+                _refuse(f"of {before} to what is {dtype}", here)
+            own = maker.args[0] if seen and in_place_twin(maker.symbol.fn) else None
+            others = {proxy.dtype for proxy in maker.inputs if proxy.requires_grad} - {dtype}
+            if others and isinstance(own, TensorProxy) and own.dtype == dtype:
                 _refuse(f"with an operand of another dtype than {dtype} that requires grad", here)
-        if item.is_leaf and in_place_twin(item.symbol.fn) is not None:
+        if item.is_leaf:
             makers.update((proxy.name, item) for proxy in item.outputs)
 
 

@@ -163,23 +163,23 @@ def _constant(training: Training) -> frozenset[int]:
     gradients = training.joint.trace.outputs[training.joint.count :]
     if not any(gradient is not None for gradient in gradients):
         return frozenset()
-    saved = {proxy.name for proxy in training.saved}
-    inputs = enumerate(zip(training.prepared.inputs, gradients, strict=True))
-    return frozenset(
-        i
-        for i, (proxy, gradient) in inputs
-        if proxy.requires_grad
-        and gradient is None
-        and saved.isdisjoint(_made_of(proxy, training.prepared))
-    )
+    saved, inputs = {proxy.name for proxy in training.saved}, training.prepared.inputs
+    constant = []
+    for i, (proxy, gradient) in enumerate(zip(inputs, gradients, strict=True)):
+        if proxy.requires_grad and gradient is None:
+            made = _made_of(proxy, training.prepared)
+            # what nothing differentiable is made of, as one that is detached, may be saved itself
+            if made == {proxy.name} or saved.isdisjoint(made):
+                constant.append(i)
+    return frozenset(constant)
 
 
 def _made_of(proxy: TensorProxy, trace: Trace) -> set[str]:
-    """The names of the values that are computed from one, and its own."""
+    """The names of the values that are computed from one, and through which gradients flow to it, and its own."""
     names = {proxy.name}
     for item in trace.bound_symbols:
         if not names.isdisjoint(value.name for value in item.inputs):
-            names.update(value.name for value in item.outputs)
+            names.update(value.name for value in item.outputs if value.requires_grad)
     return names
 
 
