@@ -24,12 +24,17 @@ from switchgear.errors import Unsupported
 from switchgear.ir.composites import is_closed, read_first_views, turns_grad_off
 from switchgear.ir.naming import pack_dims
 from switchgear.ir.symbol import CHECK, GRAD_OFF_INSIDE, BoundSymbol, proxies
+from switchgear.nesting import tensors_in
 
 
 def note_target(recorder: Recorder, call: Call) -> None:
     """Take note of whether a call writes to its first argument, or to `out`."""
     out = call.kwargs.get("out")
     call.writes = out is not None or is_in_place(getattr(call.fn, "__name__", ""))
+    if not all(tensor.numel() for tensor in tensors_in(out)):
+        raise Unsupported(
+            f"out= of no elements, in {recorder.here()}, which is given other sizes; leave it out"
+        )
     if isinstance(out, torch.Tensor) and internals.is_wrapper(out):
         call.out = internals.unwrap(out)
     target = _target(call)

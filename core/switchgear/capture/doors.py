@@ -205,6 +205,8 @@ def _note_writes(
         if tracker.last_fake(tensor) is fake:
             continue
         call.wrote = True
+        if "out" in call.kwargs and tracker.last_fake(tensor).shape != fake.shape:
+            raise Unsupported(f"out= is given other sizes, in {recorder.here()}; leave it out")
         tracker.reconcile_bases(tensor)
         if call.writes and (fake.is_conj() or fake.is_neg()):
             raise Unsupported(

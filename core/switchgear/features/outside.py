@@ -18,6 +18,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+
 from switchgear import torch_private as internals
 from switchgear.capture.guards import Guard
 from switchgear.capture.handler import Handler
@@ -41,6 +43,8 @@ _DOORS: tuple[tuple[Any, str, str], ...] = (
     *((os, name, "sets a variable of the environment") for name in ("putenv", "unsetenv")),
     (os, "urandom", "asks for random bytes"),
     (random, "_urandom", "asks for random bytes"),
+    (torch, "is_inference_mode_enabled", "asks whether inference mode is on"),
+    (torch, "is_anomaly_enabled", "asks whether anomalies are looked for"),
     *((time, name, f"calls time.{name}()") for name in _CLOCKS),
 )
 #: What is called by code of these is no doing of the user's.

@@ -56,6 +56,7 @@ _STRANGE = {
     **{f"quantize_per_{kind}": "quantised" for kind in ("tensor", "channel", "tensor_dynamic")},
     "_nested_tensor_from_mask": "nested",
     "_nested_tensor_from_mask_left_aligned": "nested",
+    "sparse_coo_tensor": "sparse",
     "to_mkldnn": "mkldnn",
     "as_subclass": "tensor subclass",
 }

@@ -116,11 +116,14 @@ def _recorded(bound_symbol: BoundSymbol, grad_outputs: Grads, higher_order: bool
             return _run(bound_symbol, call, grad_outputs, higher_order)
         except (RuntimeError, NotImplementedError) as error:
             failure = failure or error
-    if isinstance(failure, NotImplementedError):
+    # eager goes on where PyTorch has no formula, and raises in a backward
+    name = bound_symbol.symbol.name
+    if isinstance(failure, NotImplementedError) or (
+        name.startswith("aten.") and "is not implemented" in str(failure)
+    ):
         raise Unsupported(
-            f"no gradient is recorded for {bound_symbol.symbol.name}, called at {bound_symbol.source}: PyTorch's own "
-            "formula runs on tensors that hold data alone; register a grad rule for it, or call it outside the jitted "
-            "function"
+            f"no gradient is recorded for {name}, called at {bound_symbol.source}: PyTorch has no formula, or one that "
+            "runs on tensors that hold data alone; register a grad rule for it, or call it outside, or under no_grad"
         ) from failure
     raise NotDifferentiable(
         f"no gradient for {bound_symbol.symbol.name}, called at {bound_symbol.source}: no executor or package brings "

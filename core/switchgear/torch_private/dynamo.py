@@ -65,12 +65,13 @@ def taken_apart(
 
 #: Numbers are specialised on, as by capture: else they are tensors whose `item()` no trace holds. NumPy draws from its
 #: own stream: by default, TorchDynamo draws from that of PyTorch. `addcmul_` stays what it is: an `fma` rounds once. An
-#: `assert` of a tensor stays one, which raises AssertionError.
+#: `assert` of a tensor stays one, which raises AssertionError. Hooks that come to a module later are noticed.
 _FAITHFUL = {
     "specialize_float": True,
     "use_numpy_random_stream": True,
     "enable_dynamo_decompositions": False,
     "rewrite_assert_with_torch_assert": False,
+    "skip_nnmodule_hook_guards": False,
 }
 
 

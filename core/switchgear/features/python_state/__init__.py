@@ -19,12 +19,13 @@ from typing import Any
 
 import torch
 
+from switchgear import torch_private as internals
 from switchgear.capture.handler import Handler
 from switchgear.capture.recorder import Recorder
 from switchgear.capture.session import Again
 from switchgear.capture.signature import InputSource
 from switchgear.capture.sizes import Sizes, active_sizes
-from switchgear.errors import Unsupported
+from switchgear.errors import CaptureError, Unsupported
 from switchgear.features.python_state.identity import Place
 from switchgear.features.python_state.imports import loaded
 from switchgear.features.python_state.made import note_later, note_set, reads_made, start_later
@@ -35,6 +36,7 @@ from switchgear.features.python_state.recording import Recording
 from switchgear.features.python_state.unforeseen import note_unforeseen, refuse_unknown_reads
 from switchgear.features.python_state.user_objects import compared_by_identity, globals_in, names_in
 from switchgear.features.python_state.writes import Write, changes
+from switchgear.nesting import tensors_in
 from switchgear.patches import replaced
 
 
@@ -121,6 +123,11 @@ class PythonState(Handler):
         except AttributeError:
             _refuse_attributes_of_tensors(recorder, reached)
             raise
+        except CaptureError as error:
+            # what TorchDynamo takes to be as it was in the first call, always
+            drawn = [one.put_back() for one in reached.streams.values() if not one.is_global]
+            error.splits &= not (any(drawn) or reached.reads_environment)
+            raise
         finally:
             reached.held.put_back()
             for stream in reached.streams.values():
@@ -171,6 +178,7 @@ class PythonState(Handler):
         written |= packing.places.keys() - reached.places.of_call.keys()
         is_plain = not writes and not is_odd(result, reached)
         template = None if is_plain else packing.pack(result, "what it returns")
+        _refuse_attributes_of_results((*tensors_in(result), *tensors_in(packing.leaves)))
         identities = reached.identities(packing.places)
         state = State(reads, world.arguments, written, identities)
         recorder.guards.append(guard_on(state, world.arguments, reached.settle))
@@ -214,6 +222,16 @@ def _refuse_identity(reached: Reached, codes: Iterable[types.CodeType]) -> None:
             raise Unsupported(
                 f"{held.path}, a tensor, may be compared by `is`; pass what that decides"
             )
+
+
+def _refuse_attributes_of_results(tensors: Iterable[torch.Tensor]) -> None:
+    """Refuse those of what the function makes, which calls make without."""
+    for tensor in filter(internals.is_wrapper, tensors):
+        for name in vars(tensor):
+            if name[:1] != "_":
+                raise Unsupported(
+                    f"the function gives a tensor that it makes an attribute, {name}; return that beside it"
+                )
 
 
 def _refuse_attributes_of_tensors(recorder: Recorder, reached: Reached) -> None:

@@ -121,6 +121,8 @@ class Reached:
         self.streams: dict[int, Stream] = {}
         #: Whether code of the user's runs once the function has: a backward, when it is traced.
         self.runs_later = False
+        #: Whether the function asks for variables of the environment.
+        self.reads_environment = False
         #: Where they lie.
         self.places = Places()
         #: The attributes of classes that were looked into, and classes of which there is an instance.
@@ -229,7 +231,7 @@ class Reached:
         if numpy is not None:
             streams["numpy.random"] = numpy.random.get_state.__self__
         for name, stream in streams.items():
-            self.streams[id(stream)] = Stream(stream, f"the stream of {name}")
+            self.streams[id(stream)] = Stream(stream, f"the stream of {name}", is_global=True)
 
     def reach_argument(self, index: int, value: object) -> None:
         """Take note of an object among the arguments."""
@@ -442,10 +444,10 @@ class Reached:
                     for part, tensor in held.items():
                         self._attributes(tensor, f"{label}.{part}")
         for name in _HOOKS[:4]:
-            for hook in state[name].values():
+            for hook in state.get(name, {}).values():
                 self.reach(hook, f"a hook of {label}")
         self.reach(_assigned_forward(module), f"{label}.forward")
-        for name, part in state["_modules"].items():
+        for name, part in state.get("_modules", {}).items():
             self.reach(part, f"{label}.{name}")
 
     def read(self, value: object, name: str) -> None:
@@ -493,6 +495,7 @@ class Reached:
 
     def read_environment(self, variable: str | None) -> None:
         """Take note of the read of a variable of the environment; None: of which there are."""
+        self.reads_environment = True
         variables = os.environ._data  # type: ignore[attr-defined]
         if variable is None:
             self._note(os.environ, "_data", variables, "os.environ")
@@ -505,9 +508,9 @@ class Reached:
 
     def _lies_in_slot(self, value: object, name: str, label: str) -> bool:
         slots = self.holders.get(id(value))
-        if not isinstance(slots, Slots) or name not in slots.before:
+        if not isinstance(slots, Slots) or name not in {*slots_of(type(value))}:
             return False
-        self._note(value, name, slots.before[name], label)
+        self._note(value, name, slots.before.get(name, MISSING), label)
         return True
 
     def _read_all(self, value: object) -> None:

@@ -19,7 +19,7 @@ from torch import nn
 
 from switchgear.capture.recorder import Recorder
 from switchgear.capture.signature import is_bound
-from switchgear.capture.sizes import fixed, python
+from switchgear.capture.sizes import fixed, has_numbers, python
 from switchgear.errors import Unsupported
 from switchgear.features.python_state.frozen import is_atom, same
 from switchgear.features.python_state.holders import Slots, dict_base, slots_of
@@ -90,6 +90,8 @@ class Results:
     made: dict[int, Any] = field(default_factory=dict)
 
 
+#: The pattern of a dict that is its own `__dict__`.
+_ITSELF = object()
 Template = Located | Constant | Leaf | Number | Again | Built
 
 
@@ -117,16 +119,21 @@ class Packing:
             return Constant(fixed(value))
         if (index := self.locate(value)) is not None:
             return Located(index)
-        if is_atom(value) or _is_fixed(value) or self._was_there(value):
+        if isinstance(value, slice) and has_numbers(_parts(value)):
+            return Built(-1, slice, (), tuple([self.pack(one, where) for one in _parts(value)]), ())
+        is_bare = not own_dict(value)
+        if (is_atom(value) and is_bare) or _is_fixed(value) or self._was_there(value):
             return Constant(value)
         if id(value) in self._built:
             return Again(self._built[id(value)])
         index = self._built[id(value)] = len(self._built)
         self._kept.append(value)
         kind = type(value)
-        if isinstance(value, (tuple, list, set, frozenset, deque)):
+        if isinstance(value, (list, set, deque)) or (
+            is_bare and isinstance(value, (tuple, frozenset))
+        ):
             keys, items = (), tuple(value)
-        elif isinstance(value, dict):
+        elif isinstance(value, dict) and not any(isinstance(key, torch.Tensor) for key in value):
             keys, items = tuple(dict.keys(value)), tuple(dict.values(value))
         elif isinstance(value, types.FunctionType):
             keys, items = (), (value.__defaults__, value.__kwdefaults__, *(value.__closure__ or ()))
@@ -165,12 +172,18 @@ class Packing:
         return self.reached.knows(value) and not isinstance(value, (tuple, frozenset))
 
 
+def _parts(value: slice) -> tuple[Any, Any, Any]:
+    return value.start, value.stop, value.step
+
+
 def _pattern(value: object) -> object:
     if isinstance(value, deque):
         return value.maxlen
     if isinstance(value, types.FunctionType):
         return value.__code__, _Same(value.__globals__), value.__name__
-    return getattr(value, "default_factory", None)
+    if isinstance(value, defaultdict):
+        return value.default_factory
+    return _ITSELF if isinstance(value, dict) and getattr(value, "__dict__", 0) is value else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -186,7 +199,7 @@ class _Same:
 def _is_fixed(value: object) -> bool:
     """Whether a value of that kind is never made anew by a call."""
     if isinstance(value, types.FunctionType):
-        return not value.__closure__ and not value.__defaults__
+        return not (value.__closure__ or value.__defaults__ or vars(value))
     is_builtin = isinstance(value, types.BuiltinFunctionType) and not is_bound(value)
     return is_builtin or isinstance(value, (type, types.ModuleType))
 
@@ -234,9 +247,9 @@ def _evaluated(expression: str, sizes: Mapping[str, int]) -> object:
 
 def _build(template: Built, part: Callable[[Template], object], made: dict[int, Any]) -> Any:
     kind: Any = template.kind
-    if issubclass(kind, (tuple, frozenset, types.MethodType)):
+    if issubclass(kind, (tuple, frozenset, types.MethodType, slice)):
         items = [part(item) for item in template.items]
-        is_spread = hasattr(kind, "_fields") or kind is types.MethodType
+        is_spread = hasattr(kind, "_fields") or kind in (types.MethodType, slice)
         value = made[template.index] = kind(*items) if is_spread else kind(items)
         return value
     if kind is types.FunctionType:
@@ -246,6 +259,8 @@ def _build(template: Built, part: Callable[[Template], object], made: dict[int, 
         base = dict_base(value)
         for key, item in zip(template.keys, template.items, strict=True):
             base.__setitem__(value, key, part(item))
+        if template.pattern is _ITSELF:
+            value.__dict__ = value
     elif isinstance(value, (list, deque)):
         value.extend(part(item) for item in template.items)
     elif isinstance(value, set):

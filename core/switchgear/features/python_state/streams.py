@@ -40,7 +40,8 @@ def variable_of_context(variable: ContextVar[Any]) -> Any:
 class Stream:
     """Such an object, and its state at first."""
 
-    def __init__(self, value: Any, label: str) -> None:
+    def __init__(self, value: Any, label: str, *, is_global: bool = False) -> None:
+        self.is_global = is_global
         self._value = value
         self._label = label
         self._before = self._state()
@@ -95,7 +96,8 @@ class Stream:
         if self.put_back():
             raise Unsupported(
                 f"the function uses {self._label}, a {type(self._value).__name__}, which every use changes and no "
-                "guard can see; use it outside of the function"
+                "guard can see; use it outside of the function",
+                splits=False,  # nor does TorchDynamo see it
             )
 
 
