@@ -1343,3 +1343,80 @@ def test_gradients_of_another_dtype_fall_back() -> None:
     assert found.grad is not None
     assert expected.grad is not None
     assert torch.equal(found.grad, expected.grad)
+
+
+class Recurrent(torch.nn.Module):
+    """Keeps its state, and goes on from it without its history."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = torch.nn.GRUCell(2, 3)
+        self.state: T | None = None
+
+    def forward(self, x: T) -> T:
+        state = self.cell(x, None if self.state is None else self.state.detach())
+        self.state = state
+        return state.sum()
+
+
+def test_backwards_through_a_state_that_is_detached_inside() -> None:
+    """They end there: the graph before is gone."""
+    gradients = []
+    for jitted in (False, True):
+        torch.manual_seed(0)
+        model = Recurrent()
+        call = jit(model) if jitted else model
+        for _ in range(3):
+            call(torch.ones(1, 2)).backward()
+        assert model.cell.weight_ih.grad is not None
+        gradients.append(model.cell.weight_ih.grad)
+    assert torch.equal(*gradients)
+
+
+def test_a_backward_does_not_come_to_what_is_detached_or_used_without_gradients() -> None:
+    """So the graph of it is there for another backward, as of a generator and its discriminator."""
+
+    def loss(real: T, made: T, weight: T) -> T:
+        with torch.no_grad():
+            scale = made.abs().mean()
+        return ((real @ weight).sigmoid() + (made.detach() @ weight).sigmoid()).sum() * scale
+
+    found = []
+    for function in (loss, jit(loss)):
+        source, weight = torch.ones(2, 3, requires_grad=True), torch.ones(3, 1, requires_grad=True)
+        made = source.exp()
+        (slope,) = torch.autograd.grad(function(torch.ones(2, 3), made, weight), weight, create_graph=True)
+        assert torch.autograd.grad(slope.sum(), source, allow_unused=True)[0] is None
+        function(torch.ones(2, 3), made, weight).backward()
+        made.sum().backward()
+        found.append((weight.grad, source.grad))
+    assert all(map(torch.equal, *found))
+
+
+def test_what_has_no_formula_fails_in_a_backward_alone() -> None:
+    def function(x: T) -> tuple[T, T]:
+        return x * 2, x // 0.1
+
+    x = torch.ones(2, requires_grad=True)
+    with falls_back("no gradient is recorded for aten.floor_divide"):
+        first, second = jit(function)(x)
+    first.sum().backward()
+    assert x.grad is not None
+    with pytest.raises(RuntimeError, match="not implemented"):
+        second.sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
+def test_a_sparse_tensor_made_inside() -> None:
+    index, target = torch.tensor([[0, 1, 2], [1, 2, 2]]), torch.randn(3, 2)
+
+    def function(x: T, values: T) -> T:
+        return (torch.sparse.mm(torch.sparse_coo_tensor(index, values, (3, 3)), x) * target).sum()
+
+    for x, values in ((torch.ones(3, 2, requires_grad=True), torch.rand(3)), (torch.ones(3, 2), torch.rand(3))):
+        values.requires_grad_(not x.requires_grad)
+        with falls_back("makes a sparse tensor"):
+            result = jit(function)(x, values)
+        leaf = x if x.requires_grad else values
+        expected = torch.autograd.grad(function(x, values), leaf)
+        assert torch.equal(torch.autograd.grad(result, leaf)[0], expected[0])

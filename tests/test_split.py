@@ -365,6 +365,55 @@ def test_backend_says_what_it_refuses_and_raises_if_asked() -> None:
 # --- TorchDynamo around what is jitted ---
 
 
+def asserting(x: Tensor) -> Tensor:
+    assert torch.isfinite(x).all(), "not finite"
+    total = x.sum().item()
+    return x / total if total > 1 else x
+
+
+def asserting_later(x: Tensor) -> Tensor:
+    torch._assert_async((x > 0).all(), "not positive")
+    return x.log()
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "wrong"),
+    [(asserting, AssertionError, torch.tensor([1, torch.inf])), (asserting_later, RuntimeError, -torch.ones(2))],
+)
+def test_assertions_hold(function: Callable[..., Any], error: type[Exception], wrong: Tensor) -> None:
+    jitted = split(function)
+    with pytest.warns(FallbackWarning):
+        assert torch.equal(jitted(torch.ones(2)), function(torch.ones(2)))
+    with pytest.raises(error, match="not "):
+        jitted(wrong)
+
+
+def test_a_hook_that_comes_after_the_first_call() -> None:
+    class Net(nn.Module):
+        """Reads data."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, float]:
+            y = self.body(x)
+            return y * 2, y.mean().item()
+
+    net, x, seen = Net(), torch.ones(1, 2), list[Tensor]()
+    jitted = split(net)
+    with pytest.warns(FallbackWarning):
+        jitted(x)
+
+    def hook(module: nn.Module, args: object, result: Tensor) -> Tensor:
+        seen.append(result)
+        return result * 3
+
+    net.body.register_forward_hook(hook)
+    assert torch.equal(jitted(x)[0], net(x)[0])
+    assert len(seen) == 2
+
+
 @GRAD
 def test_what_is_jitted_is_opaque() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.GELU())

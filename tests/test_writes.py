@@ -458,3 +458,37 @@ def test_gradient_of_a_complex_base_that_is_written_to_through_its_part(part: st
 
     expected, found = call(program), call(sg.jit(program, executors=["torch"]))
     assert all(map(torch.equal, found, expected))
+
+
+def scaled_or_new(x: torch.Tensor, scale: float) -> torch.Tensor:
+    try:
+        x *= scale
+    except RuntimeError:
+        x = x.float() * scale
+    return x
+
+
+def test_a_write_that_eager_would_not_cast() -> None:
+    x = torch.tensor([1, 2, 3])
+    with falls_back("torch.float32 to what is torch.int64"):
+        result = sg.jit(scaled_or_new, executors=EXECUTORS)(x, 1.5)
+    assert torch.equal(result, torch.tensor([1.5, 3.0, 4.5]))
+    assert torch.equal(x, torch.tensor([1, 2, 3]))
+
+
+@pytest.mark.parametrize("function", [torch.mm, torch.add, lambda x, y, out: torch.cat([x, y], out=out)])
+@pytest.mark.parametrize("shape", [(0,), (3, 3)])
+def test_an_out_that_is_given_other_sizes(function: Function, shape: tuple[int, ...]) -> None:
+    x, out = torch.randn(2, 2), torch.empty(shape)
+    with (
+        pytest.warns(UserWarning, match="other sizes|resized|please report"),
+    ):
+        result = sg.jit(function, executors=EXECUTORS)(x, x, out=out)
+    assert result is out
+    assert torch.equal(out, function(x, x, out=torch.empty(0)))
+
+
+def test_an_out_of_another_dtype() -> None:
+    out = torch.empty(2, dtype=torch.int32)
+    with falls_back("to what is torch.int32"), pytest.raises(RuntimeError, match="can't be cast"):
+        sg.jit(torch.mul, executors=EXECUTORS)(torch.ones(2), 2.5, out=out)

@@ -60,14 +60,10 @@ def refuse_unknown_reads(ran: Iterable[types.CodeType]) -> None:
         if _CLOCKS.intersection(code.co_names) and _ASKING.intersection(code.co_names):
             what = f"{code.co_name} asks what time it is, which the first call alone would do"
             raise Unsupported(f"{what}; ask outside of the function")
-        if (
-            "id" in code.co_names
-            and _is_users(code.co_filename)
-            and "id" in user_objects.globals_in(code)
-        ):
-            raise Unsupported(
-                f"{code.co_name} asks for id(), of an argument that of a stand-in; use `is`"
-            )
+        is_own = _is_users(code.co_filename) and code.co_name != "__hash__"
+        if "id" in code.co_names and is_own and "id" in user_objects.globals_in(code):
+            what = f"{code.co_name} asks for id(), which of an argument is that of a stand-in"
+            raise Unsupported(f"{what}; compare by `is`")
         named = _UNKNOWN.intersection(code.co_names)
         if "globals" in named or (named and _is_users(code.co_filename)):
             asked = sorted(named - {"eval"} or named & user_objects.globals_in(code))
