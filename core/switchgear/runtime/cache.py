@@ -22,10 +22,10 @@ from switchgear.runtime.module_state import modules_key
 from switchgear.runtime.sameness import same_program
 
 _TOPICS = (
-    "the structure of the arguments",
-    "the arguments",
-    "the global modes",
-    "training flags or hooks",
+    "the structure of the arguments changed from {} to {}",
+    "the arguments changed from {} to {}",
+    "the global modes changed from {} to {}",
+    "training flags, hooks or parts of a module changed",
 )
 
 #: So many entries for one kind of call are enough.
@@ -125,7 +125,7 @@ class Cache:
     def _difference(self, key: tuple[object, ...]) -> str:
         topics = zip(_TOPICS, self._last_key, key, strict=False)
         changed = [
-            "{} changed from {} to {}".format(topic, *_first_difference(before, now))
+            topic.format(*_first_difference(before, now))
             for topic, before, now in topics
             if before != now
         ]

@@ -24,6 +24,7 @@ from switchgear.capture.signature import (
     Base,
     Closure,
     Held,
+    HeldNumber,
     InputSource,
     ModuleState,
     base_of,
@@ -198,7 +199,8 @@ def _changed_tensor(captured: Captured, leaves: Sequence[object]) -> str:
         try:
             now = tensor_of(source, leaves)
         except Unsupported:
-            return f"{source}, which was a tensor,"
+            kind = "a number of 2 or more" if isinstance(source, HeldNumber) else "a tensor"
+            return f"{source}, which was {kind},"
         for what, read in _LAYOUT.items():
             before, after = read(proxy), read(now)
             if what in ("sizes", "strides"):
