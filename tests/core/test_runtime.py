@@ -386,7 +386,7 @@ def test_recompile_warning_names_changed_module_state() -> None:
     jitted = sg.jit(module, executors=["torch"], recompile_limit=1)
     jitted(X)
     jitted.eval()
-    with pytest.warns(errors.RecompileWarning, match="training flags or hooks changed"):
+    with pytest.warns(errors.RecompileWarning, match="training flags, hooks or parts"):
         jitted(X)
 
 

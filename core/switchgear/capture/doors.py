@@ -45,8 +45,8 @@ _NOISE = frozenset(
     }
 )
 _WRITES_UNDECLARED = frozenset({_aten.miopen_batch_norm.default})
-#: Namespaces of operators that may return nothing: their assertions and marks are of no value to a trace, but for some.
-_SILENT, _TELLING = frozenset({"aten", "prim", "prims", "profiler"}), ("_assert_async", "_print")
+#: Namespaces of operators that may return nothing: their assertions and marks are of no value to a trace.
+_SILENT = frozenset({"aten", "prim", "prims", "profiler"})
 _DATA_MISSING = (
     "data is not allocated yet",
     "unallocated storage",
@@ -365,8 +365,7 @@ def _refuse(recorder: Recorder, func: internals.OpOverload, args: tuple[Any, ...
 def _effects(func: internals.OpOverload) -> tuple[bool, bool]:
     """Whether an overload is called for what it does alone, and whether it writes to its arguments."""
     schema = func._schema
-    is_silent = func.namespace in _SILENT and func._opname not in _TELLING
-    returns_nothing = not schema.returns and not is_silent
+    returns_nothing = not schema.returns and func.namespace not in _SILENT
     return returns_nothing, schema.is_mutable or func in _WRITES_UNDECLARED
 
 
