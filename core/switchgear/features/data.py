@@ -118,7 +118,7 @@ class Data(Handler):
         return self.by_data(recorder, call, need)
 
     def operator(self, recorder: Recorder, call: Operation) -> Any:
-        """An assertion is a check; how many values a mask takes is data for their gradient: they are put by position."""
+        """Assertions are checks; how many values a mask takes is data for their gradient: they are put by position."""
         if call.func._opname == "_assert_async":
             args = map_tensors(recorder.values.proxy_of, call.args)
             return recorder.record(Symbol(str(call.func), call.func), args, None, CHECK)
