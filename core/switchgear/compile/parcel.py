@@ -56,8 +56,8 @@ def pack(trace: Trace) -> bytes:
     sizes = active_sizes()
     hints = [hint_of(sizes.symbols[number.name]) for number in sizes.numbers] if sizes else []
     body = tuple([_bare(item) for item in trace.bound_symbols])
-    constants = dict.fromkeys(trace.constants, torch.empty(0))
-    bare = replace(trace, bound_symbols=body, constants=constants, provenance=())
+    tensors = dict.fromkeys(trace.tensors, torch.empty(0))
+    bare = replace(trace, bound_symbols=body, tensors=tensors, provenance=())
     buffer = io.BytesIO()
     _Pickler(buffer).dump((sizes.numbers if sizes else [], hints))
     _Pickler(buffer).dump(bare)
