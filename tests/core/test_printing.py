@@ -452,10 +452,10 @@ class Region(sg.FusionExecutor):
 
 def test_stages_with_compiled_regions_run() -> None:
     jitted = sg.jit(elementwise, executors=[Region("region"), "torch"], compile="now")
-    inputs = [numbers(3, 4, grad=True), numbers(3, 4)]
+    inputs = [numbers(3, 4, grad=True), numbers(3, 4, grad=True)]
     outputs = jitted(*inputs)
     cotangents = [torch.full_like(output, 1.5) for output in outputs]
-    gradients = torch.autograd.grad(outputs, inputs[:1], cotangents)
+    gradients = torch.autograd.grad(outputs, inputs, cotangents)
     forward, backward = sg.last_traces(jitted)[-1], sg.last_backward_traces(jitted)[-1]
     assert all(any("region_" in name for name in trace.constants) for trace in (forward, backward))
     with torch.no_grad():
