@@ -178,7 +178,7 @@ def _captured(
     values: dict[str, Any] = {
         proxy.name: tensor for proxy, tensor in zip(trace.inputs, inputs, strict=True)
     }
-    values.update(joint.trace.constants)
+    values.update(joint.trace.tensors)
     final = [proxy for proxy in joint.trace.outputs[: joint.count] if proxy is not None]
     evaluate(live(joint.trace.bound_symbols, final), values)
     result = finish(captured.outputs, [values[proxy.name] for proxy in final], inputs)
@@ -246,7 +246,7 @@ def _pull(
     recorder = active_recorder()
     with contextlib.nullcontext() if recorder is None else recorder.apart:
         joint = differentiate(trace, selection, grad_outputs, higher_order=higher)
-    env = {**values, **joint.trace.constants}
+    env = {**values, **joint.trace.tensors}
     env.update(
         (proxy.name, given[index])
         for index, proxy in enumerate(joint.grad_outputs)

@@ -31,7 +31,7 @@ def late_products(trace: sg.Trace, context: sg.PassContext) -> sg.Trace:
     home = sg.storages(lines)
     # what was saved ends where the backward reads it last
     theirs = (*trace.outputs, *(() if context.gives_gradients else trace.inputs))
-    kept = {home.get(proxy.name, proxy.name) for proxy in theirs if proxy is not None}.union(trace.constants)
+    kept = {home.get(proxy.name, proxy.name) for proxy in theirs if proxy is not None}.union(trace.tensors)
     read = [frozenset(home.get(proxy.name, proxy.name) for proxy in item.inputs) for item in lines]
     reads = Counter(name for names in read for name in names - kept)
     made = [proxy for item in lines for proxy in item.outputs if proxy.name not in home]

@@ -25,7 +25,7 @@ _DTYPES = frozenset({torch.float32, torch.float64, torch.int64, torch.int32})
 def hold_numbers(trace: sg.Trace, context: sg.PassContext) -> sg.Trace:
     """Give arithmetic of a tensor on the CPU and a number a tensor without dimensions in the number's place."""
     taken = {proxy.name for line in trace.bound_symbols for proxy in (*line.inputs, *line.outputs)}
-    taken.update(trace.constants, (proxy.name for proxy in trace.inputs))
+    taken.update(trace.tensors, (proxy.name for proxy in trace.inputs))
     free = (name for name in map("n{}".format, count()) if name not in taken)
     held: dict[object, tuple[sg.TensorProxy, torch.Tensor]] = {}
     body = []
@@ -40,7 +40,7 @@ def hold_numbers(trace: sg.Trace, context: sg.PassContext) -> sg.Trace:
     if not held:
         return trace
     constants = {proxy.name: tensor for proxy, tensor in held.values()}
-    return replace(trace, bound_symbols=tuple(body), constants={**trace.constants, **constants})
+    return replace(trace, bound_symbols=tuple(body), tensors={**trace.tensors, **constants})
 
 
 def _takes_number(line: sg.BoundSymbol) -> bool:

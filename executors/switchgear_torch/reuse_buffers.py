@@ -43,7 +43,7 @@ def reuse_buffers(trace: sg.Trace, context: sg.PassContext) -> sg.Trace:
     home = sg.storages(lines)
     last = {home.get(proxy.name, proxy.name): index for index, item in enumerate(lines) for proxy in item.inputs}
     barred = {home.get(proxy.name, proxy.name) for proxy in trace.outputs if proxy is not None}
-    barred.update(trace.constants, (proxy.name for proxy in trace.inputs))
+    barred.update(trace.tensors, (proxy.name for proxy in trace.inputs))
     barred.update(home.get(name, name) for item in lines for name in out_of_hand(item))
     size = {proxy.name: proxy.bytes for item in lines for proxy in item.outputs}
     body: list[sg.BoundSymbol] = []

@@ -45,7 +45,7 @@ def short_chains(trace: sg.Trace, context: sg.PassContext) -> sg.Trace:
     for proxy in (*results, *(proxy for item in trace.bound_symbols for proxy in item.inputs)):
         reads[proxy.name] = reads.get(proxy.name, 0) + 1
     returned = {proxy.name for proxy in results}
-    barred = {*returned, *trace.constants, *(proxy.name for proxy in trace.inputs)}
+    barred = {*returned, *trace.tensors, *(proxy.name for proxy in trace.inputs)}
     same: dict[str, sg.TensorProxy] = {}
     views: dict[str, sg.BoundSymbol] = {}
     sums: dict[str, int] = {}

@@ -24,7 +24,7 @@ def write_to_inputs(trace: sg.Trace, context: sg.PassContext) -> sg.Trace:
     def memory(proxy: sg.TensorProxy) -> str:
         return home.get(proxy.name, proxy.name)
 
-    barred = {home.get(name, name) for item in lines for name in out_of_hand(item)}.union(trace.constants)
+    barred = {home.get(name, name) for item in lines for name in out_of_hand(item)}.union(trace.tensors)
     last = {memory(proxy): index for index, item in enumerate(lines) for proxy in item.inputs}
     checked = max([index for index, item in enumerate(lines) if item.is_check], default=-1)
     coming = Counter(memory(proxy) for proxy in trace.outputs if proxy is not None)

@@ -54,7 +54,7 @@ def test_what_depends_on_shapes_alone_is_computed_once(function: Callable[..., A
 def test_constants_stand_in_the_trace() -> None:
     jitted = sg.jit(causal, executors=["torch"])
     jitted(numbers(3, 3))
-    (value,) = forward(jitted).constants.values()
+    (value,) = forward(jitted).tensors.values()
     assert torch.equal(value, torch.full((3, 3), float("-inf"), dtype=torch.float64).triu(1))
     assert ": constant tensor [3, 3] torch.float64" in str(forward(jitted))
 
@@ -62,7 +62,7 @@ def test_constants_stand_in_the_trace() -> None:
 def test_equal_constants_are_one() -> None:
     jitted = sg.jit(lambda x: causal(causal(x)), executors=["torch"])
     jitted(numbers(3, 3))
-    assert len(forward(jitted).constants) == 1
+    assert len(forward(jitted).tensors) == 1
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_nothing_large_is_held() -> None:
     side = int(folding.LARGEST**0.5) + 1
     jitted = sg.jit(lambda x: x + torch.ones(side, side, dtype=torch.uint8).tril().sum(), executors=["torch"])
     jitted(numbers(1))
-    assert not forward(jitted).constants
+    assert not forward(jitted).tensors
     many = folding.IN_ALL // folding.LARGEST + 2
 
     def function(x: Tensor) -> Tensor:
@@ -142,7 +142,7 @@ def test_nothing_large_is_held() -> None:
 
     jitted = sg.jit(function, executors=["torch"])
     jitted(numbers(1))
-    held = {value.untyped_storage().data_ptr(): value for value in forward(jitted).constants.values()}
+    held = {value.untyped_storage().data_ptr(): value for value in forward(jitted).tensors.values()}
     assert sum(value.untyped_storage().nbytes() for value in held.values()) <= folding.IN_ALL
     assert "torch.full" in operators(forward(jitted))
 
@@ -150,14 +150,14 @@ def test_nothing_large_is_held() -> None:
 def test_a_view_of_little_does_not_hold_much() -> None:
     jitted = sg.jit(lambda x: x + torch.ones(100, 100)[:1, :1], executors=["torch"])
     jitted(numbers(1))
-    assert [tuple(value.shape) for value in forward(jitted).constants.values()] == [(1, 1)]
+    assert [tuple(value.shape) for value in forward(jitted).tensors.values()] == [(1, 1)]
 
 
 def test_under_inference_mode() -> None:
     jitted = sg.jit(causal, executors=["torch"])
     with torch.inference_mode():
         jitted(numbers(3, 3))
-    assert not any(value.is_inference() for value in forward(jitted).constants.values())
+    assert not any(value.is_inference() for value in forward(jitted).tensors.values())
 
 
 def test_under_another_default_dtype_and_device() -> None:

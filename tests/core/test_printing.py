@@ -7,6 +7,7 @@ import math
 import re
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -65,7 +66,6 @@ def test_text_of_a_forward() -> None:
     )
     assert stable(str(traces[-1])) == (
         "import torch\n"
-        "# c0: constant tensor [2] torch.float32\n"
         "# t2: constant tensor [2] torch.float32\n"
         "# pass capture: N ms\n"
         "# pass dead_code: N ms\n"
@@ -438,6 +438,48 @@ def test_every_stage_of_a_module_runs() -> None:
         assert torch.equal(found[0], result.detach())
         buffers = [value for name, value in model.named_buffers()]
         assert all(any(torch.equal(value, other) for other in found[1:] if other is not None) for value in buffers)
+
+
+class Region(sg.FusionExecutor):
+    """Compiles every operator of PyTorch's, as functions that no path leads to."""
+
+    def supports(self, bound_symbol: sg.BoundSymbol) -> sg.Declined | None:
+        return None
+
+    def compile(self, region: sg.Trace) -> Callable[..., Any]:
+        return region.function()
+
+
+def test_stages_with_compiled_regions_run() -> None:
+    jitted = sg.jit(elementwise, executors=[Region("region"), "torch"], compile="now")
+    inputs = [numbers(3, 4, grad=True), numbers(3, 4, grad=True)]
+    outputs = jitted(*inputs)
+    cotangents = [torch.full_like(output, 1.5) for output in outputs]
+    gradients = torch.autograd.grad(outputs, inputs, cotangents)
+    forward, backward = sg.last_traces(jitted)[-1], sg.last_backward_traces(jitted)[-1]
+    assert all(any("region_" in name for name in trace.constants) for trace in (forward, backward))
+    with torch.no_grad():
+        found = [value.detach() for value in run(forward, inputs)]
+        assert not list(differences([output.detach() for output in outputs], found[:2], str(forward)))
+        assert not list(differences(list(gradients), list(run(backward, [*found[2:], *cotangents])), str(backward)))
+
+
+def test_an_implementation_without_a_path_runs() -> None:
+    table = sg.Table("mine")
+    table.implementation(torch.sin)(lambda x: torch.sin(x) * 1)
+    jitted = sg.jit(torch.sin, executors=[sg.Executor("mine", table=table), "torch"])
+    x = numbers(3)
+    jitted(x)
+    trace = sg.last_traces(jitted)[-1]
+    assert [*trace.constants] == ["constant"]
+    assert torch.equal(run(trace, [x])[0], torch.sin(x))
+
+
+def test_a_trace_of_what_no_path_leads_to_runs_with_and_without_its_parts() -> None:
+    part, whole = call(X, range(2), fn=lambda *_: None), call(X, range(3), range(4))
+    trace = traced(replace(whole, subsymbols=(part,)))
+    for decompositions in (False, True):
+        assert run(trace, [torch.ones(2)], decompositions=decompositions)[0][0][1:] == (range(3), range(4))
 
 
 def test_names_follow_paths() -> None:

@@ -44,7 +44,7 @@ def test_a_good_trace_is_returned_itself() -> None:
     assert verify(GOOD) is GOOD
     assert verify(trace(outputs=(X, None, X)))
     assert verify(trace(sin((A, (B, None)), [X, {"more": X}]), outputs=(A, B)))
-    assert verify(trace(sin(C, proxy("held")), constants={"held": torch.ones(2)}))
+    assert verify(trace(sin(C, proxy("held")), tensors={"held": torch.ones(2)}))
 
 
 def scale(output: Any, target: sg.TensorProxy) -> sg.BoundSymbol:
@@ -74,7 +74,7 @@ FAULTS: dict[str, tuple[Callable[[], sg.Trace], str]] = {
     "an input is written to": (lambda: trace(scale(C, X)), "^x is written to, which is not the trace's own"),
     "so is a view of one": (lambda: trace(flat(A, X), scale(C, A)), "^a is written to, which is not the trace's own"),
     "so is a constant": (
-        lambda: trace(scale(C, proxy("held")), constants={"held": torch.ones(2)}),
+        lambda: trace(scale(C, proxy("held")), tensors={"held": torch.ones(2)}),
         "^held is written to, which is not the trace's own",
     ),
     "used, never defined": (lambda: trace(sin(C, proxy("nowhere"))), "^nowhere is used before it is defined"),
@@ -83,7 +83,7 @@ FAULTS: dict[str, tuple[Callable[[], sg.Trace], str]] = {
     "defined twice": (lambda: trace(sin(A, X), sin(A, X), sin(C, A)), "^a is defined twice"),
     "defined over an input": (lambda: trace(sin(X, X), sin(C, X)), "^x is defined twice"),
     "defined over a constant": (
-        lambda: trace(sin(C, X), constants={"c": torch.ones(2)}, outputs=(X,)),
+        lambda: trace(sin(C, X), tensors={"c": torch.ones(2)}, outputs=(X,)),
         "^c is defined twice",
     ),
     "two outputs of one name": (lambda: trace(sin((C, C), X)), "^c is defined twice"),

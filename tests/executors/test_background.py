@@ -228,6 +228,26 @@ def test_a_worker_that_hangs_is_ended(folder: Path, monkeypatch: pytest.MonkeyPa
     assert torch.equal(jitted(x, w), expected)
 
 
+def test_regions_beside_an_operator_that_the_worker_does_not_know(folder: Path) -> None:
+    @torch.library.custom_op("test_background::triple", mutates_args=())
+    def triple(x: Tensor) -> Tensor:
+        return x * 3
+
+    triple.register_fake(torch.empty_like)
+    triple.register_autograd(lambda _, grad: grad * 3)
+
+    def around(x: Tensor, w: Tensor) -> Tensor:
+        tripled: Tensor = triple(torch.cos(x * w) * 2)
+        return torch.sin(tripled * 2) + 1
+
+    jitted, (x, w) = jit(folder, around), inputs()
+    first = gradient(jitted, x, w)
+    assert "AttributeError" not in sg.wait(jitted, timeout=120)
+    assert torch.equal(gradient(jitted, x, w), first)
+    assert regions(jitted) == 2
+    assert torch.equal(first, gradient(around, x, w))
+
+
 def test_a_corrupt_cache_is_compiled_anew(folder: Path) -> None:
     jitted, (x, w) = jit(folder), inputs(grad=False)
     expected = jitted(x, w)

@@ -30,7 +30,7 @@ def values(dtype: torch.dtype, *shape: int) -> T:
 
 
 def held(jitted: Callable[..., object]) -> list[T]:
-    return [*sg.last_traces(jitted)[-1].constants.values()]
+    return [*sg.last_traces(jitted)[-1].tensors.values()]
 
 
 def bits(tensor: T) -> tuple[object, ...]:

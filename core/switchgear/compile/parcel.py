@@ -1,13 +1,14 @@
 """Parcels: a trace as bytes, for another process to compile.
 
 A trace travels as what is computed of which layouts: without links, choices, sources and the data of constants. What
-has no name by which the other process finds it (a generator, a closure) travels as something that stands for it; no
-executor compiles such a thing.
+has no name by which the other process finds it (a generator, a closure, an operator of the user's) travels as something
+that stands for it; no executor compiles such a thing.
 """
 
 from __future__ import annotations
 
 import io
+import operator
 import pickle
 import types
 from collections.abc import Mapping
@@ -55,8 +56,8 @@ def pack(trace: Trace) -> bytes:
     sizes = active_sizes()
     hints = [hint_of(sizes.symbols[number.name]) for number in sizes.numbers] if sizes else []
     body = tuple([_bare(item) for item in trace.bound_symbols])
-    constants = dict.fromkeys(trace.constants, torch.empty(0))
-    bare = replace(trace, bound_symbols=body, constants=constants, provenance=())
+    tensors = dict.fromkeys(trace.tensors, torch.empty(0))
+    bare = replace(trace, bound_symbols=body, tensors=tensors, provenance=())
     buffer = io.BytesIO()
     _Pickler(buffer).dump((sizes.numbers if sizes else [], hints))
     _Pickler(buffer).dump(bare)
@@ -113,10 +114,10 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _overload(name: str) -> object:
-    value: Any = torch.ops
-    for part in name.split("."):
-        value = getattr(value, part)
-    return value
+    try:
+        return operator.attrgetter(name)(torch.ops)
+    except AttributeError:  # it is registered in the other process alone
+        return _unsent
 
 
 def _stand_in() -> object:

@@ -33,7 +33,7 @@ def find_wholes(flow: Dataflow, trace: Trace) -> list[Whole]:
             parts[call].append(index)
         for proxy in item.inputs if parts else ():
             readers[proxy.name].add(index)
-    given = {*trace.constants, *(proxy.name for proxy in trace.inputs)}
+    given = {*trace.tensors, *(proxy.name for proxy in trace.inputs)}
     returned = {proxy.name for proxy in proxies(trace.outputs)}
     found = []
     for call, indices in parts.items():

@@ -103,7 +103,7 @@ def _differentiate(
         inputs=(*trace.inputs, *proxies(cotangents)),
         outputs=(*outputs, *found),
         bound_symbols=(*forward.body, *backward),
-        constants={**trace.constants, **forward.constants},
+        tensors={**trace.tensors, **forward.constants},
         provenance=trace.provenance,
         numbers=trace.numbers,
     )

@@ -63,12 +63,12 @@ def inner_gradients(trace: Trace, selection: Selection) -> tuple[Trace, tuple[Ch
         for index, item in enumerate(trace.bound_symbols):
             region.add(index, item)
     body = [item if INNER_GRADIENT in item.tags else unlinked(item) for item in region.body]
-    constants = {**trace.constants, **region.constants}
+    tensors = {**trace.tensors, **region.constants}
     made = replace(
         trace,
         outputs=map_proxies(region.now, trace.outputs),
         bound_symbols=tuple(body),
-        constants=constants,
+        tensors=tensors,
     )
     return _without_new_leaves(made), tuple(region.choices)
 

@@ -240,7 +240,7 @@ class _Halves:
             p.name for p in trace.inputs
         )
         own = {proxy.name for item in self.later for proxy in item.outputs}
-        own.update(trace.constants, (proxy.name for proxy in self.given))
+        own.update(trace.tensors, (proxy.name for proxy in self.given))
         used = (*(proxy for item in self.later for proxy in item.inputs), *proxies(self.grads))
         read = (*used, *(proxy for proxy in joint.kept if proxy.name in made))
         self.read = tuple({p.name: p for p in read if p.name not in own}.values())

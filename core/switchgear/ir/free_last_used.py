@@ -16,7 +16,7 @@ def free_last_used(trace: Trace) -> Trace:
     Boxed implementations are given their arguments in a list that is the last to hold those that end, unless they read
     anything but floating-point numbers: an index may be an error, and PyTorch's own is then to be had from them.
     """
-    alive = {proxy.name for proxy in proxies(trace.outputs)} | trace.constants.keys()
+    alive = {proxy.name for proxy in proxies(trace.outputs)} | trace.tensors.keys()
     body: list[BoundSymbol] = []
     for bound_symbol in reversed(trace.bound_symbols):
         implementation = bound_symbol.implementation

@@ -17,7 +17,7 @@ import torch
 from switchgear.errors import Unsupported
 from switchgear.ir.printing import Scope, decomposition, line
 from switchgear.ir.proxy import NumberProxy, TensorProxy
-from switchgear.ir.symbol import BoundSymbol, with_parts
+from switchgear.ir.symbol import BoundSymbol, proxies, with_parts
 from switchgear.torch_private import SYMBOLIC, python_of_number
 
 
@@ -33,14 +33,14 @@ class Provenance:
 class Trace:
     """`outputs` is flat: proxies, and None where there is no value.
 
-    `constants` maps the names of proxies that are neither inputs nor results to the tensors they stand for.
+    `tensors` maps the names of proxies that are neither inputs nor results to the tensors they stand for.
     """
 
     name: str
     inputs: tuple[TensorProxy, ...]
     outputs: tuple[TensorProxy | None, ...]
     bound_symbols: tuple[BoundSymbol, ...]
-    constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
     provenance: tuple[Provenance, ...] = ()
     links_shown: bool = False
     #: The symbolic sizes; those that belong to no input are themselves inputs, before the others.
@@ -57,6 +57,11 @@ class Trace:
 
     def __str__(self) -> str:
         return self.python()
+
+    @property
+    def constants(self) -> Mapping[str, object]:
+        """What its text names and no import gives: tensors, compiled regions, functions without a path."""
+        return _render(self, False, False)[1].values
 
     @property
     def devices(self) -> frozenset[torch.device]:
@@ -125,14 +130,16 @@ def _render(
         *(proxy.name for proxy in trace.inputs),
     ]
     used = {proxy.name for item in trace.bound_symbols for proxy in (*item.inputs, *item.outputs)}
-    scope = Scope(trace.constants, {trace.name, *used, *names}, bound)
+    used.update(proxy.name for proxy in proxies(trace.outputs))
+    tensors = {name: value for name, value in trace.tensors.items() if name in used}
+    scope = Scope(tensors, {trace.name, *used, *names}, bound)
     parameters = ", ".join(names)
     body = [f"[{parameters}] = args", "args.clear()"] if boxed else []
-    for bound_symbol in trace.bound_symbols:
-        body.append(line(bound_symbol, scope, link))
-        if decompositions:
-            body.extend(decomposition(bound_symbol, scope))
-    body.append(f"return {scope.expression(trace.outputs)}")
+    shown = [[line(item, scope, link)] for item in trace.bound_symbols]
+    if decompositions:  # last, so that they change no names
+        for lines, item in zip(shown, trace.bound_symbols, strict=True):
+            lines.extend(decomposition(item, scope))
+    body += itertools.chain(*shown, [f"return {scope.expression(trace.outputs)}"])
     measured = {number.name: number for number in trace.numbers if number.name in scope.sizes}
     if unknown := scope.sizes - measured.keys():
         raise Unsupported(
@@ -185,4 +192,4 @@ class Names:
 def names_of(trace: Trace) -> set[str]:
     """Every name that the trace uses, those inside decompositions too."""
     made = {proxy.name for item in with_parts(trace.bound_symbols) for proxy in item.outputs}
-    return made.union(trace.constants, (proxy.name for proxy in trace.inputs))
+    return made.union(trace.tensors, (proxy.name for proxy in trace.inputs))

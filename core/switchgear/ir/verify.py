@@ -39,13 +39,13 @@ def _faults(trace: Trace) -> Iterator[tuple[int, str]]:
     overwritten: set[str] = set()
     home = storages(trace.bound_symbols)
     sharing: defaultdict[str, set[str]] = defaultdict(set)
-    given = trace.constants.keys() | {proxy.name for proxy in trace.inputs}
+    given = trace.tensors.keys() | {proxy.name for proxy in trace.inputs}
 
     def misused(proxies: Iterable[TensorProxy], read: bool = True) -> Iterator[str]:
         for proxy in proxies:
             if proxy.name in overwritten and read:
                 yield f"{proxy.name} is used after its memory is written to"
-            if proxy.name in trace.constants:
+            if proxy.name in trace.tensors:
                 continue
             if proxy.name in freed:
                 yield f"{proxy.name} is used after it is freed"
@@ -68,7 +68,7 @@ def _faults(trace: Trace) -> Iterator[tuple[int, str]]:
                 yield index, f"{proxy.name} is written to, which is not the trace's own"
             overwritten |= sharing.pop(memory, set())
         for proxy in bound_symbol.outputs:
-            if proxy.name in defined or proxy.name in trace.constants:
+            if proxy.name in defined or proxy.name in trace.tensors:
                 yield index, f"{proxy.name} is defined twice"
             defined[proxy.name] = proxy
             sharing[home.get(proxy.name, proxy.name)].add(proxy.name)

@@ -44,7 +44,7 @@ def fold_constants(trace: Trace) -> Trace:
     """
     home = storages(trace.bound_symbols)
     escaping = frozenset(home.get(proxy.name, proxy.name) for proxy in proxies(trace.outputs))
-    folding = _Folding(dict(trace.constants), home, escaping)
+    folding = _Folding(dict(trace.tensors), home, escaping)
     body: list[BoundSymbol] = []
     for item in trace.bound_symbols:
         item = item.reading(folding.same)
@@ -56,14 +56,14 @@ def fold_constants(trace: Trace) -> Trace:
     made = {
         name: value
         for name, value in folding.values.items()
-        if name in read or name in trace.constants
+        if name in read or name in trace.tensors
     }
     for device in {value.device for value in made.values()} if folding.size else ():
         if device.type not in ("cpu", "meta"):
             torch.get_device_module(device).synchronize(
                 device
             )  # other streams than this one may read them
-    return replace(trace, bound_symbols=tuple(body), constants=made)
+    return replace(trace, bound_symbols=tuple(body), tensors=made)
 
 
 @dataclass(slots=True, eq=False)

@@ -307,7 +307,7 @@ def _pattern(grads: Arriving, wanted: tuple[bool, ...]) -> object:
 def _evaluated(trace: Trace) -> Callable[..., object]:
     def backward(*arguments: object) -> Any:
         values = {proxy.name: value for proxy, value in zip(trace.inputs, arguments, strict=True)}
-        values.update(trace.constants)
+        values.update(trace.tensors)
         evaluate(trace.bound_symbols, values)
         return tuple(None if proxy is None else values[proxy.name] for proxy in trace.outputs)
 

@@ -38,7 +38,7 @@ def run_checked(program: Program, arguments: tuple[Any, ...], *, values: bool = 
         (boxed,) = arguments
         given = tuple(boxed)
         boxed.clear()
-    held: dict[str, Any] = dict(trace.constants)
+    held: dict[str, Any] = dict(trace.tensors)
     own = [number.name for number in trace.numbers if not number.tensor]
     held.update(zip((*own, *(proxy.name for proxy in trace.inputs)), given, strict=True))
     del given

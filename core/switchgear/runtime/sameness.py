@@ -23,7 +23,7 @@ def same_program(one: Captured, other: Captured) -> bool:
         _same_sizes(one.sizes, other.sizes)
         and one.trace.canonical() == other.trace.canonical()
         and _marks(one.trace) == _marks(other.trace)
-        and _same_constants(one.trace.constants, other.trace.constants)
+        and _same_constants(one.trace.tensors, other.trace.tensors)
         and len(one.sources) == len(other.sources)
         and all(map(_same_source, one.sources, other.sources))
         and _same_outputs(one.outputs, other.outputs)
