@@ -167,13 +167,14 @@ def _flag(text: str) -> bool:
     return text == "1"
 
 
-#: Variables of the environment that set an option, and how their text is read.
+#: Variables of the environment that set an option, and how their text is read; passes read the last one themselves.
 VARIABLES: Mapping[str, tuple[str, Callable[[str], object]]] = {
     "SWITCHGEAR_EXECUTORS": ("executors", executors_in),
     "SWITCHGEAR_MEMORY": ("memory", memory_in),
     COMPILE_VARIABLE: ("compile", functools.partial(_word, "compile")),
     "SWITCHGEAR_FALLBACK": ("fallback", functools.partial(_word, "fallback")),
     "SWITCHGEAR_CHECK": ("check", _flag),
+    "SWITCHGEAR_VERIFY": ("verify", _flag),
 }
 
 
@@ -187,4 +188,5 @@ def _from_environment() -> dict[str, object]:
             options[name] = read(text)
         except ValueError as error:
             raise InvalidInput(f"{variable}={text} in the environment: {error}") from error
+    options.pop("verify", None)
     return options

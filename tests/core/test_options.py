@@ -227,6 +227,7 @@ def test_environment(variable: str, text: str, option: str, value: Any, monkeypa
         ("SWITCHGEAR_MEMORY", "least"),
         ("SWITCHGEAR_FALLBACK", "never"),
         ("SWITCHGEAR_CHECK", "yes"),
+        ("SWITCHGEAR_VERIFY", "maybe"),
     ],
 )
 def test_a_bad_value_names_its_variable(variable: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
