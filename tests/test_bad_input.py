@@ -317,7 +317,7 @@ def test_plugin_that_fails_to_import_is_one_warning_and_a_line_of_the_report(
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert torch.equal(sg.jit(double)(torch.ones(3)), double(torch.ones(3)))
-        with pytest.raises(errors.UnknownExecutor, match=r"broken is failed"):
+        with pytest.raises(errors.UnknownExecutor, match=r"broken has failed"):
             sg.jit(double, executors=["broken"])
     finally:
         plugins.installed.cache_clear()

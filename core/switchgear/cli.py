@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from importlib.util import find_spec
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from switchgear.errors import SwitchgearError
+from switchgear.errors import InvalidInput, SwitchgearError
 from switchgear.inspect.bisecting import bisect, described
 from switchgear.inspect.caching import cache_uses, clear_cache, export_cache, import_cache
 from switchgear.inspect.columns import show
@@ -178,6 +179,11 @@ def _explain(chosen: argparse.Namespace) -> int:
     if chosen.inputs:
         module = chosen.function.rpartition(":")[0]
         arguments = loaded(chosen.inputs if ":" in chosen.inputs else f"{module}:{chosen.inputs}")()
+    else:
+        try:
+            signature(getattr(function, "forward", function)).bind()
+        except (TypeError, ValueError) as error:
+            raise InvalidInput(f"{chosen.function}: {error}; give --inputs") from error
     if not isinstance(arguments, (tuple, dict)):
         arguments = (arguments,)
     own: Defaults = {"executors": executors_in(chosen.executors)} if chosen.executors else {}
@@ -189,7 +195,8 @@ def _explain(chosen: argparse.Namespace) -> int:
 
 
 def _new(chosen: argparse.Namespace) -> int:
-    folder = new_plugin(chosen.name, Path.cwd())
+    taken = {name for one in plugin_report() for name in (one.name, *one.executors)}
+    folder = new_plugin(chosen.name, Path.cwd(), taken)
     print(f"{folder.name} is an executor that runs. Next:")
     print(
         f"  pip install --editable {folder.name}\n  switchgear test {chosen.name}\n  {folder.name}/README.md"

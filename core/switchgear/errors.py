@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import warnings
+
 
 class SwitchgearError(Exception):
     """Base of all errors of this package."""
@@ -74,7 +77,7 @@ class ExecutorFailed(SwitchgearError):
 
 
 class PluginWarning(UserWarning):
-    """A plugin failed to load, or a listed executor is skipped."""
+    """A plugin failed to load, a listed executor is skipped, or what is left out is not there."""
 
 
 class FallbackWarning(UserWarning):
@@ -87,3 +90,9 @@ class RecompileWarning(UserWarning):
 
 class VersionWarning(UserWarning):
     """PyTorch is newer than those that Switchgear was tested on."""
+
+
+@functools.cache
+def warn_once(message: str) -> None:
+    """Say something about plugins that holds for the process."""
+    warnings.warn(message, PluginWarning, stacklevel=4)

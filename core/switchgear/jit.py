@@ -369,8 +369,7 @@ def jit(
     `CaptureError` where they are strict.
     """
     own = {name: value for name, value in locals().items() if name in Defaults.__annotations__}
-    words = {"memory": memory, "fallback": fallback, "compile": compile}
-    check_options({**unknown, **words}, names=("methods",))
+    check_options({**unknown, **own, "methods": methods}, names=("methods",))
     if function is None:
         return functools.partial(jit, methods=methods, **own)
     if not callable(function):

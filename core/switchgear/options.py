@@ -9,10 +9,10 @@ import contextlib
 import difflib
 import functools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from types import MappingProxyType
-from typing import Literal, TypeAlias, TypedDict, Unpack, get_args
+from types import MappingProxyType, NoneType
+from typing import Any, Literal, TypeAlias, TypedDict, Unpack, get_args
 
 from switchgear.capture.sizes import Dynamic
 from switchgear.errors import InvalidInput
@@ -59,9 +59,43 @@ class Options(Defaults, total=False):
 
 
 _DEFAULTS: ContextVar[Mapping[str, object]] = ContextVar("defaults", default=MappingProxyType({}))
-_WORDS: Mapping[str, tuple[str | None, ...]] = {
-    "compile": (*COMPILE, None),
-    "fallback": get_args(FallbackTo),
+#: Whether a value is one that an option may have, and what such values are.
+_Kind: TypeAlias = tuple[Callable[[Any], bool], str]
+
+
+def _one_of(*words: str | bool | None) -> _Kind:
+    return (lambda value: value in words), f"one of {', '.join(map(repr, words))}"
+
+
+def _at_least(least: int) -> _Kind:
+    return (lambda value: type(value) is int and value >= least), f"an integer of at least {least}"
+
+
+def _instance(what: str, *kinds: type) -> _Kind:
+    return (lambda value: isinstance(value, kinds)), what
+
+
+def _several(what: str, *kinds: type) -> _Kind:
+    def fits(value: Any) -> bool:
+        is_list = isinstance(value, Collection) and not isinstance(value, str)
+        return is_list and all(isinstance(item, kinds) for item in value)
+
+    return fits, f"a list of {what}"
+
+
+_KINDS: Mapping[str, _Kind] = {
+    "compile": _one_of(*COMPILE, None),
+    "fallback": _one_of(*get_args(FallbackTo)),
+    **dict.fromkeys(("strict", "check", "link"), _one_of(True, False)),
+    "specialize_on_data": _one_of(True, False, None),
+    "recompile_limit": _at_least(0),
+    "cache_size": _at_least(1),
+    "executors": (lambda value: value is None or bool(value), "not empty, ['torch'] is the least"),
+    **dict.fromkeys(("options", "prefer", "avoid"), _instance("a dict or None", Mapping, NoneType)),
+    "grad_rules": _instance("a Table, a name, or a list of these", Table, Collection, NoneType),
+    "decisions": _instance("the path of a file", str, os.PathLike, NoneType),
+    "methods": _several("names", str),
+    "passes": _several("sg.PassPlacement or '-name'", PassPlacement, str),
 }
 
 
@@ -87,13 +121,16 @@ def with_defaults(jit: Callable[..., object]) -> Callable[..., object]:
 
     @functools.wraps(jit)
     def with_those_in_force(function: object = None, **options: object) -> object:
-        return jit(function, **{**_from_environment(), **_DEFAULTS.get(), **options})
+        in_force = {**_from_environment(), **_DEFAULTS.get(), **options}
+        if in_force.get("decisions") is not None and "compile" not in options:
+            in_force["compile"] = "now"
+        return jit(function, **in_force)
 
     return with_those_in_force
 
 
 def check_options(options: Mapping[str, object], names: Sequence[str] = ()) -> None:
-    """Raise `TypeError` for names that are none of `Defaults` or `names`, `ValueError` for words that mean nothing."""
+    """Raise `TypeError` for names that are none of `Defaults` or `names`, `ValueError` for what none of them may be."""
     known = *names, *Defaults.__annotations__
     unknown = [name for name in options if name not in known]
     if unknown:
@@ -104,10 +141,9 @@ def check_options(options: Mapping[str, object], names: Sequence[str] = ()) -> N
         )
     if "memory" in options:
         budget_of(options["memory"])
-    for name, words in _WORDS.items():
-        if name in options and options[name] not in words:
-            kinds = ", ".join(map(repr, words))
-            raise ValueError(f"{name} is one of {kinds}, not {options[name]!r}")
+    for name, (fits, what) in _KINDS.items():
+        if name in options and not fits(options[name]):
+            raise InvalidInput(f"{name} is {options[name]!r}: it is {what}")
 
 
 def executors_in(text: str) -> Executors:
@@ -131,13 +167,14 @@ def _flag(text: str) -> bool:
     return text == "1"
 
 
-#: Variables of the environment that set an option, and how their text is read.
+#: Variables of the environment that set an option, and how their text is read; passes read the last one themselves.
 VARIABLES: Mapping[str, tuple[str, Callable[[str], object]]] = {
     "SWITCHGEAR_EXECUTORS": ("executors", executors_in),
     "SWITCHGEAR_MEMORY": ("memory", memory_in),
     COMPILE_VARIABLE: ("compile", functools.partial(_word, "compile")),
     "SWITCHGEAR_FALLBACK": ("fallback", functools.partial(_word, "fallback")),
     "SWITCHGEAR_CHECK": ("check", _flag),
+    "SWITCHGEAR_VERIFY": ("verify", _flag),
 }
 
 
@@ -151,4 +188,5 @@ def _from_environment() -> dict[str, object]:
             options[name] = read(text)
         except ValueError as error:
             raise InvalidInput(f"{variable}={text} in the environment: {error}") from error
+    options.pop("verify", None)
     return options

@@ -96,6 +96,9 @@ def loss(x, factor=2.0):
 def example():
     return torch.ones(3, requires_grad=True)
 
+def made():
+    return torch.ones(3) * 2
+
 def named():
     return {"x": torch.ones(3), "factor": 3.0}
 
@@ -120,6 +123,9 @@ number = 3
         (["loss", "--inputs", "example", "--executors", "tourch"], 1, "did you mean 'torch'"),
         (["los", "--inputs", "example"], 1, "has no los"),
         (["number"], 1, "is a int, and cannot be called"),
+        (["loss"], 1, "missing a required argument: 'x'; give --inputs"),
+        (["module"], 1, "missing a required argument: 'input'; give --inputs"),
+        (["made"], 0, "executors: "),
     ],
 )
 def test_explain(

@@ -13,7 +13,7 @@ import transformers
 
 import switchgear as sg
 from switchgear.capture.handler import DISABLE_VARIABLE, Handlers, enabled
-from switchgear.errors import RegistrationError
+from switchgear.errors import PluginWarning, RegistrationError
 from switchgear.features import BUILT_IN
 from switchgear.who import plugins
 from tests.core.made_up import Site
@@ -83,7 +83,7 @@ def test_training_steps_without_a_feature(
 ) -> None:
     model, batch = make()
     twin = copy.deepcopy(model)
-    monkeypatch.setenv(DISABLE_VARIABLE, f"{name}, none_of_this_name")
+    monkeypatch.setenv(DISABLE_VARIABLE, f"{name}, ")
     with fallbacks_recorded():
         found = step(sg.jit(twin, executors=["torch"]), batch)
     assert not list(differences(step(model, batch), found, "step"))
@@ -95,6 +95,19 @@ def test_a_feature_that_is_left_out_is_not_asked() -> None:
         patched.setenv(DISABLE_VARIABLE, "autocast,checkpoint")
         left = {feature.name for feature in BUILT_IN} - {feature.name for feature in enabled(BUILT_IN)}
     assert left == {"autocast", "checkpoint"}
+
+
+def test_a_feature_that_is_not_there_cannot_be_left_out(
+    plugin: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugin(logged=LOGGED)
+    monkeypatch.setenv(DISABLE_VARIABLE, "logged")
+    sg.jit(torch.sin, executors=["torch"])  # it is another call's
+    monkeypatch.setenv(DISABLE_VARIABLE, "autocast,nosuch")
+    with pytest.warns(PluginWarning, match=r"FEATURES names nosuch, .*there are: .*checkpoint.*logged") as caught:
+        jitted = sg.jit(torch.sin, executors=["torch"])
+    assert len(caught) == 1
+    assert sg.jit(torch.cos, executors=["torch"]) is not jitted  # and no warning, which would be an error
 
 
 LOGGED = """

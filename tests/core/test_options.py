@@ -120,6 +120,42 @@ def test_inductor_says_which_options_it_has() -> None:
         inductor.configured({"max_autotun": True})
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"recompile_limit": "8"}, "recompile_limit is '8': it is an integer of at least 0"),
+        ({"recompile_limit": None}, "recompile_limit is None"),
+        ({"recompile_limit": -1}, "recompile_limit is -1"),
+        ({"recompile_limit": True}, "recompile_limit is True"),
+        ({"cache_size": 2.5}, "cache_size is 2.5: it is an integer of at least 1"),
+        ({"cache_size": 0}, "cache_size is 0"),
+        ({"cache_size": None}, "cache_size is None"),
+        ({"strict": "no"}, "strict is 'no': it is one of True, False"),
+        ({"check": "no"}, "check is 'no'"),
+        ({"link": "x"}, "link is 'x'"),
+        ({"specialize_on_data": "x"}, "specialize_on_data is 'x': it is one of True, False, None"),
+        ({"fallback": "no"}, "fallback is 'no': it is one of 'split', 'eager', 'error'"),
+        ({"executors": []}, r"executors is \[\]: it is not empty"),
+        ({"prefer": ["torch"]}, r"prefer is \['torch'\]: it is a dict"),
+        ({"options": 3}, "options is 3: it is a dict"),
+        ({"grad_rules": 3}, "grad_rules is 3: it is a Table, a name"),
+        ({"decisions": 3}, "decisions is 3: it is the path"),
+        ({"methods": "forward"}, "methods is 'forward': it is a list of names"),
+        ({"methods": 3}, "methods is 3"),
+        ({"passes": [lambda trace, context: trace]}, r"passes is .*<lambda>.*: it is a list of sg.PassPlacement or '-"),
+        ({"passes": [3]}, r"passes is \[3\]"),
+        ({"passes": "geglu"}, "passes is 'geglu'"),
+        ({"passes": 3}, "passes is 3"),
+    ],
+)
+def test_values_that_mean_nothing(options: Any, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        sg.jit(torch.sin, **options)
+    if "methods" not in options:
+        with pytest.raises(InvalidInput, match=message), sg.defaults(**options):
+            pytest.fail("the block was entered")
+
+
 def memory(jitted: Any) -> str:
     return str(compiler_of(jitted).selection.memory)
 
@@ -191,6 +227,7 @@ def test_environment(variable: str, text: str, option: str, value: Any, monkeypa
         ("SWITCHGEAR_MEMORY", "least"),
         ("SWITCHGEAR_FALLBACK", "never"),
         ("SWITCHGEAR_CHECK", "yes"),
+        ("SWITCHGEAR_VERIFY", "maybe"),
     ],
 )
 def test_a_bad_value_names_its_variable(variable: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:

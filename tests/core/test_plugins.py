@@ -185,7 +185,8 @@ def more(registry):
 def test_disabled_is_refused_before_import(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SWITCHGEAR_DISABLE", "other, mine")
     entry = site.add("mine", executor_plugin("mine"))
-    loaded = load([entry, site.add("kept", executor_plugin("kept"))])
+    with pytest.warns(PluginWarning, match=r"SWITCHGEAR_DISABLE names other, .*\(there are: kept, mine\)"):
+        loaded = load([entry, site.add("kept", executor_plugin("kept"))])
     assert names(loaded) == ["kept"]
     assert status_of(loaded, "mine").status == "disabled"
     assert "SWITCHGEAR_DISABLE" in status_of(loaded, "mine").error

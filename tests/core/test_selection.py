@@ -119,8 +119,13 @@ def test_name_of_a_plugin_that_did_not_load_says_so(site: Site, monkeypatch: pyt
     monkeypatch.setenv("SWITCHGEAR_DISABLE", "off")
     with pytest.warns(PluginWarning):
         plugins = load(entries)
-    with pytest.raises(UnknownExecutor, match="plugin broken is failed: ValueError: boom"):
+    with pytest.raises(UnknownExecutor, match="plugin broken has failed: ValueError: boom"):
         chosen(["broken"], plugins)
+    conflicting = [site.add(name, executor_plugin("gpu")) for name in ("one", "two")]
+    with pytest.warns(PluginWarning):
+        rivals = load(conflicting)
+    with pytest.raises(UnknownExecutor, match="plugin one is in conflict: "):
+        chosen(["one"], rivals)
     with pytest.raises(UnknownExecutor, match="plugin off is disabled: named in SWITCHGEAR_DISABLE"):
         chosen(["off"], plugins)
 

@@ -149,6 +149,11 @@ def test_the_verifier_runs_between_passes_when_asked(monkeypatch: pytest.MonkeyP
             assert stages.keep("breaks", broken, 0.0).bound_symbols == broken.bound_symbols
 
 
+def test_the_verifier_does_not_run_between_passes_when_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWITCHGEAR_VERIFY", "0")
+    assert not pipeline._Stages([GOOD]).checking
+
+
 def test_every_stage_of_real_programs_is_valid() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout(), torch.nn.GELU())
     jitted = sg.jit(model, executors=["torch"])

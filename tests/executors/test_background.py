@@ -125,6 +125,7 @@ def test_never_compiles_nothing(folder: Path) -> None:
     jitted(*inputs())
     assert regions(jitted) == 0
     assert "compile='never', and it was not compiled before" in sg.explain(jitted)
+    assert "0 regions compiled before (compile='never' compiles none) run as one" in sg.wait(jitted)
 
 
 def test_an_executor_that_finds_nothing_again_compiles_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,7 +281,7 @@ def test_what_is_gone_from_the_disk_is_compiled_anew(folder: Path) -> None:
 
 
 def test_an_unknown_mode() -> None:
-    with pytest.raises(ValueError, match="compile is one of 'background', 'now', 'never', None, not 'later'"):
+    with pytest.raises(ValueError, match="compile is 'later': it is one of 'background', 'now', 'never', None"):
         sg.jit(chain, compile="later")  # type: ignore[call-overload]
 
 

@@ -77,6 +77,12 @@ def test_info_and_clear(place: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert cli.main(["cache", "info"]) == 0
 
 
+@pytest.mark.parametrize("target", ["nowhere/cache.tar.gz", "."])
+def test_a_file_that_cannot_be_written(target: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["cache", "export", str(place / target)]) == 1
+    assert "cannot be written: " in capsys.readouterr().err
+
+
 def test_files_are_carried_and_those_that_are_there_stay(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = str(place / "cache.tar.gz")
     disk_cache.store("new", 1)

@@ -17,6 +17,7 @@ from torch import Tensor
 import switchgear as sg
 from switchgear.compile import decisions
 from switchgear.errors import InvalidInput, OtherDecisions
+from switchgear.jit import compiler_of
 
 ROOT = Path(__file__).parents[2]
 #: 50 steps of training, from one seed, under the default executors; prints the parameters' bits.
@@ -171,3 +172,12 @@ def test_a_folder_that_cannot_be_written_to_is_an_error(tmp_path: Path) -> None:
 def test_bits_that_change_later_cannot_be_asked_for(file: Path) -> None:
     with pytest.raises(InvalidInput, match="leave compile out"):
         sg.jit(wave, decisions=file, compile="background")
+
+
+def test_bits_that_repeat_win_over_a_mode_that_the_call_does_not_name(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with sg.defaults(compile="background"):
+        assert compiler_of(sg.jit(wave, decisions=file)).selection.compile == "now"
+    monkeypatch.setenv("SWITCHGEAR_COMPILE", "background")
+    assert compiler_of(sg.jit(decisions=file)(wave)).selection.compile == "now"

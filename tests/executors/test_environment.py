@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from switchgear.who import selection
+from switchgear.errors import warn_once
 from switchgear_inductor import InductorExecutor, environment
 
 #: Spaces, quotes of both kinds, letters outside of ASCII.
@@ -30,10 +30,10 @@ def asked_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     """Nothing is known of the surroundings, and the folder for compiled code is empty."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
     environment._fault.cache_clear()
-    selection._say_once.cache_clear()
+    warn_once.cache_clear()
     yield
     environment._fault.cache_clear()
-    selection._say_once.cache_clear()
+    warn_once.cache_clear()
 
 
 def compiler(place: Path, script: str) -> str:

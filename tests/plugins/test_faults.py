@@ -60,7 +60,7 @@ def test_listed_it_is_an_error(kind: str, tmp_path: Path) -> None:
     with laid_out(FAULTS[kind], tmp_path) as message:
         for strict in (False, True):
             with pytest.raises(
-                sg.errors.UnknownExecutor, match="'bad' is not loaded: plugin bad is failed: "
+                sg.errors.UnknownExecutor, match="'bad' is not loaded: plugin bad has failed: "
             ) as raised:
                 sg.jit(function, executors=["bad", "torch"], strict=strict)
             assert message.partition(": ")[2] in str(raised.value)

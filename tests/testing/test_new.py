@@ -29,6 +29,18 @@ def test_new_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert "use small letters, digits and underscores" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("name", "message"), [("torch", "torch is installed already"), ("class", "no word of Python's")]
+)
+def test_names_that_would_not_run(
+    name: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["new", name]) == 1
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def test_new_plugin_passes_its_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Installed as entry points in a folder on the path, which is what pip makes of it."""
     monkeypatch.chdir(tmp_path)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from switchgear.capture.call import Call, Operation
 from switchgear.capture.recorder import Recorder
 from switchgear.capture.signature import InputSource
 from switchgear.capture.user_code import raising_module, user_frame
-from switchgear.errors import RegistrationError, SwitchgearError
+from switchgear.errors import RegistrationError, SwitchgearError, warn_once
 
 #: The names of features that are left out, separated by commas.
 DISABLE_VARIABLE = "SWITCHGEAR_DISABLE_FEATURES"
@@ -212,13 +212,25 @@ class Handlers:
         )
 
 
-def enabled(features: Sequence[Feature]) -> tuple[Feature, ...]:
-    """Those of some features that the environment does not leave out; `RegistrationError` if a name is twice there."""
+def enabled(features: Sequence[Feature], others: Iterable[Feature] = ()) -> tuple[Feature, ...]:
+    """Those of some features that the environment does not leave out; `RegistrationError` if a name is twice there.
+
+    `others` are installed, too, and may be left out.
+    """
     names = [feature.name for feature in features]
     for name in names:
         if names.count(name) > 1:
             raise RegistrationError(
                 f"two features are called {name}; leave both out with {DISABLE_VARIABLE}={name}"
             )
-    left_out = {name.strip() for name in os.environ.get(DISABLE_VARIABLE, "").split(",")}
-    return tuple(feature for feature in features if feature.name not in left_out)
+    out = left_out(DISABLE_VARIABLE, (*names, *(feature.name for feature in others)))
+    return tuple(feature for feature in features if feature.name not in out)
+
+
+def left_out(variable: str, known: Sequence[str]) -> set[str]:
+    """The names in a variable of the environment; one `PluginWarning` for those that are none of the known."""
+    named = {name.strip() for name in os.environ.get(variable, "").split(",")} - {""}
+    if unknown := named.difference(known):
+        missing, there = (", ".join(sorted(set(names))) for names in (unknown, known))
+        warn_once(f"{variable} names {missing}, which is not there (there are: {there})")
+    return named

@@ -87,7 +87,7 @@ class _Stages:
 
     traces: list[Trace]
     choices: list[Choice] = field(default_factory=list)
-    checking: bool = field(default_factory=lambda: bool(os.environ.get("SWITCHGEAR_VERIFY")))
+    checking: bool = field(default_factory=lambda: os.environ.get("SWITCHGEAR_VERIFY") == "1")
 
     def keep(self, name: str, trace: Trace, start: float) -> Trace:
         trace = trace.with_provenance(name, time.perf_counter() - start)

@@ -51,10 +51,14 @@ def clear_cache(plugins: Plugins) -> list[CacheUse]:
 
 
 def export_cache(plugins: Plugins, file: Path) -> int:
-    """Put it into an archive, with what it depends on; returns the number of files."""
+    """Put it into an archive, with what it depends on; returns the number of files. Raises `InvalidInput`."""
     manifest = json.dumps({"machine": _machine()}).encode()
     count = 0
-    with tarfile.open(file, "w:gz") as archive:
+    try:
+        archive = tarfile.open(file, "w:gz")  # noqa: SIM115
+    except OSError as error:
+        raise InvalidInput(f"{file} cannot be written: {error}") from error
+    with archive:
         described = tarfile.TarInfo(_MANIFEST)
         described.size = len(manifest)
         archive.addfile(described, io.BytesIO(manifest))

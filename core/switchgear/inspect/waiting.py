@@ -30,8 +30,10 @@ def wait(jitted: object, timeout: float | None = None) -> str:
     taken = [answer for one in answers for answer in one.taken]
     gain = sum(answer.gain for answer in taken)
     failures = [f"\n  {one.failure}" for one in answers if one.failure]
+    is_never = compiler_of(jitted).selection.compile == "never"
+    when = "before (compile='never' compiles none)" if is_never else "in the background"
     return (
-        f"{len(programs)} programs: {len(taken)} regions compiled in the background run as one, "
+        f"{len(programs)} programs: {len(taken)} regions compiled {when} run as one, "
         f"{1e3 * gain:.2f} ms less than by operators, as measured region by region{''.join(failures)}"
     )
 

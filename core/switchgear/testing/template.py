@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import keyword
 import re
+from collections.abc import Collection
 from pathlib import Path
 
 from switchgear.errors import InvalidInput
@@ -12,12 +14,14 @@ _HERE = Path(__file__).parent
 _PLACES = (_HERE / "example", _HERE.parents[2] / "plugins" / "switchgear-example")
 
 
-def new_plugin(name: str, parent: Path) -> Path:
+def new_plugin(name: str, parent: Path, taken: Collection[str] = ()) -> Path:
     """Write the package `switchgear-NAME` into a folder. Raises `InvalidInput` for a bad name or one that is there."""
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise InvalidInput(
-            f"{name!r} is no name for a plugin: use small letters, digits and underscores"
+            f"{name!r} is no name for a plugin: use small letters, digits and underscores, and no word of Python's"
         )
+    if name in taken:
+        raise InvalidInput(f"{name} is installed already; use another name")
     target = parent / f"switchgear-{name}"
     if target.exists():
         raise InvalidInput(f"{target} is there already")

@@ -131,8 +131,9 @@ def installed(plugins: Plugins, name: str) -> Executor | Plugin:
         return known[name]
     for status in plugins.report:
         if status.error and name in (status.name, *status.executors):
+            how = {"failed": "has failed", "conflict": "is in conflict"}.get(status.status)
             raise UnknownExecutor(
-                f"{name!r} is not loaded: plugin {status.name} is {status.status}: {status.error}"
+                f"{name!r} is not loaded: plugin {status.name} {how or f'is {status.status}'}: {status.error}"
             )
         if name == status.name and status.executors:
             raise UnknownExecutor(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-import os
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 import pluggy
 
-from switchgear.capture.handler import Feature
+from switchgear.capture.handler import Feature, left_out
 from switchgear.errors import PluginWarning, RegistrationError
 from switchgear.ir.symbol import BoundSymbol
 from switchgear.who import hookspecs
@@ -185,7 +184,7 @@ def load(candidates: Iterable[EntryPoint] | None = None) -> Plugins:
 
 def _refused(entries: Sequence[EntryPoint]) -> dict[str, Fault]:
     """Who is not even imported."""
-    disabled = {name.strip() for name in os.environ.get(DISABLE_VARIABLE, "").split(",")}
+    disabled = left_out(DISABLE_VARIABLE, [entry.name for entry in entries])
     faults: dict[str, Fault] = {}
     for name in {entry.name for entry in entries}:
         rivals = [entry for entry in entries if entry.name == name]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +11,7 @@ from typing import Any, TypeAlias
 
 from switchgear.capture.handler import Feature, Handlers, enabled
 from switchgear.capture.sizes import depends_on_sizes
-from switchgear.errors import ExecutorUnavailable, PluginWarning, RuleError
+from switchgear.errors import ExecutorUnavailable, PluginWarning, RuleError, warn_once
 from switchgear.ir.choice import Declined, Implementation
 from switchgear.ir.symbol import BoundSymbol
 from switchgear.who.answers import Answers
@@ -213,7 +212,7 @@ def select(
             )
             warnings.warn(message, PluginWarning, stacklevel=3)
         elif executor.runs_everywhere and asked.is_measured:
-            _say_once(
+            warn_once(
                 f"executor {executor.name} cannot run here, regions are left to others: {reason}"
             )
     sources: list[RuleSource] = []
@@ -235,6 +234,7 @@ def select(
     taking_part = homes.values()
     choosers = [plugin.chooser for plugin in taking_part if plugin.chooser is not None]
     brought = [feature for plugin in taking_part for feature in plugin.features]
+    others = [feature for plugin in plugins.plugins for feature in plugin.features]
     skipped = {executor: why for executor, why in reasons.items() if why is not None}
     return Selection(
         executors=tuple(claimant.executor for claimant in claimants),
@@ -246,7 +246,7 @@ def select(
         memory=memory,
         fuel=fuel if isinstance(fuel, Fuel) else Fuel(fuel),
         choosers=tuple(choosers) if asked.is_measured else (),
-        handlers=Handlers(enabled((*features, *brought))),
+        handlers=Handlers(enabled((*features, *brought), others)),
         passed_over=passed_over(plugins, asked),
         preferences=preferred,
         check=check,
@@ -292,11 +292,6 @@ def _passes(
             )
     added = [replace(item, owner=OF_THE_CALL) for item in own if isinstance(item, PassPlacement)]
     return (*(placement for placement in brought if placement.name not in left_out), *added)
-
-
-@functools.cache
-def _say_once(message: str) -> None:
-    warnings.warn(message, PluginWarning, stacklevel=4)
 
 
 def _home(plugins: Plugins, executor: Executor) -> Plugin | None:
