@@ -90,7 +90,10 @@ _KINDS: Mapping[str, _Kind] = {
     "specialize_on_data": _one_of(True, False, None),
     "recompile_limit": _at_least(0),
     "cache_size": _at_least(1),
-    "executors": (lambda value: value is None or bool(value), "None or has a name, 'torch' at the least"),
+    "executors": (
+        lambda value: value is None or bool(value),
+        "None or has a name, 'torch' at the least",
+    ),
     **dict.fromkeys(("options", "prefer", "avoid"), _instance("a dict or None", Mapping, NoneType)),
     "grad_rules": _instance("a Table, a name, or a list of these", Table, Collection, NoneType),
     "decisions": _instance("the path of a file", str, os.PathLike, NoneType),
