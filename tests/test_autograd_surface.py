@@ -1420,3 +1420,42 @@ def test_a_sparse_tensor_made_inside() -> None:
         leaf = x if x.requires_grad else values
         expected = torch.autograd.grad(function(x, values), leaf)
         assert torch.equal(torch.autograd.grad(result, leaf)[0], expected[0])
+
+
+def losses_of_three(x: T, a: T, b: T, c: T) -> tuple[T, T, T, T]:
+    """The last shares a part with the first."""
+    trunk = (x * a).tanh()
+    return trunk.sum(), (x @ b).exp().sum(), (x.sin() * c).pow(2).sum(), (trunk * trunk).sum()
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 3)])
+def test_a_backward_of_each_of_several_losses(order: tuple[int, ...]) -> None:
+    found = []
+    for function in (losses_of_three, jit(losses_of_three)):
+        leaves = [numbers(2, 3, grad=True), numbers(3, 2, grad=True), numbers(2, 3, grad=True)]
+        losses = function(numbers(2, 3), *leaves)
+        for place in order:
+            losses[place].backward()
+        found.append([leaf.grad for leaf in leaves])
+    assert all(map(torch.equal, *found))
+
+
+@pytest.mark.parametrize("order", [(0, 3), (0, 1, 1), (0, 1, 0)])
+def test_a_second_backward_of_what_is_gone(order: tuple[int, ...]) -> None:
+    for function in (losses_of_three, jit(losses_of_three)):
+        leaves = [numbers(2, 3, grad=True), numbers(3, 2, grad=True), numbers(2, 3, grad=True)]
+        losses = function(numbers(2, 3), *leaves)
+        for place in order[:-1]:
+            losses[place].backward()
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            losses[order[-1]].backward()
+
+
+def test_what_another_loss_needs_is_watched() -> None:
+    for function in (losses_of_three, jit(losses_of_three)):
+        x, a, b, c = numbers(2, 3), numbers(2, 3, grad=True), numbers(3, 2, grad=True), numbers(2, 3, grad=True)
+        losses = function(x, a, b, c)
+        losses[0].backward()
+        x.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            losses[1].backward()

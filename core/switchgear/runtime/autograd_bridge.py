@@ -9,6 +9,7 @@ so any order works.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ from switchgear.ir.trace import Trace
 from switchgear.runtime.backwards import Arriving, Backwards, Jit
 from switchgear.runtime.execution import goes_below, maybe_views, runner
 from switchgear.runtime.one_operator import is_one_operator
+from switchgear.runtime.separate_graphs import SeparateGraphs
 from switchgear.who.selection import Selection
 
 _is_grad_enabled = torch.is_grad_enabled
@@ -81,6 +83,11 @@ class Bridge:
         self.unwatched = False
         #: Whether any backward has been differentiated, so that gradients of inner values may arrive.
         self.differentiated = False
+
+    @functools.cached_property
+    def separate(self) -> SeparateGraphs:
+        """Which outputs may have a backward each."""
+        return SeparateGraphs(self.training)
 
     def take_forward(self, program: Program) -> None:
         """Run this forward from now on, which saves what the one before did."""
@@ -277,7 +284,10 @@ def _backward(ctx: Any, grads: Arriving) -> Any:
     arguments: list[Any] = [grad for grad in grads if grad is not None]
     sizes: tuple[int, ...] = () if bridge.sizes is None else ctx.sizes
     if bridge.saves:
-        arguments = [*_saved(ctx, grads, wanted, sizes), *arguments]
+        saved = _saved(ctx, grads, wanted, sizes)
+        if None in grads[: bridge.count] and not torch.is_grad_enabled():
+            bridge.separate.keep(ctx, _arrived(grads, bridge.count), saved)
+        arguments = [*saved, *arguments]
         internals.clear_saved_tensors(ctx)
     if torch.is_grad_enabled():
         if bridge.inner:
@@ -334,6 +344,10 @@ def _saved(
     try:
         return ctx.saved_tensors  # type: ignore[no-any-return]
     except RuntimeError as error:
+        if _TWICE in str(error) and not torch.is_grad_enabled():
+            kept = bridge.separate.kept(ctx, _arrived(grads, bridge.count))
+            if kept is not None:
+                return tuple(kept)
         unread = bridge.backwards.unread(grads, wanted, sizes) if _OVERWRITTEN in str(error) else ()
         if not unread:
             raise
@@ -343,4 +357,13 @@ def _saved(
 
 
 internals.make_lean(_Node, "bridge")
-_OVERWRITTEN = "modified by an inplace operation"
+
+
+def _arrived(grads: Arriving, count: int) -> list[int]:
+    return [i for i, grad in enumerate(grads[:count]) if grad is not None]
+
+
+_OVERWRITTEN, _TWICE = (
+    "modified by an inplace operation",
+    "backward through the graph a second time",
+)
