@@ -64,6 +64,8 @@ FIRST: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "view": (lambda x: x.view(-1).view(x.shape), "result 0 shares memory with an argument"),
     "shape": (lambda x: F.silu(x)[:1], r"its result has shape \(1,\), expected \(4,\)"),
     "dtype": (lambda x: F.silu(x).double(), "its result has dtype torch.float64, expected torch.float32"),
+    "layout": (lambda x: F.silu(x).to_sparse(), "its result has layout torch.sparse_coo, expected torch.strided"),
+    "strides": (lambda x: F.silu(x).repeat_interleave(2)[::2], r"its result has strides \(2,\), expected \(1,\)"),
     "nothing": (lambda x: None, "its result is NoneType, not a tensor"),
 }
 EVERY: dict[str, tuple[Callable[[Tensor], Any], str]] = {
@@ -162,3 +164,20 @@ def test_arguments_are_as_they_were_where_nothing_lies() -> None:
     for _ in range(3):
         assert_same(jitted(x), function(x))
     assert_same(x, kept)
+
+
+@pytest.mark.parametrize("check", [False, True])
+@pytest.mark.parametrize(("shape", "strides"), [((1, 4), (9, 1)), ((3, 0), (5, 7)), ((1,), (8,)), ((), ())])
+def test_strides_that_say_nothing(shape: tuple[int, ...], strides: tuple[int, ...], check: bool) -> None:
+    odd = lying(lambda x: F.silu(x).clone().as_strided(shape, strides))
+    jitted = sg.jit(function, executors=[odd, "torch"], check=check)
+    assert_same(jitted(torch.ones(shape)), function(torch.ones(shape)))
+
+
+def test_strides_of_symbolic_sizes() -> None:
+    turned = lying(lambda x: F.silu(x).t().contiguous().t() if x.shape[0] == 5 else F.silu(x))
+    jitted = sg.jit(function, executors=[turned, "torch"], dynamic=True, check=True)
+    for rows in (3, 4):
+        assert_same(jitted(torch.ones(rows, 4)), function(torch.ones(rows, 4)))
+    with pytest.raises(ExecutorFailed, match=r"its result has strides \(1, 5\), expected \(4, 1\)"):
+        jitted(torch.ones(5, 4))

@@ -230,6 +230,9 @@ def _unexpected(output: object, result: object, place: str = "its result") -> st
         return ""
     if not isinstance(result, torch.Tensor):
         return f"{place} is {type(result).__name__}, not a tensor"
+    is_sparse = result.layout is not torch.strided
+    if is_sparse and any(output.stride):  # 0 all of them where the operator makes a sparse one
+        return f"{place} has layout {result.layout}, expected {torch.strided}"
     pairs = (
         (what, getattr(output, what), getattr(result, what))
         for what in ("shape", "dtype", "device")
@@ -239,7 +242,20 @@ def _unexpected(output: object, result: object, place: str = "its result") -> st
         for what, wanted, is_ in pairs
         if is_ != wanted
     ]
+    if (
+        not wrong
+        and not is_sparse
+        and _steps(output.shape, result.stride()) != _steps(output.shape, output.stride)
+    ):
+        wrong = [f"strides {result.stride()}, expected {output.stride}"]
     return f"{place} has {'; '.join(wrong)}" if wrong else ""
+
+
+def _steps(shape: tuple[int, ...], stride: tuple[int, ...]) -> list[int]:
+    """The strides that say where elements lie."""
+    return (
+        [] if 0 in shape else [step for size, step in zip(shape, stride, strict=True) if size != 1]
+    )
 
 
 def _failure(program: Program, item: BoundSymbol, what: str) -> ExecutorFailed:
