@@ -57,6 +57,17 @@ def drifting() -> Callable[[Tensor], Tensor]:
     return lambda x: F.silu(x) * next(count)
 
 
+def leaves(change: Callable[[Any], Any], mode: object) -> Callable[[Tensor], Tensor]:
+    """An implementation that changes a mode of PyTorch's."""
+
+    def silu(x: Tensor) -> Tensor:
+        y = F.silu(x)
+        change(mode)
+        return y
+
+    return silu
+
+
 FIRST: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "writes": (writes, "it wrote to its tensor argument 0"),
     "in place": (lambda x: x.mul_(torch.sigmoid(x)), "it wrote to its tensor argument 0"),
@@ -66,6 +77,11 @@ FIRST: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "dtype": (lambda x: F.silu(x).double(), "its result has dtype torch.float64, expected torch.float32"),
     "layout": (lambda x: F.silu(x).to_sparse(), "its result has layout torch.sparse_coo, expected torch.strided"),
     "strides": (lambda x: F.silu(x).repeat_interleave(2)[::2], r"its result has strides \(2,\), expected \(1,\)"),
+    "grad mode": (leaves(torch.set_grad_enabled, False), "it changed the grad mode, which was put back"),
+    "default dtype": (
+        leaves(torch.set_default_dtype, torch.float64),
+        "it changed the default dtype, which was put back",
+    ),
     "nothing": (lambda x: None, "its result is NoneType, not a tensor"),
 }
 EVERY: dict[str, tuple[Callable[[Tensor], Any], str]] = {
@@ -95,6 +111,8 @@ def test_first_run(lie: str) -> None:
     jitted = sg.jit(function, executors=[lying(silu), "torch"])
     with pytest.raises(ExecutorFailed, match=WHERE + message) as raised:
         jitted(torch.rand(4))
+    assert torch.is_grad_enabled()
+    assert torch.get_default_dtype() is torch.float32
     assert "To go on without it, leave lies out of executors; its author can give its implementation a checker" in str(
         raised.value
     )

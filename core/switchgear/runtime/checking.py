@@ -1,9 +1,9 @@
 """Checking: a program is run line by line, and what plugins make is looked at.
 
-So it is when it first runs: number and metadata of results, writes to arguments, memory that results share. Under the
-option `check`, or `SWITCHGEAR_CHECK=1`, it is every time, and values are compared with those of PyTorch's operators (to
-the square root of the dtype's precision, of the largest element), with those of a second run, and the arguments with
-what they were before. An implementation's own draws of random numbers are not compared.
+So it is when it first runs: number and metadata of results, writes to arguments, memory that results share, PyTorch's
+modes. Under the option `check`, or `SWITCHGEAR_CHECK=1`, it is every time, and values are compared with those of
+PyTorch's operators (to the square root of the dtype's precision, of the largest element), with those of a second run,
+and the arguments with what they were before. An implementation's own draws of random numbers are not compared.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from switchgear.ir.composites import bind_outputs, leaves_of
 from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.symbol import BOX, BOXED, DEL, BoundSymbol, map_proxies
 from switchgear.nesting import map_tensors, tensors_in, twin
+from switchgear.who.isolation import modes_kept
 
 
 def is_never_blamed(item: BoundSymbol) -> bool:
@@ -93,12 +94,14 @@ def _run(
     written = written_arguments(item)
     before = _Arguments((args, kwargs), by_value=values and not written)
     try:
-        result = item.implementation.fn(*args, **kwargs)
+        with modes_kept() as changed:
+            result = item.implementation.fn(*args, **kwargs)
     except Exception as error:
         raise fault(program, item, held, error) from error
     finally:
         del args, kwargs
-    unexpected = _unexpected(item.output, result)
+    unexpected = f"it changed {changed[0]}, which was put back" if changed else ""
+    unexpected = unexpected or _unexpected(item.output, result)
     if not unexpected and not written:
         unexpected = before.changed() or _shared(program, item, before, result)
     if not unexpected and before.copies is not None and not item.is_random:

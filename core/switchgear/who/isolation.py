@@ -49,9 +49,28 @@ def _set_filters(before: list[object]) -> None:
     warnings.filters[:] = before  # type: ignore[index]
 
 
+#: Those that a call may not leave changed.
+_MODES = (
+    _State("the default dtype", torch.get_default_dtype, torch.set_default_dtype),
+    _State("the grad mode", torch.is_grad_enabled, torch.set_grad_enabled),
+)
+
+
+@contextlib.contextmanager
+def modes_kept() -> Iterator[list[str]]:
+    """Put back the modes that are changed inside, whose names are then in what it yields."""
+    before, changed = [mode.get() for mode in _MODES], list[str]()
+    try:
+        yield changed
+    finally:
+        for mode, value in zip(_MODES, before, strict=True):
+            if mode.get() != value:
+                mode.set(value)
+                changed.append(mode.name)
+
+
 def _states() -> Iterator[_State]:
-    yield _State("the default dtype", torch.get_default_dtype, torch.set_default_dtype)
-    yield _State("the grad mode", torch.is_grad_enabled, torch.set_grad_enabled)
+    yield from _MODES
     yield _State("PyTorch's random stream", lambda: torch.get_rng_state().tolist(), _set_stream)
     yield _State("Python's random stream", random.getstate, random.setstate)
     yield _State("the number of threads", torch.get_num_threads, torch.set_num_threads)
