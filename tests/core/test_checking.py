@@ -76,7 +76,7 @@ FIRST: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "shape": (lambda x: F.silu(x)[:1], r"its result has shape \(1,\), expected \(4,\)"),
     "dtype": (lambda x: F.silu(x).double(), "its result has dtype torch.float64, expected torch.float32"),
     "layout": (lambda x: F.silu(x).to_sparse(), "its result has layout torch.sparse_coo, expected torch.strided"),
-    "strides": (lambda x: F.silu(x).repeat_interleave(2)[::2], r"its result has strides \(2,\), expected \(1,\)"),
+    "strides": (lambda x: F.silu(x).repeat_interleave(2)[::2], r"result 0 has strides \(2,\), expected \(1,\)"),
     "grad mode": (leaves(torch.set_grad_enabled, False), "it changed the grad mode, which was put back"),
     "default dtype": (
         leaves(torch.set_default_dtype, torch.float64),
@@ -197,5 +197,16 @@ def test_strides_of_symbolic_sizes() -> None:
     jitted = sg.jit(function, executors=[turned, "torch"], dynamic=True, check=True)
     for rows in (3, 4):
         assert_same(jitted(torch.ones(rows, 4)), function(torch.ones(rows, 4)))
-    with pytest.raises(ExecutorFailed, match=r"its result has strides \(1, 5\), expected \(4, 1\)"):
+    with pytest.raises(ExecutorFailed, match=r"result 0 has strides \(1, 5\), expected \(4, 1\)"):
         jitted(torch.ones(5, 4))
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_strides_of_pytorchs_kernel_that_its_fake_gets_wrong(check: bool) -> None:
+    table = sg.Table("fine")
+    table.implementation(F.channel_shuffle)(lambda x, groups: F.channel_shuffle(x, groups))
+    fine = sg.Executor("fine", table=table)
+    x = torch.rand(1, 4, 3, 3).contiguous(memory_format=torch.channels_last)
+    jitted = sg.jit(lambda x: F.channel_shuffle(x, 2) * 2, executors=[fine, "torch"], check=check)
+    assert_same(jitted(x), F.channel_shuffle(x, 2) * 2)
+    assert "execution by fine" in sg.explain(jitted)

@@ -630,7 +630,7 @@ def test_rule_that_returns_its_argument_is_refused(share: Any) -> None:
         sg.put_grad(x, torch.ones_like(x))
         return y
 
-    said = "returns an argument, or a view of one, where the operator makes a new tensor; return a clone"
+    said = "returns an argument or a view of it; return a clone"
     refused(bad(lambda x: (share(x), lambda grad: grad)), said)
     refused(bad_pair(lambda x: (share(x), ()), lambda grad: grad), said)
     refused(bad_transform(transform), said)

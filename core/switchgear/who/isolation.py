@@ -9,7 +9,7 @@ import random
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,16 +57,16 @@ _MODES = (
 
 
 @contextlib.contextmanager
-def modes_kept() -> Iterator[list[str]]:
-    """Put back the modes that are changed inside, whose names are then in what it yields."""
-    before, changed = [mode.get() for mode in _MODES], list[str]()
+def kept(states: Sequence[_State] = _MODES) -> Iterator[list[_State]]:
+    """Put back what is changed inside of these states; what it yields has them then."""
+    before, changed = [state.get() for state in states], list[_State]()
     try:
         yield changed
     finally:
-        for mode, value in zip(_MODES, before, strict=True):
-            if mode.get() != value:
-                mode.set(value)
-                changed.append(mode.name)
+        for state, value in zip(states, before, strict=True):
+            if state.get() != value:
+                state.set(value)
+                changed.append(state)
 
 
 def _states() -> Iterator[_State]:
@@ -99,19 +99,20 @@ def _set_stream(state: list[int]) -> None:
 def isolated() -> Iterator[Import]:
     """Put back what is changed inside; output is captured. What raises inside is raised."""
     seen = Import()
-    states = [*_states()]
-    before = [state.get() for state in states]
     printed, begun = io.StringIO(), time.perf_counter()
+    changed: list[_State] = []
     try:
-        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        with (
+            kept([*_states()]) as changed,
+            contextlib.redirect_stdout(printed),
+            contextlib.redirect_stderr(printed),
+        ):
             yield seen
     finally:
         took = time.perf_counter() - begun
-        for state, value in zip(states, before, strict=True):
-            if state.get() != value:
-                state.set(value)
-                seen.changed += [state.name] * (not state.is_minor)
-                seen.notes.append(f"its import changed {state.name}, which was put back")
+        for state in changed:
+            seen.changed += [state.name] * (not state.is_minor)
+            seen.notes.append(f"its import changed {state.name}, which was put back")
         if took > _SLOW:
             seen.notes.append(f"its import took {took:.1f} s")
         if text := printed.getvalue().strip():

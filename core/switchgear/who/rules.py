@@ -213,9 +213,7 @@ class _Application:
         given = {proxy.name for proxy in self.given}
         for output, original in zip(outputs, self.bound_symbol.outputs, strict=True):
             if original.name not in theirs and places.get(output.name, output.name) in given:
-                raise self._error(
-                    "returns an argument, or a view of one, where the operator makes a new tensor; return a clone"
-                )
+                raise self._error("returns an argument or a view of it; return a clone")
             named.append(replace(output, name=original.name, requires_grad=original.requires_grad))
             if output.name in made and output.name not in env:
                 env[output.name] = named[-1]
