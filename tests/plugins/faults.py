@@ -152,7 +152,7 @@ FAULTS: dict[str, Fault] = {
     "a rule returns nothing": Fault(rules("pass"), "call", gradient=True),
     "a gradient of a wrong shape": Fault(rules("return F.silu(x), lambda grad: grad.sum()"), "call", gradient=True),
     "a gradient too many": Fault(rules("return F.silu(x), lambda grad: (grad, grad)"), "call", gradient=True),
-    "a rule writes to its argument": Fault(rules("return x.sigmoid_(), lambda grad: grad"), "call", gradient=True),
+    "a rule writes to its argument": Fault(rules("return x.mul_(2), lambda grad: grad"), "call", gradient=True),
     "a rule returns its argument": Fault(rules("return x, lambda grad: grad"), "call", gradient=True),
     "a skip rule raises": Fault(
         executor_plugin("bad")
