@@ -57,6 +57,17 @@ def drifting() -> Callable[[Tensor], Tensor]:
     return lambda x: F.silu(x) * next(count)
 
 
+def leaves(change: Callable[[Any], Any], mode: object) -> Callable[[Tensor], Tensor]:
+    """An implementation that changes a mode of PyTorch's."""
+
+    def silu(x: Tensor) -> Tensor:
+        y = F.silu(x)
+        change(mode)
+        return y
+
+    return silu
+
+
 FIRST: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "writes": (writes, "it wrote to its tensor argument 0"),
     "in place": (lambda x: x.mul_(torch.sigmoid(x)), "it wrote to its tensor argument 0"),
@@ -64,6 +75,13 @@ FIRST: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "view": (lambda x: x.view(-1).view(x.shape), "result 0 shares memory with an argument"),
     "shape": (lambda x: F.silu(x)[:1], r"its result has shape \(1,\), expected \(4,\)"),
     "dtype": (lambda x: F.silu(x).double(), "its result has dtype torch.float64, expected torch.float32"),
+    "layout": (lambda x: F.silu(x).to_sparse(), "its result has layout torch.sparse_coo, expected torch.strided"),
+    "strides": (lambda x: F.silu(x).repeat_interleave(2)[::2], r"result 0 has strides \(2,\), expected \(1,\)"),
+    "grad mode": (leaves(torch.set_grad_enabled, False), "it changed the grad mode, which was put back"),
+    "default dtype": (
+        leaves(torch.set_default_dtype, torch.float64),
+        "it changed the default dtype, which was put back",
+    ),
     "nothing": (lambda x: None, "its result is NoneType, not a tensor"),
 }
 EVERY: dict[str, tuple[Callable[[Tensor], Any], str]] = {
@@ -93,6 +111,8 @@ def test_first_run(lie: str) -> None:
     jitted = sg.jit(function, executors=[lying(silu), "torch"])
     with pytest.raises(ExecutorFailed, match=WHERE + message) as raised:
         jitted(torch.rand(4))
+    assert torch.is_grad_enabled()
+    assert torch.get_default_dtype() is torch.float32
     assert "To go on without it, leave lies out of executors; its author can give its implementation a checker" in str(
         raised.value
     )
@@ -162,3 +182,31 @@ def test_arguments_are_as_they_were_where_nothing_lies() -> None:
     for _ in range(3):
         assert_same(jitted(x), function(x))
     assert_same(x, kept)
+
+
+@pytest.mark.parametrize("check", [False, True])
+@pytest.mark.parametrize(("shape", "strides"), [((1, 4), (9, 1)), ((3, 0), (5, 7)), ((1,), (8,)), ((), ())])
+def test_strides_that_say_nothing(shape: tuple[int, ...], strides: tuple[int, ...], check: bool) -> None:
+    odd = lying(lambda x: F.silu(x).clone().as_strided(shape, strides))
+    jitted = sg.jit(function, executors=[odd, "torch"], check=check)
+    assert_same(jitted(torch.ones(shape)), function(torch.ones(shape)))
+
+
+def test_strides_of_symbolic_sizes() -> None:
+    turned = lying(lambda x: F.silu(x).t().contiguous().t() if x.shape[0] == 5 else F.silu(x))
+    jitted = sg.jit(function, executors=[turned, "torch"], dynamic=True, check=True)
+    for rows in (3, 4):
+        assert_same(jitted(torch.ones(rows, 4)), function(torch.ones(rows, 4)))
+    with pytest.raises(ExecutorFailed, match=r"result 0 has strides \(1, 5\), expected \(4, 1\)"):
+        jitted(torch.ones(5, 4))
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_strides_of_pytorchs_kernel_that_its_fake_gets_wrong(check: bool) -> None:
+    table = sg.Table("fine")
+    table.implementation(F.channel_shuffle)(lambda x, groups: F.channel_shuffle(x, groups))
+    fine = sg.Executor("fine", table=table)
+    x = torch.rand(1, 4, 3, 3).contiguous(memory_format=torch.channels_last)
+    jitted = sg.jit(lambda x: F.channel_shuffle(x, 2) * 2, executors=[fine, "torch"], check=check)
+    assert_same(jitted(x), F.channel_shuffle(x, 2) * 2)
+    assert "execution by fine" in sg.explain(jitted)

@@ -266,7 +266,7 @@ def test_one_gradient_for_two_arguments_and_the_grad_output_itself() -> None:
 
 
 def test_rule_that_returns_its_argument_as_output() -> None:
-    """A gradient reversal: other uses of the argument are not reversed with it."""
+    """A gradient reversal of a view: other uses of the argument are not reversed with it."""
 
     class Reversed(torch.autograd.Function):
         @staticmethod
@@ -283,10 +283,10 @@ def test_rule_that_returns_its_argument_as_output() -> None:
 
     x = leaf(3)
     # once: output and argument go by one name, so gradients of the argument from later uses are pulled back, too
-    table = rules(torch.clone, lambda x: (x, lambda grad: grad * -2))
-    jitted = sg.jit(lambda x: torch.clone(x) + x * 3, executors=["torch"], grad_rules=table)
+    table = rules(torch.Tensor.view, lambda x, *shape: (x, lambda grad: grad * -2))
+    jitted = sg.jit(lambda x: x.view(3) + x * 3, executors=["torch"], grad_rules=table)
     assert_same(step(jitted, x), step(eager, x))
-    inner = sg.jit(lambda x: torch.clone(x.sin()).exp(), executors=["torch"], grad_rules=table)
+    inner = sg.jit(lambda x: x.sin().view(3).exp(), executors=["torch"], grad_rules=table)
     torch.testing.assert_close(step(inner, x)[1], [-2 * x.detach().sin().exp() * x.detach().cos()])
 
 
@@ -616,12 +616,34 @@ def test_checker_of_an_implementation_that_raises() -> None:
         assert part in str(caught.value)
 
 
-def test_rule_that_writes_to_its_argument_leaves_the_users_alone() -> None:
-    x = leaf(3)
-    before = x.detach().clone()
-    sg.jit(sine, executors=["torch"], grad_rules=bad(lambda x: (x.mul_(2), lambda grad: grad)))(x).sum().backward()
-    assert_same(x.detach(), before)
-    assert_same(x.grad, torch.ones(3))
+@pytest.mark.parametrize("write", [lambda x: x.mul_(2), lambda x: (x[0].zero_(), torch.sin(x))[1]])
+def test_rule_that_writes_to_its_argument_is_refused(write: Any) -> None:
+    refused(bad(lambda x: (write(x), lambda grad: grad)), "writes in place to an argument; write to a clone")
+    refused(bad_pair(lambda x: (write(x), ()), lambda grad: grad), "writes in place to an argument")
+    refused(bad_transform(write), "writes in place to an argument")
+
+
+@pytest.mark.parametrize("share", [lambda x: x, lambda x: x.view(-1).view(x.shape), lambda x: x.detach()])
+def test_rule_that_returns_its_argument_is_refused(share: Any) -> None:
+    def transform(x: Tensor) -> Tensor:
+        y: Tensor = share(x)
+        sg.put_grad(x, torch.ones_like(x))
+        return y
+
+    said = "returns an argument or a view of it; return a clone"
+    refused(bad(lambda x: (share(x), lambda grad: grad)), said)
+    refused(bad_pair(lambda x: (share(x), ()), lambda grad: grad), said)
+    refused(bad_transform(transform), said)
+
+
+def test_rule_of_a_view_may_return_one() -> None:
+    table = rules(torch.Tensor.reshape, lambda x, *shape: (x.view(*shape), lambda grad: grad.reshape(x.shape)))
+    assert_trains_as_eager(lambda x: x.reshape(-1) * 2, leaf(2, 3), grad_rules=table)
+
+
+def test_rule_that_writes_to_what_it_made() -> None:
+    table = rules(torch.sin, lambda x: (x.clone().sin_(), lambda grad: grad * x.clone().cos_()))
+    assert_trains_as_eager(lambda x: torch.sin(x) * 2, leaf(2, 3), grad_rules=table)
 
 
 def test_rule_whose_pullback_writes_to_the_argument_is_refused() -> None:

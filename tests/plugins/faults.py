@@ -142,13 +142,18 @@ FAULTS: dict[str, Fault] = {
     "an implementation raises": Fault(implements("raise RuntimeError('kernel')"), "call"),
     "a wrong shape": Fault(implements("return F.silu(x)[:1]"), "call"),
     "a wrong dtype": Fault(implements("return F.silu(x).double()"), "call"),
+    "wrong strides": Fault(implements("return F.silu(x).repeat_interleave(2)[::2]"), "call"),
+    "a sparse tensor for a dense one": Fault(implements("return F.silu(x).to_sparse()"), "call"),
     "no result": Fault(implements("return None"), "call"),
     "it writes to its argument": Fault(implements("return F.silu(x, inplace=True).clone()"), "call"),
     "it returns its argument": Fault(implements("return x"), "call"),
+    "it leaves gradients off": Fault(implements("torch.set_grad_enabled(False); return F.silu(x)"), "call"),
     "a rule raises": Fault(rules("1 / 0"), "call", gradient=True),
     "a rule returns nothing": Fault(rules("pass"), "call", gradient=True),
     "a gradient of a wrong shape": Fault(rules("return F.silu(x), lambda grad: grad.sum()"), "call", gradient=True),
     "a gradient too many": Fault(rules("return F.silu(x), lambda grad: (grad, grad)"), "call", gradient=True),
+    "a rule writes to its argument": Fault(rules("return x.mul_(2), lambda grad: grad"), "call", gradient=True),
+    "a rule returns its argument": Fault(rules("return x, lambda grad: grad"), "call", gradient=True),
     "a skip rule raises": Fault(
         executor_plugin("bad")
         + HOOK.format(name="switchgear_is_constant_for_vjp", arguments="bound_symbol", body="1 / 0"),

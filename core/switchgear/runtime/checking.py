@@ -1,15 +1,16 @@
 """Checking: a program is run line by line, and what plugins make is looked at.
 
-So it is when it first runs: number and metadata of results, writes to arguments, memory that results share. Under the
-option `check`, or `SWITCHGEAR_CHECK=1`, it is every time, and values are compared with those of PyTorch's operators (to
-the square root of the dtype's precision, of the largest element), with those of a second run, and the arguments with
-what they were before. An implementation's own draws of random numbers are not compared.
+So it is when it first runs: number and metadata of results, writes to arguments, memory that results share, PyTorch's
+modes. Under the option `check`, or `SWITCHGEAR_CHECK=1`, it is every time, and values are compared with those of
+PyTorch's operators (to the square root of the dtype's precision, of the largest element), with those of a second run,
+and the arguments with what they were before. An implementation's own draws of random numbers are not compared.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from switchgear.ir.composites import bind_outputs, leaves_of
 from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.symbol import BOX, BOXED, DEL, BoundSymbol, map_proxies
 from switchgear.nesting import map_tensors, tensors_in, twin
+from switchgear.who.isolation import kept
 
 
 def is_never_blamed(item: BoundSymbol) -> bool:
@@ -93,14 +95,17 @@ def _run(
     written = written_arguments(item)
     before = _Arguments((args, kwargs), by_value=values and not written)
     try:
-        result = item.implementation.fn(*args, **kwargs)
+        with kept() as changed:
+            result = item.implementation.fn(*args, **kwargs)
     except Exception as error:
         raise fault(program, item, held, error) from error
     finally:
         del args, kwargs
-    unexpected = _unexpected(item.output, result)
+    unexpected = f"it changed {changed[0].name}, which was put back" if changed else ""
+    unexpected = unexpected or _unexpected(item.output, result)
     if not unexpected and not written:
         unexpected = before.changed() or _shared(program, item, before, result)
+        unexpected = unexpected or _misplaced(item, held, result)
     if not unexpected and before.copies is not None and not item.is_random:
         unexpected = _different(item, before.copies, result)
     if unexpected:
@@ -148,6 +153,32 @@ def _shared(program: Program, item: BoundSymbol, before: _Arguments, result: obj
         if place:
             seen[place] = "with another result"
     return ""
+
+
+def _misplaced(item: BoundSymbol, held: Mapping[str, object], result: object) -> str:
+    """Which strides are neither the trace's nor those that PyTorch's operators give, where their fakes are wrong."""
+    if item.is_random or any(value is BOXED for value in item.args):
+        return ""
+    found, theirs = dict[str, Any](), dict[str, Any]()
+    bind_outputs(item.output, result, found)
+    odd = [p for p in item.outputs if not _lies(found[p.name], p.stride)]
+    if odd:
+        args, kwargs = map_proxies(lambda proxy: held[proxy.name], (item.args, dict(item.kwargs)))
+        with suppress(Exception):  # of an operator that only the plugin can run
+            bind_outputs(item.output, item.symbol.fn(*args, **kwargs), theirs)
+    for p in odd:
+        strides = found[p.name].stride()
+        if p.name not in theirs or not _lies(theirs[p.name], strides):
+            return f"result {item.outputs.index(p)} has strides {strides}, expected {p.stride}"
+    return ""
+
+
+def _lies(tensor: torch.Tensor, stride: tuple[int, ...]) -> bool:
+    """Whether elements lie as these strides say; those of one element, or none, say nothing."""
+    if tensor.layout is not torch.strided or not tensor.numel():
+        return True
+    steps = zip(tensor.shape, tensor.stride(), stride, strict=True)
+    return all(size == 1 or step == wanted for size, step, wanted in steps)
 
 
 def _memory(tensor: torch.Tensor) -> int:
@@ -230,6 +261,10 @@ def _unexpected(output: object, result: object, place: str = "its result") -> st
         return ""
     if not isinstance(result, torch.Tensor):
         return f"{place} is {type(result).__name__}, not a tensor"
+    if result.layout is not torch.strided and any(
+        output.stride
+    ):  # 0 all of them where the operator makes a sparse one
+        return f"{place} has layout {result.layout}, expected {torch.strided}"
     pairs = (
         (what, getattr(output, what), getattr(result, what))
         for what in ("shape", "dtype", "device")

@@ -9,7 +9,7 @@ import random
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,9 +49,28 @@ def _set_filters(before: list[object]) -> None:
     warnings.filters[:] = before  # type: ignore[index]
 
 
+#: Those that a call may not leave changed.
+_MODES = (
+    _State("the default dtype", torch.get_default_dtype, torch.set_default_dtype),
+    _State("the grad mode", torch.is_grad_enabled, torch.set_grad_enabled),
+)
+
+
+@contextlib.contextmanager
+def kept(states: Sequence[_State] = _MODES) -> Iterator[list[_State]]:
+    """Put back what is changed inside of these states; what it yields has them then."""
+    before, changed = [state.get() for state in states], list[_State]()
+    try:
+        yield changed
+    finally:
+        for state, value in zip(states, before, strict=True):
+            if state.get() != value:
+                state.set(value)
+                changed.append(state)
+
+
 def _states() -> Iterator[_State]:
-    yield _State("the default dtype", torch.get_default_dtype, torch.set_default_dtype)
-    yield _State("the grad mode", torch.is_grad_enabled, torch.set_grad_enabled)
+    yield from _MODES
     yield _State("PyTorch's random stream", lambda: torch.get_rng_state().tolist(), _set_stream)
     yield _State("Python's random stream", random.getstate, random.setstate)
     yield _State("the number of threads", torch.get_num_threads, torch.set_num_threads)
@@ -80,19 +99,20 @@ def _set_stream(state: list[int]) -> None:
 def isolated() -> Iterator[Import]:
     """Put back what is changed inside; output is captured. What raises inside is raised."""
     seen = Import()
-    states = [*_states()]
-    before = [state.get() for state in states]
     printed, begun = io.StringIO(), time.perf_counter()
+    changed: list[_State] = []
     try:
-        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        with (
+            kept([*_states()]) as changed,
+            contextlib.redirect_stdout(printed),
+            contextlib.redirect_stderr(printed),
+        ):
             yield seen
     finally:
         took = time.perf_counter() - begun
-        for state, value in zip(states, before, strict=True):
-            if state.get() != value:
-                state.set(value)
-                seen.changed += [state.name] * (not state.is_minor)
-                seen.notes.append(f"its import changed {state.name}, which was put back")
+        for state in changed:
+            seen.changed += [state.name] * (not state.is_minor)
+            seen.notes.append(f"its import changed {state.name}, which was put back")
         if took > _SLOW:
             seen.notes.append(f"its import took {took:.1f} s")
         if text := printed.getvalue().strip():

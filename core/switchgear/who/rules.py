@@ -15,6 +15,7 @@ import torch
 from switchgear.capture.doors import Doors
 from switchgear.capture.recorder import Recorder
 from switchgear.errors import RuleError, SwitchgearError
+from switchgear.ir.aliasing import storages
 from switchgear.ir.composites import splice_escaping
 from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.symbol import BoundSymbol, RuleOrigin, map_proxies, proxies, renamed
@@ -126,7 +127,8 @@ class _Application:
         with self._recording():
             given = bound_symbol.args, dict(bound_symbol.kwargs)
             self.args, self.kwargs = map_proxies(self.tracker.wrapper_for, given)
-        self.tensors = list(tensors_in((self.args, self.kwargs)))
+            self.tensors = list(tensors_in((self.args, self.kwargs)))
+            self.given = self._standing(self.tensors)
 
     def pair(self) -> Applied:
         """The core form, `rule(*args, **kwargs) -> (outputs, pullback)`, or an augmented pair.
@@ -158,12 +160,11 @@ class _Application:
                     self._materialised(grad, output)
                     for grad, output in zip(grads, outputs, strict=True)
                 ]
-                # what the rule's forward wrote to is nobody else's
                 seen = [*self.tensors, *tensors_in(result[0])]
-                before = [self.tracker.proxy_of(tensor) for tensor in seen]
+                before = self._standing(seen)
                 with torch.set_grad_enabled(self.higher_order):
                     found = self._gradients(pullback(*given))
-                if [self.tracker.proxy_of(tensor) for tensor in seen] != before:
+                if self._standing(seen) != before:
                     raise self._error(
                         "has a pullback that writes in place to an argument or a result; write to a clone"
                     )
@@ -208,7 +209,11 @@ class _Application:
         env: dict[str, TensorProxy] = {}
         named: list[TensorProxy] = []
         identities: list[BoundSymbol] = []
+        theirs, places = storages([self.bound_symbol]), storages(recorded)
+        given = {proxy.name for proxy in self.given}
         for output, original in zip(outputs, self.bound_symbol.outputs, strict=True):
+            if original.name not in theirs and places.get(output.name, output.name) in given:
+                raise self._error("returns an argument or a view of it; return a clone")
             named.append(replace(output, name=original.name, requires_grad=original.requires_grad))
             if output.name in made and output.name not in env:
                 env[output.name] = named[-1]
@@ -228,7 +233,13 @@ class _Application:
             return None
         return torch.zeros(output.shape, dtype=output.dtype, device=output.device)
 
+    def _standing(self, tensors: Iterable[torch.Tensor]) -> list[TensorProxy]:
+        """What they stand for by now."""
+        return [self.tracker.proxy_of(tensor) for tensor in tensors]
+
     def _outputs(self, result: object) -> tuple[TensorProxy, ...]:
+        if self._standing(self.tensors) != self.given:
+            raise self._error("writes in place to an argument; write to a clone")
         made, expected = list(tensors_in(result)), self.bound_symbol.outputs
         if len(made) != len(expected):
             raise self._error(f"returns {len(made)} outputs, the operator has {len(expected)}")
