@@ -261,9 +261,8 @@ def _unexpected(output: object, result: object, place: str = "its result") -> st
         return ""
     if not isinstance(result, torch.Tensor):
         return f"{place} is {type(result).__name__}, not a tensor"
-    if result.layout is not torch.strided and any(
-        output.stride
-    ):  # 0 all of them where the operator makes a sparse one
+    # strides are all 0 where the operator makes a sparse tensor
+    if result.layout is not torch.strided and any(output.stride):
         return f"{place} has layout {result.layout}, expected {torch.strided}"
     pairs = (
         (what, getattr(output, what), getattr(result, what))
