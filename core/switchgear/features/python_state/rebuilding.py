@@ -119,8 +119,9 @@ class Packing:
             return Constant(fixed(value))
         if (index := self.locate(value)) is not None:
             return Located(index)
-        if isinstance(value, slice) and has_numbers(_parts(value)):
-            return Built(-1, slice, (), tuple([self.pack(one, where) for one in _parts(value)]), ())
+        if isinstance(value, slice) and has_numbers(value):
+            parts = [self.pack(one, where) for one in (value.start, value.stop, value.step)]
+            return Built(-1, slice, (), tuple(parts), ())
         is_bare = not own_dict(value)
         if (is_atom(value) and is_bare) or _is_fixed(value) or self._was_there(value):
             return Constant(value)
@@ -172,10 +173,6 @@ class Packing:
         return self.reached.knows(value) and not isinstance(value, (tuple, frozenset))
 
 
-def _parts(value: slice) -> tuple[Any, Any, Any]:
-    return value.start, value.stop, value.step
-
-
 def _pattern(value: object) -> object:
     if isinstance(value, deque):
         return value.maxlen
@@ -183,7 +180,8 @@ def _pattern(value: object) -> object:
         return value.__code__, _Same(value.__globals__), value.__name__
     if isinstance(value, defaultdict):
         return value.default_factory
-    return _ITSELF if isinstance(value, dict) and getattr(value, "__dict__", 0) is value else None
+    has_dict = isinstance(value, dict) and type(value).__dictoffset__
+    return _ITSELF if has_dict and vars(value) is value else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
