@@ -36,6 +36,7 @@ SAMPLES: dict[object, list[Sample]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.discovery
 def test_rules_of_cublas() -> None:
     testing.check_plugin("cublas", SAMPLES)
