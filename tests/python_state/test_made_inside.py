@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import random
+from collections import OrderedDict
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -224,3 +225,23 @@ def test_what_no_part_of_a_function_would_see(monkeypatch: pytest.MonkeyPatch) -
     with falls_back("_lru_cache_wrapper"):
         first = memo(X)
     assert torch.equal(memo(X), first)
+
+
+def test_a_memo_that_drops_what_was_used_longest_ago() -> None:
+    def run(jit: Callable[[Any], Any]) -> list[tuple[Any, list[int]]]:
+        memo: OrderedDict[int, Tensor] = OrderedDict()
+
+        def function(x: Tensor) -> Tensor:
+            size = x.shape[0]
+            if size in memo:
+                memo.move_to_end(size)
+            else:
+                memo[size] = x.sum()
+            if len(memo) > 2:
+                memo.popitem(last=False)
+            return x + memo[size]
+
+        call = jit(function)
+        return [(call(torch.ones(size)).tolist(), [*memo]) for size in (1, 2, 1, 3, 2)]
+
+    assert run(lambda function: sg.jit(function, executors=["torch"], strict=True)) == run(lambda function: function)

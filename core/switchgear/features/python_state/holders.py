@@ -77,6 +77,8 @@ class _InDict(Holder):
     def __init__(self, target: Any, label: str) -> None:
         super().__init__(target, label)
         self._version = internals.dict_version(self._dict)
+        if isinstance(target, OrderedDict):  # `move_to_end` writes past it
+            self._version = None
 
     @property
     def _dict(self) -> dict[Any, Any]:
