@@ -236,7 +236,7 @@ def test_eager_and_error() -> None:
     assert "1 of 1 calls (100%) ran in eager, not compiled:" in sg.explain(jitted)
     with pytest.raises(DataDependent):
         sg.jit(branch, executors=["torch"], fallback="error")(x)
-    with pytest.raises(ValueError, match=r"one of 'split', 'eager', 'error', not 'none'"):
+    with pytest.raises(ValueError, match=r"fallback is 'none': it is one of 'split', 'eager', 'error'"):
         sg.jit(branch, fallback="none")  # type: ignore[call-overload]
 
 

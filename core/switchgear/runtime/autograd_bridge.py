@@ -288,6 +288,7 @@ def _backward(ctx: Any, grads: Arriving) -> Any:
         if None in grads[: bridge.count] and not torch.is_grad_enabled():
             bridge.separate.keep(ctx, _arrived(grads, bridge.count), saved)
         arguments = [*saved, *arguments]
+        del saved  # each goes once the backward has read it
         internals.clear_saved_tensors(ctx)
     if torch.is_grad_enabled():
         if bridge.inner:
