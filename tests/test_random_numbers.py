@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import Mock
 
@@ -370,6 +370,16 @@ def test_generator_returned() -> None:
 
 
 # --- the stream is untouched by a capture ---
+
+
+@pytest.fixture
+def untouched() -> Iterator[torch.Generator]:
+    """A generator that, like the default one, the test must not draw from or seed."""
+    generator = five()
+    before = torch.get_rng_state(), generator.get_state()
+    yield generator
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert torch.equal(generator.get_state(), before[1])
 
 
 class Bug(Exception):
