@@ -116,7 +116,7 @@ def test_explain_names_the_file(file: Path) -> None:
 def test_another_program_is_told_apart(file: Path) -> None:
     jit(file)(torch.randn(4))
     forget()
-    with pytest.raises(OtherDecisions, match=r"another one: here it has .*torch\.tan.*, there .*torch\.cos"):
+    with pytest.raises(OtherDecisions, match=r"differs: here it has .*torch\.tan.*, there .*torch\.cos"):
         jit(file, lambda x: torch.tan(torch.sin(x)))(torch.randn(4))
     with pytest.raises(OtherDecisions, match=r"\[5\]"):
         jit(file)(torch.randn(5))

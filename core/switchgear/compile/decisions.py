@@ -95,9 +95,7 @@ class Decisions:
         same, other = max((_parting(computes, one), one) for one in alike)
         start = max(computes.rfind("('", 0, same), same - _SHOWN // 2, 0)
         here, there = (text[start : start + _SHOWN] for text in (computes, other))
-        return (
-            f"it, or executors= or memory=, is another one: here it has {here!r}, there {there!r}"
-        )
+        return f"it, or executors= or memory=, differs: here it has {here!r}, there {there!r}"
 
 
 def _parting(one: str, other: str) -> int:
