@@ -1507,6 +1507,26 @@ def rectified_part_of_what_is_shifted(x: Tensor, shift: Tensor) -> list[Tensor]:
     return [rectified, rectified.view(2, 4).mul_(0.9)]
 
 
+def attended_and_written_to_beside_data(x: Tensor, data: Tensor) -> None:
+    part = x.mT
+    attended = F.scaled_dot_product_attention(x, x, x[None], is_causal=True)[0]
+    with torch.no_grad():
+        data.add_(0.03, alpha=0.5)
+
+    def written(value: Tensor) -> Tensor:
+        x.copy_(attended.detach())
+        return value.clamp(-1, 1)
+
+    del part
+    written(attended)
+
+
+def beside_its_data() -> Arguments:
+    leaf = torch.linspace(-1, 2, 12).view(3, 4).detach().requires_grad_()
+    x = leaf * 1
+    return [x, x.data], [leaf, x]
+
+
 def batch_and_parameter() -> Arguments:
     leaf = torch.nn.Parameter(torch.linspace(-1, 2, 4))
     return [torch.ones(3, 4), leaf], [leaf]
@@ -1525,6 +1545,7 @@ def parameter() -> Arguments:
         (sizes_of_a_row_where_autograd_is_off, non_leaf),
         (dimensions_beside_data, non_leaf),
         (rectified_part_of_what_is_shifted, batch_and_parameter),
+        (attended_and_written_to_beside_data, beside_its_data),
     ],
 )
 def test_what_the_parts_of_a_split_function_would_get_wrong(

@@ -129,7 +129,8 @@ def home_of(inputs: Sequence[tuple[torch.Tensor, InputSource]]) -> Home:
     if len(bases) > 1:
         raise Unsupported(
             "the function writes to an input that shares memory with another, of which autograd knows nothing (as "
-            "after .data or detach()); pass a clone of one"
+            "after .data or detach()); pass a clone of one",
+            splits=False,  # a part that writes to one of them saves the other
         )
     ((tensor, source),) = bases.values()
     assert not isinstance(source, Base)
