@@ -285,8 +285,9 @@ def _backward(ctx: Any, grads: Arriving) -> Any:
     sizes: tuple[int, ...] = () if bridge.sizes is None else ctx.sizes
     if bridge.saves:
         saved = _saved(ctx, grads, wanted, sizes)
-        if None in grads[: bridge.count] and not torch.is_grad_enabled():
-            bridge.separate.keep(ctx, _arrived(grads, bridge.count), saved)
+        arrived = _arrived(grads, bridge.count)
+        if len(arrived) < bridge.count and not torch.is_grad_enabled():
+            bridge.separate.keep(ctx, arrived, saved)
         arguments = [*saved, *arguments]
         del saved  # each goes once the backward has read it
         internals.clear_saved_tensors(ctx)
