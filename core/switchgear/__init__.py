@@ -9,6 +9,7 @@ try:
     from switchgear import disk_cache, errors
     from switchgear.capture.call import Call, Operation
     from switchgear.capture.handler import PASS, Feature, Handler
+    from switchgear.capture.recorder import Recorder
     from switchgear.functional import grad, value_and_grad, vjp
     from switchgear.inspect.examine import Examination, ExaminedRegion, examine
     from switchgear.inspect.explain import CacheInfo, cache_info, explain
@@ -62,6 +63,7 @@ __all__ = [
     "Plan",
     "PlannedMemory",
     "Progress",
+    "Recorder",
     "Region",
     "RegionChoice",
     "RegionContext",

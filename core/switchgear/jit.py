@@ -241,6 +241,8 @@ class Compiler:
                 return self._refused(Unsupported(what), key)
             if general is entry:
                 self.cache.add(key, entry, reason)
+            else:
+                self.cache.reasons.append(reason)
             entry = general
             self.last = entry
             return entry, inputs, True

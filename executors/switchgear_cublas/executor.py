@@ -21,8 +21,7 @@ from .operators import (
 )
 
 _LEAVES = frozenset(f"aten.{name}.default" for name in ("mm", "addmm", "bmm", "baddbmm"))
-#: `spmm` is what PyTorch's table of names calls `mm`.
-_COMPOSITE_NAMES = "nn.functional.linear matmul mm spmm addmm bmm baddbmm"
+_COMPOSITE_NAMES = "nn.functional.linear matmul mm addmm bmm baddbmm"
 _COMPOSITES = frozenset(f"torch.{name}" for name in _COMPOSITE_NAMES.split())
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 _HALF = (torch.bfloat16, torch.float16)

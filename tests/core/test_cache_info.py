@@ -29,6 +29,30 @@ def test_hits_and_misses_with_reasons() -> None:
     assert "3.0" in info.reasons[1]
 
 
+def test_a_call_that_is_compiled_for_an_entry_there_is_a_miss() -> None:
+    class Config:
+        tag, scale = "first", 2.0
+
+    config = Config()
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x * config.scale if config.tag else x
+
+    jitted = sg.jit(function, executors=["torch"])
+    x = torch.ones(3)
+    for tag in ("first", "second", "second"):
+        config.tag = tag
+        jitted(x)
+    info = sg.cache_info(jitted)
+    assert (info.calls, info.hits, info.misses, info.entries) == (3, 1, 2, 1)
+    assert "tag (from 'first' to 'second')" in info.reasons[1]
+    config.tag, config.scale = "second", 3.0
+    jitted(x)
+    reason = sg.cache_info(jitted).reasons[-1]  # by what was met last, not by the first call
+    assert "scale" in reason
+    assert "tag" not in reason
+
+
 def test_guards_in_words() -> None:
     class Scaled(torch.nn.Module):
         factor = 2.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -131,38 +132,8 @@ def switchgear_features():
 """
 
 
-RANGES = """
-import os
-import torch
-from torch.profiler import record_function
-
-OPEN = []
-
-def enter(name):
-    OPEN.append(record_function(name))
-    OPEN[-1].__enter__()
-
-def leave():
-    OPEN.pop().__exit__(None, None, None)
-
-ENTER = sg.Symbol("ranges.enter", enter, effect=True)
-LEAVE = sg.Symbol("ranges.leave", leave, effect=True)
-
-class Ranges(sg.Handler):
-    functions = frozenset(
-        {torch.ops.profiler._record_function_enter_new, torch.ops.profiler._record_function_exit._RecordFunction}
-    )
-
-    def take(self, recorder, call):
-        entering = call.fn is torch.ops.profiler._record_function_enter_new
-        if os.environ.get("RANGES") != "drop":
-            recorder.record(*((ENTER, call.args[:1], None) if entering else (LEAVE, (), None)))
-        return call.args[0]
-
-@sg.hookimpl
-def switchgear_features():
-    return [sg.Feature("ranges", (Ranges(),))]
-"""
+#: The plugin of the guide.
+RANGES = (Path(__file__).parents[2] / "docs" / "feature.md").read_text().split("```python\n")[1].split("```")[0]
 
 
 @pytest.fixture

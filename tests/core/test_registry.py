@@ -10,6 +10,7 @@ import torch
 
 import switchgear as sg
 from switchgear.errors import RegistrationError
+from switchgear.ir.naming import symbols_of
 from switchgear.who.registry import GradRule, ImplementationEntry, describe
 from tests.core.made_up import call
 
@@ -194,6 +195,17 @@ def test_default_claim() -> None:
 def test_table_of_an_executor_is_its_own() -> None:
     with pytest.raises(RegistrationError, match=r"executor a .* belongs to b"):
         sg.Executor("a", table=sg.Table("b"))
+
+
+def test_mm_goes_by_its_name() -> None:
+    def products(x: torch.Tensor) -> torch.Tensor:
+        return torch.mm(x, x) + x.mm(x)
+
+    jitted = sg.jit(products, executors=["torch"])
+    jitted(torch.ones(2, 2))
+    names = [line.symbol.name for line in sg.last_traces(jitted)[0].bound_symbols]
+    assert names == ["torch.mm", "torch.mm", "torch.add"]
+    assert symbols_of(torch.mm) == symbols_of("torch.mm") == symbols_of(torch.Tensor.mm)
 
 
 def test_describe() -> None:

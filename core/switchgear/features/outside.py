@@ -103,7 +103,10 @@ def _launch(original: Callable[..., object], *args: object, **kwargs: object) ->
 
 def _is_enabled(original: Callable[..., bool], logger: logging.Logger, level: int) -> bool:
     """What is not logged now is to be, once the logger has another level."""
-    enabled, recorder = original(logger, level), active_recorder()
+    enabled = original(logger, level)
+    if logger.name.startswith("torch."):  # asked ten thousands of times by symbolic sizes
+        return enabled
+    recorder = active_recorder()
     if recorder is not None and _is_users(caller(2, *_PASSED)):
         name = f"logger{id(logger)}"
         condition = f"{name}.isEnabledFor({level}) is {enabled}"

@@ -35,6 +35,8 @@ def symbol_of(fn: Callable[..., object]) -> Symbol | None:
 
 def _canonical(name: str, fn: Callable[..., object]) -> Symbol:
     name = name.replace("torch.functional.", "torch.")
+    if name == "torch.spmm":  # another name of `torch.mm`, the last that PyTorch's table has
+        name = "torch.mm"
     method = name.removeprefix("torch.Tensor.")
     function = None if method == name or method in _NOT_AN_ALIAS else getattr(torch, method, None)
     if isinstance(function, types.BuiltinFunctionType):

@@ -43,7 +43,7 @@ class Cache:
         self._order: OrderedDict[Entry, object] = OrderedDict()
         self._last_key: tuple[object, ...] = ()
         self._compilations = 0
-        #: Why each entry was compiled.
+        #: Why each call was compiled that was, for an entry of its own or not.
         self.reasons: list[str] = []
 
     def find(

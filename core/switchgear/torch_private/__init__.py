@@ -1,7 +1,10 @@
-"""Every private API of PyTorch that Switchgear leans on, and nothing else: a file for each thing that it is about.
+"""Every private module and function of PyTorch that the core leans on, a file for each thing that it is about.
 
-`names` says which there are, and what becomes of us where one is missing. Tested against each supported torch by
-`tests/core/test_private_names.py`, that they are there, and `tests/core/test_torch_private.py`, what they do.
+What tensors tell of themselves (`_base`, `_version`, `_is_view()`) is asked where it is needed.
+
+`names` lists them: one that a new PyTorch renames is found there, and by `switchgear doctor`. Tested against each
+supported torch by `tests/core/test_private_names.py`, that they are there, and `tests/core/test_torch_private.py`, what
+they do.
 """
 
 from switchgear.torch_private.autograd import *

@@ -26,6 +26,7 @@ from switchgear.capture.session import Again
 from switchgear.capture.signature import InputSource
 from switchgear.capture.sizes import Sizes, active_sizes
 from switchgear.errors import CaptureError, Unsupported
+from switchgear.features.python_state.appended import forget_appended
 from switchgear.features.python_state.identity import Place
 from switchgear.features.python_state.imports import loaded
 from switchgear.features.python_state.made import note_later, note_set, reads_made, start_later
@@ -33,7 +34,11 @@ from switchgear.features.python_state.reached import Reached
 from switchgear.features.python_state.reads import State, guard_on
 from switchgear.features.python_state.rebuilding import Packing, Results, Template, build, is_odd
 from switchgear.features.python_state.recording import Recording
-from switchgear.features.python_state.unforeseen import note_unforeseen, refuse_unknown_reads
+from switchgear.features.python_state.unforeseen import (
+    is_users_file,
+    note_unforeseen,
+    refuse_unknown_reads,
+)
 from switchgear.features.python_state.user_objects import compared_by_identity, globals_in, names_in
 from switchgear.features.python_state.writes import Write, changes
 from switchgear.nesting import tensors_in
@@ -171,6 +176,12 @@ class PythonState(Handler):
         ran |= later
         note_later(reached, later)
         reads = reads_made(reached, ran)
+        users = [
+            code
+            for key, code in own.items()
+            if key in reached.codes or is_users_file(code.co_filename)
+        ]
+        forget_appended(reads, writes, packing, world.arguments, users)
         for stream in reached.streams.values():
             stream.refuse_use()
         _refuse_attributes_of_tensors(recorder, reached)

@@ -42,6 +42,8 @@ from switchgear.features.python_state.streams import variable_of_context
 ITSELF: Any = type("Itself", (), {})()
 #: As many may lead to one trace; more are a trace each, until `recompile_limit`.
 _MOST_VALUES = 8
+#: So many places that have changed are named.
+_MOST_TOLD = 3
 #: A dict of more is compared by its version.
 _FEW_ITEMS = 8
 #: As many times dicts may have been written to, and hold what was read, before all are looked into by every call.
@@ -212,13 +214,18 @@ class State:
         return {index: leaves[index] for index in self._indices}
 
     def why(self, leaves: Sequence[Any]) -> str:
-        """Which place holds something else in a call with these flattened arguments."""
+        """What is otherwise in a call with these flattened arguments than in the call, of those known, most like it."""
         objects = self._objects(leaves)
-        missed = next((read for read in self._reads if not read.holds(objects)), None)
-        if missed is None:
-            return self._identities.missed(objects) or "Python state"
-        now = missed.now(objects)
-        return f"{missed.label} (from {_shown(missed.value)} to {_shown(now)})"
+        states = (self, *self._alternatives)
+        nearest = min(
+            ([read for read in state._reads if not read.holds(objects)] for state in states),
+            key=len,
+        )
+        changes = [
+            f"{read.label} (from {_shown(read.value)} to {_shown(read.now(objects))})"
+            for read in nearest[:_MOST_TOLD]
+        ]
+        return ", ".join(changes) or self._identities.missed(objects) or "Python state"
 
     def forget(self, guard: Guard, leaves: Sequence[Any]) -> bool:
         """Take what a call that did not fit was captured with, by `guard`, for an alternative; False if it is none.

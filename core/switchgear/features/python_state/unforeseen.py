@@ -60,12 +60,12 @@ def refuse_unknown_reads(ran: Iterable[types.CodeType]) -> None:
         if _CLOCKS.intersection(code.co_names) and _ASKING.intersection(code.co_names):
             what = f"{code.co_name} asks what time it is, which the first call alone would do"
             raise Unsupported(f"{what}; ask outside of the function")
-        is_own = _is_users(code.co_filename) and code.co_name != "__hash__"
+        is_own = is_users_file(code.co_filename) and code.co_name != "__hash__"
         if "id" in code.co_names and is_own and "id" in user_objects.globals_in(code):
             what = f"{code.co_name} asks for id(), which of an argument is that of a stand-in"
             raise Unsupported(f"{what}; compare by `is`")
         named = _UNKNOWN.intersection(code.co_names)
-        if "globals" in named or (named and _is_users(code.co_filename)):
+        if "globals" in named or (named and is_users_file(code.co_filename)):
             asked = sorted(named - {"eval"} or named & user_objects.globals_in(code))
             if asked:
                 raise Unsupported(
@@ -79,7 +79,9 @@ def _unforeseen(
     ran: Mapping[int, types.CodeType],
     packages: tuple[str, ...],
 ) -> list[types.CodeType]:
-    others = [code for key, code in ran.items() if key not in known and _is_users(code.co_filename)]
+    others = [
+        code for key, code in ran.items() if key not in known and is_users_file(code.co_filename)
+    ]
     outer = [*others, *(code for key, code in known.items() if key in ran)]
     inner = {part for code in outer for part in _inside(code)}
     inner |= {id(getattr(warnings.showwarning, "__code__", None))}  # runs for any warning
@@ -133,7 +135,8 @@ def _refuse(code: types.CodeType, what: str) -> None:
 
 
 @functools.cache
-def _is_users(file: str) -> bool:
+def is_users_file(file: str) -> bool:
+    """Whether code of that file is the user's own."""
     name = _module(file)
     if name is None:  # of dataclasses and the like, where it is no file
         return file == "<stdin>" or (file[:1] != "<" and not file.startswith(_TORCH))

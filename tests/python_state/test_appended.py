@@ -1,0 +1,207 @@
+"""Lists that code appends to: what they hold by then is asked of a call only where code may read it."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import switchgear as sg
+
+CALLS = 12
+LOG: list[Any] = []
+
+
+class Model(nn.Module):
+    """A layer with a log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.losses: Any = []
+        self.same = self.losses
+        self.held = {"losses": self.losses}
+
+    def forward(self, x: Tensor) -> Tensor:
+        loss: Tensor = self.layer(x).square().mean()
+        self.losses.append(loss.detach())
+        return loss
+
+
+class Queue(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses = deque()
+
+
+class Extends(Model):
+    def forward(self, x: Tensor) -> Tensor:
+        loss: Tensor = self.layer(x).square().mean()
+        self.losses.extend((loss.detach(), float(x.shape[0])))
+        return loss
+
+
+class InDict(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.logs: Any = {"loss": self.losses, "count": []}
+
+    def forward(self, x: Tensor) -> Tensor:
+        loss: Tensor = self.layer(x).square().mean()
+        for name in ("count",):
+            self.logs[name].append(len(x))
+        self.logs["loss"].append(loss.detach())
+        return loss
+
+
+class Twice(Model):
+    def forward(self, x: Tensor) -> Tensor:
+        LOG.append(x.sum())
+        return super().forward(x)
+
+
+def hooked() -> tuple[nn.Module, list[Any]]:
+    outputs: list[Any] = []
+    model = Model()
+    model.layer.register_forward_hook(lambda _module, _inputs, output: outputs.append(output.detach()))
+    return model, outputs
+
+
+def _of(kind: type[Model]) -> Callable[[], tuple[nn.Module, Any]]:
+    def make() -> tuple[nn.Module, Any]:
+        model = kind()
+        return model, model.losses
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "make",
+    [*map(_of, (Model, Queue, Extends, InDict, Twice)), hooked],
+    ids=["list", "deque", "extend", "in a dict", "global", "hook"],
+)
+def test_a_log_is_compiled_once(make: Callable[[], tuple[nn.Module, Any]]) -> None:
+    model, log = make()
+    model.load_state_dict({name: torch.ones_like(value) for name, value in model.state_dict().items()})
+    jitted = sg.jit(model, executors=["torch"], strict=True)
+    LOG.clear()
+    for call in range(CALLS):
+        assert jitted(torch.full((2, 3), float(call))).item() == (3 * call + 1) ** 2
+    info = sg.cache_info(jitted)
+    assert (info.hits, info.misses) == (CALLS - 1, 1)
+    logged = [one.square().mean().sqrt().item() for one in log if isinstance(one, Tensor)]
+    squared = make is not hooked
+    assert logged == pytest.approx([(3 * call + 1) ** (1 + squared) for call in range(CALLS)])
+    assert [one.item() for one in LOG] == ([6 * call for call in range(CALLS)] if isinstance(model, Twice) else [])
+
+
+def test_it_may_be_replaced_and_emptied() -> None:
+    model = Model()
+    jitted = sg.jit(model, executors=["torch"], strict=True)
+    x = torch.ones(2, 3)
+    jitted(x)
+    first, model.losses = model.losses, []
+    jitted(x)
+    jitted(x)
+    assert (len(first), len(model.losses)) == (1, 2)
+    model.losses.clear()
+    jitted(x)
+    assert len(model.losses) == 1
+
+
+def test_an_object_among_the_arguments_has_one() -> None:
+    class Metrics:
+        def __init__(self) -> None:
+            self.sums: list[Tensor] = []
+
+    def function(x: Tensor, metrics: Metrics) -> Tensor:
+        metrics.sums.append(x.sum())
+        return x * 2
+
+    jitted = sg.jit(function, executors=["torch"], strict=True)
+    both = Metrics(), Metrics()
+    for call in range(CALLS):
+        jitted(torch.ones(3), both[call % 3 == 0])
+    assert [len(metrics.sums) for metrics in both] == [8, 4]
+    assert sg.cache_info(jitted).misses == 1
+
+
+def _length(model: Model) -> int:
+    return len(model.losses)
+
+
+def _same(model: Model) -> int:
+    return len(model.same)
+
+
+def _in_dict(model: Model) -> int:
+    return len(model.held["losses"])
+
+
+def _item(model: Model) -> int:
+    return len(model.held["losses"][0])
+
+
+def _by_name(model: Model) -> int:
+    return len(getattr(model, "".join(("los", "ses"))))
+
+
+def _all(model: Model) -> int:
+    return max(len(value) for value in vars(model).values() if isinstance(value, list))
+
+
+def _copied(model: Model) -> int:
+    return len(copy.copy(model.losses))
+
+
+def _passed(model: Model) -> int:
+    return _size(model.losses)
+
+
+def _size(log: list[Any]) -> int:
+    return sum(1 for _ in log)
+
+
+def _last(model: Model) -> int:
+    return 1 if model.losses and model.losses[-1] is not None else 0
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("read", [_length, _same, _in_dict, _item, _by_name, _all, _copied, _passed, _last])
+def test_what_reads_it_sees_what_is_there(read: Callable[[Model], int]) -> None:
+    class Reading(Model):
+        def forward(self, x: Tensor) -> Tensor:
+            self.held["losses"].append(x)
+            return x * read(self)
+
+    model, eager = Reading(), Reading()
+    jitted = sg.jit(model, executors=["torch"])
+    for call in range(CALLS):
+        x = torch.full((2, 3), float(call))
+        assert torch.equal(jitted(x), eager(x))
+        assert len(model.losses) == len(eager.losses) == call + 1
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_list_of_a_class_with_its_own_append() -> None:
+    class Window(list):  # type: ignore[type-arg]
+        def append(self, value: object) -> None:
+            if len(self) == 3:
+                del self[0]
+            super().append(value)
+
+    class Windowed(Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.losses = Window()
+
+    model = Windowed()
+    jitted = sg.jit(model, executors=["torch"])
+    for call in range(CALLS):
+        jitted(torch.ones(2, 3))
+        assert len(model.losses) == min(call + 1, 3)
