@@ -200,14 +200,15 @@ class Compiler:
                         self.last = found[0]
                         return (*found, False)
                 fallback = self.fallbacks.known(key) or self.fallbacks.known(varying)
-                if fallback is not None:
+                is_due = fallback is not None and fallback.is_due()
+                if fallback is not None and not is_due:
                     return fallback
                 check_devices(leaves)
                 call = args, kwargs, leaves
                 reason = next(iter(unfit.values()), "") or self.cache.why_not(varying, *call)
-                if not unfit and self.cache.is_crowded(varying):
-                    what = f"{reason}, as for all entries before; keep it as it is, or raise recompile_limit"
-                    return self._refused(Unsupported(what, splits=False), varying)
+                crowd = "" if unfit or is_due else self.cache.crowd(varying, reason)
+                if crowd:
+                    return self._refused(Unsupported(crowd, splits=False), varying).tried_again()
                 if self.dynamic is None:
                     marks = self._varying.notice(
                         kind_of(spec, leaves), leaves, self.cache.entries()

@@ -274,6 +274,8 @@ def _run(
             recorder.inputs.generators |= dict.fromkeys(
                 map(internals.stream_key, (leaf, wrappers[index])), leaf
             )
+        elif type(leaf) is int:
+            wrappers[index] = inputs.number(recorder, index, leaf)
     with recorder.apart:
         args, kwargs = spec.unflatten(wrappers)
     result = function(*args, **kwargs)

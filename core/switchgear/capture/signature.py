@@ -142,14 +142,32 @@ def base_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class HeldNumber(Held):
-    """An integer in Python's objects that has changed between calls: an input of so many elements, none in memory."""
+    """An integer among the arguments or in Python's objects that has changed between calls, as the size of an input.
+
+    That is of so many elements, of which one is in memory.
+    """
 
     __slots__ = ()
+
+    @classmethod
+    def argument(cls, index: int) -> HeldNumber:
+        """That of an integer which is an argument itself."""
+        return cls(Argument(index), (), f"argument {index}")
+
+    @property
+    def is_argument(self) -> bool:
+        """Whether it is."""
+        return isinstance(self.owner, Argument) and not self.steps
 
     def fetch(self, argument: Any = None) -> Any:
         """A tensor of that size, None where it is no number of 2 or more."""
         number = self._here(argument)
-        return sized(number) if type(number) is int and 1 < number < _LARGEST else None
+        return sized(number) if can_vary(number) else None
+
+
+def can_vary(number: object) -> bool:
+    """Whether it is an integer that may be symbolic."""
+    return type(number) is int and 1 < number < _LARGEST
 
 
 def sized(number: int) -> torch.Tensor:

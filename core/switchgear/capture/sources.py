@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -18,8 +19,10 @@ from switchgear.capture.signature import (
     Base,
     Closure,
     Held,
+    HeldNumber,
     InputSource,
     OwnSource,
+    can_vary,
     check_tensor,
 )
 from switchgear.capture.sizes import Marks, Sizes
@@ -59,6 +62,16 @@ class Sources:
             tensor.requires_grad if self.differentiable is None else index in self.differentiable
         )
         return self._enter(recorder, tensor, Argument(index), f"t_{index}", requires_grad)
+
+    def number(self, recorder: Recorder, index: int, value: object) -> Any:
+        """What stands for an integer among the flattened arguments: itself, or a size if it varies."""
+        source = HeldNumber.argument(index)
+        if source.place not in self.marks or not can_vary(value):
+            return value
+        tensor = source.fetch(value)
+        self._enter(recorder, tensor, source, f"t_{index}", False)
+        entered = recorder.inputs.of(tensor)
+        return value if entered is None else entered.proxy.shape[0]
 
     def outside(self, recorder: Recorder, tensor: torch.Tensor) -> torch.Tensor:
         """The wrapper of a tensor that is no argument: module state, or something closed over."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import torch
 
 from switchgear.capture.guards import value_key
-from switchgear.capture.signature import is_object
+from switchgear.capture.signature import HeldNumber, can_vary, is_object
 from switchgear.capture.sizes import Marks
 from switchgear.capture.structure import Structure
 from switchgear.capture.user_code import user_frame
@@ -42,6 +42,8 @@ class Cache:
         self._buckets: dict[object, list[Entry]] = {}
         self._order: OrderedDict[Entry, object] = OrderedDict()
         self._last_key: tuple[object, ...] = ()
+        #: Keys of calls that were compiled, by what they are without the Python values among the arguments.
+        self._by_values: defaultdict[object, list[tuple[Any, ...]]] = defaultdict(list)
         self._compilations = 0
         #: Why each call was compiled that was, for an entry of its own or not.
         self.reasons: list[str] = []
@@ -76,9 +78,24 @@ class Cache:
             return entry.why_not(args, kwargs, leaves)
         return ""
 
-    def is_crowded(self, key: tuple[object, ...]) -> bool:
-        """Whether so many entries are under a key that another is not worth it."""
-        return len(self._buckets.get(key, ())) >= max(_CROWD, 2 * self._limit)
+    def crowd(self, key: tuple[Any, ...], reason: str) -> str:
+        """Why another entry under a key, for this reason, is not worth it: there are so many; empty where it is."""
+        most, others = max(_CROWD, 2 * self._limit), self._by_values[_without_values(key)]
+        if len(self._buckets.get(key, ())) >= most:
+            return (
+                f"{reason}, as for all entries before; keep it as it is, or raise recompile_limit"
+            )
+        if len(others) < most or key in others:
+            return ""
+        changed = [
+            f"argument {place}, a {kind.__name__},"
+            for place, (kind, *_) in enumerate(key[1])
+            if isinstance(kind, type) and any(other[1][place] != key[1][place] for other in others)
+        ]
+        return (
+            f"{' and '.join(changed)} was another value in {most} calls, each compiled by itself; pass a tensor, keep it "
+            "as it is, or raise recompile_limit"
+        )
 
     def entries(self) -> Iterable[Entry]:
         """All of them, the one used last first."""
@@ -107,6 +124,8 @@ class Cache:
             )
             warnings.warn(message, RecompileWarning, stacklevel=user_frame()[1])
         self._last_key = self._order[entry] = key
+        if (alike := _without_values(key)) != key:
+            self._by_values[alike].append(key)
         self._buckets.setdefault(key, []).insert(0, entry)
         if len(self._order) > self._size:
             self._remove(*self._order.popitem(last=False))
@@ -132,11 +151,24 @@ class Cache:
         return "; ".join(changed) or "what an entry was for is gone"
 
 
+def _without_values(key: tuple[Any, ...]) -> tuple[object, ...]:
+    """A key with the kinds of Python values among the arguments for these."""
+    spec, leaves, *rest = key
+    kinds = tuple([leaf[0] if _is_value(leaf) else leaf for leaf in leaves])
+    return (spec, kinds, *rest)
+
+
 def _first_difference(before: Any, now: Any) -> tuple[object, object]:
     if not isinstance(now, tuple):
         return before, now
     different = (pair for pair in zip(before, now, strict=False) if pair[0] != pair[1])
-    return next(different, (before, now))
+    one, other = next(different, (before, now))
+    return (one[1], other[1]) if _is_value(one) and _is_value(other) else (one, other)
+
+
+def _is_value(part: object) -> bool:
+    """Whether a part of a key is that of a Python value."""
+    return type(part) is tuple and len(part) > 1 and isinstance(part[0], type)
 
 
 def call_key(
@@ -144,12 +176,19 @@ def call_key(
 ) -> tuple[object, ...]:
     """What a call is compiled for, a hashable value per topic; of dynamic sizes only whether they are 0 or 1."""
     state = () if module is None else modules_key(module.modules())
-    keys = tuple([_leaf_key(leaf, marks.get(index, ())) for index, leaf in enumerate(leaves)])
+    numbers = {index for index, leaf in enumerate(leaves) if type(leaf) is int} if marks else ()
+    dims = [
+        marks.get(HeldNumber.argument(index).place if index in numbers else index, ())
+        for index in range(len(leaves))
+    ]
+    keys = tuple(map(_leaf_key, leaves, dims))
     return (spec, keys, modes_key(), state)
 
 
 def _leaf_key(leaf: object, dynamic: Collection[int]) -> object:
     if not isinstance(leaf, torch.Tensor):
+        if dynamic and can_vary(leaf):
+            return int
         return type(leaf) if is_object(leaf) else value_key(leaf)
     bits = (type(leaf), leaf.requires_grad, leaf.is_conj(), leaf.is_neg())
     if not dynamic:

@@ -64,6 +64,8 @@ class Entry:
         drop: Callable[[], Callable[[Entry], None] | None],
     ) -> None:
         self.spec = spec
+        #: The integers among the arguments of the call that was captured.
+        self._leaves = [leaf if type(leaf) is int else None for leaf in leaves]
         self._name = getattr(function, "__qualname__", "a function")
         self.forward: Program
         #: Casts are part of the trace.
@@ -135,9 +137,15 @@ class Entry:
         )
 
     def varying(self, leaves: list[Any]) -> list[str]:
-        """Which integers in Python's objects are others in a call."""
+        """Which integers among the arguments and in Python's objects are others in a call."""
+        pairs = zip(self._leaves, leaves, strict=False)
+        changed = [
+            HeldNumber.argument(index).place
+            for index, (one, other) in enumerate(pairs)
+            if type(one) is type(other) is int and one != other
+        ]
         told = (guard.varying(leaves) for guard in self.captured.guards if guard.varying)
-        return [path for paths in told for path in paths]
+        return changed + [path for paths in told for path in paths]
 
     def decided(self) -> list[str]:
         """The integers in Python's objects that are symbolic, and that it holds to what they are nevertheless."""

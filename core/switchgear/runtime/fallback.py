@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from switchgear.capture.user_code import user_frame
 from switchgear.errors import CaptureError, FallbackWarning
 
+_PATIENCE = 64
+
 
 @dataclass(slots=True, eq=False)
 class Fallback:
@@ -18,6 +20,19 @@ class Fallback:
     calls: int = 0
     splits: int = 0
     kinds: int = 0
+    #: As many calls before one is captured again, twice as many before another; 0: none is.
+    patience: int = 0
+
+    def tried_again(self) -> Fallback:
+        """Itself, of what has changed from call to call, and may not any more, as after a warm-up."""
+        self.patience = self.patience or _PATIENCE
+        return self
+
+    def is_due(self) -> bool:
+        """Whether the call at hand is to be captured again."""
+        is_due = 0 < self.patience <= self.calls
+        self.patience *= 1 + is_due
+        return is_due
 
     def __str__(self) -> str:
         return f"{type(self.error).__name__}: {self.error}"

@@ -133,7 +133,14 @@ def generated(head: str, body: Iterable[str], scope: dict[str, Any]) -> Callable
 def _argument_guards(captured: Captured, leaves: list[object]) -> Iterator[Guard]:
     if captured.modules:
         yield Guard("not gone", "a module that is gone", {"gone": captured.gone})
+    numbers = {
+        source.owner.index
+        for source in captured.sources
+        if isinstance(source, HeldNumber) and source.is_argument
+    }
     for index, leaf in enumerate(leaves):
+        if index in numbers:
+            continue
         if index in captured.objects:
             kind = f"kind{index}"
             why = f"argument {index} was a {type(leaf).__name__}"

@@ -1,0 +1,103 @@
+"""Python values among the arguments that are others in every call: integers, numbers of a schedule, names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import switchgear as sg
+from tests.databases.comparison import differences
+from tests.falling_back import falls_back
+
+CALLS = 24
+
+
+def test_an_index_that_is_not_used_is_captured_for_all() -> None:
+    model = nn.Linear(3, 3)
+
+    def training_step(batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        return model(batch["x"]).square().mean()  # type: ignore[no-any-return]
+
+    jitted = sg.jit(training_step, executors=["torch"], strict=True)
+    for index in range(CALLS):
+        batch = {"x": torch.randn(2, 3)}
+        assert torch.equal(jitted(batch, index), training_step(batch, index))
+    assert sg.cache_info(jitted).misses == 3  # 0, 1 and all others
+
+
+def _arithmetic(x: Tensor, n: int) -> Any:
+    return x * n, x[:, : n % 3], n + 1
+
+
+def _branch(x: Tensor, n: int) -> Any:
+    return x + 1 if n % 10 == 0 else x * 2
+
+
+def _keyword(x: Tensor, *, n: int) -> Any:
+    return {"n": n, "text": f"step {n}", "x": x.sum() / n}
+
+
+def _kept(x: Tensor, n: int) -> Any:
+    LAST["n"] = n
+    return x, LAST["n"]
+
+
+def _loop(x: Tensor, n: int) -> Any:
+    for step in range(n % 4):
+        x = x + step
+    return x
+
+
+LAST: dict[str, int] = {}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("function", [_arithmetic, _branch, _keyword, _kept, _loop])
+def test_what_is_made_of_it_is_eagers(function: Any) -> None:
+    jitted = sg.jit(function, executors=["torch"])
+    x = torch.randn(4, 4)
+    for n in (0, 1, 2, 7, 8, 10, 11, 20, 7, 1, 5, -3, 1 << 40):
+        arguments = ((x,), {"n": n}) if function is _keyword else ((x, n), {})
+        try:
+            expected = function(*arguments[0], **arguments[1])
+        except ZeroDivisionError:
+            with pytest.raises(ZeroDivisionError):
+                jitted(*arguments[0], **arguments[1])
+            continue
+        LAST.clear()
+        found = jitted(*arguments[0], **arguments[1])
+        assert not list(differences(expected, found, "call"))
+        assert LAST == ({"n": n} if function is _kept else {})
+        leaves = [*found.values()] if isinstance(found, dict) else found if isinstance(found, tuple) else []
+        assert all(isinstance(leaf, Tensor) or type(leaf) in (int, str) for leaf in leaves)
+
+
+def test_a_bool_is_no_integer() -> None:
+    jitted = sg.jit(lambda x, n: x * 2 if n is True else x + n, executors=["torch"], strict=True)
+    x = torch.ones(2)
+    for n in (2, 3, True, 1, 4, False):
+        assert torch.equal(jitted(x, n), x * 2 if n is True else x + n)
+
+
+@pytest.mark.filterwarnings("ignore::switchgear.errors.RecompileWarning")
+def test_a_schedule_is_compiled_once_it_is_through() -> None:
+    jitted = sg.jit(lambda x, scale: x * scale, executors=["torch"])
+    x = torch.ones(3)
+    with falls_back(r"argument 1, a float, was another value in 16 calls, each compiled by itself; pass a tensor"):
+        for call in range(200):
+            scale = min(1.0, call / 50)
+            assert torch.equal(jitted(x, scale), x * scale)
+    info = sg.cache_info(jitted)
+    assert (info.misses, info.fallbacks, info.hits) == (17, 64, 119)
+
+
+@pytest.mark.filterwarnings("ignore::switchgear.errors.RecompileWarning")
+def test_names_of_samples() -> None:
+    jitted = sg.jit(lambda batch: batch["x"] * 2, executors=["torch"])
+    with falls_back(r"argument 1, a str, was another value"):
+        for call in range(CALLS):
+            jitted({"x": torch.ones(2), "name": f"sample {call}"})
+    assert sg.cache_info(jitted).misses == 16
