@@ -70,7 +70,7 @@ def test_what_is_made_of_it_is_eagers(function: Any) -> None:
         LAST.clear()
         found = jitted(*arguments[0], **arguments[1])
         assert not list(differences(expected, found, "call"))
-        assert LAST == ({"n": n} if function is _kept else {})
+        assert ({"n": n} if function is _kept else {}) == LAST
         leaves = [*found.values()] if isinstance(found, dict) else found if isinstance(found, tuple) else []
         assert all(isinstance(leaf, Tensor) or type(leaf) in (int, str) for leaf in leaves)
 

@@ -7,7 +7,7 @@ import types
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -165,7 +165,7 @@ class HeldNumber(Held):
         return sized(number) if can_vary(number) else None
 
 
-def can_vary(number: object) -> bool:
+def can_vary(number: object) -> TypeGuard[int]:
     """Whether it is an integer that may be symbolic."""
     return type(number) is int and 1 < number < _LARGEST
 

@@ -93,8 +93,8 @@ class Cache:
             if isinstance(kind, type) and any(other[1][place] != key[1][place] for other in others)
         ]
         return (
-            f"{' and '.join(changed)} was another value in {most} calls, each compiled by itself; pass a tensor, keep it "
-            "as it is, or raise recompile_limit"
+            f"{' and '.join(changed)} was another value in {most} calls, each compiled by itself; pass a tensor, keep "
+            "it as it is, or raise recompile_limit"
         )
 
     def entries(self) -> Iterable[Entry]:
