@@ -18,7 +18,7 @@ from switchgear import torch_private as internals
 from switchgear.capture.guards import OtherData
 from switchgear.capture.recorder import active_recorder
 from switchgear.capture.session import ContainerMatters, is_of_the_function, refusal_of
-from switchgear.capture.signature import check_devices, flatten_arguments
+from switchgear.capture.signature import HeldNumber, check_devices, flatten_arguments
 from switchgear.capture.sizes import Dynamic, Marks, check_dynamic, marked
 from switchgear.capture.structure import Structure
 from switchgear.compile.decisions import opened
@@ -194,12 +194,13 @@ class Compiler:
                 marks = self._marks(args, kwargs, leaves, spec)
                 key = call_key(leaves, spec, self.module, {} if self.dynamic is None else marks)
                 varying = call_key(leaves, spec, self.module, marks) if marks else key
+                fallback = self.fallbacks.known(key) or self.fallbacks.known(varying)
+                is_crowded = fallback is not None and bool(fallback.patience)
                 for one in dict.fromkeys((key, varying)):
-                    found = self.cache.find(one, args, kwargs, unfit)
+                    found = self.cache.find(one, args, kwargs, unfit, is_crowded)
                     if found is not None:
                         self.last = found[0]
                         return (*found, False)
-                fallback = self.fallbacks.known(key) or self.fallbacks.known(varying)
                 is_due = fallback is not None and fallback.is_due()
                 if fallback is not None and not is_due:
                     return fallback
@@ -263,7 +264,12 @@ class Compiler:
     ) -> Marks:
         if self.dynamic is None:
             return self._varying.marks(kind_of(spec, leaves))
-        return marked(self.dynamic, self._parameters, args, kwargs, leaves) if self.dynamic else {}
+        marks = marked(self.dynamic, self._parameters, args, kwargs, leaves) if self.dynamic else {}
+        if not self._is_part:
+            return marks
+        # those that a graph of TorchDynamo's is given vary
+        numbers = [place for place, leaf in enumerate(leaves) if type(leaf) is int]
+        return {**marks, **{HeldNumber.argument(n).place: frozenset({0}) for n in numbers}}
 
     def _refused(self, error: Unsupported | DataDependent, key: object = None) -> Fallback:
         if self.strict:

@@ -1,7 +1,7 @@
 """Symbolic sizes among the arguments of calls, and in the hands of the function's own code.
 
-To that code they are integers: `isinstance(n, int)` is true, and text holds what they are in the call at hand, to which
-other calls are held.
+To that code they are integers: `isinstance(n, int)` is true, and text holds, and a dict has for a key, what they are in
+the call at hand, to which other calls are held.
 """
 
 from __future__ import annotations
@@ -20,11 +20,15 @@ from switchgear.capture.handler import PASS, Handler
 from switchgear.capture.recorder import Recorder
 from switchgear.capture.sizes import active_sizes, settled
 from switchgear.capture.user_code import is_own_file
-from switchgear.patches import redirected
+from switchgear.patches import caller, redirected
 
 
 class SymbolicSizes(Handler):
     """What a trace cannot hold of them, such as truth values, is decided before the call."""
+
+    def around(self) -> contextlib.AbstractContextManager[None]:
+        """Let them be keys of dicts, until what the function has put there is gone."""
+        return redirected(torch.SymInt, "__hash__", _hash)
 
     @contextlib.contextmanager
     def running(
@@ -50,6 +54,11 @@ class SymbolicSizes(Handler):
 
 def _kind(plain: type, number: object) -> type:
     return type(number) if is_own_file(sys._getframe(1).f_code.co_filename) else plain
+
+
+def _hash(original: Callable[..., int], number: Any) -> int:
+    # the caller of what `redirected` puts in the place of the original
+    return original(number) if caller(2).partition(".")[0] == "torch" else hash(int(number))
 
 
 def _text(plain: type, original: Callable[..., str], number: Any, *args: Any) -> str:

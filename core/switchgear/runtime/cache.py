@@ -42,8 +42,8 @@ class Cache:
         self._buckets: dict[object, list[Entry]] = {}
         self._order: OrderedDict[Entry, object] = OrderedDict()
         self._last_key: tuple[object, ...] = ()
-        #: Keys of calls that were compiled, by what they are without the Python values among the arguments.
-        self._by_values: defaultdict[object, list[tuple[Any, ...]]] = defaultdict(list)
+        #: Keys of calls that were compiled, by what they are without sizes, and Python values among the arguments.
+        self._by_kind: defaultdict[object, list[tuple[Any, ...]]] = defaultdict(list)
         self._compilations = 0
         #: Why each call was compiled that was, for an entry of its own or not.
         self.reasons: list[str] = []
@@ -54,9 +54,13 @@ class Cache:
         args: tuple[object, ...],
         kwargs: dict[str, object],
         unfit: Collection[Entry] = (),
+        newest: bool = False,
     ) -> tuple[Entry, Sequence[torch.Tensor]] | None:
-        """The entry under a key that fits the call, and its input tensors; none that is known to be `unfit`."""
-        for entry in tuple(self._buckets.get(key, ())):
+        """The entry under a key that fits the call, and its input tensors; none that is known to be `unfit`.
+
+        Where there are so many that looking at all takes longer than the call, the `newest` alone.
+        """
+        for entry in self._buckets.get(key, [])[: 1 if newest else None]:
             if entry in unfit:
                 continue
             inputs = entry.prologue(args, kwargs)
@@ -80,7 +84,7 @@ class Cache:
 
     def crowd(self, key: tuple[Any, ...], reason: str) -> str:
         """Why another entry under a key, for this reason, is not worth it: there are so many; empty where it is."""
-        most, others = max(_CROWD, 2 * self._limit), self._by_values[_without_values(key)]
+        most, others = max(_CROWD, 2 * self._limit), self._by_kind[_kind(key)]
         if len(self._buckets.get(key, ())) >= most:
             return (
                 f"{reason}, as for all entries before; keep it as it is, or raise recompile_limit"
@@ -88,13 +92,17 @@ class Cache:
         if len(others) < most or key in others:
             return ""
         changed = [
-            f"argument {place}, a {kind.__name__},"
-            for place, (kind, *_) in enumerate(key[1])
-            if isinstance(kind, type) and any(other[1][place] != key[1][place] for other in others)
+            f"argument {place}, a {leaf[0].__name__},"
+            if _is_value(leaf)
+            else f"argument {place}, by its sizes,"
+            for place, leaf in enumerate(key[1])
+            if any(other[1][place] != leaf for other in others)
         ]
+        fixed = next((entry.fixed for entry in self.entries() if entry.fixed), "")
         return (
-            f"{' and '.join(changed)} was another value in {most} calls, each compiled by itself; pass a tensor, keep "
-            "it as it is, or raise recompile_limit"
+            f"{' and '.join(changed)} was another in {most} calls, each compiled by itself; pass a tensor for a "
+            "number, keep it as it is, or raise recompile_limit"
+            + (fixed and f" (sizes are fixed, for with symbolic ones there was {fixed})")
         )
 
     def entries(self) -> Iterable[Entry]:
@@ -124,8 +132,7 @@ class Cache:
             )
             warnings.warn(message, RecompileWarning, stacklevel=user_frame()[1])
         self._last_key = self._order[entry] = key
-        if (alike := _without_values(key)) != key:
-            self._by_values[alike].append(key)
+        self._by_kind[_kind(key)].append(key)
         self._buckets.setdefault(key, []).insert(0, entry)
         if len(self._order) > self._size:
             self._remove(*self._order.popitem(last=False))
@@ -151,11 +158,19 @@ class Cache:
         return "; ".join(changed) or "what an entry was for is gone"
 
 
-def _without_values(key: tuple[Any, ...]) -> tuple[object, ...]:
-    """A key with the kinds of Python values among the arguments for these."""
+def _kind(key: tuple[Any, ...]) -> tuple[object, ...]:
+    """A key without the sizes and strides of tensors, and the Python values, among the arguments."""
     spec, leaves, *rest = key
-    kinds = tuple([leaf[0] if _is_value(leaf) else leaf for leaf in leaves])
-    return (spec, kinds, *rest)
+    return (spec, tuple(map(_kind_of_leaf, leaves)), *rest)
+
+
+def _kind_of_leaf(leaf: Any) -> object:
+    if _is_value(leaf):
+        return leaf[0]
+    if type(leaf) is not tuple:
+        return leaf
+    shape, stride, *others = leaf
+    return (len(shape), *others) if isinstance(stride, tuple) else (len(shape), stride, *others)
 
 
 def _first_difference(before: Any, now: Any) -> tuple[object, object]:

@@ -7,6 +7,7 @@ import importlib
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -75,6 +76,18 @@ _FAITHFUL = {
 }
 
 
+def _left_alone(rules: Any) -> contextlib.AbstractContextManager[None]:
+    """Optimizers run in eager.
+
+    Seen with PyTorch 2.13: TorchDynamo takes Adam's path for captured graphs, which rounds otherwise, and gives NaN
+    where the learning rate is 0, as at the start of a warm-up.
+    """
+    files = map(str, Path(torch.optim.__file__).parent.glob("*.py"))
+    name = "FORCE_SKIP_FILES"
+    known = getattr(rules, name, None)
+    return replaced(rules, name, {*known, *files}) if known else contextlib.nullcontext()
+
+
 class _Conversion:
     """TorchDynamo's conversion of a frame, once for each kind of call; PyTorch knows the backend by the attribute."""
 
@@ -85,13 +98,18 @@ class _Conversion:
         self._settings = {
             key: value for key, value in _FAITHFUL.items() if hasattr(self._config, key)
         }
+        self._rules = importlib.import_module("torch._dynamo.trace_rules")
         self._counters = importlib.import_module("torch._dynamo.utils").counters
         self._left = importlib.import_module("torch._dynamo.types").ConvertFrameReturn
 
     def __call__(self, *frame: object) -> object:
         before = self._counters["graph_break"].copy()
         try:
-            with self._config.patch(**self._settings), warnings.catch_warnings():
+            with (
+                self._config.patch(**self._settings),
+                _left_alone(self._rules),
+                warnings.catch_warnings(),
+            ):
                 # of how it traces what it takes apart, which the caller did not ask it to
                 warnings.filterwarnings("ignore", module=r"torch\._dynamo")
                 result = self._torchdynamo_orig_backend(*frame)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from switchgear.capture.sizes import fixed
 from switchgear.errors import Unsupported
 from switchgear.features.python_state.frozen import is_atom, same
 from switchgear.features.python_state.holders import (
@@ -87,7 +88,7 @@ def _write(holder: Holder, packing: Packing) -> Write | None:
         stored = tuple((key, _pack(holder, key, value, packing)) for key, value in now.items())
         return Write(holder, stored, is_all=True)
     stored = tuple(
-        (key, _pack(holder, key, value, packing))
+        (fixed(key), _pack(holder, key, value, packing))
         for key, value in now.items()
         if not _is_kept(value, before.get(key, MISSING), packing)
     )
