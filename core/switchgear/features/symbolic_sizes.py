@@ -22,6 +22,8 @@ from switchgear.capture.sizes import active_sizes, settled
 from switchgear.capture.user_code import is_own_file
 from switchgear.patches import caller, redirected
 
+_GET, _SET = torch.Tensor.__getitem__, torch.Tensor.__setitem__
+
 
 class SymbolicSizes(Handler):
     """What a trace cannot hold of them, such as truth values, is decided before the call."""
@@ -47,9 +49,26 @@ class SymbolicSizes(Handler):
 
     def answer(self, recorder: Recorder, call: Call) -> object:
         """The call with the numbers that a trace holds."""
-        if active_sizes() is not None and call.symbol is not None:
-            call.args, call.kwargs = settled((call.args, call.kwargs))
+        if active_sizes() is None or call.symbol is None:
+            return PASS
+        if call.fn in (_GET, _SET):
+            tensor, index, *value = call.args
+            return _indexed(tensor, index if type(index) is tuple else (index,), value)
+        call.args, call.kwargs = settled((call.args, call.kwargs))
         return PASS
+
+
+def _indexed(tensor: torch.Tensor, index: tuple[Any, ...], value: list[Any]) -> object:
+    """What lies at, or a write to, `x[:, n]`, which PyTorch takes for integers alone: `x.select(1, n)`."""
+    dim = next((dim for dim, place in enumerate(index) if place != slice(None)), len(index))
+    place = index[dim] if dim < min(len(index), tensor.dim()) else None
+    if type(place) is not torch.SymInt or not 0 <= place < tensor.shape[dim]:
+        return PASS
+    view, rest = torch.select(tensor, dim, place), index[:dim] + index[dim + 1 :]
+    if value:
+        view[rest or ...] = value[0]
+        return None
+    return view[rest] if rest else view
 
 
 def _kind(plain: type, number: object) -> type:
