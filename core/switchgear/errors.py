@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import threading
 import warnings
+from collections.abc import Iterator
 
 
 class SwitchgearError(Exception):
@@ -19,6 +22,25 @@ class CaptureError(SwitchgearError):
     def __init__(self, *args: object, splits: bool = True) -> None:
         super().__init__(*args)
         self.splits = splits
+        if _THREAD.made is not None:
+            _THREAD.made.append(self)
+
+
+class _Thread(threading.local):
+    made: list[CaptureError] | None = None
+
+
+_THREAD = _Thread()
+
+
+@contextlib.contextmanager
+def capture_errors_made() -> Iterator[list[CaptureError]]:
+    """Those made in this thread inside, for the code that runs there may catch them."""
+    before, _THREAD.made = _THREAD.made, []
+    try:
+        yield _THREAD.made
+    finally:
+        _THREAD.made = before
 
 
 class Unsupported(CaptureError):

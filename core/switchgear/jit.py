@@ -138,7 +138,12 @@ class Compiler:
                 break
             entry, inputs, is_new = found
             try:
-                return entry.run(inputs)
+                result = entry.run(inputs)
+                if result is not MISS:
+                    return result
+                what = "under forward-mode differentiation, of what requires grad as well"
+                found = self._refused(Unsupported(what, splits=False))
+                break
             except OtherData as error:
                 unfit[entry] = str(error)
             if is_new:
@@ -195,7 +200,7 @@ class Compiler:
                 key = call_key(leaves, spec, self.module, {} if self.dynamic is None else marks)
                 varying = call_key(leaves, spec, self.module, marks) if marks else key
                 fallback = self.fallbacks.known(key) or self.fallbacks.known(varying)
-                is_crowded = fallback is not None and bool(fallback.patience)
+                is_crowded = fallback is not None and fallback.is_crowded
                 for one in dict.fromkeys((key, varying)):
                     found = self.cache.find(one, args, kwargs, unfit, is_crowded)
                     if found is not None:
@@ -209,7 +214,7 @@ class Compiler:
                 reason = next(iter(unfit.values()), "") or self.cache.why_not(varying, *call)
                 crowd = "" if unfit or is_due else self.cache.crowd(varying, reason)
                 if crowd:
-                    return self._refused(Unsupported(crowd, splits=False), varying).tried_again()
+                    return self._refused(Unsupported(crowd, splits=False), varying).crowded()
                 if self.dynamic is None:
                     marks = self._varying.notice(
                         kind_of(spec, leaves), leaves, self.cache.entries()

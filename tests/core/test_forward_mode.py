@@ -141,11 +141,17 @@ def test_transform_around_is_refused() -> None:
         torch.func.jvp(jitted, (x,), (along,))
 
 
-def test_around_a_call_with_gradients_is_refused() -> None:
+def test_around_a_call_with_gradients_falls_back() -> None:
     def function(x: Tensor, w: Tensor) -> Tensor:
         return (x.sin() * w).exp()
 
-    jitted = sg.jit(function, executors=[Lossy(), "torch"])
-    for _ in range(2):
-        with pytest.raises(NotImplementedError, match="jvp"):
-            tangents(jitted, numbers(3), numbers(3, grad=True), along=numbers(3))
+    lossy = Lossy()
+    jitted = sg.jit(function, executors=[lossy, "torch"])
+    w = numbers(3, grad=True)
+    with falls_back("forward-mode differentiation"):
+        for _ in range(2):
+            x, along = numbers(3), numbers(3)
+            assert_same(tangents(jitted, x, w, along=along), tangents(function, x, w, along=along))
+    assert lossy.calls == 0
+    jitted(x, w)
+    assert lossy.calls == 1

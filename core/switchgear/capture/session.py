@@ -31,8 +31,8 @@ from switchgear.capture.signature import InputSource, is_object
 from switchgear.capture.sizes import Marks, Sizes, active_sizes, symbolic
 from switchgear.capture.sources import Sources
 from switchgear.capture.structure import Structure, containers_in, flatten
-from switchgear.capture.user_code import raising_module
-from switchgear.errors import CaptureError, DataDependent, Unsupported
+from switchgear.capture.user_code import is_own_file, raising_module
+from switchgear.errors import CaptureError, DataDependent, Unsupported, capture_errors_made
 from switchgear.ir.composites import splice_escaping
 from switchgear.ir.trace import Names, Trace
 from switchgear.patches import redirected
@@ -142,7 +142,9 @@ def capture(
             with modes_kept():
                 try:
                     with handlers.entered("running", recorder, roots, objects):
-                        result = _run(function, leaves, spec, recorder, inputs, whole)
+                        with capture_errors_made() as made:
+                            result = _run(function, leaves, spec, recorder, inputs, whole)
+                            _raise_what_was_caught(made)
                         result = handlers.finish(recorder, result)
                         _refuse_generators(result)
                 except RuntimeError:
@@ -288,6 +290,15 @@ def _run(
         if not is_same or not kept.isdisjoint(containers):
             raise ContainerMatters
     return result
+
+
+def _raise_what_was_caught(errors: list[CaptureError]) -> None:
+    """Raise the first of them that the function itself has caught, in a `try`, which eager would not raise."""
+    for error in errors:
+        trace = error.__traceback__
+        if trace is not None and not is_own_file(trace.tb_frame.f_code.co_filename):
+            raise error.with_traceback(None)
+    errors.clear()
 
 
 def is_of_the_function(error: Exception) -> bool:

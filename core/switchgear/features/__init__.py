@@ -2,6 +2,7 @@
 
 from switchgear.capture.handler import Feature
 from switchgear.features.autocast import Autocast
+from switchgear.features.caught_errors import CaughtErrors
 from switchgear.features.checkpointing import Checkpointing
 from switchgear.features.custom_functions import CustomFunctions
 from switchgear.features.data import Data
@@ -24,6 +25,7 @@ from switchgear.features.transforms import Transforms
 BUILT_IN = (
     Feature("input_queries", (InputQueries(),)),
     Feature("refusals", (Refusals(),)),
+    Feature("caught_errors", (CaughtErrors(),)),
     Feature("distributed", (Distributed(),)),
     Feature("modes_changed", (ModesChanged(),)),
     Feature("transforms", (Transforms(),)),

@@ -49,6 +49,8 @@ _REFUSED_ATTRIBUTES = {
     torch.Tensor.output_nr: "read it outside the jitted function",
     torch.Tensor.retains_grad: "read it outside the jitted function",
 }
+#: What functions of attributes do.
+_ACCESS = {"__get__": "reads", "__set__": "writes to", "__delete__": "deletes"}
 #: Functions by name, and the kind of tensor that they make, which no trace holds.
 _STRANGE = {
     **{f"sparse_{kind}_tensor": "sparse" for kind in ("csr", "csc", "bsr", "bsc", "compressed")},
@@ -82,12 +84,12 @@ def refuse(
     """Raise `Unsupported`, naming the user's line that `here` tells, for a call that would be captured wrongly."""
     name = getattr(func, "__name__", "")
     if (
-        name == "__get__"
+        name in _ACCESS
         and func.__self__ in _REFUSED_ATTRIBUTES
         and not _asker().startswith(_OWN_FILES)
     ):
         attribute = func.__self__
-        what = f"the function reads .{attribute.__name__} of a tensor"
+        what = f"the function {_ACCESS[name]} .{attribute.__name__} of a tensor"
         # of what TorchDynamo takes apart there are other nodes
         splits = attribute is not torch.Tensor.grad_fn
         raise Unsupported(f"{what}, in {here()}; {_REFUSED_ATTRIBUTES[attribute]}", splits=splits)

@@ -6,6 +6,7 @@ the call at hand, to which other calls are held.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,6 +46,7 @@ class SymbolicSizes(Handler):
                 for name in ("__str__", "__repr__", "__format__"):
                     stack.enter_context(redirected(kind, name, partial(_text, plain)))
                 stack.enter_context(internals.shown_class(kind, partial(_kind, plain)))
+            stack.enter_context(redirected(builtins, "len", _length))
             yield
 
     def answer(self, recorder: Recorder, call: Call) -> object:
@@ -73,6 +75,14 @@ def _indexed(tensor: torch.Tensor, index: tuple[Any, ...], value: list[Any]) -> 
 
 def _kind(plain: type, number: object) -> type:
     return type(number) if is_own_file(sys._getframe(1).f_code.co_filename) else plain
+
+
+def _length(original: Callable[[Any], int], value: Any) -> Any:
+    is_tensor = isinstance(value, torch.Tensor) and value.dim() > 0
+    # past what `redirected` puts in the place of the original
+    if is_tensor and not is_own_file(sys._getframe(2).f_code.co_filename):
+        return value.shape[0]
+    return original(value)
 
 
 def _hash(original: Callable[..., int], number: Any) -> int:

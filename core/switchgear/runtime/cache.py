@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from switchgear.capture.guards import value_key
+from switchgear.capture.guards import Known, value_key
 from switchgear.capture.signature import HeldNumber, can_vary, is_object
 from switchgear.capture.sizes import Marks
 from switchgear.capture.structure import Structure
@@ -89,15 +89,19 @@ class Cache:
             return (
                 f"{reason}, as for all entries before; keep it as it is, or raise recompile_limit"
             )
+        if others.count(key) >= most:
+            return (
+                f"{most} entries for calls like it are gone, with a module that each was for; keep that, or raise "
+                "recompile_limit"
+            )
         if len(others) < most or key in others:
             return ""
         changed = [
-            f"argument {place}, a {leaf[0].__name__},"
-            if _is_value(leaf)
-            else f"argument {place}, by its sizes,"
+            f"argument {place}, {_described(leaf)},"
             for place, leaf in enumerate(key[1])
             if any(other[1][place] != leaf for other in others)
         ]
+        changed += ["a module, by its parts or flags,"] if others[-1][3] != key[3] else []
         fixed = next((entry.fixed for entry in self.entries() if entry.fixed), "")
         return (
             f"{' and '.join(changed)} was another in {most} calls, each compiled by itself; pass a tensor for a "
@@ -159,14 +163,22 @@ class Cache:
 
 
 def _kind(key: tuple[Any, ...]) -> tuple[object, ...]:
-    """A key without the sizes and strides of tensors, and the Python values, among the arguments."""
-    spec, leaves, *rest = key
-    return (spec, tuple(map(_kind_of_leaf, leaves)), *rest)
+    """A key without the sizes of tensors and the Python values among the arguments, and which the modules are."""
+    spec, leaves, modes, state = key
+    return (spec, tuple(map(_kind_of_leaf, leaves)), modes, len(state))
+
+
+def _described(leaf: Any) -> str:
+    if _is_value(leaf):
+        return f"a {leaf[0].__name__}"
+    return "a module" if isinstance(leaf, Known) else "by its sizes"
 
 
 def _kind_of_leaf(leaf: Any) -> object:
     if _is_value(leaf):
         return leaf[0]
+    if isinstance(leaf, Known):
+        return Known
     if type(leaf) is not tuple:
         return leaf
     shape, stride, *others = leaf

@@ -39,7 +39,7 @@ from switchgear.runtime.epilogue import Finisher, assembly, finisher
 from switchgear.runtime.execution import maybe_views, runner
 from switchgear.runtime.modes import rare_modes_watched
 from switchgear.runtime.module_state import any_hooks
-from switchgear.runtime.prologue import generated, make_prologue
+from switchgear.runtime.prologue import MISS, generated, make_prologue
 from switchgear.who.selection import Selection
 
 #: What an entry does with the input tensors of a call, up to what the function returns.
@@ -191,7 +191,7 @@ class Entry:
         if self.forward.job is not None:
             run = self._waiting(run, self.forward.job)
             lines, scope = ["return run(inputs)"], {"run": run}
-        #: What the function returns for the inputs that `prologue` gives.
+        #: What the function returns for the inputs that `prologue` gives, `MISS` if it cannot be run where the call is.
         self.run = run
         #: What it returns for the arguments of a call that fits, else `MISS`.
         self.call = self._prologue.before(lines, scope)
@@ -252,7 +252,16 @@ class Entry:
             value = assembly(outputs, scope)
         if value is None:
             value, scope["complete"] = "complete(outputs, inputs)", self._completing(outputs)
-        return [f"outputs = {program}", f"return {value}"], scope
+        lines = [f"outputs = {program}", f"return {value}"]
+        if self.bridge is not None and not self.bridge.by_autograd:
+            # a Function has no tangents
+            lines.insert(0, "if forward_mode_active() and has_tangents(inputs): return miss")
+            scope |= {
+                "forward_mode_active": internals.forward_mode_active,
+                "has_tangents": internals.has_tangents,
+                "miss": MISS,
+            }
+        return lines, scope
 
     def _writing(self, run: Callable[..., Sequence[Any]], outputs: Outputs) -> Run:
         """For a program that writes to inputs itself; `outputs` are without those writes."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections import OrderedDict
 from dataclasses import dataclass
 
 from switchgear.capture.user_code import user_frame
 from switchgear.errors import CaptureError, FallbackWarning
-
-_PATIENCE = 64
 
 
 @dataclass(slots=True, eq=False)
@@ -20,18 +19,25 @@ class Fallback:
     calls: int = 0
     splits: int = 0
     kinds: int = 0
-    #: As many calls before one is captured again, twice as many before another; 0: none is.
-    patience: int = 0
+    #: After so many calls one is captured again, and so often at most: what stood in the way, a flag that is set in
+    #: the first call, may not any more.
+    patience: int = 4
+    tries: int = 3
+    #: Whether something has changed from call to call, and there are entries for many of these.
+    is_crowded: bool = False
 
-    def tried_again(self) -> Fallback:
-        """Itself, of what has changed from call to call, and may not any more, as after a warm-up."""
-        self.patience = self.patience or _PATIENCE
+    def crowded(self) -> Fallback:
+        """Itself, where what changes may stop to, as after a warm-up, however late."""
+        if not self.is_crowded:
+            self.is_crowded, self.patience, self.tries = True, 64, sys.maxsize
         return self
 
     def is_due(self) -> bool:
         """Whether the call at hand is to be captured again."""
-        is_due = 0 < self.patience <= self.calls
-        self.patience *= 1 + is_due
+        is_due = self.calls >= self.patience and self.tries > 0
+        if is_due:
+            self.patience *= 4
+            self.tries -= 1
         return is_due
 
     def __str__(self) -> str:

@@ -148,6 +148,11 @@ def forward_mode_active() -> bool:
     return forward_ad._current_level >= 0
 
 
+def has_tangents(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether one of these tensors carries a tangent."""
+    return any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
+
+
 def node_apply(node: type[torch.autograd.Function]) -> Callable[..., Any]:
     """`node.apply` for arguments none of which a `torch.func` transform has wrapped, and outside of any."""
     return super(torch.autograd.Function, node).apply  # type: ignore[misc, no-any-return]
