@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 import switchgear as sg
 from switchgear import torch_private as internals
 from switchgear.errors import DataDependent, FallbackWarning, Unsupported
-from switchgear.jit import dynamo_backend
+from switchgear.jit import compiler_of, dynamo_backend
 from switchgear.runtime import split as splitting
 from tests.python_state.cases import CASES
 from tests.python_state.running import examine
@@ -415,6 +415,76 @@ def test_a_hook_that_comes_after_the_first_call() -> None:
     net.body.register_forward_hook(hook)
     assert torch.equal(jitted(x)[0], net(x)[0])
     assert len(seen) == 2
+
+
+@GRAD
+def test_gradients_that_a_function_writes() -> None:
+    model = nn.Linear(3, 2)
+
+    def projected(x: Tensor) -> None:
+        for parameter, gradient in zip(
+            model.parameters(), torch.autograd.grad(model(x).sum(), [*model.parameters()]), strict=True
+        ):
+            parameter.grad = gradient * 2
+
+    def anew(x: Tensor) -> Tensor:
+        for parameter in model.parameters():
+            parameter.grad = None
+        result: Tensor = model(x).sum()
+        return result
+
+    x = torch.ones(4, 3)
+    with says_split("the function writes to .grad of a tensor"):
+        split(projected)(x)
+    assert [parameter.grad is not None and parameter.grad.sum().item() for parameter in model.parameters()] == [48, 16]
+    jitted = split(anew)
+    with says_split("the function writes to .grad of a tensor"):
+        for _ in range(3):
+            jitted(x).backward()
+            assert [parameter.grad.sum().item() for parameter in model.parameters()] == [24, 8]
+
+
+@GRAD
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD])
+def test_an_optimizer_steps_as_in_eager(kind: type[torch.optim.Optimizer]) -> None:
+    def trained(wrap: Callable[[Any], Any]) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        optimizer = kind(model.parameters(), lr=0.1)  # type: ignore[call-arg]
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: min(1.0, epoch / 4))
+        step = wrap(optimizer.step)
+        for _ in range(5):
+            optimizer.zero_grad()
+            model(torch.randn(2, 4)).square().mean().backward()
+            step()
+            schedule.step()
+        return [parameter.detach() for parameter in model.parameters()]
+
+    with says_split("reads .grad"):
+        found = trained(split)
+    assert all(map(torch.equal, found, trained(lambda step: step)))
+
+
+def test_integers_that_graphs_are_given() -> None:
+    class Counted:
+        steps = 0
+
+        def loss(self, x: Tensor) -> Tensor:
+            self.steps += 1
+            return (x @ WEIGHT).sum() * self.steps
+
+    def function(x: Tensor, loss: Any) -> Tensor:
+        result: Tensor = loss(x)
+        return result
+
+    counted, jitted = Counted(), split(function)
+    counted.steps = 2
+    x = torch.ones(2, 4)
+    with says_split("is a builtins.method"):
+        for step in range(3, 20):
+            assert torch.equal(jitted(x, counted.loss), (x @ WEIGHT).sum() * step)
+    (graphs,) = [one.graphs for one in compiler_of(jitted).splits.values()]
+    assert all(len(graph.compiler.cache.reasons) <= 2 for graph in graphs)  # type: ignore[attr-defined]
 
 
 @GRAD

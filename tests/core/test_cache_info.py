@@ -53,6 +53,73 @@ def test_a_call_that_is_compiled_for_an_entry_there_is_a_miss() -> None:
     assert "tag" not in reason
 
 
+def test_what_stands_in_the_way_of_the_first_call_alone() -> None:
+    class SetUp(torch.nn.Linear):
+        is_new = True
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.is_new:
+                self.scale, self.is_new = x.abs().max().item(), False
+            return super().forward(x) * self.scale
+
+    model = SetUp(3, 3)
+    jitted = sg.jit(model, executors=["torch"])
+    x = torch.ones(2, 3)
+    with falls_back(kind="DataDependent"):
+        for _ in range(10):
+            assert torch.equal(jitted(x), model(x))
+    info = sg.cache_info(jitted)
+    assert (info.fallbacks, info.misses, info.hits) == (4, 1, 5)
+
+
+def test_what_always_stands_in_the_way_is_tried_four_times() -> None:
+    captures = []
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        captures.append(active_recorder() is not None)
+        return x * x.sum().item()
+
+    jitted = sg.jit(function, executors=["torch"])
+    with falls_back(kind="DataDependent"):
+        for _ in range(300):
+            jitted(torch.ones(2))
+    assert len(captures) == 300
+
+
+@pytest.mark.filterwarnings("ignore::switchgear.errors.RecompileWarning")
+@pytest.mark.parametrize("place", ["attribute", "argument"])
+def test_a_module_that_is_made_anew_in_each_call(place: str) -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.criterion: torch.nn.Module = torch.nn.MSELoss()
+
+        def forward(self, x: torch.Tensor, criterion: torch.nn.Module | None = None) -> torch.Tensor:
+            loss: torch.Tensor = (criterion or self.criterion)(x, x * 2)
+            return loss
+
+    model = Model()
+    jitted = sg.jit(model, executors=["torch"])
+    x = torch.ones(3)
+    with falls_back("a module"):
+        for _ in range(40):
+            if place == "attribute":
+                model.criterion = torch.nn.SmoothL1Loss()
+            found = jitted(x, torch.nn.SmoothL1Loss()) if place == "argument" else jitted(x)
+            assert torch.equal(found, torch.nn.SmoothL1Loss()(x, x * 2))
+    assert sg.cache_info(jitted).fallbacks > 10
+
+
+@pytest.mark.filterwarnings("ignore::switchgear.errors.RecompileWarning")
+def test_sizes_that_cannot_be_symbolic_end_in_eager() -> None:
+    jitted = sg.jit(lambda x: x[: int(x.shape[0] * 0.5)], executors=["torch"])
+    with falls_back("argument 0, by its sizes, was another in 16 calls.*sizes are fixed, for with symbolic ones"):
+        for length in range(2, 40):
+            x = torch.randn(length, 2)
+            assert torch.equal(jitted(x), x[: length // 2])
+    assert sg.cache_info(jitted).misses == 16  # another is tried after 64 calls
+
+
 def test_guards_in_words() -> None:
     class Scaled(torch.nn.Module):
         factor = 2.0

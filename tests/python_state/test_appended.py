@@ -39,6 +39,12 @@ class Queue(Model):
         self.losses = deque()
 
 
+class Recent(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses = deque(maxlen=CALLS)
+
+
 class Extends(Model):
     def forward(self, x: Tensor) -> Tensor:
         loss: Tensor = self.layer(x).square().mean()
@@ -82,8 +88,8 @@ def _of(kind: type[Model]) -> Callable[[], tuple[nn.Module, Any]]:
 
 @pytest.mark.parametrize(
     "make",
-    [*map(_of, (Model, Queue, Extends, InDict, Twice)), hooked],
-    ids=["list", "deque", "extend", "in a dict", "global", "hook"],
+    [*map(_of, (Model, Queue, Recent, Extends, InDict, Twice)), hooked],
+    ids=["list", "deque", "bounded deque", "extend", "in a dict", "global", "hook"],
 )
 def test_a_log_is_compiled_once(make: Callable[[], tuple[nn.Module, Any]]) -> None:
     model, log = make()
@@ -112,6 +118,24 @@ def test_it_may_be_replaced_and_emptied() -> None:
     model.losses.clear()
     jitted(x)
     assert len(model.losses) == 1
+
+
+def test_a_bounded_deque_holds_the_last() -> None:
+    recent: deque[Tensor] = deque(maxlen=3)
+
+    def function(x: Tensor) -> Tensor:
+        recent.append(x.sum())
+        recent.append(x.sum() * 2)
+        return x * 2
+
+    jitted = sg.jit(function, executors=["torch"], strict=True)
+    for call in range(CALLS):
+        jitted(torch.full((2,), float(call)))
+        last = [2.0 * call, 4.0 * call]
+        assert [one.item() for one in recent][-2:] == last
+        assert len(recent) == min(2 * call + 2, 3)
+    assert recent[0].item() == 4.0 * (CALLS - 2)
+    assert sg.cache_info(jitted).misses == 1
 
 
 def test_an_object_among_the_arguments_has_one() -> None:

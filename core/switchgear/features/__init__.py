@@ -6,6 +6,7 @@ from switchgear.features.caught_errors import CaughtErrors
 from switchgear.features.checkpointing import Checkpointing
 from switchgear.features.custom_functions import CustomFunctions
 from switchgear.features.data import Data
+from switchgear.features.diagonals import Diagonals
 from switchgear.features.distributed import Distributed
 from switchgear.features.fast_paths import BatchOfOne, FastPaths
 from switchgear.features.foreach import Foreach
@@ -40,6 +41,7 @@ BUILT_IN = (
     Feature("saved_tensors_hooks", (SavedTensorsHooks(),)),
     Feature("foreach", (Foreach(),)),
     Feature("one_hot", (OneHot(),)),
+    Feature("diagonals", (Diagonals(),)),
     Feature("fast_paths", (FastPaths(), BatchOfOne())),
     Feature("outside", (Outside(),)),
     Feature("python_state", (PythonState(),)),

@@ -56,6 +56,8 @@ class SymbolicSizes(Handler):
         if call.fn in (_GET, _SET):
             tensor, index, *value = call.args
             return _indexed(tensor, index if type(index) is tuple else (index,), value)
+        if call.fn is torch.tensor and type(call.args[0]) is torch.SymInt:
+            return torch.full((), call.args[0], **{"dtype": torch.int64, **call.kwargs})
         call.args, call.kwargs = settled((call.args, call.kwargs))
         return PASS
 

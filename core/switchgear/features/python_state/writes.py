@@ -98,18 +98,30 @@ def _write(holder: Holder, packing: Packing) -> Write | None:
 
 def _elements(holder: Elements, now: Content, packing: Packing) -> Write | None:
     values, before = [*now.values()], [*holder.at_first.values()]
-    is_kept = [_is_kept(*pair, packing) for pair in zip(values, before, strict=False)]
-    if all(is_kept) and len(values) == len(before):
-        return None
-    bounded = isinstance(holder.target, deque) and holder.target.maxlen is not None
-    if all(is_kept) and len(values) > len(before) and not bounded:
-        new = values[len(before) :]
-        return Write(holder, appended=tuple(_pack(holder, "", value, packing) for value in new))
+    most = holder.target.maxlen if isinstance(holder.target, deque) else None
+    count = _appended(values, before, most, packing)
+    if count is not None:
+        new = tuple([_pack(holder, "", value, packing) for value in values[len(values) - count :]])
+        return Write(holder, appended=new) if count else None
     return Write(
         holder,
         tuple((place, _pack(holder, place, value, packing)) for place, value in now.items()),
         is_all=True,
     )
+
+
+def _appended(
+    values: list[Any], before: list[Any], most: int | None, packing: Packing
+) -> int | None:
+    """How many elements were appended, of which the last `most` are there; None if more than that has changed."""
+    least = max(len(values) - len(before), 0)
+    for count in range(least, len(values) + 1 if most is not None else least + 1):
+        expected = [*before, *values[len(values) - count :]][-(most or len(before) + count) :]
+        if len(expected) == len(values) and all(
+            _is_kept(*pair, packing) for pair in zip(values, expected, strict=True)
+        ):
+            return count
+    return None
 
 
 def _pack(holder: Holder, key: object, value: object, packing: Packing) -> Template:

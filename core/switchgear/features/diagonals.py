@@ -1,0 +1,28 @@
+"""`fill_diagonal_` of a matrix, as contrastive losses have it: PyTorch writes by way of `as_strided`, which is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from switchgear.capture.call import Call
+from switchgear.capture.handler import PASS, Handler
+from switchgear.capture.recorder import Recorder
+
+
+class Diagonals(Handler):
+    """A write to the view that `diagonal` gives."""
+
+    functions = frozenset({torch.Tensor.fill_diagonal_})
+
+    def take(self, recorder: Recorder, call: Call) -> Any:
+        """The matrix, or pass for what has more dimensions or goes on below the last row."""
+        return _filled(*call.args, **call.kwargs)
+
+
+def _filled(tensor: torch.Tensor, fill_value: Any, wrap: bool = False) -> Any:
+    if wrap or tensor.dim() != 2:
+        return PASS
+    tensor.diagonal().fill_(fill_value)
+    return tensor
