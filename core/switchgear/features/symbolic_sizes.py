@@ -57,7 +57,8 @@ class SymbolicSizes(Handler):
             tensor, index, *value = call.args
             return _indexed(tensor, index if type(index) is tuple else (index,), value)
         if call.fn is torch.tensor and type(call.args[0]) is torch.SymInt:
-            return torch.full((), call.args[0], **{"dtype": torch.int64, **call.kwargs})
+            options: Any = {"dtype": torch.int64, **call.kwargs}
+            return torch.full((), call.args[0], **options)
         call.args, call.kwargs = settled((call.args, call.kwargs))
         return PASS
 
