@@ -1,4 +1,4 @@
-"""`fill_diagonal_` of a matrix, as contrastive losses have it: PyTorch writes by way of `as_strided`, which is refused."""
+"""`fill_diagonal_` of a matrix, as contrastive losses have it: PyTorch's own parts are refused, for `as_strided`."""
 
 from __future__ import annotations
 

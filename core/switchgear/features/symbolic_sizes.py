@@ -57,8 +57,8 @@ class SymbolicSizes(Handler):
             tensor, index, *value = call.args
             return _indexed(tensor, index if type(index) is tuple else (index,), value)
         if call.fn is torch.tensor and type(call.args[0]) is torch.SymInt:
-            options: Any = {"dtype": torch.int64, **call.kwargs}
-            return torch.full((), call.args[0], **options)
+            fill: Any = call.args[0]
+            return torch.full((), fill, **{"dtype": torch.int64, **call.kwargs})
         call.args, call.kwargs = settled((call.args, call.kwargs))
         return PASS
 
