@@ -603,10 +603,26 @@ def test_entry_for_inputs_apart_is_not_used_for_inputs_that_overlap(overlap: str
 def test_writes_through_views_that_have_no_inverse() -> None:
     def fill_diagonal(x: T) -> T:
         y = x * 2
-        y.fill_diagonal_(3.0)
+        y.fill_diagonal_(3.0, wrap=True)
         return y
 
-    assert_falls_back(fill_diagonal, lambda: (numbers(3, 4, grad=True),), r"as_strided.*test_capture\.py")
+    assert_falls_back(fill_diagonal, lambda: (numbers(5, 2, grad=True),), r"as_strided.*test_capture\.py")
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (6, 3), (3, 6)])
+def test_the_diagonal_of_a_matrix(shape: tuple[int, int]) -> None:
+    def filled(x: T) -> T:
+        y = x * 2
+        y.fill_diagonal_(float("-inf"))
+        return y.softmax(1)
+
+    jitted = jit(filled)
+    for _ in range(2):
+        x = numbers(*shape, grad=True)
+        found, expected = jitted(x), filled(x)
+        assert torch.equal(found, expected)
+        along = numbers(*shape)
+        assert torch.equal(*[torch.autograd.grad(y, x, along)[0] for y in (found, expected)])
 
 
 # --- what the function closes over ---

@@ -24,7 +24,13 @@ CORE = Path(sg.__file__).parent
 #: A path in a string; not the beginning of one, nor the name of an operator, which ends like this_.
 PATH = re.compile(r"torch\._[\w.]*[a-zA-Z0-9]")
 #: Modules named in strings: one is imported with symbolic sizes, one is compared with where a class is from.
-MODULES = {"torch._dynamo.config", "torch._dynamo.eval_frame", "torch._guards", "torch._library.autograd"}
+MODULES = {
+    "torch._dynamo.config",
+    "torch._dynamo.eval_frame",
+    "torch._dynamo.trace_rules",
+    "torch._guards",
+    "torch._library.autograd",
+}
 
 
 def uses(tree: ast.Module) -> set[str]:

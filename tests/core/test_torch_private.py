@@ -864,6 +864,14 @@ def test_below_autograd() -> None:
     assert (x * 2).requires_grad
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+def test_has_tangents() -> None:
+    x = torch.ones(2)
+    with torch.autograd.forward_ad.dual_level():
+        assert not internals.has_tangents([x])
+        assert internals.has_tangents([x, torch.autograd.forward_ad.make_dual(x, x)])
+
+
 def test_forward_mode_active() -> None:
     assert not internals.forward_mode_active()
     with torch.autograd.forward_ad.dual_level():
