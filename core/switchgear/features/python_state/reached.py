@@ -53,13 +53,13 @@ from switchgear.features.python_state.reads import ITSELF, Read, class_attribute
 from switchgear.features.python_state.streams import Stream, has_stream, variable_of_context
 from switchgear.patches import is_redirection
 
-_MODULE_STATE = ("_parameters", "_buffers", "_modules")
+MODULE_STATE = ("_parameters", "_buffers", "_modules")
 _HOOKS = (
     *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
     *("_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
     "_forward_pre_hooks_with_kwargs",
 )
-_DICTS = (*_MODULE_STATE, *_HOOKS)
+_DICTS = (*MODULE_STATE, *_HOOKS)
 #: Special methods that do not run for an instance by itself: what makes it, copies it through pickle, or shows it.
 _NOT_IMPLICIT = frozenset(
     {
@@ -115,7 +115,7 @@ class Reached:
         self.modules: list[types.ModuleType] = []
         #: What need not be noted any more: the id of an object, and the name of an attribute.
         self.noted: set[tuple[int, str]] = set()
-        #: Modules whose parts were looked for.
+        #: Modules whose parts were read.
         self.opened: dict[int, Any] = {}
         #: What a use changes, and no guard can see.
         self.streams: dict[int, Stream] = {}
@@ -437,7 +437,7 @@ class Reached:
             if not isinstance(held, dict):  # a scripted module has them in C++
                 continue
             if (
-                self.held.hold_dict(held, label, name) and name in _MODULE_STATE
+                self.held.hold_dict(held, label, name) and name in MODULE_STATE
             ):  # parts have guards of their own
                 self.noted.update([(id(module), part) for part in held if part not in state])
                 if name != "_modules":
@@ -458,7 +458,7 @@ class Reached:
             self._read_made(value, own, name)
             return
         is_module = isinstance(value, nn.Module)
-        if name == "__class__" or (is_module and name in _MODULE_STATE):
+        if name == "__class__" or (is_module and name in MODULE_STATE):
             return
         before = MISSING if holder is None else holder.before.get(name, MISSING)
         is_state = is_module and part_of(value, name) is not MISSING
@@ -806,7 +806,7 @@ def _users_bases(kind: type) -> Iterable[type]:
 def part_of(module: object, name: str) -> Any:
     """A parameter, buffer or part of a module by its name, found without a read of an attribute."""
     state = object.__getattribute__(module, "__dict__")
-    for kind in _MODULE_STATE:
+    for kind in MODULE_STATE:
         if name in state.get(kind, ()):
             return state[kind][name]
     return MISSING
