@@ -93,7 +93,7 @@ def test_replaced_parameters_are_used(read: str, change: str) -> None:
 
 @pytest.mark.parametrize("kind", [nn.Sequential, nn.ModuleList])
 def test_a_replaced_part_is_used(kind: Callable[..., Any]) -> None:
-    net = kind([_linear(1.0)]) if kind is nn.ModuleList else kind(_linear(1.0))
+    net: Any = kind([_linear(1.0)]) if kind is nn.ModuleList else kind(_linear(1.0))
     jitted = sg.jit(lambda x: x * net[0].weight.sum(), executors=["torch"], strict=True)
     assert torch.equal(jitted(X), X * 9)
     net[0] = _linear(2.0)
@@ -101,7 +101,7 @@ def test_a_replaced_part_is_used(kind: Callable[..., Any]) -> None:
 
 
 def test_a_replaced_buffer_is_used() -> None:
-    norm = nn.BatchNorm1d(3)
+    norm: Any = nn.BatchNorm1d(3)
     jitted = sg.jit(lambda x: x * norm.running_var, executors=["torch"], strict=True)
     jitted(X)
     norm.running_var = torch.full((3,), 9.0)
@@ -130,7 +130,7 @@ def test_the_new_parameter_gets_the_gradient() -> None:
 
 
 def test_parts_that_stay_are_compiled_once() -> None:
-    net = nn.Sequential(_linear(1.0), _linear(2.0))
+    net: Any = nn.Sequential(_linear(1.0), _linear(2.0))
     jitted = sg.jit(lambda x: net(x) + F.linear(x, net[0].weight), executors=["torch"], strict=True)
     for _ in range(3):
         assert torch.equal(jitted(X), net(X) + F.linear(X, net[0].weight))

@@ -399,6 +399,12 @@ class Reached:
             self._note(value, "__dict__", vars(value), label)
         if isinstance(wrapped, types.FunctionType):
             self._note(value, "__wrapped__", wrapped, f"{label}.__wrapped__", wrapped.__code__)
+            own = own_dict(value)
+            if own is not None and user_objects.is_written_in_python(type(value)):
+                self.classes.append(type(value))  # a jitted function's
+                self._hold_own(value, own, label)
+            elif own is not None:
+                self._attributes_of_function(value, label)
 
     def _instance_of(self, kind: type) -> None:
         """Take note of what instances of a class run without naming it: once, all of them lead to it."""
@@ -611,11 +617,7 @@ class Reached:
         if self.is_of_call(function):
             for name in ("__code__", "__name__", "__qualname__", "__dict__"):
                 self._note(function, name, getattr(function, name), f"{label}.{name}")
-        for name, value in self.held.hold_dict(vars(function), label, "__dict__").items():
-            self._spaces.setdefault(name, []).append(function)
-            if name in self.names:
-                self._look_up(function, name)
-            self.reach(value, f"{label}.{name}")
+        self._attributes_of_function(function, label)
         space = function.__globals__
         self.held.hold(Variables, space, f"module {space.get('__name__')}")
         self._seen[id(code)] = code
@@ -624,6 +626,13 @@ class Reached:
             self.codes[id(code)] = code
         if id(code) in self._started or code.co_name == "backward":
             self._left.append((function, label))
+
+    def _attributes_of_function(self, function: Any, label: str) -> None:
+        for name, value in self.held.hold_dict(vars(function), label, "__dict__").items():
+            self._spaces.setdefault(name, []).append(function)
+            if name in self.names:
+                self._look_up(function, name)
+            self.reach(value, f"{label}.{name}")
 
     def start(self, code: types.CodeType, space: dict[str, Any]) -> None:
         """Look into the functions of code that starts, in which `space` are the global variables."""
@@ -698,6 +707,8 @@ class Reached:
         """What a decorator made, such as `torch.func.grad`, leads to what it was given."""
         if self.is_of_call(function):
             self._read_itself(function, function, label)
+        if isinstance(vars(function).get("__wrapped__"), _CALLED):
+            self._attributes_of_function(function, label)
         for cell in function.__closure__ or ():
             held = Variable(cell, label).before.get("cell_contents")
             for called in (held, (own_dict(held) or {}).get("__wrapped__")):

@@ -54,8 +54,12 @@ def is_users_function(value: types.FunctionType) -> bool:
 
 def is_users_class(kind: type) -> bool:
     """Whether a class is written in Python, in one."""
-    is_python = kind.__flags__ & (_HEAP | _IMMUTABLE) == _HEAP
-    return is_python and is_users(getattr(kind, "__module__", None))
+    return is_written_in_python(kind) and is_users(getattr(kind, "__module__", None))
+
+
+def is_written_in_python(kind: type) -> bool:
+    """Whether a class is, and so may be changed."""
+    return kind.__flags__ & (_HEAP | _IMMUTABLE) == _HEAP
 
 
 def has_values(kind: type) -> bool:
