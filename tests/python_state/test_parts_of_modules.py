@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, TypeAlias
@@ -42,11 +43,18 @@ def _in_list(layer: nn.Linear) -> Function:
     return lambda x: F.linear(x, layers[0].weight, layers[0].bias)
 
 
+def _in_memo(layer: nn.Linear) -> Function:
+    memo = functools.lru_cache(lambda: layer)
+    memo()
+    return lambda x: F.linear(x, memo().weight, memo().bias)
+
+
 READS: dict[str, Callable[[nn.Linear], Function]] = {
     "closure": lambda layer: lambda x: F.linear(x, layer.weight, layer.bias),
     "default": _by_default,
     "object": _in_object,
     "list": _in_list,
+    "memo": _in_memo,
     "forward": lambda layer: lambda x: layer.forward(x),
     "parameters": lambda layer: lambda x: x * sum(part.sum() for part in layer.parameters()),
     "dict": lambda layer: lambda x: x * sum(p.sum() for p in layer._parameters.values() if p is not None),

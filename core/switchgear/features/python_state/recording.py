@@ -155,12 +155,12 @@ class Recording:
         return __getattribute__
 
     def _enter(self, module: object) -> None:
-        """Have the parts of a module that was there before the function ran be as they are in every call."""
-        reached = self._reached
-        if id(module) in reached.opened or threading.get_ident() != self._thread:
+        """Have the parts of a module be in every call as they are."""
+        opened = self._reached.opened
+        if id(module) in opened or threading.get_ident() != self._thread:
             return
-        if isinstance(module, nn.Module) and reached.knows(module):
-            reached.opened[id(module)] = module
+        if isinstance(module, nn.Module):
+            opened[id(module)] = module
             with self.code:
                 self._enter_module(module)
 
