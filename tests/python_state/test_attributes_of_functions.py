@@ -40,6 +40,18 @@ def test_an_attribute_is_set_between_calls(before: dict[str, int]) -> None:
     assert torch.equal(function(X), X)
 
 
+def test_a_function_of_the_users_has_none_at_first() -> None:
+    def inner(x: Tensor) -> Any:
+        return x * getattr(inner, "scale", 1)
+
+    outer = jit(lambda x: inner(x) + (2 if hasattr(inner, "more") else 1))
+    assert torch.equal(outer(X), X + 1)
+    inner.scale = 3  # type: ignore[attr-defined]
+    assert torch.equal(outer(X), X * 3 + 1)
+    inner.more = True  # type: ignore[attr-defined]
+    assert torch.equal(outer(X), X * 3 + 2)
+
+
 def test_a_function_keeps_a_tensor() -> None:
     @jit
     def function(x: Tensor) -> Any:

@@ -687,10 +687,23 @@ class Reached:
             if missing not in space and not hasattr(builtins, missing):
                 self.read_no_variable(space, missing)
         self._named(names)
+        if user_objects.attributes_asked(code):
+            self._ask_functions(function)
         if user_objects.asks_for_classes(code):
             self._ask_classes(names)
         for name, parts in imported_by(function):
             self._imported(name, parts, code)
+
+    def _ask_functions(self, function: types.FunctionType) -> None:
+        """Take note of what functions have not that this one asks for by `hasattr` or `getattr`."""
+        code = function.__code__
+        cells = [self.held.holders[id(cell)] for cell in function.__closure__ or ()]
+        values = [holder.before.get("cell_contents") for holder in cells]
+        variables = function.__globals__ | dict(zip(code.co_freevars, values, strict=True))
+        for variable, name in user_objects.attributes_asked(code):
+            asked = variables.get(variable)
+            if isinstance(asked, types.FunctionType) and name not in vars(asked):
+                self._note(vars(asked), name, MISSING, f"{variable}.{name}", code)
 
     def _imported(self, name: str, parts: tuple[str, ...], code: types.CodeType) -> None:
         module = loaded(name)

@@ -147,6 +147,20 @@ def asks_for_classes(code: types.CodeType) -> bool:
 
 
 @functools.cache
+def attributes_asked(code: types.CodeType) -> frozenset[tuple[str, str]]:
+    """What a code object asks variables that it shares for by `hasattr` or `getattr`: the names of both."""
+    if globals_in(code).isdisjoint(("getattr", "hasattr")):
+        return frozenset()
+    return frozenset(
+        (before.argval, text.argval)
+        for before, text in itertools.pairwise(dis.get_instructions(code))
+        if before.opname in ("LOAD_GLOBAL", "LOAD_DEREF")
+        and text.opname == "LOAD_CONST"
+        and isinstance(text.argval, str)
+    )
+
+
+@functools.cache
 def compared_by_identity(code: types.CodeType) -> frozenset[str]:
     """The names in what a code object compares by `is` with something else than a constant."""
     found = set[str]()
