@@ -417,6 +417,31 @@ def test_a_hook_that_comes_after_the_first_call() -> None:
     assert len(seen) == 2
 
 
+def test_a_hook_of_all_modules_that_comes_after_the_first_call() -> None:
+    body, x, seen = nn.Linear(2, 2), torch.ones(1, 2, requires_grad=True), list[str]()
+
+    def function(x: Tensor) -> Any:
+        y = body(x)
+        return y * 2 if y.sum().item() > 100 else body(y)
+
+    jitted = split(function)
+    with says_split():
+        jitted(x)
+    expected = function(x)
+    for register, calls in (
+        (nn.modules.module.register_module_forward_pre_hook, 2),
+        (nn.modules.module.register_module_forward_hook, 2),
+        (nn.modules.module.register_module_full_backward_hook, 2),
+    ):
+        seen.clear()
+        handle = register(lambda module, *_: seen.append(type(module).__name__))
+        jitted(x).sum().backward()
+        handle.remove()
+        assert seen == ["Linear"] * calls
+    assert torch.equal(jitted(x), expected)
+    assert seen == ["Linear"] * 2
+
+
 @GRAD
 def test_gradients_that_a_function_writes() -> None:
     model = nn.Linear(3, 2)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import switchgear as sg
+from switchgear import torch_private as internals
 from tests.falling_back import falls_back
 
 X = torch.ones(2)
@@ -225,6 +226,24 @@ def test_what_no_part_of_a_function_would_see(monkeypatch: pytest.MonkeyPatch) -
     with falls_back("_lru_cache_wrapper"):
         first = memo(X)
     assert torch.equal(memo(X), first)
+
+
+@pytest.mark.parametrize("size", [None, 128, 2])
+def test_a_memo_keeps_what_it_holds(size: int | None) -> None:
+    @functools.lru_cache(maxsize=size)
+    def state(user: str) -> Tensor:
+        return torch.zeros(2)
+
+    first = state("a").fill_(7)
+    jitted = sg.jit(lambda x, user: x + state(user), executors=["torch"], fallback="eager")
+    with falls_back("_lru_cache_wrapper"):
+        assert torch.equal(jitted(X, "b"), X)
+    assert state("a") is first
+    assert type(state("b")) is Tensor
+    assert not internals.is_wrapper(state("b"))
+    assert torch.equal(jitted(X, "a"), X + 7)
+    assert torch.equal(jitted(X, "c"), X)
+    assert state.cache_info().currsize == min(3, size or 3)
 
 
 def test_a_memo_that_drops_what_was_used_longest_ago() -> None:

@@ -10,6 +10,7 @@ import torch
 from switchgear.capture.guards import Known
 from switchgear.capture.signature import ModuleState, state_of
 from switchgear.errors import Unsupported
+from switchgear.patches import replaced
 
 
 class Modules:
@@ -24,6 +25,7 @@ class Modules:
         self._paths: dict[int, str] = {}
         self._stack = [""]
         self._made: dict[int, Known] = {}
+        self._is_entering = False
         if root is not None:
             self._enter(root, "")
         for module in given:
@@ -35,7 +37,9 @@ class Modules:
 
     def enter(self, module: torch.nn.Module) -> None:
         """Take one for a root that is no part of another."""
-        if id(module) not in self._paths:
+        if id(module) in self._paths or self._is_entering:
+            return
+        with replaced(self, "_is_entering", True):  # which reads parts of modules
             self._enter(module, type(module).__name__)
 
     def _enter(self, root: torch.nn.Module, prefix: str) -> None:

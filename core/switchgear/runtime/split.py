@@ -81,7 +81,12 @@ class Split:
         self.ratio: float | None = None
 
     def run(self, *args: object, **kwargs: object) -> object:
-        """Run the parts, or the function itself where that was faster."""
+        """Run the parts, or the function itself where that was faster, or while all modules have hooks.
+
+        TorchDynamo does not notice such hooks that come or go after the first call.
+        """
+        if any(internals.global_module_hooks()):
+            return self._function(*args, **kwargs)
         if torch.is_grad_enabled():
             return self._parts(*args, **kwargs)
         if self.ratio is None:

@@ -99,7 +99,7 @@ class PythonState(Handler):
         sizes = active_sizes()
         varying = sizes.marks if sizes is not None else {}
         reached = Reached(varying, partial(_size_of, weakref.proxy(recorder)))
-        return _World(reached, Recording(reached))
+        return _World(reached, Recording(reached, recorder.enter_module))
 
     @contextlib.contextmanager
     def running(
@@ -168,8 +168,6 @@ class PythonState(Handler):
             replaced_call <= names_in(code) for code in known
         ):
             raise Unsupported("the function asks for Module.__call__, which capture replaces")
-        for module in (*reached.opened.values(),):
-            recorder.enter_module(module)
         note_unforeseen(reached, own, recorder.packages_of_features)
         later = start_later(reached, known)
         reached.runs_later = bool(later)

@@ -53,13 +53,13 @@ from switchgear.features.python_state.reads import ITSELF, Read, class_attribute
 from switchgear.features.python_state.streams import Stream, has_stream, variable_of_context
 from switchgear.patches import is_redirection
 
-_MODULE_STATE = ("_parameters", "_buffers", "_modules")
+MODULE_STATE = ("_parameters", "_buffers", "_modules")
 _HOOKS = (
     *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
     *("_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
     "_forward_pre_hooks_with_kwargs",
 )
-_DICTS = (*_MODULE_STATE, *_HOOKS)
+_DICTS = (*MODULE_STATE, *_HOOKS)
 #: Special methods that do not run for an instance by itself: what makes it, copies it through pickle, or shows it.
 _NOT_IMPLICIT = frozenset(
     {
@@ -115,7 +115,7 @@ class Reached:
         self.modules: list[types.ModuleType] = []
         #: What need not be noted any more: the id of an object, and the name of an attribute.
         self.noted: set[tuple[int, str]] = set()
-        #: Modules whose parts were looked for.
+        #: Modules whose parts were read.
         self.opened: dict[int, Any] = {}
         #: What a use changes, and no guard can see.
         self.streams: dict[int, Stream] = {}
@@ -399,6 +399,12 @@ class Reached:
             self._note(value, "__dict__", vars(value), label)
         if isinstance(wrapped, types.FunctionType):
             self._note(value, "__wrapped__", wrapped, f"{label}.__wrapped__", wrapped.__code__)
+            own = own_dict(value)
+            if own is not None and user_objects.is_written_in_python(type(value)):
+                self.classes.append(type(value))  # a jitted function's
+                self._hold_own(value, own, label)
+            elif own is not None:
+                self._attributes_of_function(value, label)
 
     def _instance_of(self, kind: type) -> None:
         """Take note of what instances of a class run without naming it: once, all of them lead to it."""
@@ -437,7 +443,7 @@ class Reached:
             if not isinstance(held, dict):  # a scripted module has them in C++
                 continue
             if (
-                self.held.hold_dict(held, label, name) and name in _MODULE_STATE
+                self.held.hold_dict(held, label, name) and name in MODULE_STATE
             ):  # parts have guards of their own
                 self.noted.update([(id(module), part) for part in held if part not in state])
                 if name != "_modules":
@@ -458,7 +464,7 @@ class Reached:
             self._read_made(value, own, name)
             return
         is_module = isinstance(value, nn.Module)
-        if name == "__class__" or (is_module and name in _MODULE_STATE):
+        if name == "__class__" or (is_module and name in MODULE_STATE):
             return
         before = MISSING if holder is None else holder.before.get(name, MISSING)
         is_state = is_module and part_of(value, name) is not MISSING
@@ -611,11 +617,7 @@ class Reached:
         if self.is_of_call(function):
             for name in ("__code__", "__name__", "__qualname__", "__dict__"):
                 self._note(function, name, getattr(function, name), f"{label}.{name}")
-        for name, value in self.held.hold_dict(vars(function), label, "__dict__").items():
-            self._spaces.setdefault(name, []).append(function)
-            if name in self.names:
-                self._look_up(function, name)
-            self.reach(value, f"{label}.{name}")
+        self._attributes_of_function(function, label)
         space = function.__globals__
         self.held.hold(Variables, space, f"module {space.get('__name__')}")
         self._seen[id(code)] = code
@@ -624,6 +626,13 @@ class Reached:
             self.codes[id(code)] = code
         if id(code) in self._started or code.co_name == "backward":
             self._left.append((function, label))
+
+    def _attributes_of_function(self, function: Any, label: str) -> None:
+        for name, value in self.held.hold_dict(vars(function), label, "__dict__").items():
+            self._spaces.setdefault(name, []).append(function)
+            if name in self.names:
+                self._look_up(function, name)
+            self.reach(value, f"{label}.{name}")
 
     def start(self, code: types.CodeType, space: dict[str, Any]) -> None:
         """Look into the functions of code that starts, in which `space` are the global variables."""
@@ -678,10 +687,23 @@ class Reached:
             if missing not in space and not hasattr(builtins, missing):
                 self.read_no_variable(space, missing)
         self._named(names)
+        if user_objects.attributes_asked(code):
+            self._ask_functions(function)
         if user_objects.asks_for_classes(code):
             self._ask_classes(names)
         for name, parts in imported_by(function):
             self._imported(name, parts, code)
+
+    def _ask_functions(self, function: types.FunctionType) -> None:
+        """Take note of what functions have not that this one asks for by `hasattr` or `getattr`."""
+        code = function.__code__
+        cells = [self.held.holders[id(cell)] for cell in function.__closure__ or ()]
+        values = [holder.before.get("cell_contents") for holder in cells]
+        variables = function.__globals__ | dict(zip(code.co_freevars, values, strict=True))
+        for variable, name in user_objects.attributes_asked(code):
+            asked = variables.get(variable)
+            if isinstance(asked, types.FunctionType) and name not in vars(asked):
+                self._note(vars(asked), name, MISSING, f"{variable}.{name}", code)
 
     def _imported(self, name: str, parts: tuple[str, ...], code: types.CodeType) -> None:
         module = loaded(name)
@@ -698,6 +720,8 @@ class Reached:
         """What a decorator made, such as `torch.func.grad`, leads to what it was given."""
         if self.is_of_call(function):
             self._read_itself(function, function, label)
+        if isinstance(vars(function).get("__wrapped__"), _CALLED):
+            self._attributes_of_function(function, label)
         for cell in function.__closure__ or ():
             held = Variable(cell, label).before.get("cell_contents")
             for called in (held, (own_dict(held) or {}).get("__wrapped__")):
@@ -806,7 +830,7 @@ def _users_bases(kind: type) -> Iterable[type]:
 def part_of(module: object, name: str) -> Any:
     """A parameter, buffer or part of a module by its name, found without a read of an attribute."""
     state = object.__getattribute__(module, "__dict__")
-    for kind in _MODULE_STATE:
+    for kind in MODULE_STATE:
         if name in state.get(kind, ()):
             return state[kind][name]
     return MISSING

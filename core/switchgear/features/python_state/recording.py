@@ -18,7 +18,7 @@ from torch import nn
 
 from switchgear.features.python_state import user_objects
 from switchgear.features.python_state.holders import MISSING
-from switchgear.features.python_state.reached import Reached, part_of
+from switchgear.features.python_state.reached import MODULE_STATE, Reached, part_of
 from switchgear.features.python_state.running_code import RunningCode
 from switchgear.patches import caller, redirected, replaced
 
@@ -32,12 +32,20 @@ def _is_silent(file: str) -> bool:
     return file.startswith(_SILENT)
 
 
-def _getattr(original: Callable[[nn.Module, str], Any]) -> Callable[[nn.Module, str], Any]:
-    """`nn.Module.__getattr__`, which reads `__dict__` for each kind of part, without these reads."""
+def _getattr(
+    original: Callable[[nn.Module, str], Any], enter: Callable[[nn.Module], None]
+) -> Callable[[nn.Module, str], Any]:
+    """`nn.Module.__getattr__`, which reads `__dict__` for each kind of part, without these reads.
+
+    A module whose part is read is entered, so that a later call is given the part that is there by then.
+    """
 
     def __getattr__(module: nn.Module, name: str) -> Any:
         part = part_of(module, name)
-        return original(module, name) if part is MISSING else part
+        if part is MISSING:
+            return original(module, name)
+        enter(module)
+        return part
 
     return __getattr__
 
@@ -57,8 +65,9 @@ def _missing(reached: Reached, thread: int) -> Callable[[torch.Tensor, str], Any
 class Recording:
     """Notes the reads of attributes of instances of the classes that are reached, by this thread."""
 
-    def __init__(self, reached: Reached) -> None:
+    def __init__(self, reached: Reached, enter_module: Callable[[nn.Module], None]) -> None:
         self._reached = reached
+        self._enter_module = enter_module
         self._thread = threading.get_ident()
         self._originals: dict[type, Any] = {}
         self._modules: list[tuple[types.ModuleType, type]] = []
@@ -77,9 +86,8 @@ class Recording:
                 with self.code:
                     self._patch()
                 if nn.Module.__getattr__.__module__ == nn.Module.__module__:
-                    stack.enter_context(
-                        replaced(nn.Module, "__getattr__", _getattr(nn.Module.__getattr__))
-                    )
+                    noting = _getattr(nn.Module.__getattr__, self._enter)
+                    stack.enter_context(replaced(nn.Module, "__getattr__", noting))
                 if not hasattr(torch.Tensor, "__getattr__"):
                     missing = _missing(self._reached, self._thread)
                     stack.enter_context(replaced(torch.Tensor, "__getattr__", missing))
@@ -129,12 +137,12 @@ class Recording:
 
     def _noting(self, original: Any) -> Any:
         thread, noted, get_ident = self._thread, self._reached.noted, threading.get_ident
-        opened, knows, of_caller = self._reached.opened, self._reached.knows, sys._getframe
+        of_caller, enter = sys._getframe, self._enter
 
-        def __getattribute__(instance: object, name: str) -> Any:
+        def __getattribute__(instance: Any, name: str) -> Any:
             reader = of_caller(1)
-            if name == "_modules" and get_ident() == thread and knows(instance):
-                opened[id(instance)] = instance
+            if name in MODULE_STATE:
+                enter(instance)
             if (
                 reader.f_globals is not _OF_MODULES
                 and (id(instance), name) not in noted
@@ -145,6 +153,16 @@ class Recording:
             return original(instance, name)
 
         return __getattribute__
+
+    def _enter(self, module: object) -> None:
+        """Have the parts of a module be in every call as they are."""
+        opened = self._reached.opened
+        if id(module) in opened or threading.get_ident() != self._thread:
+            return
+        if isinstance(module, nn.Module):
+            opened[id(module)] = module
+            with self.code:
+                self._enter_module(module)
 
     def _noting_variables(self, original: Any) -> Any:
         thread, noted, reached = self._thread, self._reached.noted, self._reached

@@ -46,6 +46,7 @@ class Stream:
         self._label = label
         self._before = self._state()
         is_plain = isinstance(value, (_Memo, *OF_CONTEXT))
+        self._keys = {*_results(value)} if isinstance(value, _Memo) else set()
         self._pickled = None if is_plain else pickle.dumps(self._before)
 
     def _state(self) -> Any:
@@ -76,8 +77,12 @@ class Stream:
         if isinstance(value, _Memo):
             if not _holds_wrappers(value):
                 return False
-            value.cache_clear()  # type: ignore[attr-defined]
-        elif isinstance(value, ContextVar):
+            results = _results(value)
+            new = results.keys() - self._keys
+            for key in new:
+                del results[key]
+            return bool(new)
+        if isinstance(value, ContextVar):
             if before is not MISSING:
                 value.set(before)
         elif isinstance(value, random.Random):
@@ -99,6 +104,12 @@ class Stream:
                 "guard can see; use it outside of the function",
                 splits=False,  # nor does TorchDynamo see it
             )
+
+
+def _results(memo: Any) -> dict[Any, Any]:
+    """What a memo holds, by what stands for the arguments."""
+    own = vars(memo)
+    return next(held for held in gc.get_referents(memo) if type(held) is dict and held is not own)
 
 
 def _holds_wrappers(memo: object) -> bool:

@@ -54,8 +54,12 @@ def is_users_function(value: types.FunctionType) -> bool:
 
 def is_users_class(kind: type) -> bool:
     """Whether a class is written in Python, in one."""
-    is_python = kind.__flags__ & (_HEAP | _IMMUTABLE) == _HEAP
-    return is_python and is_users(getattr(kind, "__module__", None))
+    return is_written_in_python(kind) and is_users(getattr(kind, "__module__", None))
+
+
+def is_written_in_python(kind: type) -> bool:
+    """Whether a class is, and so may be changed."""
+    return kind.__flags__ & (_HEAP | _IMMUTABLE) == _HEAP
 
 
 def has_values(kind: type) -> bool:
@@ -140,6 +144,20 @@ def asks_for_classes(code: types.CodeType) -> bool:
     """Whether a code object comes by the class of an object: as `cls`, by `type` or `__class__`."""
     is_of_class = code.co_varnames[:1] == ("cls",)
     return is_of_class or "__class__" in code.co_names or "type" in globals_in(code)
+
+
+@functools.cache
+def attributes_asked(code: types.CodeType) -> frozenset[tuple[str, str]]:
+    """What a code object asks variables that it shares for by `hasattr` or `getattr`: the names of both."""
+    if globals_in(code).isdisjoint(("getattr", "hasattr")):
+        return frozenset()
+    return frozenset(
+        (before.argval, text.argval)
+        for before, text in itertools.pairwise(dis.get_instructions(code))
+        if before.opname in ("LOAD_GLOBAL", "LOAD_DEREF")
+        and text.opname == "LOAD_CONST"
+        and isinstance(text.argval, str)
+    )
 
 
 @functools.cache
