@@ -99,7 +99,9 @@ def command_line() -> argparse.ArgumentParser:
     new.add_argument("name", help="what users are to list; the package is switchgear-NAME")
     test = command(_test, "check what an installed plugin registers beside PyTorch")
     test.add_argument("name", help="as `switchgear plugins` shows it")
-    test.add_argument("pytest", nargs="*", metavar="-- OPTIONS", help="options of pytest")
+    test.add_argument(
+        "pytest", nargs="*", default=[], metavar="-- OPTIONS", help="options of pytest"
+    )
     command(_doctor, "what is off between Switchgear and this PyTorch")
     bisecting = command(_bisect, "find the one fused region that makes a check fail")
     bisecting.add_argument(

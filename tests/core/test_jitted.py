@@ -330,6 +330,24 @@ def test_methods_beside_forward() -> None:
         jit(plain, methods=["encode"])
 
 
+async def awaited(x: T) -> T:
+    return x + 1
+
+
+class Awaited(torch.nn.Module):
+    """Its forward is a coroutine function."""
+
+    async def forward(self, x: T) -> T:
+        return x
+
+
+@pytest.mark.parametrize("function", [awaited, functools.partial(awaited), Awaited()])
+def test_coroutine_functions_are_refused(function: Any) -> None:
+    # once: split, and "coroutine was never awaited"
+    with pytest.raises(errors.InvalidInput, match=r"(?i)awaited.* is a coroutine function"):
+        jit(function)
+
+
 def test_decorator_with_methods() -> None:
     jitted = sg.jit(methods=["encode"], executors=["torch"])(Net())
     assert compiler_of(jitted.encode).calls == 0
