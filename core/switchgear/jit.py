@@ -467,7 +467,7 @@ def _why_no_entry(compiler: Compiler) -> str:
     if not compiler.calls:
         return "the jitted function has not been called yet"
     if compiler.cache.reasons:
-        return "a module that the last call was for is gone"
+        return "a module that its last call was for is gone"
     reasons = [one for one in compiler.fallbacks.reasons.values() if one.calls]
     if reasons:
         return f"all calls fell back, as sg.explain tells; the last reason: {reasons[-1]}"

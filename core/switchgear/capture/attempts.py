@@ -53,7 +53,10 @@ def modes_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def undone_on(errors: tuple[type[Exception], ...]) -> Iterator[None]:
-    """After one of these errors the random streams are what they were."""
+    """After one of these errors the random streams are what they were.
+
+    What other threads drew from them meanwhile is undone, too, for whose draws they were cannot be told.
+    """
     streams = _random_streams()
     try:
         yield
