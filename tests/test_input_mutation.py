@@ -691,7 +691,8 @@ class Lowest(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         low = x.detach().amin(0)
         self.low: Tensor = self.resize(self.low, low).copy_(low)
-        return x - self.low
+        lowest: Tensor = x - self.low
+        return lowest
 
 
 @pytest.mark.filterwarnings("ignore:.*has been deprecated:UserWarning")
@@ -717,8 +718,9 @@ class Observed(nn.Module):
         self.register_buffer("zero", torch.zeros(1, dtype=torch.int))
 
     def forward(self, x: Tensor) -> Tensor:
+        quantise: Function = torch.fused_moving_avg_obs_fake_quant
         state = self.on, self.on, self.low, self.high, self.scale, self.zero
-        quantised: Tensor = torch.fused_moving_avg_obs_fake_quant(x, *state, 0.01, -128, 127, 0, True, True)
+        quantised: Tensor = quantise(x, *state, 0.01, -128, 127, 0, True, True)
         return quantised
 
 
