@@ -680,6 +680,64 @@ def test_another_storage_or_size_is_eagers_or_a_clear_error(function: Function) 
         assert not list(differences((expected, eager), (found, x), "call"))
 
 
+class Lowest(nn.Module):
+    """Keeps the lowest values, in a buffer that has their size from the first call on."""
+
+    def __init__(self, resize: Function) -> None:
+        super().__init__()
+        self.register_buffer("low", torch.empty(0))
+        self.resize = resize
+
+    def forward(self, x: Tensor) -> Tensor:
+        low = x.detach().amin(0)
+        self.low: Tensor = self.resize(self.low, low).copy_(low)
+        lowest: Tensor = x - self.low
+        return lowest
+
+
+@pytest.mark.filterwarnings("ignore:.*has been deprecated:UserWarning")
+@pytest.mark.parametrize("resize", [torch.Tensor.resize_as_, torch.resize_as_, torch.ops.aten.resize_as_.default])
+def test_buffer_that_gets_the_size_of_another_tensor_is_eagers(resize: Function) -> None:
+    # once: KeyError 't1'
+    eager, module = Lowest(resize), Lowest(resize)
+    jitted = sg.jit(module, executors=["torch"])
+    for _ in range(3):
+        x = torch.randn(3, 4)
+        with fallbacks_recorded():
+            assert not list(differences((eager(x), eager.low), (jitted(x), module.low), "call"))
+
+
+class Observed(nn.Module):
+    """What training aware of quantisation makes of a weight: an observer whose statistics are empty at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("on", torch.tensor([1]))
+        for name, value in {"low": torch.empty(0), "high": torch.empty(0), "scale": torch.ones(1)}.items():
+            self.register_buffer(name, value)
+        self.register_buffer("zero", torch.zeros(1, dtype=torch.int))
+
+    def forward(self, x: Tensor) -> Tensor:
+        quantise: Function = torch.fused_moving_avg_obs_fake_quant
+        state = self.on, self.on, self.low, self.high, self.scale, self.zero
+        quantised: Tensor = quantise(x, *state, 0.01, -128, 127, 0, True, True)
+        return quantised
+
+
+def test_observer_whose_statistics_are_empty_at_first_is_eagers() -> None:
+    # once: the size of tensor a (0) must match the size of tensor b (3)
+    eager, module = Observed(), Observed()
+    jitted = sg.jit(module, executors=["torch"])
+    with fallbacks_recorded() as reasons:
+        for _ in range(3):
+            x = torch.randn(3, 4)
+            assert not list(differences((eager(x), eager.state_dict()), (jitted(x), module.state_dict()), "call"))
+    assert len(reasons) == 1
+    again: Any = sg.jit(module, executors=["torch"], strict=True)  # they have sizes by now
+    x = torch.randn(3, 4)
+    assert not list(differences((eager(x), eager.state_dict()), (again(x), module.state_dict()), "call"))
+
+
 # --- an input that requires grad, and is itself a view of a tensor that does not ---
 
 

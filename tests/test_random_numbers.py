@@ -478,6 +478,29 @@ def test_seeding_by_another_thread_while_capturing() -> None:
     assert torch.equal(state, five().get_state())
 
 
+def test_seed_of_another_thread_outlives_a_failed_capture() -> None:
+    # once: undone with the attempt
+    inside, go_on = threading.Semaphore(0), threading.Semaphore(0)
+
+    def waits(x: T) -> T:
+        inside.release()
+        assert go_on.acquire(timeout=30)
+        print(x)
+        return x * 2
+
+    def seeds() -> None:
+        assert inside.acquire(timeout=30)
+        torch.manual_seed(9)
+        go_on.release()
+
+    thread = threading.Thread(target=seeds)
+    thread.start()
+    with pytest.raises(errors.Unsupported):
+        sg.jit(waits, executors=EXECUTORS, strict=True)(numbers(3))
+    thread.join(30)
+    assert torch.initial_seed() == 9
+
+
 @pytest.mark.gpu
 def test_cuda_stream() -> None:
     def draws(x: T) -> T:

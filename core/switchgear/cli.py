@@ -16,7 +16,7 @@ from typing import Any
 
 from switchgear.errors import InvalidInput, SwitchgearError
 from switchgear.inspect.bisecting import bisect, described
-from switchgear.inspect.caching import cache_uses, clear_cache, export_cache, import_cache
+from switchgear.inspect.caching import CacheUse, cache_uses, clear_cache, export_cache, import_cache
 from switchgear.inspect.columns import show
 from switchgear.inspect.doctor import BEHAVIOURS, diagnosis
 from switchgear.inspect.examine import examine
@@ -99,7 +99,9 @@ def command_line() -> argparse.ArgumentParser:
     new.add_argument("name", help="what users are to list; the package is switchgear-NAME")
     test = command(_test, "check what an installed plugin registers beside PyTorch")
     test.add_argument("name", help="as `switchgear plugins` shows it")
-    test.add_argument("pytest", nargs="*", metavar="-- OPTIONS", help="options of pytest")
+    test.add_argument(
+        "pytest", nargs="*", default=[], metavar="-- OPTIONS", help="options of pytest"
+    )
     command(_doctor, "what is off between Switchgear and this PyTorch")
     bisecting = command(_bisect, "find the one fused region that makes a check fail")
     bisecting.add_argument(
@@ -111,9 +113,16 @@ def command_line() -> argparse.ArgumentParser:
     cache.add_argument(
         "action",
         choices=["info", "export", "import", "clear"],
-        help="who keeps how much; all of it into FILE; all of FILE, from a machine of the same kind; delete it",
+        help="who keeps how much; all of it into FILE; all of FILE, from a machine of the same kind; delete what "
+        "Switchgear itself keeps",
     )
     cache.add_argument("file", nargs="?", type=Path, metavar="FILE", help="of export and import")
+    cache.add_argument(
+        "--all",
+        action="store_true",
+        help="of clear: also what executors keep, such as Inductor's cache, which is that of torch.compile in all "
+        "your projects",
+    )
     return parser
 
 
@@ -248,18 +257,29 @@ def _cache(chosen: argparse.Namespace) -> int:
             f"switchgear cache {action} takes {'a' if file is None else 'no'} FILE", file=sys.stderr
         )
         return 2
+    if chosen.all and action != "clear":
+        print(f"switchgear cache {action} takes no --all", file=sys.stderr)
+        return 2
     if action == "export":
         print(f"{export_cache(plugins, file)} files in {file}")
     elif action == "import":
         print(f"{import_cache(plugins, file)} files taken in")
+    elif action == "info":
+        _show_caches(cache_uses(plugins))
     else:
-        uses = cache_uses(plugins) if action == "info" else clear_cache(plugins)
-        header = ("kept by", "folder", "files", "MB")
-        show(
-            header,
-            [
-                (one.owner, str(one.folder), str(one.files), f"{one.bytes / 1e6:.1f}")
-                for one in uses
-            ],
-        )
+        deleted = clear_cache(plugins, chosen.all)
+        _show_caches(deleted)
+        owners = [use.owner for use in deleted]
+        left = [use.owner for use in cache_uses(plugins) if use.files and use.owner not in owners]
+        if left:
+            print(
+                f"deleted; --all also deletes what other projects may use: that of {', '.join(left)}"
+            )
     return 0
+
+
+def _show_caches(uses: Sequence[CacheUse]) -> None:
+    show(
+        ("kept by", "folder", "files", "MB"),
+        [(one.owner, str(one.folder), str(one.files), f"{one.bytes / 1e6:.1f}") for one in uses],
+    )

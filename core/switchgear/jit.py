@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import threading
 import types
@@ -87,6 +88,8 @@ class Compiler:
         self.fallbacks = Fallbacks(name, options["cache_size"], options["recompile_limit"])
         #: How often it was called.
         self.calls = 0
+        #: Of these, those that initialised the module, or raised before anything was found to run.
+        self.others = 0
         self.last: Entry | None = None
         #: Whether containers among the arguments are looked into by features, for it matters which they are.
         self._whole = False
@@ -123,6 +126,7 @@ class Compiler:
             return self.function(*args, **kwargs)  # a part of what torch.fx traces
         self.calls += 1
         if self.calls == 1 and self.module is not None and is_uninitialised(self.module):
+            self.others += 1
             return self.function(*args, **kwargs)
         unfit: dict[Entry, str] = {}
         failure: Exception | None = None
@@ -130,6 +134,7 @@ class Compiler:
             try:
                 found = self._find(args, kwargs, unfit)
             except Exception as error:
+                self.others += 1
                 if isinstance(error, SwitchgearError) or not is_of_the_function(error):
                     raise
                 failure = error
@@ -156,6 +161,7 @@ class Compiler:
                 break
         if failure is not None:
             result = self.function(*args, **kwargs)  # raises eager's own error
+            self.others -= 1
             found = self._refused(refusal_of(failure))
             self.fallbacks.count(found, False, self._fallback == "quiet")
             return result
@@ -388,6 +394,11 @@ def jit(
         return functools.partial(jit, methods=methods, **own)
     if not callable(function):
         raise TypeError(f"sg.jit takes a function or a module, not a {type(function).__name__}")
+    if inspect.iscoroutinefunction(getattr(function, "forward", function)):
+        raise InvalidInput(
+            f"{getattr(function, '__qualname__', function)!s} is a coroutine function, whose call only makes a "
+            "coroutine; give sg.jit the functions that it calls between what it awaits"
+        )
     warn_if_untested()
     tables = (grad_rules,) if isinstance(grad_rules, (Table, str)) else tuple(grad_rules or ())
     if decisions is not None and compile not in (None, "now"):
@@ -451,12 +462,21 @@ def compiler_of(jitted: object) -> Compiler:
 
 def last_entry(jitted: object) -> Entry:
     """The entry last run."""
-    entry = compiler_of(jitted).last
-    if entry is None:
-        raise SwitchgearError(
-            "the jitted function has not been called yet, or a module that its last call was for is gone"
-        )
-    return entry
+    compiler = compiler_of(jitted)
+    if compiler.last is None:
+        raise SwitchgearError(f"there is nothing compiled to tell of: {_why_no_entry(compiler)}")
+    return compiler.last
+
+
+def _why_no_entry(compiler: Compiler) -> str:
+    if not compiler.calls:
+        return "the jitted function has not been called yet"
+    if compiler.cache.reasons:
+        return "a module that its last call was for is gone"
+    reasons = [one for one in compiler.fallbacks.reasons.values() if one.calls]
+    if reasons:
+        return f"all calls fell back, as sg.explain tells; the last reason: {reasons[-1]}"
+    return "its calls raised, or initialised the module, before anything was compiled"
 
 
 def last_traces(jitted: object) -> list[Trace]:

@@ -17,6 +17,7 @@ from torch import nn
 from switchgear import torch_private as internals
 from switchgear.capture.guards import OtherData
 from switchgear.errors import InvalidInput, Unsupported
+from switchgear.patches import caller
 from switchgear.runtime.entry import Entry
 from switchgear.runtime.prologue import MISS
 
@@ -67,6 +68,25 @@ def _run(self: Any, *args: Any, **kwargs: Any) -> Any:
     return compiler.look_up(args, kwargs)
 
 
+class _asked_by:
+    """A special method that code of one module finds, and no wrapper that hands unknown attributes on to its inner one.
+
+    `copy.deepcopy` of such a wrapper would give a copy of what it wraps.
+    """
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+
+    def __call__(self, method: Callable[..., Any]) -> Any:
+        self._method = method
+        return self
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        if caller(1) != self._module:
+            raise AttributeError(self._method.__name__)
+        return self._method.__get__(instance, owner)
+
+
 class JitFunction:
     """A function that runs as compiled traces; calls like the original.
 
@@ -86,9 +106,11 @@ class JitFunction:
     def __repr__(self) -> str:
         return f"sg.jit({self._switchgear.function!r})"
 
+    @_asked_by("torch.jit._script")
     def __prepare_scriptable__(self) -> Callable[..., object]:
         return self._switchgear.function
 
+    @_asked_by("copy")
     def __deepcopy__(self, memo: dict[int, Any]) -> JitFunction:
         function = self._switchgear.function
         twin = copy.deepcopy(function, memo)
@@ -142,6 +164,7 @@ class JitModule:
     _switchgear_forward: Callable[..., Any] | None
     _switchgear_methods: dict[str, JitFunction]
 
+    @_asked_by("torch.jit._script")
     def __prepare_scriptable__(self) -> nn.Module | None:
         return self._switchgear.module
 
@@ -153,6 +176,7 @@ class JitModule:
     def __setstate__(self, own: Callable[..., object]) -> None:
         object.__setattr__(self, "_switchgear_forward", own)
 
+    @_asked_by("copy")
     def __deepcopy__(self, memo: dict[int, Any]) -> object:
         module = copy.deepcopy(self._switchgear.module, memo)
         if id(self) in memo:
@@ -246,6 +270,7 @@ def jitted_class(kind: type[nn.Module], methods: Sequence[str] = ()) -> type[Any
     }
     if kind.__call__ is _CALL:
         attributes["__call__"] = _direct_call(kind)
+    attributes["__new__"] = _original_made(kind)
     if getattr(kind, "cls_to_become", None) is not None:
         attributes["cls_to_become"] = property(_initialised_class(kind, methods))
     metaclass: Any = type(kind)
@@ -255,6 +280,18 @@ def jitted_class(kind: type[nn.Module], methods: Sequence[str] = ()) -> type[Any
         setattr(jitted, name, _Method(name, getattr(kind, name)))
     jitted.forward = _Forward(kind.forward)
     return jitted
+
+
+def _original_made(kind: type[nn.Module]) -> Callable[..., nn.Module]:
+    """`__new__` of the class of a jitted module: what `type(self)(...)` makes is not jitted."""
+
+    @functools.wraps(kind.__init__)  # its signature is the class's
+    def __new__(jitted: type, *args: Any, **kwargs: Any) -> nn.Module:
+        # the metaclass's `__call__`, which makes it, is running
+        made: nn.Module = type.__call__(kind, *args, **kwargs)
+        return made
+
+    return __new__
 
 
 def _initialised_class(kind: Any, methods: Sequence[str]) -> Callable[[object], type[object]]:

@@ -1,4 +1,4 @@
-"""How far a long compilation is."""
+"""How far a long compilation or export is."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WIDTH = 24
 
 
 class Progress:
-    """A bar on a terminal, lines in a log elsewhere, for a compilation that takes more than `patience` seconds."""
+    """A bar on a terminal, lines in a log elsewhere, for what takes more than `patience` seconds."""
 
     def __init__(
         self, count: int, name: str, *, shown: bool, patience: float = 2.0, unit: str = "regions"
@@ -59,4 +59,4 @@ class Progress:
             bar = "#" * filled + "." * (_WIDTH - filled)
             print(f"\r{self.name} [{bar}] {text}", end="", file=sys.stderr, flush=True)
         else:
-            logging.getLogger(__package__).info("%s compiled %s", self.name, text)
+            logging.getLogger(__package__).info("%s: %s", self.name, text)

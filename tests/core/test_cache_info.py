@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import switchgear as sg
+from switchgear import errors
 from switchgear.capture.recorder import active_recorder
 from tests.falling_back import falls_back
 
@@ -118,6 +119,37 @@ def test_sizes_that_cannot_be_symbolic_end_in_eager() -> None:
             x = torch.randn(length, 2)
             assert torch.equal(jitted(x), x[: length // 2])
     assert sg.cache_info(jitted).misses == 16  # another is tried after 64 calls
+
+
+def test_a_call_that_raised_is_no_hit() -> None:
+    # once: one hit; "the jitted function has not been called yet"
+    jitted = sg.jit(lambda x: x @ torch.ones(7, 7), executors=["torch"])
+    lazy = sg.jit(torch.nn.Sequential(torch.nn.LazyLinear(2)), executors=["torch"])
+    strict = sg.jit(lambda x: print(x) or x, executors=["torch"], strict=True)
+    x = torch.ones(2, 3)
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        jitted(x)
+    with pytest.raises(errors.Unsupported, match="prints"):
+        strict(x)
+    lazy(x)
+    for function in (jitted, strict, lazy):
+        info = sg.cache_info(function)
+        assert (info.calls, info.hits, info.misses, info.fallbacks) == (1, 0, 0, 0)
+        for ask in (sg.explain, sg.last_traces, sg.last_choices, sg.last_saved):
+            with pytest.raises(errors.SwitchgearError, match="its calls raised, or initialised the module"):
+                ask(function)
+    jitted(torch.ones(2, 7))
+    assert sg.cache_info(jitted).hits == 0
+    assert sg.last_traces(jitted)
+
+
+def test_traces_of_calls_that_fell_back() -> None:
+    jitted = sg.jit(lambda x: print("hi") or x, executors=["torch"], fallback="eager")
+    with falls_back("prints"):
+        jitted(torch.ones(3))
+    for ask in (sg.last_traces, sg.last_choices, sg.last_saved):
+        with pytest.raises(errors.SwitchgearError, match=r"all calls fell back.*the function prints"):
+            ask(jitted)
 
 
 def test_guards_in_words() -> None:

@@ -87,6 +87,12 @@ def test_who_would_win(site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     ]
 
 
+def test_only_what_is_needed_is_required(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["test"])
+    assert capsys.readouterr().err.endswith("the following arguments are required: name\n")
+
+
 MODEL = """
 import torch
 

@@ -153,6 +153,73 @@ def test_module_that_holds_its_jitted_self_is_copied() -> None:
         assert torch.equal(twin(data()), jitted(data()))
 
 
+class Wrapper(torch.nn.Module):
+    """Hands unknown attributes on, as PEFT's models do."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+        self.head = torch.nn.Linear(4, 2)
+
+    def forward(self, x: T) -> T:
+        return self.head(self.model(x))  # type: ignore[no-any-return]
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("model"), name)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+def test_wrapper_that_hands_attributes_on_is_copied() -> None:
+    # once: the copy was one of the inner module
+    wrapper = Wrapper(jit(torch.nn.Linear(3, 4)))
+    expected = wrapper(data())
+    averaged: Any = torch.optim.swa_utils.AveragedModel(wrapper)
+    for twin in (copy.deepcopy(wrapper), pickle.loads(pickle.dumps(wrapper)), averaged.module):
+        assert type(twin) is Wrapper
+        assert torch.equal(twin(data()), expected)
+        assert compiler_of(twin.model).last is not None
+    assert torch.equal(torch.jit.script(wrapper)(data()), expected)
+
+
+class Noted(type):
+    """Notes what its classes make."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        made: Any = super().__call__(*args, **kwargs)
+        made.notes = getattr(made, "notes", 0) + 1
+        return made
+
+
+class Sized(torch.nn.Linear, metaclass=Noted):
+    """A module that makes others of its class."""
+
+    def __init__(self, size: int = 3) -> None:
+        super().__init__(size, size)
+
+    def twin(self) -> Any:
+        return type(self)(self.in_features)
+
+    @classmethod
+    def of(cls, size: int) -> Any:
+        return cls(size=size)
+
+
+def test_module_made_of_a_jitted_modules_class_is_not_jitted() -> None:
+    # once: AttributeError: 'Sequential' object has no attribute '_switchgear'
+    net = jit(torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU(), torch.nn.Linear(3, 3)))
+    assert type(net[:2]) is torch.nn.Sequential
+    assert torch.equal(net[:2](data()), net[0](data()).relu())
+    sized = jit(Sized(3))
+    for made in (sized.twin(), sized.of(3), type(sized)()):
+        assert type(made) is Sized
+        assert made.notes == 1
+        assert made(data()).shape == (2, 3)
+    assert inspect.signature(type(sized)) == inspect.signature(Sized)
+
+
 @pytest.mark.parametrize("function", [decorated, jit(plain), jit(torch.sin), jit(functools.partial(plain))])
 def test_functions_are_copied_and_pickled_without_what_was_compiled(function: Any) -> None:
     # once: "cannot pickle '_thread.RLock' object"
@@ -261,6 +328,24 @@ def test_methods_beside_forward() -> None:
         jit(net, methods=["decode"])
     with pytest.raises(errors.InvalidInput, match="methods is for modules"):
         jit(plain, methods=["encode"])
+
+
+async def awaited(x: T) -> T:
+    return x + 1
+
+
+class Awaited(torch.nn.Module):
+    """Its forward is a coroutine function."""
+
+    async def forward(self, x: T) -> T:
+        return x
+
+
+@pytest.mark.parametrize("function", [awaited, functools.partial(awaited), Awaited()])
+def test_coroutine_functions_are_refused(function: Any) -> None:
+    # once: split, and "coroutine was never awaited"
+    with pytest.raises(errors.InvalidInput, match=r"(?i)awaited.* is a coroutine function"):
+        jit(function)
 
 
 def test_decorator_with_methods() -> None:

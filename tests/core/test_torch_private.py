@@ -14,6 +14,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent import futures
 from pathlib import Path
 from typing import Any
 
@@ -670,8 +671,10 @@ def test_transforms_that_trace_are_seen(name: str) -> None:
 @pytest.mark.parametrize("value", [True, False])
 def test_compiling_flag(value: bool) -> None:
     assert not torch.compiler.is_compiling()
-    with internals.compiling_flag(value):
+    with internals.compiling_flag(value), futures.ThreadPoolExecutor() as pool:
         assert torch.compiler.is_compiling() is value
+        # once: what this thread was told
+        assert pool.submit(lambda: torch.compiler.is_compiling()).result() is False
     assert not torch.compiler.is_compiling()
     with pytest.raises(ZeroDivisionError), internals.compiling_flag(value):
         raise ZeroDivisionError

@@ -77,6 +77,44 @@ def test_info_and_clear(place: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert cli.main(["cache", "info"]) == 0
 
 
+def test_what_executors_keep_is_deleted_only_if_asked_for(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # once: what torch.compile of other projects had put there went, too
+    own, others = place / "here" / "own" / "one.json", place / "here" / "inductor" / "of_torch_compile.py"
+    for file in (own, others):
+        file.parent.mkdir(parents=True)
+        file.write_text("x")
+    folders = {caching.OWN: own.parent, "inductor": others.parent}
+    monkeypatch.setattr(caching, "_folders", lambda plugins: folders)
+    assert cli.main(["cache", "info", "--all"]) == 2
+    assert cli.main(["cache", "clear"]) == 0
+    assert not own.exists()
+    assert others.exists()
+    said = capsys.readouterr().out
+    assert str(others.parent) not in said
+    assert "--all also deletes what other projects may use: that of inductor" in said
+    assert cli.main(["cache", "clear", "--all"]) == 0
+    assert not others.exists()
+    assert "--all" not in capsys.readouterr().out
+
+
+def test_an_export_that_is_broken_off_leaves_what_was_there(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = place / "cache.tar.gz"
+    disk_cache.store("old", 1)
+    assert cli.main(["cache", "export", str(archive)]) == 0
+    before = archive.read_bytes()
+
+    def interrupted(*args: object, **kwargs: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tarfile.TarFile, "add", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        cli.main(["cache", "export", str(archive)])
+    assert archive.read_bytes() == before
+    assert list(place.glob("cache*")) == [archive]
+
+
 @pytest.mark.parametrize("target", ["nowhere/cache.tar.gz", "."])
 def test_a_file_that_cannot_be_written(target: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["cache", "export", str(place / target)]) == 1

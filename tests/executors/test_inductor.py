@@ -633,8 +633,8 @@ def test_progress(caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixtur
             with sg.Progress(2, "inductor", shown=shown, patience=patience) as progress:
                 assert [progress.after(item) for item in "ab"] == ["a", "b"]
     assert [record.getMessage() for record in caplog.records] == [
-        "inductor compiled 1/2 regions, 0 s",
-        "inductor compiled 2/2 regions, 0 s",
+        "inductor: 1/2 regions, 0 s",
+        "inductor: 2/2 regions, 0 s",
     ]
     assert not capsys.readouterr().err
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -53,7 +54,10 @@ def modes_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def undone_on(errors: tuple[type[Exception], ...]) -> Iterator[None]:
-    """After one of these errors the random streams are what they were."""
+    """After one of these errors the random streams are what they were.
+
+    What other threads drew from Python's and NumPy's meanwhile is undone, too: whose draws they were cannot be told.
+    """
     streams = _random_streams()
     try:
         yield
@@ -64,11 +68,13 @@ def undone_on(errors: tuple[type[Exception], ...]) -> Iterator[None]:
 
 
 def _random_streams() -> list[tuple[Callable[[object], object], object]]:
-    """The state of every process-wide random stream of the CPU, each with what puts it back."""
-    streams: list[tuple[Callable[[Any], object], Any]] = [
-        (random.setstate, random.getstate()),
-        (_DEFAULT_STREAM.set_state, _DEFAULT_STREAM.get_state()),
-    ]
+    """The state of the process-wide random streams of the CPU, each with what puts it back.
+
+    PyTorch's is left alone beside other threads, which may seed it: of stand-ins for tensors nothing is drawn.
+    """
+    streams: list[tuple[Callable[[Any], object], Any]] = [(random.setstate, random.getstate())]
+    if threading.active_count() == 1:
+        streams.append((_DEFAULT_STREAM.set_state, _DEFAULT_STREAM.get_state()))
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         streams.append((numpy.random.set_state, numpy.random.get_state()))

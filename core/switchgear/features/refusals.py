@@ -14,6 +14,7 @@ from switchgear.capture.call import Call
 from switchgear.capture.handler import PASS, Handler
 from switchgear.capture.recorder import Recorder
 from switchgear.errors import Unsupported
+from switchgear.nesting import tensors_in
 
 _ELSEWHERE = "move the call outside the jitted function"
 _OF_STORAGE = (
@@ -36,7 +37,10 @@ _REFUSED = {
     ),
     "torch.Tensor.numpy": "compute with torch, or move the NumPy part outside the jitted function",
     "torch.Tensor.set_": "assign a new tensor instead",
-    "torch.Tensor.resize_": "make a new tensor instead",
+    **dict.fromkeys(
+        ("torch.Tensor.resize_", "torch.Tensor.resize_as_", "torch.resize_as_"),
+        "make a new tensor instead",
+    ),
     "torch.is_inference": _ELSEWHERE,
     **{f"torch.Tensor.{name}": _ELSEWHERE for name in _OF_STORAGE},
 }
@@ -105,6 +109,12 @@ def refuse(
             "its result, outside the jitted function",
             # TorchDynamo makes no nested tensors, and what is padding differs
             splits=_STRANGE[name] != "nested",
+        )
+    if func is torch.fused_moving_avg_obs_fake_quant and not all(
+        tensor.numel() for tensor in tensors_in((args[1:], kwargs))
+    ):
+        raise Unsupported(
+            f"{name} of empty statistics, which it resizes, in {here()}; call the original once before"
         )
     if name in _REFUSED_NAMES:
         full = resolve_name(func) or f"{getattr(func, '__module__', '')}.{name}"

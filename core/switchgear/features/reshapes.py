@@ -67,6 +67,11 @@ def _note(recorder: Recorder, call: Call, metadata_only: bool) -> None:
                     f"{recorder.here()}, where sizes are symbolic; make a view instead"
                 )
             args, kwargs = (found.proxy, *call.given[0][1:]), call.given[1]
+            if len(proxies((args, kwargs))) > 1:
+                raise Unsupported(
+                    f"{call.symbol.name} gives {found.proxy.name}, an input, the sizes of another tensor in place, in "
+                    f"{recorder.here()}; make a new tensor instead"
+                )
             line = BoundSymbol(
                 call.symbol, args, kwargs, None, grad_enabled=torch.is_grad_enabled()
             )

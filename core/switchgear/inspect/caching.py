@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import os
 import shutil
 import tarfile
 import tempfile
@@ -16,6 +18,7 @@ import torch
 from switchgear import disk_cache
 from switchgear.errors import InvalidInput
 from switchgear.machine import machine
+from switchgear.progress import Progress
 from switchgear.who.executor import FusionExecutor
 from switchgear.who.plugins import Plugins
 
@@ -42,9 +45,9 @@ def cache_uses(plugins: Plugins) -> list[CacheUse]:
     return uses
 
 
-def clear_cache(plugins: Plugins) -> list[CacheUse]:
-    """Delete it; returns what there was."""
-    uses = cache_uses(plugins)
+def clear_cache(plugins: Plugins, everything: bool) -> list[CacheUse]:
+    """Delete what Switchgear itself keeps, or `everything`, which others may use too; returns what there was."""
+    uses = [use for use in cache_uses(plugins) if everything or use.owner == OWN]
     for use in uses:
         shutil.rmtree(use.folder, ignore_errors=True)
     return uses
@@ -53,20 +56,30 @@ def clear_cache(plugins: Plugins) -> list[CacheUse]:
 def export_cache(plugins: Plugins, file: Path) -> int:
     """Put it into an archive, with what it depends on; returns the number of files. Raises `InvalidInput`."""
     manifest = json.dumps({"machine": _machine()}).encode()
-    count = 0
+    members = [
+        (one, f"{owner}/{one.relative_to(folder)}")
+        for owner, folder in _folders(plugins).items()
+        for one in _files(folder)
+    ]
+    unfinished = file.parent / f"{file.name}.{os.getpid()}.new"
     try:
-        archive = tarfile.open(file, "w:gz")  # noqa: SIM115
+        with (
+            tarfile.open(unfinished, "w:gz") as archive,
+            Progress(len(members), "exporting", shown=True, unit="files") as progress,
+        ):
+            described = tarfile.TarInfo(_MANIFEST)
+            described.size = len(manifest)
+            archive.addfile(described, io.BytesIO(manifest))
+            for one, name in members:
+                archive.add(one, name, recursive=False)
+                progress.after(one)
+        os.replace(unfinished, file)
     except OSError as error:
         raise InvalidInput(f"{file} cannot be written: {error}") from error
-    with archive:
-        described = tarfile.TarInfo(_MANIFEST)
-        described.size = len(manifest)
-        archive.addfile(described, io.BytesIO(manifest))
-        for owner, folder in _folders(plugins).items():
-            for one in _files(folder):
-                archive.add(one, f"{owner}/{one.relative_to(folder)}", recursive=False)
-                count += 1
-    return count
+    finally:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+    return len(members)
 
 
 def import_cache(plugins: Plugins, file: Path) -> int:

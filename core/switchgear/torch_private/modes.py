@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from switchgear.patches import redirected, replaced
+from switchgear.patches import redirected
 from switchgear.torch_private.functionalize import functionalize_keys
 from switchgear.torch_private.names import private
 
@@ -92,8 +92,9 @@ def function_modes_on() -> AbstractContextManager[None]:
 
 
 def compiling_flag(value: bool) -> AbstractContextManager[None]:
-    """What `torch.compiler.is_compiling()` answers; libraries avoid data-dependent branches when it says True."""
-    return replaced(torch.compiler, "_is_compiling_flag", value)
+    """What `torch.compiler.is_compiling()` answers in this thread; libraries avoid data-dependent branches when it says
+    True."""
+    return redirected(torch.compiler, "is_compiling", lambda original: value)
 
 
 autocast_off: Callable[[], AbstractContextManager[None]] = private("torch._C._DisableAutocast")
