@@ -5,9 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-import threading
-import types
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack, overload
@@ -16,20 +13,15 @@ import torch
 from torch import nn
 
 from switchgear import torch_private as internals
-from switchgear.capture.guards import OtherData
-from switchgear.capture.recorder import active_recorder
-from switchgear.capture.session import ContainerMatters, is_of_the_function, refusal_of
-from switchgear.capture.signature import HeldNumber, check_devices, flatten_arguments
-from switchgear.capture.sizes import Dynamic, Marks, check_dynamic, marked
-from switchgear.capture.structure import Structure
+from switchgear.capture.sizes import Dynamic
 from switchgear.compile.decisions import opened
-from switchgear.errors import DataDependent, InvalidInput, SwitchgearError, Unsupported
+from switchgear.compiler import Compiler
+from switchgear.errors import InvalidInput, SwitchgearError
 from switchgear.features import BUILT_IN
 from switchgear.grad.partition import saved_values
 from switchgear.ir.choice import Choice, Saved
 from switchgear.ir.trace import Trace
 from switchgear.jitted import (
-    MISSES,
     Decorator,
     JitFunction,
     Module,
@@ -38,14 +30,9 @@ from switchgear.jitted import (
     jitted_module,
 )
 from switchgear.options import Defaults, FallbackTo, Options, check_options, with_defaults
-from switchgear.runtime.cache import Cache, call_key
 from switchgear.runtime.entry import Entry
-from switchgear.runtime.fallback import Fallback, Fallbacks
-from switchgear.runtime.module_state import is_uninitialised
-from switchgear.runtime.prologue import MISS
-from switchgear.runtime.split import Split, graph_runner
-from switchgear.runtime.varying import VaryingSizes, kind_of
-from switchgear.torch_private.names import check_names, warn_if_untested
+from switchgear.runtime.split import graph_runner
+from switchgear.torch_private.names import warn_if_untested
 from switchgear.who.fuel import Fuel
 from switchgear.who.hookspecs import PassPlacement
 from switchgear.who.memory import MemoryOption
@@ -54,238 +41,7 @@ from switchgear.who.order import ExecutorOptions, Executors
 from switchgear.who.plugins import installed
 from switchgear.who.preferences import PerOperator
 from switchgear.who.registry import Table
-from switchgear.who.selection import Selection, select
-
-#: In so many ways, the data of calls of one kind may come out before no more entries are specialised on them.
-_MOST_DATA = 4
-
-
-class Compiler:
-    """Compiles one function on demand, and keeps what it compiled."""
-
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        module: nn.Module | None,
-        selection: Selection,
-        options: dict[str, Any],
-    ) -> None:
-        self.function = function
-        self.module = module
-        self.selection = selection
-        self.options = options
-        self.link: bool = options["link"]
-        self.specialize_on_data: bool | None = options["specialize_on_data"]
-        self.dynamic: Dynamic | None = options["dynamic"]
-        self._parameters = check_dynamic(self.dynamic, function)
-        name = getattr(function, "__qualname__", None) or repr(function)
-        self.strict: bool = options["strict"] or options["fallback"] == "error"
-        self._fallback: str = options["fallback"]
-        self._is_part: bool = options.get("is_part", False)
-        #: What TorchDynamo makes of what capture refuses, by function: a module's forward may be replaced.
-        self.splits: dict[Callable[..., object], Split] = {}
-        self.cache = Cache(name, options["cache_size"], options["recompile_limit"])
-        self.fallbacks = Fallbacks(name, options["cache_size"], options["recompile_limit"])
-        #: How often it was called.
-        self.calls = 0
-        #: Of these, those that initialised the module, or raised before anything was found to run.
-        self.others = 0
-        self.last: Entry | None = None
-        #: Whether containers among the arguments are looked into by features, for it matters which they are.
-        self._whole = False
-        self._varying = VaryingSizes()
-        self._rejit = lambda function: Compiler(
-            function, None, selection, options | {"dynamic": False}
-        )
-        # what it refuses is told by who split the function
-        graphs = options | {"strict": False, "fallback": "quiet", "is_part": True}
-        self._compile_graph = lambda graph, dynamic: Compiler(
-            graph.forward, graph, selection, graphs | {"dynamic": dynamic}
-        )
-        self._lock = threading.RLock()
-
-    @internals.opaque
-    def __call__(self, *args: object, **kwargs: object) -> object:
-        """Run the entry that fits, the last one run tried first, or compile one."""
-        entry = self.last
-        if entry is not None:
-            try:
-                result = entry.call(args, kwargs)
-                if result is not MISS:
-                    self.calls += 1
-                    return result
-            except MISSES:
-                pass  # it is found out again, with what else does not fit
-        return self.look_up(args, kwargs)
-
-    def look_up(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-        """Run the entry that fits, by its key, or compile one; or the original function, where capture refuses."""
-        if active_recorder() is not None or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
-            return self.function(*args, **kwargs)
-        if any(isinstance(value, torch.fx.Proxy) for value in (*args, *kwargs.values())):
-            return self.function(*args, **kwargs)  # a part of what torch.fx traces
-        self.calls += 1
-        if self.calls == 1 and self.module is not None and is_uninitialised(self.module):
-            self.others += 1
-            return self.function(*args, **kwargs)
-        unfit: dict[Entry, str] = {}
-        failure: Exception | None = None
-        while True:
-            try:
-                found = self._find(args, kwargs, unfit)
-            except Exception as error:
-                self.others += 1
-                if isinstance(error, SwitchgearError) or not is_of_the_function(error):
-                    raise
-                failure = error
-                break
-            if isinstance(found, Fallback):
-                break
-            entry, inputs, is_new = found
-            try:
-                result = entry.run(inputs)
-                if result is not MISS:
-                    return result
-                what = "under forward-mode differentiation, of what requires grad as well"
-                found = self._refused(Unsupported(what, splits=False))
-                break
-            except OtherData as error:
-                unfit[entry] = str(error)
-            if is_new:
-                found = self._refused(
-                    DataDependent(
-                        f"{unfit[entry]}: what an executor computes is not what PyTorch's operators gave when the call "
-                        "was captured, so no entry can be specialised on it; give the 'torch' executor alone"
-                    )
-                )
-                break
-        if failure is not None:
-            result = self.function(*args, **kwargs)  # raises eager's own error
-            self.others -= 1
-            found = self._refused(refusal_of(failure))
-            self.fallbacks.count(found, False, self._fallback == "quiet")
-            return result
-        assert isinstance(found, Fallback)
-        splits = self._fallback == "split" and found.error.splits and self._can_be_split()
-        self.fallbacks.count(found, splits, self._fallback == "quiet")
-        return (self._split() if splits else self.function)(*args, **kwargs)
-
-    def examined(
-        self, selection: Selection, args: tuple[object, ...], kwargs: dict[str, object]
-    ) -> Entry | Fallback:
-        """What a call would run, or why it falls back, with another selection; it does not run, and is not kept."""
-        options = self.options | {"strict": False, "fallback": "quiet"}
-        fresh = Compiler(self.function, self.module, selection, options)
-        found = fresh._find(args, kwargs, {})
-        return found if isinstance(found, Fallback) else found[0]
-
-    def _can_be_split(self) -> bool:
-        is_python = isinstance(self.function, (types.FunctionType, types.MethodType))
-        return is_python and not internals.tracing() and internals.can_take_apart()
-
-    def _split(self) -> Callable[..., object]:
-        """The function as TorchDynamo takes it apart."""
-        function = getattr(self.function, "now", lambda: self.function)()
-        if function not in self.splits:
-            dynamic = True if self.dynamic is True else None
-            self.splits[function] = Split(function, self._compile_graph, dynamic)
-        return self.splits[function].run
-
-    def _find(
-        self, args: tuple[object, ...], kwargs: dict[str, object], unfit: dict[Entry, str]
-    ) -> tuple[Entry, Sequence[torch.Tensor], bool] | Fallback:
-        """The entry that fits, its inputs and whether it is new, or why there is none. None of `unfit` fits."""
-        key = None
-        with self._lock:
-            if self.fallbacks.always is not None and not self.cache.entries():
-                return self.fallbacks.always
-            try:
-                check_names()
-                leaves, spec = flatten_arguments(args, kwargs, self._whole)
-                marks = self._marks(args, kwargs, leaves, spec)
-                key = call_key(leaves, spec, self.module, {} if self.dynamic is None else marks)
-                varying = call_key(leaves, spec, self.module, marks) if marks else key
-                fallback = self.fallbacks.known(key) or self.fallbacks.known(varying)
-                is_crowded = fallback is not None and fallback.is_crowded
-                for one in dict.fromkeys((key, varying)):
-                    found = self.cache.find(one, args, kwargs, unfit, is_crowded)
-                    if found is not None:
-                        self.last = found[0]
-                        return (*found, False)
-                is_due = fallback is not None and fallback.is_due()
-                if fallback is not None and not is_due:
-                    return fallback
-                check_devices(leaves)
-                call = args, kwargs, leaves
-                reason = next(iter(unfit.values()), "") or self.cache.why_not(varying, *call)
-                crowd = "" if unfit or is_due else self.cache.crowd(varying, reason)
-                if crowd:
-                    return self._refused(Unsupported(crowd, splits=False), varying).crowded()
-                if self.dynamic is None:
-                    marks = self._varying.notice(
-                        kind_of(spec, leaves), leaves, self.cache.entries()
-                    )
-                on_data = self.specialize_on_data
-                if on_data is None and len(unfit) >= _MOST_DATA:
-                    on_data = False
-                drop = weakref.WeakMethod(self._drop)
-                options = self.selection, self._rejit, on_data, marks, self._whole
-                entry = Entry(self.function, leaves, spec, self.module, *options, drop=drop)
-                if self._is_part and entry.no_part:
-                    raise Unsupported(entry.no_part)
-                if entry.fixed and self.dynamic is None:
-                    self._varying.give_up(kind_of(spec, leaves))
-                elif marks:
-                    key = call_key(leaves, spec, self.module, marks)
-                    self._varying.decide(kind_of(spec, leaves), entry.decided())
-                general = self.cache.general(key, entry, (args, kwargs), leaves)
-            except ContainerMatters:
-                if self._whole:
-                    what = "a function inside changes a container among its arguments"
-                    return self._refused(Unsupported(what), key)
-                self._whole = True
-                return self._find(args, kwargs, unfit)
-            except (Unsupported, DataDependent) as error:
-                return self._refused(error, key)
-            inputs = general.prologue(args, kwargs)
-            if inputs is None:
-                why = general.why_not(args, kwargs, leaves)
-                what = f"what was compiled for a call does not fit it ({why}); please report this"
-                return self._refused(Unsupported(what), key)
-            if general is entry:
-                self.cache.add(key, entry, reason)
-            else:
-                self.cache.reasons.append(reason)
-            entry = general
-            self.last = entry
-            return entry, inputs, True
-
-    def _drop(self, entry: Entry) -> None:
-        """Let go of an entry, at any time."""
-        self.cache.drop(entry)
-        if self.last is entry:
-            self.last = None
-
-    def _marks(
-        self,
-        args: tuple[object, ...],
-        kwargs: dict[str, object],
-        leaves: list[object],
-        spec: Structure,
-    ) -> Marks:
-        if self.dynamic is None:
-            return self._varying.marks(kind_of(spec, leaves))
-        marks = marked(self.dynamic, self._parameters, args, kwargs, leaves) if self.dynamic else {}
-        if not self._is_part:
-            return marks
-        # those that a graph of TorchDynamo's is given vary
-        numbers = [place for place, leaf in enumerate(leaves) if type(leaf) is int]
-        return {**marks, **{HeldNumber.argument(n).place: frozenset({0}) for n in numbers}}
-
-    def _refused(self, error: Unsupported | DataDependent, key: object = None) -> Fallback:
-        if self.strict:
-            raise error
-        return self.fallbacks.add(error, key)
+from switchgear.who.selection import select
 
 
 @overload

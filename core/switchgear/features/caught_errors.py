@@ -35,7 +35,7 @@ class CaughtErrors(Handler):
         + [getattr(holder, name) for holder in (torch, torch.Tensor) for name in _OTHERS]
     )
 
-    def take(self, recorder: Recorder, call: Call) -> Any:
+    def take(self, recorder: Recorder, call: Call) -> object:
         """Refuse it, or pass."""
         frame: types.FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_globals.get("__name__") != _START:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from switchgear.capture.call import Call
@@ -16,12 +14,12 @@ class Diagonals(Handler):
 
     functions = frozenset({torch.Tensor.fill_diagonal_})
 
-    def take(self, recorder: Recorder, call: Call) -> Any:
+    def take(self, recorder: Recorder, call: Call) -> object:
         """The matrix, or pass for what has more dimensions or goes on below the last row."""
         return _filled(*call.args, **call.kwargs)
 
 
-def _filled(tensor: torch.Tensor, fill_value: Any, wrap: bool = False) -> Any:
+def _filled(tensor: torch.Tensor, fill_value: float, wrap: bool = False) -> object:
     if wrap or tensor.dim() != 2:
         return PASS
     tensor.diagonal().fill_(fill_value)

@@ -80,15 +80,15 @@ def _kind(plain: type, number: object) -> type:
     return type(number) if is_own_file(sys._getframe(1).f_code.co_filename) else plain
 
 
-def _length(original: Callable[[Any], int], value: Any) -> Any:
-    is_tensor = isinstance(value, torch.Tensor) and value.dim() > 0
-    # past what `redirected` puts in the place of the original
-    if is_tensor and not is_own_file(sys._getframe(2).f_code.co_filename):
-        return value.shape[0]
+def _length(original: Callable[[object], int], value: object) -> int | torch.SymInt:
+    if isinstance(value, torch.Tensor) and value.dim():
+        # past what `redirected` puts in the place of the original
+        if not is_own_file(sys._getframe(2).f_code.co_filename):
+            return value.shape[0]
     return original(value)
 
 
-def _hash(original: Callable[..., int], number: Any) -> int:
+def _hash(original: Callable[..., int], number: torch.SymInt) -> int:
     # the caller of what `redirected` puts in the place of the original
     return original(number) if caller(2).partition(".")[0] == "torch" else hash(int(number))
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from switchgear.compiler import Compiler
 from switchgear.errors import InvalidInput
 from switchgear.grad.partition import saved_values
 from switchgear.inspect.explain import counted, saved_lines, who_takes_part
@@ -15,7 +16,7 @@ from switchgear.ir.aliasing import storages
 from switchgear.ir.choice import Choice, Saved
 from switchgear.ir.symbol import proxies
 from switchgear.ir.trace import Trace
-from switchgear.jit import Compiler, compiler_of, jit
+from switchgear.jit import compiler_of, jit
 from switchgear.jitted import JitFunction, JitModule
 from switchgear.runtime.fallback import Fallback
 from switchgear.runtime.module_state import is_uninitialised

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from switchgear.capture.signature import HeldNumber
 from switchgear.compile.background import objection
 from switchgear.compile.decisions import opened
+from switchgear.compiler import Compiler
 from switchgear.inspect.waiting import progress_of
 from switchgear.ir.choice import Choice, Saved
-from switchgear.jit import Compiler, compiler_of, last_choices, last_entry, last_saved
+from switchgear.jit import compiler_of, last_choices, last_entry, last_saved
 from switchgear.who.selection import Claimant, Reasons, Selection
 
 

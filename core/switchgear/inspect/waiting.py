@@ -6,7 +6,8 @@ import time
 from collections.abc import Iterator
 
 from switchgear.compile.background import Job
-from switchgear.jit import Compiler, compiler_of
+from switchgear.compiler import Compiler
+from switchgear.jit import compiler_of
 from switchgear.progress import Progress
 from switchgear.runtime.entry import Entry
 

@@ -6,7 +6,7 @@ import contextlib
 import warnings
 from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -21,6 +21,8 @@ from switchgear.runtime.modes import modes_key
 from switchgear.runtime.module_state import modules_key
 from switchgear.runtime.sameness import same_program
 
+#: Of a call: its structure, what its arguments are, the modes, the modules.
+Key: TypeAlias = tuple[Any, ...]
 _TOPICS = (
     "the structure of the arguments changed from {} to {}",
     "the arguments changed from {} to {}",
@@ -43,7 +45,7 @@ class Cache:
         self._order: OrderedDict[Entry, object] = OrderedDict()
         self._last_key: tuple[object, ...] = ()
         #: Keys of calls that were compiled, by what they are without sizes, and Python values among the arguments.
-        self._by_kind: defaultdict[object, list[tuple[Any, ...]]] = defaultdict(list)
+        self._by_kind: defaultdict[object, list[Key]] = defaultdict(list)
         self._compilations = 0
         #: Why each call was compiled that was, for an entry of its own or not.
         self.reasons: list[str] = []
@@ -82,7 +84,7 @@ class Cache:
             return entry.why_not(args, kwargs, leaves)
         return ""
 
-    def crowd(self, key: tuple[Any, ...], reason: str) -> str:
+    def crowd(self, key: Key, reason: str) -> str:
         """Why another entry under a key, for this reason, is not worth it: there are so many; empty where it is."""
         most, others = max(_CROWD, 2 * self._limit), self._by_kind[_kind(key)]
         if len(self._buckets.get(key, ())) >= most:
@@ -162,7 +164,7 @@ class Cache:
         return "; ".join(changed) or "what an entry was for is gone"
 
 
-def _kind(key: tuple[Any, ...]) -> tuple[object, ...]:
+def _kind(key: Key) -> tuple[object, ...]:
     """A key without the sizes of tensors and the Python values among the arguments, and which the modules are."""
     spec, leaves, modes, state = key
     return (spec, tuple(map(_kind_of_leaf, leaves)), modes, len(state))
