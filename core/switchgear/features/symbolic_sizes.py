@@ -81,10 +81,10 @@ def _kind(plain: type, number: object) -> type:
 
 
 def _length(original: Callable[[object], int], value: object) -> int | torch.SymInt:
-    if isinstance(value, torch.Tensor) and value.dim():
-        # past what `redirected` puts in the place of the original
-        if not is_own_file(sys._getframe(2).f_code.co_filename):
-            return value.shape[0]
+    # past what `redirected` puts in the place of the original
+    asker = sys._getframe(2).f_code.co_filename
+    if isinstance(value, torch.Tensor) and value.dim() and not is_own_file(asker):
+        return value.shape[0]
     return original(value)
 
 
