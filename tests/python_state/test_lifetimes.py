@@ -193,7 +193,9 @@ def test_ids_that_are_used_again() -> None:
         used_again[0] += id(module) in known
         known.add(id(module))
         assert torch.equal(run(module, x), module(x))
+        reference = weakref.ref(module)
         del module
+        assert reference() is None
     known.clear()
     for number in range(12):
         del net.head

@@ -98,8 +98,9 @@ class PythonState(Handler):
             return None
         sizes = active_sizes()
         varying = sizes.marks if sizes is not None else {}
-        reached = Reached(varying, partial(_size_of, weakref.proxy(recorder)))
-        return _World(reached, Recording(reached, recorder.enter_module))
+        known = weakref.proxy(recorder)  # or modules would live until garbage is collected
+        reached = Reached(varying, partial(_size_of, known))
+        return _World(reached, Recording(reached, lambda module: known.enter_module(module)))
 
     @contextlib.contextmanager
     def running(
