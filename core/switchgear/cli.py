@@ -120,7 +120,7 @@ def command_line() -> argparse.ArgumentParser:
     cache.add_argument(
         "--all",
         action="store_true",
-        help="of clear: also what executors keep, such as Inductor's cache, which is that of torch.compile in all "
+        help="of clear: also what executors keep, which may be that of torch.compile in all "
         "your projects",
     )
     return parser
