@@ -52,6 +52,7 @@ REFUSED_OPERATORS: dict[str, Refusal] = {
     "nn.functional.one_hot": Refusal(DataDependent, _SHAPE, partly=True),
     "nonzero": Refusal(DataDependent, _SHAPE),
     "resize_": Refusal(Unsupported, "an input is resized in place"),
+    "resize_as_": Refusal(Unsupported, "an input is resized in place"),
     "sparse.mm.reduce": Refusal(Unsupported, _SPARSE),
     "sparse.sampled_addmm": Refusal(Unsupported, _SPARSE),
     "tensor_split": Refusal(DataDependent, "places to split at, given as a tensor, are read", partly=True),
