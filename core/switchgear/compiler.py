@@ -62,7 +62,8 @@ class Compiler:
         self.fallbacks = Fallbacks(name, options["cache_size"], options["recompile_limit"])
         #: How often it was called.
         self.calls = 0
-        #: Of these, those that initialised the module, or raised before anything was found to run.
+        #: Of these, those that initialised the module, or raised before anything was found to run, less those that
+        #: were compiled and fell back.
         self.others = 0
         self.last: Entry | None = None
         #: Whether containers among the arguments are looked into by features, for it matters which they are.
@@ -122,6 +123,7 @@ class Compiler:
                     return result
                 what = "under forward-mode differentiation, of what requires grad as well"
                 found = self._refused(Unsupported(what, splits=False))
+                self.others -= is_new
                 break
             except OtherData as error:
                 unfit[entry] = str(error)
@@ -132,6 +134,7 @@ class Compiler:
                         "was captured, so no entry can be specialised on it; give the 'torch' executor alone"
                     )
                 )
+                self.others -= 1
                 break
         if failure is not None:
             result = self.function(*args, **kwargs)  # raises eager's own error

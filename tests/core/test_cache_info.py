@@ -196,7 +196,7 @@ def test_what_is_not_tried_any_more_is_not_looked_at() -> None:
     with falls_back("prints"):
         for length in range(4):
             jitted(torch.ones(length))
-    with mock.patch("switchgear.jit.flatten_arguments", side_effect=AssertionError):
+    with mock.patch("switchgear.compiler.flatten_arguments", side_effect=AssertionError):
         assert torch.equal(jitted(torch.ones(9)), torch.full((9,), 2.0))
     assert sg.cache_info(jitted).fallbacks == 5
 

@@ -153,5 +153,7 @@ def test_around_a_call_with_gradients_falls_back() -> None:
             x, along = numbers(3), numbers(3)
             assert_same(tangents(jitted, x, w, along=along), tangents(function, x, w, along=along))
     assert lossy.calls == 0
+    info = sg.cache_info(jitted)
+    assert (info.calls, info.misses, info.hits, info.fallbacks) == (2, 1, 0, 2)
     jitted(x, w)
     assert lossy.calls == 1
