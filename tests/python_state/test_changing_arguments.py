@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -51,14 +53,40 @@ def _loop(x: Tensor, n: int) -> Any:
     return x
 
 
+def _typed(x: Tensor, n: int) -> Any:
+    return x, type(n).__name__
+
+
+def _is(x: Tensor, n: int) -> Any:
+    three = 3
+    return x * 2 if n is three else x
+
+
+def _numpy(x: Tensor, n: int) -> Any:
+    return x * float(numpy.array([n]).sum()), str(numpy.array([n]).dtype)
+
+
+def _key(x: Tensor, n: int) -> Any:
+    return x * n, [{n: 1, (n, 2): 2, n > 3: 3, n / 2: 4}]
+
+
+def _counted(x: Tensor, n: int) -> Any:
+    LAST["n"] = Counter([n, n])[n]
+    return x, {LAST["n"]: n}
+
+
 LAST: dict[str, int] = {}
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("function", [_arithmetic, _branch, _keyword, _kept, _loop])
+@pytest.mark.parametrize(
+    "function",
+    [*(_arithmetic, _branch, _keyword, _kept, _loop, _typed, _is), *(_numpy, _key, _counted)],
+)
 def test_what_is_made_of_it_is_eagers(function: Any) -> None:
     jitted = sg.jit(function, executors=["torch"])
     x = torch.randn(4, 4)
+    LAST.clear()
     for n in (0, 1, 2, 7, 8, 10, 11, 20, 7, 1, 5, -3, 1 << 40):
         arguments = ((x,), {"n": n}) if function is _keyword else ((x, n), {})
         try:
@@ -67,12 +95,23 @@ def test_what_is_made_of_it_is_eagers(function: Any) -> None:
             with pytest.raises(ZeroDivisionError):
                 jitted(*arguments[0], **arguments[1])
             continue
+        state = {**LAST}
         LAST.clear()
         found = jitted(*arguments[0], **arguments[1])
         assert not list(differences(expected, found, "call"))
-        assert ({"n": n} if function is _kept else {}) == LAST
-        leaves = [*found.values()] if isinstance(found, dict) else found if isinstance(found, tuple) else []
-        assert all(isinstance(leaf, Tensor) or type(leaf) in (int, str) for leaf in leaves)
+        assert state == LAST
+        assert str(found) == str(expected)
+
+
+def test_what_cannot_be_symbolic_leaves_sizes_so() -> None:
+    def function(x: Tensor, n: int) -> Tensor:
+        return x * 2 if type(n) is float else x + 1
+
+    jitted = sg.jit(function, executors=["torch"], strict=True)
+    for call, length in enumerate((2, 3, 4, 5, 6, 7, 8)):
+        x = torch.randn(length, 2)
+        assert torch.equal(jitted(x, 5 + (call > 2)), x + 1)
+    assert sg.cache_info(jitted).misses <= 5
 
 
 def test_a_bool_is_no_integer() -> None:

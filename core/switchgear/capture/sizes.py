@@ -78,6 +78,8 @@ class Sizes:
         #: The templates of derived rules, which hold these sizes.
         self.templates: dict[Any, Any] = {}
         self.is_narrowed = False
+        #: Whether an integer among the arguments is one of them.
+        self.has_arguments = False
         self.computed: list[Computed] = []
         self._strides: list[tuple[str, int, torch.SymInt]] = []
         self._constraints: tuple[Constraint, ...] = ()

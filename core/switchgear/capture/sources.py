@@ -66,8 +66,9 @@ class Sources:
     def number(self, recorder: Recorder, index: int, value: object) -> Any:
         """What stands for an integer among the flattened arguments: itself, or a size if it varies."""
         source = HeldNumber.argument(index)
-        if source.place not in self.marks or not can_vary(value):
+        if source.place not in self.marks or not can_vary(value) or self.sizes is None:
             return value
+        self.sizes.has_arguments = True
         tensor = source.fetch(value)
         self._enter(recorder, tensor, source, f"t_{index}", False)
         entered = recorder.inputs.of(tensor)

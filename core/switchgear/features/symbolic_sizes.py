@@ -23,15 +23,21 @@ from switchgear.capture.sizes import active_sizes, settled
 from switchgear.capture.user_code import is_own_file
 from switchgear.patches import caller, redirected
 
+#: The numbers, and what they stand for.
+_PLAIN: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 _GET, _SET = torch.Tensor.__getitem__, torch.Tensor.__setitem__
 
 
 class SymbolicSizes(Handler):
     """What a trace cannot hold of them, such as truth values, is decided before the call."""
 
-    def around(self) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def around(self) -> Iterator[None]:
         """Let them be keys of dicts, until what the function has put there is gone."""
-        return redirected(torch.SymInt, "__hash__", _hash)
+        with contextlib.ExitStack() as stack:
+            for kind, plain in _PLAIN.items():
+                stack.enter_context(redirected(kind, "__hash__", partial(_hash, plain)))
+            yield
 
     @contextlib.contextmanager
     def running(
@@ -42,7 +48,7 @@ class SymbolicSizes(Handler):
             yield
             return
         with contextlib.ExitStack() as stack:
-            for kind, plain in ((torch.SymInt, int), (torch.SymFloat, float)):
+            for kind, plain in [*_PLAIN.items()][:2]:
                 for name in ("__str__", "__repr__", "__format__"):
                     stack.enter_context(redirected(kind, name, partial(_text, plain)))
                 stack.enter_context(internals.shown_class(kind, partial(_kind, plain)))
@@ -88,9 +94,9 @@ def _length(original: Callable[[object], int], value: object) -> int | torch.Sym
     return original(value)
 
 
-def _hash(original: Callable[..., int], number: torch.SymInt) -> int:
+def _hash(plain: type, original: Callable[..., int], number: object) -> int:
     # the caller of what `redirected` puts in the place of the original
-    return original(number) if caller(2).partition(".")[0] == "torch" else hash(int(number))
+    return original(number) if caller(2).partition(".")[0] == "torch" else hash(plain(number))
 
 
 def _text(plain: type, original: Callable[..., str], number: Any, *args: Any) -> str:

@@ -75,8 +75,15 @@ def _same_source(one: InputSource, other: InputSource) -> bool:
 
 
 def _same_outputs(one: Outputs, other: Outputs) -> bool:
-    """Whether nothing is to be made again outside of the trace, and all else is the same."""
-    if one.metadata or other.metadata or one.views or other.views:
+    """Whether calls end in the same way."""
+    lines = [
+        [
+            (line.symbol, line.args, {**line.kwargs}, line.output)
+            for line in (*made.metadata, *made.views)
+        ]
+        for made in (one, other)
+    ]
+    if lines[0] != lines[1] or one.roots != other.roots:
         return False
     values = [
         [replace(item, value=value_key(item.value)) for item in outputs.returned]

@@ -43,9 +43,14 @@ class VaryingSizes:
         return self._marks.get(kind, {})
 
     def give_up(self, kind: Kind) -> None:
-        """Calls of that kind cannot be compiled for several sizes."""
-        self._fixed.add(kind)
-        self._marks.pop(kind, None)
+        """Calls of that kind cannot be compiled for several sizes, or numbers, if there are symbolic ones."""
+        marks = self._marks.pop(kind, {})
+        numbers = {place for place in marks if isinstance(place, str)}
+        if not numbers:
+            self._fixed.add(kind)
+        elif sizes := {place: dims for place, dims in marks.items() if place not in numbers}:
+            self._marks[kind] = sizes
+        self._in_vain.update(dict.fromkeys(numbers, _PATIENCE))
 
     def notice(self, kind: Kind, leaves: list[object], entries: Iterable[Entry]) -> Marks:
         """Compare a call that fits no entry with the one before that can be compared."""

@@ -26,7 +26,7 @@ from switchgear.capture.session import Again
 from switchgear.capture.signature import InputSource
 from switchgear.capture.sizes import Sizes, active_sizes
 from switchgear.errors import CaptureError, Unsupported
-from switchgear.features.python_state.appended import forget_appended
+from switchgear.features.python_state.appended import note_appended
 from switchgear.features.python_state.identity import Place
 from switchgear.features.python_state.imports import loaded
 from switchgear.features.python_state.made import note_later, note_set, reads_made, start_later
@@ -161,8 +161,9 @@ class PythonState(Handler):
         writes = tuple(changes(reached, packing))
         note_set(reached, known)
         refuse_unknown_reads(own.values())
-        if active_sizes() is not None:
-            _refuse_exact_types(known)
+        symbolic = active_sizes()
+        if symbolic is not None:
+            _refuse_exact_types(known, symbolic.has_arguments)
         _refuse_identity(reached, known)
         replaced_call = {"Module", "__call__"}
         if replaced_call <= reached.names and any(
@@ -180,7 +181,7 @@ class PythonState(Handler):
             for key, code in own.items()
             if key in reached.codes or is_users_file(code.co_filename)
         ]
-        forget_appended(reads, writes, packing, world.arguments, users)
+        note_appended(reads, writes, packing, world.arguments, users)
         for stream in reached.streams.values():
             stream.refuse_use()
         _refuse_attributes_of_tensors(recorder, reached)
@@ -217,11 +218,19 @@ def _size_of(recorder: Recorder, tensor: torch.Tensor) -> Any:
     return entered.proxy.shape[0]
 
 
-def _refuse_exact_types(codes: Iterable[types.CodeType]) -> None:
-    """Refuse `type(n) is int`, which is false of a symbolic size."""
+def _refuse_exact_types(codes: Iterable[types.CodeType], arguments: bool) -> None:
+    """Refuse `type(n) is int`, which is false of a symbolic size.
+
+    Where `arguments` are symbolic, too, refuse what else tells them from integers: any type, `is`, NumPy.
+    """
     for code in codes:
-        if {"type", "int"} <= globals_in(code):
+        named = globals_in(code)
+        if {"type", "int"} <= named:
             raise Unsupported(f"{code.co_name} asks for type() and int, where sizes are symbolic")
+        asked = named & {"type", "np", "numpy"} or compared_by_identity(code)
+        if arguments and asked:
+            what = f"{code.co_name} may ask for {min(asked)} of an integer among the arguments"
+            raise Unsupported(f"{what}, where that is symbolic")
 
 
 def _refuse_identity(reached: Reached, codes: Iterable[types.CodeType]) -> None:

@@ -1,4 +1,7 @@
-"""Lists that code appends to and does nothing else with, such as a log of losses: no call depends on what they hold."""
+"""Lists that code appends to and does nothing else with, such as a log of losses: no call depends on what they hold.
+
+Neither by what is seen of its code, nor by a second capture, when they hold something else and all comes out the same.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +28,17 @@ _BY_ANY_NAME = (
 _INDICES = ("LOAD_CONST", "LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_SMALL_INT")
 
 
-def forget_appended(
+def note_appended(
     reads: Sequence[Read],
     writes: Iterable[Write],
     packing: Packing,
     arguments: Mapping[int, object],
     codes: Iterable[types.CodeType],
 ) -> None:
-    """Ask no call what such lists hold; `codes` is the user's code that ran, `arguments` objects of the call."""
+    """Have reads know how to ask no call what such lists hold.
+
+    `codes` is the user's code that ran, `arguments` are objects of the call.
+    """
     located = [*packing.places]
     appended = {
         id(write.holder.target) if write.place is None else located[write.place]
@@ -48,7 +54,7 @@ def forget_appended(
     for read, value in changed:
         name = read.label if read.kind is types.CellType else read.key
         if used.isdisjoint({name, *_BY_ANY_NAME}):
-            read.value = value
+            read.unasked = value
 
 
 def _forgotten(frozen: object, now: Any, appended: Set[int]) -> object:

@@ -208,6 +208,9 @@ class Reached:
         elif isinstance(value, types.MethodType):
             self.reach(value.__self__, label)
             self.reach(value.__func__, label)
+        elif isinstance(value, types.BuiltinMethodType):
+            if isinstance(value.__self__, KINDS):  # `append = log.append`
+                self.reach(value.__self__, label)
         elif isinstance(value, functools.partial):
             for name in ("func", "args", "keywords"):
                 self._note(value, name, getattr(value, name), f"{label}.{name}")

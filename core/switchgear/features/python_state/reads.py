@@ -68,6 +68,8 @@ class Read:
     place: Place | None = None
     #: Whether it is read by what is traced after the function has run.
     is_later: bool = False
+    #: What is compared once captures that found other contents of lists have come to the same.
+    unasked: object = None
 
     @property
     def home(self) -> object:
@@ -237,6 +239,11 @@ class State:
         missed = [read for read in self._reads if not read.holds(objects)]
         if other._indices != self._indices or not missed or any(read.is_later for read in missed):
             return False
+        if all(read.unasked is not None for read in missed):
+            for read in missed:
+                read.value = read.unasked
+            self._build(objects)
+            return True
         if len(self._alternatives) < _MOST_VALUES:
             self._alternatives.append(other)
             return True

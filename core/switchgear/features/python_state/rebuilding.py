@@ -130,12 +130,13 @@ class Packing:
         index = self._built[id(value)] = len(self._built)
         self._kept.append(value)
         kind = type(value)
+        keys: tuple[object, ...]
         if isinstance(value, (list, set, deque)) or (
             is_bare and isinstance(value, (tuple, frozenset))
         ):
             keys, items = (), tuple(value)
         elif isinstance(value, dict) and not any(isinstance(key, torch.Tensor) for key in value):
-            keys, items = tuple(dict.keys(value)), tuple(dict.values(value))
+            keys, items = tuple(map(key_of, dict.keys(value))), tuple(dict.values(value))
         elif isinstance(value, types.FunctionType):
             keys, items = (), (value.__defaults__, value.__kwdefaults__, *(value.__closure__ or ()))
         elif isinstance(value, types.CellType):
@@ -171,6 +172,13 @@ class Packing:
 
     def _was_there(self, value: object) -> bool:
         return self.reached.knows(value) and not isinstance(value, (tuple, frozenset))
+
+
+def key_of(key: object) -> object:
+    """A key of a dict, with the sizes of the call at hand."""
+    if has_numbers([*(own_dict(key) or {}).values()]):
+        raise Unsupported(f"a {type(key).__name__} that holds a symbolic size is a key of a dict")
+    return fixed(key)
 
 
 def _pattern(value: object) -> object:
@@ -321,7 +329,6 @@ def is_odd(value: Any, reached: Reached, seen: set[int] | None = None) -> bool:
         return bool(value.__closure__)
     if isinstance(value, dict):
         own = own_dict(value) or {}
-        return any(
-            is_odd(item, reached, seen) for item in dict.values(value)
-        ) or not own.keys() <= dict.keys(value)
+        is_plain = own.keys() <= dict.keys(value) and not has_numbers([*dict.keys(value)])
+        return not is_plain or any(is_odd(item, reached, seen) for item in dict.values(value))
     return any(is_odd(item, reached, seen) for _, item in _attributes(value))

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from switchgear.capture.sizes import fixed
 from switchgear.errors import Unsupported
 from switchgear.features.python_state.frozen import is_atom, same
 from switchgear.features.python_state.holders import (
@@ -20,7 +19,13 @@ from switchgear.features.python_state.holders import (
     Members,
 )
 from switchgear.features.python_state.reached import Reached
-from switchgear.features.python_state.rebuilding import Packing, Results, Template, build
+from switchgear.features.python_state.rebuilding import (
+    Packing,
+    Results,
+    Template,
+    build,
+    key_of,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,7 +93,7 @@ def _write(holder: Holder, packing: Packing) -> Write | None:
         stored = tuple((key, _pack(holder, key, value, packing)) for key, value in now.items())
         return Write(holder, stored, is_all=True)
     stored = tuple(
-        (fixed(key), _pack(holder, key, value, packing))
+        (key_of(key), _pack(holder, key, value, packing))
         for key, value in now.items()
         if not _is_kept(value, before.get(key, MISSING), packing)
     )
