@@ -139,6 +139,23 @@ def test_a_bounded_deque_holds_the_last() -> None:
     assert sg.cache_info(jitted).misses == 2
 
 
+def test_a_dict_of_logs_that_changes_otherwise() -> None:
+    logs: dict[str, list[Any]] = {"a": [], "b": []}
+
+    def function(x: Tensor) -> Tensor:
+        logs["a"].append(1)
+        logs["b"].append(x.sum())
+        return x * 2
+
+    jitted = sg.jit(function, executors=["torch"])
+    x = torch.ones(2)
+    for call in range(CALLS):
+        if call % 3 == 1:
+            logs[f"c{call}"] = [1]
+        jitted(x)
+        assert (len(logs["a"]), len(logs["b"])) == (call + 1, call + 1)
+
+
 def test_an_object_among_the_arguments_has_one() -> None:
     class Metrics:
         def __init__(self) -> None:

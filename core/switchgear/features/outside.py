@@ -36,7 +36,7 @@ _CLOCKS = (
 _DOORS: tuple[tuple[Any, str, str], ...] = (
     (builtins, "print", "prints"),
     (builtins, "open", "opens a file"),
-    (pathlib.Path, "open", "opens a file"),
+    *((holder, "open", "opens a file") for holder in (pathlib.Path, os)),
     (builtins, "input", "asks for input"),
     (threading.Thread, "start", "starts a thread"),
     *((os, name, "asks the file system") for name in _FILES),

@@ -239,7 +239,9 @@ class State:
         missed = [read for read in self._reads if not read.holds(objects)]
         if other._indices != self._indices or not missed or any(read.is_later for read in missed):
             return False
-        if all(read.unasked is not None for read in missed):
+        if all(
+            read.unasked is not None and same(read.now(objects), read.unasked) for read in missed
+        ):
             for read in missed:
                 read.value = read.unasked
             self._build(objects)

@@ -17,11 +17,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from switchgear import torch_private as internals
 from switchgear.capture.recorder import Recorder
 from switchgear.capture.signature import is_bound
-from switchgear.capture.sizes import fixed, has_numbers, python
+from switchgear.capture.sizes import active_sizes, fixed, has_numbers, python
 from switchgear.errors import Unsupported
-from switchgear.features.python_state.frozen import is_atom, same
+from switchgear.features.python_state.frozen import ATOMS, is_atom, same
 from switchgear.features.python_state.holders import Slots, dict_base, slots_of
 from switchgear.features.python_state.identity import Place
 from switchgear.features.python_state.reached import Reached, own_dict
@@ -90,6 +91,8 @@ class Results:
     made: dict[int, Any] = field(default_factory=dict)
 
 
+#: What symbolic numbers are taken out of.
+_KEYS = (*ATOMS, *internals.SYMBOLIC, tuple, frozenset, type)
 #: The pattern of a dict that is its own `__dict__`.
 _ITSELF = object()
 Template = Located | Constant | Leaf | Number | Again | Built
@@ -176,8 +179,11 @@ class Packing:
 
 def key_of(key: object) -> object:
     """A key of a dict, with the sizes of the call at hand."""
-    if has_numbers([*(own_dict(key) or {}).values()]):
-        raise Unsupported(f"a {type(key).__name__} that holds a symbolic size is a key of a dict")
+    sizes = active_sizes()
+    if sizes is not None and sizes.has_arguments and not isinstance(key, _KEYS):
+        raise Unsupported(
+            f"a {type(key).__name__}, a key of a dict, may hold an integer among the arguments, which is symbolic"
+        )
     return fixed(key)
 
 
@@ -329,6 +335,6 @@ def is_odd(value: Any, reached: Reached, seen: set[int] | None = None) -> bool:
         return bool(value.__closure__)
     if isinstance(value, dict):
         own = own_dict(value) or {}
-        is_plain = own.keys() <= dict.keys(value) and not has_numbers([*dict.keys(value)])
+        is_plain = own.keys() <= dict.keys(value) and all(map(is_atom, dict.keys(value)))
         return not is_plain or any(is_odd(item, reached, seen) for item in dict.values(value))
     return any(is_odd(item, reached, seen) for _, item in _attributes(value))
