@@ -97,6 +97,23 @@ def test_what_nobody_catches_is_captured(function: Callable[[Tensor], Tensor]) -
         jitted(SINGULAR)
 
 
+def test_a_rule_is_no_part_of_what_catches() -> None:
+    table = sg.Table("rules")
+
+    @table.grad_rule(torch.linalg.inv)
+    def rule(x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        inverse: Any = torch.linalg.inv(x)
+        return inverse, lambda grad: -inverse.mT @ grad @ inverse.mT
+
+    jitted = sg.jit(lambda k: torch.linalg.inv(k).sum(), executors=["torch"], grad_rules=table, strict=True)
+    k = GOOD.clone().requires_grad_()
+    try:
+        jitted(k).backward()
+    except RuntimeError:
+        pytest.fail("refused for a `try` of the caller's")
+    assert k.grad is not None
+
+
 def _item(x: Tensor) -> Any:
     try:
         scale = x.sum().item()

@@ -37,7 +37,8 @@ class CaughtErrors(Handler):
 
     def take(self, recorder: Recorder, call: Call) -> object:
         """Refuse it, or pass."""
-        frame: types.FrameType | None = sys._getframe(1)
+        is_rule = not recorder.tracker.follow_autograd
+        frame: types.FrameType | None = None if is_rule else sys._getframe(1)
         while frame is not None and frame.f_globals.get("__name__") != _START:
             code = frame.f_code
             is_users = not is_own_file(code.co_filename)
