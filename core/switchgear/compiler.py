@@ -15,7 +15,7 @@ from switchgear import torch_private as internals
 from switchgear.capture.guards import OtherData
 from switchgear.capture.recorder import active_recorder
 from switchgear.capture.session import ContainerMatters, is_of_the_function, refusal_of
-from switchgear.capture.signature import HeldNumber, check_devices, flatten_arguments
+from switchgear.capture.signature import check_devices, flatten_arguments, number_place
 from switchgear.capture.sizes import Dynamic, Marks, check_dynamic, marked
 from switchgear.capture.structure import Structure
 from switchgear.errors import DataDependent, SwitchgearError, Unsupported
@@ -257,7 +257,7 @@ class Compiler:
             return marks
         # those that a graph of TorchDynamo's is given vary
         numbers = [place for place, leaf in enumerate(leaves) if type(leaf) is int]
-        return {**marks, **{HeldNumber.argument(n).place: frozenset({0}) for n in numbers}}
+        return {**marks, **{number_place(n): frozenset({0}) for n in numbers}}
 
     def _refused(self, error: Unsupported | DataDependent, key: object = None) -> Fallback:
         if self.strict:

@@ -152,7 +152,7 @@ class HeldNumber(Held):
     @classmethod
     def argument(cls, index: int) -> HeldNumber:
         """That of an integer which is an argument itself."""
-        return cls(Argument(index), (), f"argument {index}")
+        return cls(Argument(index), (), number_place(index))
 
     @property
     def is_argument(self) -> bool:
@@ -163,6 +163,11 @@ class HeldNumber(Held):
         """A tensor of that size, None where it is no number of 2 or more."""
         number = self._here(argument)
         return sized(number) if can_vary(number) else None
+
+
+def number_place(index: int) -> str:
+    """By what an integer among the flattened arguments is marked as one that varies."""
+    return f"argument {index}"
 
 
 def can_vary(number: object) -> TypeGuard[int]:

@@ -48,10 +48,10 @@ class SymbolicSizes(Handler):
             yield
             return
         with contextlib.ExitStack() as stack:
-            for kind, plain in [*_PLAIN.items()][:2]:
+            for kind in (torch.SymInt, torch.SymFloat):
                 for name in ("__str__", "__repr__", "__format__"):
-                    stack.enter_context(redirected(kind, name, partial(_text, plain)))
-                stack.enter_context(internals.shown_class(kind, partial(_kind, plain)))
+                    stack.enter_context(redirected(kind, name, partial(_text, _PLAIN[kind])))
+                stack.enter_context(internals.shown_class(kind, partial(_kind, _PLAIN[kind])))
             stack.enter_context(redirected(builtins, "len", _length))
             yield
 

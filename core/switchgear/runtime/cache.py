@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import torch
 
 from switchgear.capture.guards import Known, value_key
-from switchgear.capture.signature import HeldNumber, can_vary, is_object
+from switchgear.capture.signature import can_vary, is_object, number_place
 from switchgear.capture.sizes import Marks
 from switchgear.capture.structure import Structure
 from switchgear.capture.user_code import user_frame
@@ -91,19 +91,15 @@ class Cache:
             return (
                 f"{reason}, as for all entries before; keep it as it is, or raise recompile_limit"
             )
-        if others.count(key) >= most:
-            return (
-                f"{most} entries for calls like it are gone, with a module that each was for; keep that, or raise "
-                "recompile_limit"
-            )
-        if len(others) < most or key in others:
+        if len(others) < most or key in self._buckets:
             return ""
         changed = [
             f"argument {place}, {_described(leaf)},"
             for place, leaf in enumerate(key[1])
             if any(other[1][place] != leaf for other in others)
         ]
-        changed += ["a module, by its parts or flags,"] if others[-1][3] != key[3] else []
+        if not changed or any(other[3] != key[3] for other in others):
+            changed.append("a module, by its parts or flags,")
         fixed = next((entry.fixed for entry in self.entries() if entry.fixed), "")
         return (
             f"{' and '.join(changed)} was another in {most} calls, each compiled by itself; pass a tensor for a "
@@ -205,12 +201,10 @@ def call_key(
 ) -> tuple[object, ...]:
     """What a call is compiled for, a hashable value per topic; of dynamic sizes only whether they are 0 or 1."""
     state = () if module is None else modules_key(module.modules())
-    numbers = {index for index, leaf in enumerate(leaves) if type(leaf) is int} if marks else ()
-    dims = [
-        marks.get(HeldNumber.argument(index).place if index in numbers else index, ())
-        for index in range(len(leaves))
-    ]
-    keys = tuple(map(_leaf_key, leaves, dims))
+    places = (number_place(i) if type(leaf) is int else i for i, leaf in enumerate(leaves))
+    keys = tuple(
+        [_leaf_key(leaf, marks.get(place, ())) for leaf, place in zip(leaves, places, strict=True)]
+    )
     return (spec, keys, modes_key(), state)
 
 

@@ -18,7 +18,7 @@ from switchgear.capture.guards import still_there
 from switchgear.capture.outputs import Outputs, reshaped_inputs
 from switchgear.capture.session import capture, compiling
 from switchgear.capture.shared_memory import sharing
-from switchgear.capture.signature import Base, HeldNumber, tensor_of
+from switchgear.capture.signature import Base, HeldNumber, number_place, tensor_of
 from switchgear.capture.sizes import Marks, symbolic
 from switchgear.capture.structure import Structure
 from switchgear.capture.user_code import user_frame
@@ -65,7 +65,7 @@ class Entry:
     ) -> None:
         self.spec = spec
         #: The integers among the arguments of the call that was captured.
-        self._leaves = [leaf if type(leaf) is int else None for leaf in leaves]
+        self._integers = [leaf if type(leaf) is int else None for leaf in leaves]
         self._name = getattr(function, "__qualname__", "a function")
         self.forward: Program
         #: Casts are part of the trace.
@@ -138,9 +138,9 @@ class Entry:
 
     def varying(self, leaves: list[Any]) -> list[str]:
         """Which integers among the arguments and in Python's objects are others in a call."""
-        pairs = zip(self._leaves, leaves, strict=False)
+        pairs = zip(self._integers, leaves, strict=False)
         changed = [
-            HeldNumber.argument(index).place
+            number_place(index)
             for index, (one, other) in enumerate(pairs)
             if type(one) is type(other) is int and one != other
         ]
