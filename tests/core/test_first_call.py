@@ -30,7 +30,7 @@ import switchgear as sg
 from torch import nn
 
 {}
-loaded = [name for name in ("sympy", "torch._dynamo", "torch._inductor") if name in sys.modules]
+loaded = [name for name in ("sympy", "scipy", "torch._dynamo", "torch._inductor") if name in sys.modules]
 assert not loaded, loaded
 """
 PROGRAMS = {
@@ -67,7 +67,7 @@ sg.jit(lambda x, y: (x * y + 1).exp().sum(0) / 2, {})(torch.ones(2, 3), torch.on
 
 @pytest.mark.parametrize("options", ["strict=True, executors=['torch']", "strict=True, compile='background'"])
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_a_first_call_imports_neither_dynamo_nor_sympy(program: str, options: str, tmp_path: Path) -> None:
+def test_a_first_call_imports_no_dynamo_and_no_library_that_takes_long(program: str, options: str, tmp_path: Path) -> None:
     source = FIRST_CALL.format(PROGRAMS[program].replace("{}", options))
     nothing_compiled = {
         "SWITCHGEAR_CACHE_DIR": str(tmp_path / "ours"),
@@ -76,6 +76,13 @@ def test_a_first_call_imports_neither_dynamo_nor_sympy(program: str, options: st
     environment = {**os.environ, **nothing_compiled}
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
+
+
+def test_to_jit_asks_no_executor_whether_it_can_run_that_a_worker_asks(tmp_path: Path) -> None:
+    source = "import switchgear as sg; sg.jit(abs, compile='background'); sg.jit(abs, executors=['torch'])"
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", source], check=True, env=environment)
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize("function", ["lambda x: x.cumprod(0).cumsum(0)", "lambda x: x.sin() if torch._dynamo else x"])

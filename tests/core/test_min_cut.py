@@ -56,7 +56,6 @@ def test_cut_is_the_least_of_all_cuts(network: Network) -> None:
 
 @pytest.mark.parametrize("factor", [1, 2**20, 2**31, 2**40])
 def test_large_capacities_are_no_worse(factor: int) -> None:
-    """scipy gives flows of 32 bits, and says nothing where that is not enough."""
     network: Network = {(0, 2): 3 * factor, (2, 3): 2 * factor, (3, 1): 4 * factor, (0, 3): factor, (2, 1): None}
     assert min_cut(network) == {SINK, 2, 3}
     network[2, 1] = factor

@@ -8,6 +8,7 @@ would be made again at once, from next to nothing, at eager's peak.
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -15,7 +16,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from switchgear.grad.costs import is_view
-from switchgear.grad.min_cut import scipy
 from switchgear.grad.saving import Prices
 from switchgear.ir.proxy import TensorProxy, bytes_of
 from switchgear.ir.symbol import BoundSymbol
@@ -100,7 +100,10 @@ class _Program:
 
     def solve(self, costs: Terms | None = None) -> Any:
         """A value for each variable, at the least cost found; or None."""
-        numpy, sparse, optimize = scipy("sparse", "optimize")
+        # imported when they are first needed: it takes a tenth of the time that PyTorch does
+        numpy, sparse, optimize = map(
+            importlib.import_module, ("numpy", "scipy.sparse", "scipy.optimize")
+        )
         entries = [
             (row, column, factor)
             for row, (terms, *_) in enumerate(self.rows)

@@ -1,43 +1,95 @@
-"""The minimum cut of a network, by scipy's maximum flow."""
+"""The minimum cut of a network, by Dinic's maximum flow: a library for it takes longer to import than this to run."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
 
 SOURCE, SINK = 0, 1
-#: scipy's flows are 32 bits wide, and wrong without a word beyond; half of that leaves room for rounding up.
-_LARGEST_SUM = 2**30
 
 
 def min_cut(capacities: Mapping[tuple[int, int], int | None]) -> frozenset[int]:
     """The nodes on the sink's side of a cut of minimum capacity; of several such cuts, the one with the fewest.
 
     The network is given by its arcs, None standing for an unlimited capacity; nodes are numbered from 0, the source,
-    and 1, the sink. No path may be unlimited. Capacities that add up to more than 2**30 are rounded up to a multiple
-    of a unit, which is what fits.
+    and 1, the sink. No path may be unlimited.
     """
-    total = sum(capacity for capacity in capacities.values() if capacity is not None)
-    unit = max(1, -(-total // _LARGEST_SUM))
-    scaled = {
-        arc: None if capacity is None else -(-capacity // unit)
-        for arc, capacity in capacities.items()
-    }
-    unlimited = 1 + sum(capacity for capacity in scaled.values() if capacity is not None)
-    numpy, sparse, graphs = scipy("sparse", "sparse.csgraph")
-    size = 2 + max((node for arc in scaled for node in arc), default=0)
-    data = numpy.array(
-        [unlimited if found is None else found for found in scaled.values()], numpy.int32
-    )
-    arcs = numpy.array(list(scaled), numpy.int32).reshape(-1, 2)
-    network = sparse.csr_matrix((data, (arcs[:, 0], arcs[:, 1])), shape=(size, size))
-    residual = (network - graphs.maximum_flow(network, SOURCE, SINK).flow).tocsr()
-    residual.eliminate_zeros()
-    reaching = graphs.breadth_first_order(residual.T.tocsr(), SINK, return_predecessors=False)
-    return frozenset(reaching.tolist())
+    network = _network(capacities)
+    while (distances := network.distances())[SOURCE]:
+        network.saturate(distances)
+    return frozenset([SINK, *(node for node, distance in enumerate(distances) if distance)])
 
 
-def scipy(*parts: str) -> list[Any]:
-    """NumPy and parts of scipy, imported when they are first needed: it takes a tenth of the time that PyTorch does."""
-    return [*map(importlib.import_module, ("numpy", *(f"scipy.{part}" for part in parts)))]
+@dataclass(frozen=True, slots=True)
+class _Network:
+    """Arcs by number, each even one beside its reverse: where they end, and how much more may flow through them."""
+
+    #: The arcs that begin at each node.
+    arcs: list[list[int]]
+    ends: list[int]
+    room: list[int]
+
+    def distances(self) -> list[int]:
+        """The number of arcs with room from each node to the sink; 0 for the sink, and for what does not reach it."""
+        arcs, ends, room = self.arcs, self.ends, self.room
+        found = [0] * len(arcs)
+        nodes, distance = [SINK], 1
+        while nodes and not found[SOURCE]:
+            tails = []
+            for node in nodes:
+                for arc in arcs[node]:
+                    if room[arc ^ 1]:
+                        tail = ends[arc]
+                        if tail != SINK and not found[tail]:
+                            found[tail] = distance
+                            tails.append(tail)
+            nodes, distance = tails, distance + 1
+        return found
+
+    def saturate(self, distances: list[int]) -> None:
+        """Let flow what fits through the shortest paths."""
+        ends, room = self.ends, self.room
+        untried: dict[int, list[int]] = {}
+        path: list[int] = []
+        node = SOURCE
+        while True:
+            if node == SINK:
+                flow = min([room[arc] for arc in path])
+                for arc in path:
+                    room[arc] -= flow
+                    room[arc ^ 1] += flow
+                full = next(place for place, arc in enumerate(path) if not room[arc])
+                node = ends[path[full] ^ 1]
+                del path[full:]
+            arcs = untried.get(node)
+            if arcs is None:
+                nearer = distances[node] - 1
+                arcs = untried[node] = [
+                    arc
+                    for arc in self.arcs[node]
+                    if room[arc]
+                    and distances[ends[arc]] == nearer
+                    and (nearer or ends[arc] == SINK)
+                ]
+            while arcs and not room[arcs[-1]]:
+                arcs.pop()
+            if arcs:
+                path.append(arcs[-1])
+                node = ends[arcs[-1]]
+            elif node == SOURCE:
+                return
+            else:
+                node = ends[path.pop() ^ 1]
+                untried[node].pop()
+
+
+def _network(capacities: Mapping[tuple[int, int], int | None]) -> _Network:
+    size = 2 + max((node for arc in capacities for node in arc), default=0)
+    network = _Network([[] for _ in range(size)], [], [])
+    unlimited = 1 + sum(filter(None, capacities.values()))
+    for (tail, head), capacity in capacities.items():
+        network.arcs[tail].append(len(network.ends))
+        network.arcs[head].append(len(network.ends) + 1)
+        network.ends.extend((head, tail))
+        network.room.extend((unlimited if capacity is None else capacity, 0))
+    return network

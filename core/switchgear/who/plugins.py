@@ -108,12 +108,20 @@ class Plugin:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plugins:
-    """What is installed: a frozen registry, the executors and the plugins, both in total order, and the report."""
+    """What is installed: a frozen registry, the executors and the plugins, both in total order.
+
+    `statuses` makes the report: it asks every executor whether it can run here, which may take a compiler's time.
+    """
 
     registry: Registry
     executors: tuple[Executor, ...]
     plugins: tuple[Plugin, ...]
-    report: tuple[PluginStatus, ...]
+    statuses: Callable[[], tuple[PluginStatus, ...]]
+
+    @property
+    def report(self) -> tuple[PluginStatus, ...]:
+        """How loading each plugin went."""
+        return self.statuses()
 
     @property
     def rule_packages(self) -> tuple[Plugin, ...]:
@@ -163,23 +171,29 @@ def load(candidates: Iterable[EntryPoint] | None = None) -> Plugins:
                 )
     faults |= _foreign_owners(list(loaded.values()))
     faults |= _rival_owners([plugin for plugin in loaded.values() if plugin.name not in faults])
-    report = tuple(
-        replace(
-            _status(entry, loaded.get(entry.name), faults.get(entry.name)),
-            notes=tuple(imports.get(entry.name, Import()).notes),
-            traceback=tracebacks.get(entry.name, ""),
+    for entry in entries:
+        label = f"{entry.name} {_distribution(entry)[1]}".strip()
+        if entry.name in imports and imports[entry.name].changed:
+            changed = ", ".join(imports[entry.name].changed)
+            message = f"plugin {label} changed {changed} when it was imported; that was put back"
+            warnings.warn(message, PluginWarning, stacklevel=3)
+        fault = faults.get(entry.name)
+        if fault is not None and fault[0] in ("failed", "conflict"):
+            message = f"plugin {label} is not used ({fault[0]}): {fault[1]}"
+            warnings.warn(message, PluginWarning, stacklevel=3)
+
+    @functools.cache
+    def statuses() -> tuple[PluginStatus, ...]:
+        return tuple(
+            replace(
+                _status(entry, loaded.get(entry.name), faults.get(entry.name)),
+                notes=tuple(imports.get(entry.name, Import()).notes),
+                traceback=tracebacks.get(entry.name, ""),
+            )
+            for entry in entries
         )
-        for entry in entries
-    )
-    for status in report:
-        changed = imports[status.name].changed if status.name in imports else ()
-        if changed:
-            message = f"plugin {status.label} changed {', '.join(changed)} when it was imported; that was put back"
-            warnings.warn(message, PluginWarning, stacklevel=3)
-        if status.status in ("failed", "conflict"):
-            message = f"plugin {status.label} is not used ({status.status}): {status.error}"
-            warnings.warn(message, PluginWarning, stacklevel=3)
-    return _assembled([plugin for plugin in loaded.values() if plugin.name not in faults], report)
+
+    return _assembled([plugin for plugin in loaded.values() if plugin.name not in faults], statuses)
 
 
 def _refused(entries: Sequence[EntryPoint]) -> dict[str, Fault]:
@@ -363,7 +377,9 @@ def _rival_owners(plugins: Sequence[Plugin]) -> dict[str, Fault]:
     return faults
 
 
-def _assembled(plugins: Sequence[Plugin], report: tuple[PluginStatus, ...]) -> Plugins:
+def _assembled(
+    plugins: Sequence[Plugin], statuses: Callable[[], tuple[PluginStatus, ...]]
+) -> Plugins:
     registry = Registry()
     for plugin in plugins:
         registry.merge(plugin.registry)
@@ -371,7 +387,7 @@ def _assembled(plugins: Sequence[Plugin], report: tuple[PluginStatus, ...]) -> P
     executors = [executor for plugin in plugins for executor in plugin.executors]
     executors.sort(key=lambda executor: (-executor.priority, executor.name))
     ranked = sorted(plugins, key=lambda plugin: (-plugin.priority, plugin.name))
-    return Plugins(registry, tuple(executors), tuple(ranked), report)
+    return Plugins(registry, tuple(executors), tuple(ranked), statuses)
 
 
 def _distribution(entry: EntryPoint) -> tuple[str, str]:
