@@ -39,7 +39,7 @@ PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x
 #: cuBLASLt's epilogues that torch lacks; what the tests need besides; what builds Switchgear there, of the checkout.
 WHEELS = (
     *("nvmath-python==1.0.0", "cuda-core==1.2.2", "cuda-pathfinder==1.9.0"),
-    *("expecttest==0.3.0", "pluggy==1.7.0"),
+    *("expecttest==0.3.0", "highspy==1.15.1", "pluggy==1.7.0"),
     *("hatchling==1.33.0", "pathspec==1.1.1", "trove-classifiers==2026.9.21.13"),
 )
 #: Of nvFuser's wheel: what only programs in C++ need, and what was packed by mistake.

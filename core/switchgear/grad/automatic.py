@@ -20,7 +20,7 @@ from switchgear.who.memory import MemoryOption, PricedMemory, budget_of
 
 #: What is run again by default, beside what costs next to nothing, may take this part of a program.
 _SHARE = 0.015
-#: Fewer bytes than these are not worth that, nor SciPy's optimiser a tenth of a second.
+#: Fewer bytes than these are not worth that, nor the optimiser's time.
 _FEW = 2**16
 #: Less than this part of what eager saves is not worth making anything again.
 _LITTLE = 1 / 64

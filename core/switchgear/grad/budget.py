@@ -8,12 +8,14 @@ would be made again at once, from next to nothing, at eager's peak.
 
 from __future__ import annotations
 
-import importlib
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from highspy import Highs, HighsLp, HighsVarType, MatrixFormat, SolutionStatus
 
 from switchgear.grad.costs import is_view
 from switchgear.grad.saving import Prices
@@ -28,8 +30,13 @@ _WORTH = 16
 _DEAR = 64
 #: What it costs to save a byte: of two ways alike, that which saves less.
 _KEEPING = 0.02
-#: How near to the best answer is near enough, and how many nodes of the search are to find it.
-_SEARCH = {"mip_rel_gap": 0.03, "node_limit": 20}
+#: How near to the best answer is near enough, how many nodes of the search are to find it.
+_SEARCH: dict[str, bool | float | str] = {
+    "output_flag": False,
+    "mip_rel_gap": 0.03,
+    "mip_max_nodes": 20,
+    "parallel": "off",
+}
 
 Terms = dict[int, float]
 
@@ -92,43 +99,45 @@ class _Program:
 
     def at_least(self, terms: Terms, bound: float) -> None:
         """Hold a sum of variables with factors to no less than a bound."""
-        self.rows.append((terms, bound, math.inf))
+        self._hold(terms, bound, math.inf)
 
     def at_most(self, terms: Terms, bound: float) -> None:
         """Hold a sum of variables with factors to no more than a bound."""
-        self.rows.append((terms, -math.inf, bound))
+        self._hold(terms, -math.inf, bound)
 
-    def solve(self, costs: Terms | None = None) -> Any:
-        """A value for each variable, at the least cost found; or None."""
-        # imported when they are first needed: it takes a tenth of the time that PyTorch does
-        numpy, sparse, optimize = map(
-            importlib.import_module, ("numpy", "scipy.sparse", "scipy.optimize")
-        )
-        entries = [
-            (row, column, factor)
-            for row, (terms, *_) in enumerate(self.rows)
-            for column, factor in terms.items()
-        ]
-        if not entries:
-            return numpy.zeros(len(self.costs))
-        rows, columns, factors = zip(*entries, strict=True)
-        shape = len(self.rows), len(self.costs)
-        matrix = sparse.csr_array((factors, (rows, columns)), shape=shape)
-        # of the same order, else the solver's tolerances mean different things
-        scale = 1 / abs(matrix).max(axis=1).toarray().ravel()
-        _, lower, upper = zip(*self.rows, strict=True)
-        prices = self.costs if costs is None else [costs.get(i, 0.0) for i in range(shape[1])]
-        highest = numpy.where(self.integral, 1.0, numpy.inf)
-        prices = numpy.array(prices) / max(prices)
-        return optimize.milp(
-            prices,
-            integrality=numpy.array(self.integral, int),
-            bounds=optimize.Bounds(0, highest),
-            constraints=optimize.LinearConstraint(
-                sparse.diags_array(scale) @ matrix, scale * lower, scale * upper
-            ),
-            options=_SEARCH,
-        ).x
+    def _hold(self, terms: Terms, lower: float, upper: float) -> None:
+        # all of the same order, else the solver's tolerances mean different things
+        scale = 1 / max(map(abs, terms.values()), default=1.0)
+        scaled = {variable: factor * scale for variable, factor in terms.items()}
+        self.rows.append((scaled, lower * scale, upper * scale))
+
+    def solve(self, costs: Terms | None = None) -> list[float] | None:
+        """A value for each variable, at the least cost found by HiGHS; or None."""
+        variables = range(len(self.costs))
+        prices = self.costs if costs is None else [costs.get(one, 0.0) for one in variables]
+        highest = max(prices, default=0.0) or 1.0
+        kinds = HighsVarType.kContinuous, HighsVarType.kInteger
+        model = HighsLp()
+        model.num_col_, model.num_row_ = len(variables), len(self.rows)
+        model.col_cost_ = [price / highest for price in prices]
+        model.col_lower_ = [0.0 for _ in variables]
+        model.col_upper_ = [1.0 if one else math.inf for one in self.integral]
+        model.integrality_ = [kinds[one] for one in self.integral]
+        model.row_lower_ = [lower for _, lower, _ in self.rows]
+        model.row_upper_ = [upper for _, _, upper in self.rows]
+        matrix = model.a_matrix_
+        matrix.format_ = MatrixFormat.kRowwise
+        matrix.start_ = [0, *itertools.accumulate(len(terms) for terms, _, _ in self.rows)]
+        matrix.index_ = [variable for terms, _, _ in self.rows for variable in terms]
+        matrix.value_ = [factor for terms, _, _ in self.rows for factor in terms.values()]
+        solver = Highs()  # type: ignore[no-untyped-call]
+        for name, value in _SEARCH.items():
+            solver.setOptionValue(name, value)
+        solver.passModel(model)
+        solver.run()
+        found = solver.getInfo().primal_solution_status
+        is_found = found == SolutionStatus.kSolutionStatusFeasible
+        return [*solver.getSolution().col_value] if is_found else None
 
 
 class _Lines:
@@ -153,7 +162,6 @@ class _Lines:
                     self._save(proxy, prices.held(proxy, item))
 
     def _save(self, proxy: TensorProxy, held: int) -> None:
-        # with a part of it HiGHS, in SciPy 1.17, prints a line of its own where it has to mend an answer
         variable = self.program.variable(_KEEPING * held, integral=True)
         self.saved[proxy.name] = variable
         self.bytes[variable] = held
