@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import switchgear as sg
+from switchgear.features.python_state import unforeseen
 from tests.falling_back import falls_back
 
 FACTOR = 2
@@ -410,3 +411,26 @@ def test_an_attribute_that_a_parameter_is_given_is_given_in_every_call() -> None
     for calls in (1, 2, 3, 4):
         jitted(torch.ones(1, 2))
         assert module.weight.calls == calls  # type: ignore[attr-defined]
+
+
+class Cached:
+    @functools.cached_property
+    def rate(self) -> float:
+        return 3.0
+
+
+def test_the_standard_library_is_known_by_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package that keeps a copy of one of its modules in `sys.modules` makes that none of the user's."""
+    copy = ModuleType("vendored_functools")
+    copy.__file__ = functools.__file__
+    monkeypatch.setitem(sys.modules, copy.__name__, copy)
+    monkeypatch.setattr(unforeseen, "_FILES", {})
+    unforeseen.is_users_file.cache_clear()
+
+    def function(x: Tensor) -> Tensor:
+        return x * Cached().rate  # type: ignore[no-any-return]
+
+    try:
+        assert sg.jit(function, executors=["torch"], strict=True)(torch.ones(2)).sum() == 6
+    finally:
+        unforeseen.is_users_file.cache_clear()
