@@ -428,7 +428,7 @@ def test_the_standard_library_is_known_by_its_place(monkeypatch: pytest.MonkeyPa
     unforeseen.is_users_file.cache_clear()
 
     def function(x: Tensor) -> Tensor:
-        return x * Cached().rate  # type: ignore[no-any-return]
+        return x * Cached().rate
 
     try:
         assert sg.jit(function, executors=["torch"], strict=True)(torch.ones(2)).sum() == 6
