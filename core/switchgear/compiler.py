@@ -6,7 +6,8 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -32,6 +33,23 @@ from switchgear.who.selection import Selection
 
 #: In so many ways, the data of calls of one kind may come out before no more entries are specialised on them.
 _MOST_DATA = 4
+
+
+#: An entry, the inputs that a call has for it, and whether it is new.
+_Found: TypeAlias = tuple[Entry, Sequence[torch.Tensor], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """The arguments of a call, taken apart; `varying` is its key where the sizes that `marks` names may be others."""
+
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
+    leaves: list[object]
+    spec: Structure
+    marks: Marks
+    key: tuple[object, ...]
+    varying: tuple[object, ...]
 
 
 class Compiler:
@@ -170,72 +188,89 @@ class Compiler:
 
     def _find(
         self, args: tuple[object, ...], kwargs: dict[str, object], unfit: dict[Entry, str]
-    ) -> tuple[Entry, Sequence[torch.Tensor], bool] | Fallback:
+    ) -> _Found | Fallback:
         """The entry that fits, its inputs and whether it is new, or why there is none. None of `unfit` fits."""
-        key = None
+        call = None
         with self._lock:
             if self.fallbacks.always is not None and not self.cache.entries():
                 return self.fallbacks.always
             try:
                 check_names()
-                leaves, spec = flatten_arguments(args, kwargs, self._whole)
-                marks = self._marks(args, kwargs, leaves, spec)
-                key = call_key(leaves, spec, self.module, {} if self.dynamic is None else marks)
-                varying = call_key(leaves, spec, self.module, marks) if marks else key
-                fallback = self.fallbacks.known(key) or self.fallbacks.known(varying)
-                is_crowded = fallback is not None and fallback.is_crowded
-                for one in dict.fromkeys((key, varying)):
-                    found = self.cache.find(one, args, kwargs, unfit, is_crowded)
-                    if found is not None:
-                        self.last = found[0]
-                        return (*found, False)
+                call = self._described(args, kwargs)
+                fallback = self.fallbacks.known(call.key) or self.fallbacks.known(call.varying)
+                found = self._known(call, fallback, unfit)
+                if found is not None:
+                    return found
                 is_due = fallback is not None and fallback.is_due()
                 if fallback is not None and not is_due:
                     return fallback
-                check_devices(leaves)
-                call = args, kwargs, leaves
-                reason = next(iter(unfit.values()), "") or self.cache.why_not(varying, *call)
-                crowd = "" if unfit or is_due else self.cache.crowd(varying, reason)
+                check_devices(call.leaves)
+                reason = next(iter(unfit.values()), "") or self.cache.why_not(
+                    call.varying, args, kwargs, call.leaves
+                )
+                crowd = "" if unfit or is_due else self.cache.crowd(call.varying, reason)
                 if crowd:
-                    return self._refused(Unsupported(crowd, splits=False), varying).crowded()
-                if self.dynamic is None:
-                    marks = self._varying.notice(
-                        kind_of(spec, leaves), leaves, self.cache.entries()
-                    )
-                on_data = self.specialize_on_data
-                if on_data is None and len(unfit) >= _MOST_DATA:
-                    on_data = False
-                drop = weakref.WeakMethod(self._drop)
-                options = self.selection, self._rejit, on_data, marks, self._whole
-                entry = Entry(self.function, leaves, spec, self.module, *options, drop=drop)
-                if self._is_part and entry.no_part:
-                    raise Unsupported(entry.no_part)
-                if entry.fixed and self.dynamic is None:
-                    self._varying.give_up(kind_of(spec, leaves))
-                elif marks:
-                    key = call_key(leaves, spec, self.module, marks)
-                    self._varying.decide(kind_of(spec, leaves), entry.decided())
-                general = self.cache.general(key, entry, (args, kwargs), leaves)
+                    error = Unsupported(crowd, splits=False)
+                    return self._refused(error, call.varying).crowded()
+                return self._compiled(call, unfit, reason)
             except ContainerMatters:
                 if self._whole:
                     what = "a function inside changes a container among its arguments"
-                    return self._refused(Unsupported(what), key)
+                    return self._refused(Unsupported(what), call and call.key)
                 self._whole = True
                 return self._find(args, kwargs, unfit)
             except (Unsupported, DataDependent) as error:
-                return self._refused(error, key)
-            inputs = general.prologue(args, kwargs)
-            if inputs is None:
-                why = general.why_not(args, kwargs, leaves)
-                what = f"what was compiled for a call does not fit it ({why}); please report this"
-                return self._refused(Unsupported(what), key)
-            if general is entry:
-                self.cache.add(key, entry, reason)
-            else:
-                self.cache.reasons.append(reason)
-            entry = general
-            self.last = entry
-            return entry, inputs, True
+                return self._refused(error, call and call.key)
+
+    def _described(self, args: tuple[object, ...], kwargs: dict[str, object]) -> _Call:
+        leaves, spec = flatten_arguments(args, kwargs, self._whole)
+        marks = self._marks(args, kwargs, leaves, spec)
+        key = call_key(leaves, spec, self.module, {} if self.dynamic is None else marks)
+        varying = call_key(leaves, spec, self.module, marks) if marks else key
+        return _Call(args, kwargs, leaves, spec, marks, key, varying)
+
+    def _known(
+        self, call: _Call, fallback: Fallback | None, unfit: dict[Entry, str]
+    ) -> _Found | None:
+        """What was compiled before and fits."""
+        is_crowded = fallback is not None and fallback.is_crowded
+        for key in dict.fromkeys((call.key, call.varying)):
+            found = self.cache.find(key, call.args, call.kwargs, unfit, is_crowded)
+            if found is not None:
+                self.last = found[0]
+                return (*found, False)
+        return None
+
+    def _compiled(self, call: _Call, unfit: dict[Entry, str], reason: str) -> _Found | Fallback:
+        """A new entry; or one of before that computes the same, by now without the guards that kept the call away."""
+        key, marks, kind = call.key, call.marks, kind_of(call.spec, call.leaves)
+        if self.dynamic is None:
+            marks = self._varying.notice(kind, call.leaves, self.cache.entries())
+        on_data = self.specialize_on_data
+        if on_data is None and len(unfit) >= _MOST_DATA:
+            on_data = False
+        options = self.selection, self._rejit, on_data, marks, self._whole
+        drop = weakref.WeakMethod(self._drop)
+        new = Entry(self.function, call.leaves, call.spec, self.module, *options, drop=drop)
+        if self._is_part and new.no_part:
+            raise Unsupported(new.no_part)
+        if new.fixed and self.dynamic is None:
+            self._varying.give_up(kind)
+        elif marks:
+            key = call_key(call.leaves, call.spec, self.module, marks)
+            self._varying.decide(kind, new.decided())
+        entry = self.cache.general(key, new, (call.args, call.kwargs), call.leaves)
+        inputs = entry.prologue(call.args, call.kwargs)
+        if inputs is None:
+            why = entry.why_not(call.args, call.kwargs, call.leaves)
+            what = f"what was compiled for a call does not fit it ({why}); please report this"
+            return self._refused(Unsupported(what), key)
+        if entry is new:
+            self.cache.add(key, entry, reason)
+        else:
+            self.cache.reasons.append(reason)
+        self.last = entry
+        return entry, inputs, True
 
     def _drop(self, entry: Entry) -> None:
         """Let go of an entry, at any time."""
