@@ -71,16 +71,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 def pytest_collection_finish() -> None:
     # what looked for plugins while it was imported saw all that is installed
-    plugins.installed.cache_clear()
+    plugins.loaded_once.cache_clear()
 
 
 @pytest.fixture(autouse=True)
 def isolated_plugins(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No test depends on what else is installed, or switched off, where it runs; `discovery` asks for just that."""
     if request.node.get_closest_marker("discovery"):
-        plugins.installed.cache_clear()
+        plugins.loaded_once.cache_clear()
         yield
-        plugins.installed.cache_clear()
+        plugins.loaded_once.cache_clear()
     else:
         monkeypatch.delenv(plugins.DISABLE_VARIABLE, raising=False)
         monkeypatch.setattr(plugins, "entry_points", shipped)

@@ -306,7 +306,7 @@ def test_plugin_that_fails_to_import_is_one_warning_and_a_line_of_the_report(
     shipped = [found for found in entry_points(group="switchgear") if found.name == "torch"]
     broken = Site(tmp_path).add("broken", "import a_module_that_nobody_has")
     monkeypatch.setattr(plugins, "entry_points", lambda group: [broken, *shipped])
-    plugins.installed.cache_clear()
+    plugins.loaded_once.cache_clear()
     try:
         with pytest.warns(errors.PluginWarning, match=r"broken.*a_module_that_nobody_has") as caught:
             report = {status.name: status for status in sg.plugin_report()}
@@ -320,7 +320,7 @@ def test_plugin_that_fails_to_import_is_one_warning_and_a_line_of_the_report(
         with pytest.raises(errors.UnknownExecutor, match=r"broken has failed"):
             sg.jit(double, executors=["broken"])
     finally:
-        plugins.installed.cache_clear()
+        plugins.loaded_once.cache_clear()
 
 
 # --- functions that fail, or fall back, in eager's own way ---

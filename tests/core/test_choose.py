@@ -44,11 +44,11 @@ def install(site: Site, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
     def add(**sources: str) -> Any:
         entries = [TORCH, site.add("fusing", FUSING), *(site.add(name, source) for name, source in sources.items())]
         monkeypatch.setattr(plugins, "entry_points", lambda *, group: entries)
-        plugins.installed.cache_clear()
+        plugins.loaded_once.cache_clear()
         return entries[1].load()
 
     yield add
-    plugins.installed.cache_clear()
+    plugins.loaded_once.cache_clear()
 
 
 def chooser(answer: str) -> str:

@@ -93,7 +93,7 @@ class Installed:
     def start_again(self) -> None:
         for module in [module for module in sys.modules if module.startswith("made_up_")]:
             del sys.modules[module]
-        plugins.installed.cache_clear()
+        plugins.loaded_once.cache_clear()
 
     def module(self, name: str) -> Any:
         plugins.installed()
@@ -113,7 +113,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def installed(site: Site, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Installed]:
     yield Installed(site, monkeypatch)
-    plugins.installed.cache_clear()
+    plugins.loaded_once.cache_clear()
 
 
 @pytest.fixture

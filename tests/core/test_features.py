@@ -143,11 +143,11 @@ def plugin(site: Site, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[...
     def install(**sources: str) -> None:
         added = [site.add(name, source) for name, source in sources.items()]
         monkeypatch.setattr(plugins, "entry_points", lambda group: [*added, *shipped(group=group)])
-        plugins.installed.cache_clear()
+        plugins.loaded_once.cache_clear()
 
     yield install
     monkeypatch.undo()
-    plugins.installed.cache_clear()
+    plugins.loaded_once.cache_clear()
 
 
 def ranged(x: torch.Tensor) -> torch.Tensor:

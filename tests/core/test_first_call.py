@@ -78,6 +78,22 @@ def test_a_first_call_imports_nothing_that_takes_long(program: str, options: str
     assert done.returncode == 0, done.stderr
 
 
+def test_first_calls_in_several_threads_load_plugins_once() -> None:
+    source = """
+import sys, threading, warnings
+import switchgear as sg
+warnings.simplefilter("error")
+before, failed = sys.stdout, []
+threading.excepthook = failed.append
+threads = [threading.Thread(target=sg.jit, args=(abs,)) for _ in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert sys.stdout is before and not failed, failed
+"""
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_to_jit_asks_no_executor_whether_it_can_run_that_a_worker_asks(tmp_path: Path) -> None:
     source = "import switchgear as sg; sg.jit(abs, compile='background'); sg.jit(abs, executors=['torch'])"
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from highspy import Highs, HighsStatus
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
@@ -132,6 +133,17 @@ def test_less_than_the_least_possible_is_an_error_that_tells_it() -> None:
         step(sg.jit(function, executors=["torch"], memory="1000B"), leaf(32, 32))
     assert "where eager saves 16,384" in str(found.value)
     assert saved_bytes(assert_trains_as_eager(function, leaf(32, 32), memory="1024B")) == 1024
+
+
+def test_the_users_own_solver_may_have_another_number_of_threads() -> None:
+    """HiGHS holds a thread to the number that was first asked for in it, and refuses another."""
+    jitted = sg.jit(nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)), executors=["torch"], memory=0.5)
+    jitted(torch.ones(16, 8)).sum().backward()
+    solver = Highs()  # type: ignore[no-untyped-call]
+    solver.setOptionValue("output_flag", False)
+    solver.setOptionValue("threads", 2)
+    solver.addVar(0.0, 1.0)
+    assert solver.run() == HighsStatus.kOk
 
 
 def test_without_gradients_no_budget_is_too_small() -> None:

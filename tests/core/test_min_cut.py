@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, get_args
 
@@ -11,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import switchgear as sg
 from switchgear.grad.min_cut import SINK, SOURCE, min_cut
 from switchgear.grad.saving import Prices, to_save
 from switchgear.ir.proxy import TensorProxy
@@ -133,3 +135,26 @@ def test_of_equal_costs_the_one_that_runs_least_again() -> None:
     drawn = BoundSymbol(Symbol("aten.rand_like", aten.rand_like.default), (x,), {}, y, tags=frozenset({RANDOM}))
     viewed = BoundSymbol(Symbol("aten.neg", aten.neg.default), (y,), {}, z)
     assert to_save([drawn, viewed], [z], Prices("balanced", frozenset(), frozenset(), {})) == {"z"}
+
+
+def test_views_that_cost_nothing_are_no_part_of_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would make paths of many lengths, and the flow is sought length by length."""
+    networks: list[Network] = []
+
+    def spied(network: Network) -> frozenset[int]:
+        networks.append(network)
+        return min_cut(network)
+
+    monkeypatch.setattr(sys.modules["switchgear.grad.saving"], "min_cut", spied)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        for views in range(6):
+            x = x.sin()
+            for _ in range(views):
+                x = x.t()
+        return x.sum()
+
+    x = torch.randn(3, 3, requires_grad=True)
+    sg.jit(function, executors=["torch"], memory="balanced", strict=True)(x).backward()
+    assert x.grad is not None
+    assert max(map(len, networks)) <= 5 * 6

@@ -751,3 +751,14 @@ def test_second_derivative_of_a_rule_that_did_not_save_what_it_reads_is_refused(
     assert_same(first, 2 * torch.cos(x * 2))
     with pytest.raises(NotDifferentiable, match="let the rule save it"):
         torch.autograd.grad(first.sum(), x)
+
+
+def test_where_views_alone_can_be_made_again() -> None:
+    """They cost nothing, so that all factors of the bound on what is made again are 0."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.rrelu(x.t(), training=True)  # draws, and saves what it drew
+
+    x = torch.randn(512, 512, requires_grad=True)
+    sg.jit(function, executors=[Pointwise("mine"), "torch"], strict=True)(x).sum().backward()
+    assert x.grad is not None

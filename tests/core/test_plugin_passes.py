@@ -63,10 +63,10 @@ def install(site: Site, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[s
     def add(source: str) -> None:
         entries = [site.add("mine", executor_plugin("mine", source)), TORCH]
         monkeypatch.setattr(plugins, "entry_points", lambda *, group: entries)
-        plugins.installed.cache_clear()
+        plugins.loaded_once.cache_clear()
 
     yield add
-    plugins.installed.cache_clear()
+    plugins.loaded_once.cache_clear()
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ ENTRY_POINTS = [EntryPoint("cublas", "switchgear_cublas", GROUP), EntryPoint("to
 @pytest.fixture(autouse=True)
 def installed_plugins(isolated_plugins: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(plugins, "entry_points", lambda *, group: ENTRY_POINTS)
-    plugins.installed.cache_clear()
+    plugins.loaded_once.cache_clear()
     yield
-    plugins.installed.cache_clear()
+    plugins.loaded_once.cache_clear()
 
 
 @pytest.fixture

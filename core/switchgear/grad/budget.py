@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -35,7 +36,7 @@ _SEARCH: dict[str, bool | float | str] = {
     "output_flag": False,
     "mip_rel_gap": 0.03,
     "mip_max_nodes": 20,
-    "parallel": "off",
+    "threads": 1,
 }
 
 Terms = dict[int, float]
@@ -107,7 +108,7 @@ class _Program:
 
     def _hold(self, terms: Terms, lower: float, upper: float) -> None:
         # all of the same order, else the solver's tolerances mean different things
-        scale = 1 / max(map(abs, terms.values()), default=1.0)
+        scale = 1 / (max(map(abs, terms.values()), default=0.0) or 1.0)
         scaled = {variable: factor * scale for variable, factor in terms.items()}
         self.rows.append((scaled, lower * scale, upper * scale))
 
@@ -134,7 +135,10 @@ class _Program:
         for name, value in _SEARCH.items():
             solver.setOptionValue(name, value)
         solver.passModel(model)
-        solver.run()
+        # HiGHS keeps the number of threads that a thread asks for first, which may be the user's to choose
+        thread = threading.Thread(target=solver.run)
+        thread.start()
+        thread.join()
         found = solver.getInfo().primal_solution_status
         is_found = found == SolutionStatus.kSolutionStatusFeasible
         return [*solver.getSolution().col_value] if is_found else None

@@ -10,7 +10,7 @@ that it reads must not be overwritten before the backward.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -118,6 +118,11 @@ def overwritten_values(forward: Iterable[BoundSymbol], inputs: frozenset[str]) -
     return inputs.union(name for name, first in storages(forward).items() if first in inputs)
 
 
+def _is_free(proxy: TensorProxy, maker: BoundSymbol, prices: Prices) -> bool:
+    is_one = is_view(maker) and len(maker.inputs) == 1
+    return is_one and prices.again(maker) == 0 and prices.saving(proxy, maker) is None
+
+
 def to_save(
     forward: Iterable[BoundSymbol], read: Iterable[TensorProxy], prices: Prices
 ) -> frozenset[str]:
@@ -129,7 +134,18 @@ def to_save(
     numbers = itertools.count(2)
     nodes: dict[str | BoundSymbol, int] = {}
     arcs: dict[tuple[int, int], int | None] = {}
-    pending = [proxy for proxy in read if proxy.name in maker or proxy.name in prices.overwritten]
+
+    def made(proxies: Iterable[TensorProxy]) -> Iterator[TensorProxy]:
+        """Those that do not live anyway; in the place of a view that costs nothing, what it is a view of."""
+        for proxy in proxies:
+            item = maker.get(proxy.name)
+            while item is not None and _is_free(proxy, item, prices):
+                (proxy,) = item.inputs
+                item = maker.get(proxy.name)
+            if item is not None or proxy.name in prices.overwritten:
+                yield proxy
+
+    pending = [*made(read)]
     # a value is an arc, from its node to the next number; a bound symbol is a node
     ends = [proxy.name for proxy in pending]
     if not ends:
@@ -149,14 +165,11 @@ def to_save(
             nodes[item] = next(numbers)
             arcs[SOURCE, nodes[item]] = price
         arcs[nodes[item], node] = None
-        pending.extend(p for p in item.inputs if p.name in maker or p.name in prices.overwritten)
+        pending.extend(made(item.inputs))
     arcs.update(((nodes[name] + 1, SINK), None) for name in ends)
     again = [(key, node) for key, node in nodes.items() if isinstance(key, BoundSymbol)]
     arcs.update(
-        ((nodes[p.name] + 1, node), None)
-        for item, node in again
-        for p in item.inputs
-        if p.name in nodes
+        ((nodes[p.name] + 1, node), None) for item, node in again for p in made(item.inputs)
     )
     later = min_cut(arcs)
     values = ((key, node) for key, node in nodes.items() if isinstance(key, str))

@@ -66,8 +66,13 @@ def samples_of(symbol: str, own: Sequence[Sample] = ()) -> list[Sample]:
     """The author's samples of an operator, or PyTorch's. Raises `RegistrationError` where there are none."""
     found = [*own] or [*_in_database(symbol)]
     if not found:
+        why = (
+            f"PyTorch's database has no samples of {symbol}"
+            if _by_symbol()
+            else "PyTorch's database of operators cannot be imported: pip install 'switchgear[testing]'"
+        )
         raise RegistrationError(
-            f"PyTorch's database has no samples of {symbol}; give some: samples=[testing.Sample({symbol}, (x, ...))]"
+            f"{why}; or give some: samples=[testing.Sample({symbol}, (x, ...))]"
         )
     places = [place * (len(found) - 1) // max(MOST - 1, 1) for place in range(MOST)]
     return [*own] or [found[place] for place in dict.fromkeys(places)]

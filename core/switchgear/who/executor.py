@@ -177,5 +177,5 @@ def reason_limited(executor: Executor) -> str | None:
 def _answer(asked: Callable[[], str | None]) -> str | None:
     try:
         return asked()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return f"its availability check raised {type(error).__name__}: {error}"

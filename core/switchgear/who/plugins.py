@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,6 +31,7 @@ Status: TypeAlias = Literal["loaded", "disabled", "unavailable", "conflict", "fa
 #: What became of a plugin that is not as it should be, and why.
 Fault: TypeAlias = tuple[Status, str]
 _Item = TypeVar("_Item")
+_LOADING = threading.RLock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +136,15 @@ class Plugins:
         return {executor.name: plugin for plugin in self.plugins for executor in plugin.executors}
 
 
-@functools.cache
 def installed() -> Plugins:
     """The plugins of this process, loaded once."""
+    with _LOADING:  # of two threads, both would
+        return loaded_once()
+
+
+@functools.cache
+def loaded_once() -> Plugins:
+    """The same, where nobody else may be loading them."""
     return load()
 
 
