@@ -17,7 +17,7 @@ from torch import Tensor
 
 import switchgear as sg
 from switchgear.cli import main
-from switchgear.errors import ExecutorFailed
+from switchgear.errors import ExecutorFailed, RuleError
 from switchgear.fusion.fuse import fuse
 from switchgear.fusion.regions import Dataflow, cut, find_regions
 from switchgear.inspect.bisecting import bisect
@@ -779,3 +779,12 @@ def test_bisect_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         assert complaint in capsys.readouterr().err
     assert main(["bisect", str(tmp_path / "absent.py") + ":check"]) == 1
     assert main(["bisect", "script"]) == 1
+
+
+def test_supports_answers_none_or_a_reason() -> None:
+    class Truthful(sg.FusionExecutor):
+        def supports(self, bound_symbol: sg.BoundSymbol) -> Any:
+            return bound_symbol.symbol.name == "aten.sin.default"
+
+    with pytest.raises(RuleError, match=r"supports returns None for yes, or Declined\(reason\), not False"):
+        sg.jit(torch.exp, executors=[Truthful("mine"), "torch"])(torch.ones(2))

@@ -86,6 +86,7 @@ def test_a_slow_import_is_noted(site: Site, monkeypatch: pytest.MonkeyPatch) -> 
             executor_plugin("mine", "table.implementation(torch.nn.SiLU)(torch.sin)"),
             "<class 'torch.nn.modules.activation.SiLU'> names no operator: pass a PyTorch function",
         ),
+        (executor_plugin("mine", "@table.implementation\ndef gelu(x): pass"), "<function gelu .* names no operator"),
         (executor_plugin("mine", "table.implementation('aten::nothing')(torch.sin)"), "no operator is called 'aten::n"),
     ],
 )

@@ -26,6 +26,11 @@ def switchgear_executors():
 """
 
 
+class Nameless(sg.Executor):
+    def __init__(self) -> None:
+        self.factor = 2.0
+
+
 @pytest.fixture
 def plugins(site: Site) -> Plugins:
     return load(
@@ -81,6 +86,8 @@ def test_order(plugins: Plugins, executors: Any, expected: list[str]) -> None:
         (["rule"], UnknownExecutor, "did you mean 'rules'"),
         ([sg.Table("mine")], TypeError, r"write sg.Executor\('mine', table=table\)"),
         ("a", TypeError, r"write \['a'\]"),
+        ({"a"}, TypeError, "executors is a list, of which the first is asked first"),
+        ([Nameless(), "a"], TypeError, r"Nameless.__init__ does not call super\(\).__init__\(name\)"),
     ],
 )
 def test_lists_that_mean_nothing(plugins: Plugins, executors: Any, error: type[Exception], message: str) -> None:

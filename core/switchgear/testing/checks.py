@@ -43,13 +43,15 @@ class Failures(AssertionError):
 
 
 def check_implementation(
-    executor: Executor | str, target: Any, samples: Sequence[Sample] = ()
+    executor: Executor | Table | str, target: Any, samples: Sequence[Sample] = ()
 ) -> None:
-    """Call an executor's implementation of an operator beside PyTorch.
+    """Call an executor's implementation of an operator, or a table's, beside PyTorch.
 
     What is compared: values, metadata and strides, the arguments afterwards, memory that is shared, two runs, two
     threads, the state of the process. Declined calls are fine where at least one is taken. Raises `Failures`.
     """
+    if isinstance(executor, Table):
+        executor = Executor(executor.owner, table=executor)
     name = executor if isinstance(executor, str) else executor.name
     options = {"executors": [executor, "torch"], "fallback": "eager"}
     examine = partial(_implementation, name=name, options=options)

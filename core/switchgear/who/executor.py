@@ -161,7 +161,12 @@ class FusionExecutor(Executor):
         self, bound_symbol: BoundSymbol, entry: ImplementationEntry | None
     ) -> Implementation | Declined:
         """Take what it supports; until a region replaces it, that is run by the symbol itself."""
-        return self.supports(bound_symbol) or Implementation(self.name, bound_symbol.symbol.fn)
+        reason = self.supports(bound_symbol)
+        if reason is None:
+            return Implementation(self.name, bound_symbol.symbol.fn)
+        if not isinstance(reason, Declined):
+            raise TypeError(f"supports returns None for yes, or Declined(reason), not {reason!r}")
+        return reason
 
 
 def reason_unavailable(executor: Executor) -> str | None:

@@ -60,6 +60,10 @@ def order(plugins: Plugins, executors: Executors) -> Order:
         raise TypeError(
             f"executors is a list of names or Executor objects, not {executors!r}; write [{executors!r}]"
         )
+    if not isinstance(executors, Sequence):
+        raise TypeError(
+            f"executors is a list, of which the first is asked first, not {executors!r}"
+        )
     found: dict[str, Executor | Plugin | EllipsisType] = {}
     left_out: set[str] = set()
     for item in (...,) if executors == "auto" else executors:
@@ -69,6 +73,9 @@ def order(plugins: Plugins, executors: Executors) -> Order:
         one = installed(plugins, item) if isinstance(item, str) else item
         if not isinstance(one, (Executor, Plugin, EllipsisType)):
             raise _no_executor(one)
+        if isinstance(one, Executor) and getattr(one, "name", None) is None:
+            kind = type(one).__name__
+            raise TypeError(f"{kind}.__init__ does not call super().__init__(name), which names it")
         name = "..." if isinstance(one, EllipsisType) else one.name
         if name in found:
             raise ValueError(

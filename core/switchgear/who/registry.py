@@ -234,12 +234,13 @@ class Table:
         backward: Fn | None = None,
     ) -> _Decorator:
         """Take the decorated function as an implementation, or as a grad rule of this form."""
+        names = [symbol.name for symbol in symbols_of(target)]
 
         def declare(fn: _Declared, /) -> _Declared:
             self._require_callable("function", fn, target)
             if checker is not None:
                 self._require_callable("checker", checker, target)
-            for name in [symbol.name for symbol in symbols_of(target)]:
+            for name in names:
                 if form is None:
                     self._registry.add_implementation(
                         ImplementationEntry(self.owner, name, fn, checker, override)
