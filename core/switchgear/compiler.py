@@ -121,6 +121,14 @@ class Compiler:
         if self.calls == 1 and self.module is not None and is_uninitialised(self.module):
             self.others += 1
             return self.function(*args, **kwargs)
+        for entry in self.cache.recent(self.last):
+            try:
+                result = entry.call(args, kwargs)
+            except MISSES:
+                break
+            if result is not MISS:
+                self.last = entry
+                return result
         unfit: dict[Entry, str] = {}
         failure: Exception | None = None
         while True:

@@ -7,6 +7,7 @@ from unittest import mock
 
 import pytest
 import torch
+from torch import nn
 
 import switchgear as sg
 from switchgear import errors
@@ -214,3 +215,19 @@ def test_an_error_that_eager_does_not_raise_is_told_and_eager_runs() -> None:
     with falls_back("AssertionError: .*please report this"):
         assert torch.equal(jitted(torch.ones(2)), torch.full((2,), 2.0))
     assert calls == 1
+
+
+def test_kinds_of_calls_that_take_turns_need_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5))
+    jitted = sg.jit(module, executors=["torch"], strict=True, dynamic=False)
+    inputs = [torch.ones(rows, 2) for rows in (1, 2, 3)]
+    for x in inputs:
+        jitted(x)
+    with monkeypatch.context() as patch:
+        patch.delattr("switchgear.compiler.call_key")
+        for x in inputs * 2:
+            assert jitted(x).shape == x.shape
+    jitted.eval()
+    for x in inputs:
+        assert torch.equal(jitted(x), module(x))
+    assert sg.cache_info(jitted).misses == 6

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import warnings
 from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Iterable, Sequence
@@ -32,6 +33,8 @@ _TOPICS = (
 
 #: So many entries for one kind of call are enough.
 _CROWD = 16
+#: So many are tried before a key is made.
+_RECENT = 4
 
 
 class Cache:
@@ -110,6 +113,10 @@ class Cache:
     def entries(self) -> Iterable[Entry]:
         """All of them, the one used last first."""
         return [*reversed(self._order)]
+
+    def recent(self, last: Entry | None) -> list[Entry]:
+        """Others that were used of late: where kinds of calls take turns, to try them is faster than to make a key."""
+        return [one for one in itertools.islice(reversed(self._order), _RECENT) if one is not last]
 
     def general(self, key: object, new: Entry, call: tuple[Any, Any], leaves: list[Any]) -> Entry:
         """An older entry that computes what a new one does, by now without the guards that set their calls apart."""
