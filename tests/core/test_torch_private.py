@@ -1486,3 +1486,17 @@ def test_a_dict_that_is_written_to_is_noticed() -> None:
     assert is_untouched()
     held[1]["b"] = 2
     assert not is_untouched()
+
+
+def test_to_compile_forgets_no_warning_that_was_shown() -> None:
+    source = """
+import torch, warnings
+import switchgear as sg
+jitted = sg.jit(lambda x: x * 2, executors=["torch"], dynamic=False)
+jitted(torch.ones(()))  # PyTorch forgets them where it is first asked for an operator's name
+for length in range(1, 5):
+    warnings.warn("once for this line")
+    jitted(torch.ones(length))
+"""
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
+    assert done.stderr.count("once for this line") == 1

@@ -112,16 +112,10 @@ _EXACT_LOCK = threading.Lock()
 
 def _exact_kernels() -> torch.library.Library:
     library = torch.library.Library("aten", "IMPL")
-    with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", UserWarning
-        )  # PyTorch says once that there is a kernel already
-        library.impl("native_batch_norm", _declared_batch_norm, "Functionalize")
-        library.impl(
-            torch.ops.aten.cudnn_batch_norm.default, _declared_gpu_batch_norm, "Functionalize"
-        )
-        for overload in ("Scalar", "Tensor"):
-            library.impl(f"masked_fill_.{overload}", _masked_fill_, "Functionalize")
+    library.impl("native_batch_norm", _declared_batch_norm, "Functionalize")
+    library.impl(torch.ops.aten.cudnn_batch_norm.default, _declared_gpu_batch_norm, "Functionalize")
+    for overload in ("Scalar", "Tensor"):
+        library.impl(f"masked_fill_.{overload}", _masked_fill_, "Functionalize")
     return library
 
 
@@ -174,3 +168,9 @@ def _masked_fill_(self: torch.Tensor, mask: torch.Tensor, value: object) -> torc
     torch._functionalize_commit_update(self)
     torch._sync(self)  # type: ignore[attr-defined,no-untyped-call]
     return self
+
+
+# PyTorch says once that there is a kernel already; ignored in a capture, warnings that users were shown would come again
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", UserWarning)
+    _exact_kernels()._destroy()
