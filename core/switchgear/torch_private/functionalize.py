@@ -170,7 +170,7 @@ def _masked_fill_(self: torch.Tensor, mask: torch.Tensor, value: object) -> torc
     return self
 
 
-# PyTorch says once that there is a kernel already; ignored in a capture, warnings that users were shown would come again
+# PyTorch says once that there is a kernel already: ignored in a capture, warnings that were shown would come again
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", UserWarning)
     _exact_kernels()._destroy()
