@@ -226,6 +226,21 @@ def test_writes_to_an_input() -> None:
     check(lambda x: x[: x.shape[0] - 1].add_(1), [[numbers(n, 4)] for n in (3, 5, 8)])
 
 
+@pytest.mark.parametrize("write", [T.copy_, T.add_, torch.Tensor.fill_], ids=["copy", "add", "fill"])
+def test_writes_at_a_position_that_changes(write: Callable[..., Any]) -> None:
+    def step(cache: T, x: T, position: int) -> T:
+        write(cache[:, position : position + 1], x)
+        return cache[:, : position + 1].sum(1)
+
+    jitted = sg.jit(step, executors=["torch"], strict=True)
+    cache, expected = torch.zeros(2, 16, 3), torch.zeros(2, 16, 3)
+    for position in range(2, 14):
+        x = torch.ones(2, 1, 3) * position if write is not T.fill_ else torch.tensor(float(position))
+        assert torch.equal(jitted(cache, x, position), step(expected, x, position))
+        assert torch.equal(cache, expected)
+    assert sg.cache_info(jitted).misses == 2
+
+
 # -- what is decided by a size -----------------------------------------------------------------------------------------
 
 

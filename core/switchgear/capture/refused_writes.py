@@ -118,6 +118,7 @@ def refuse_write(
     for tensor in tensors_in(args):
         if (
             target is not None
+            and tensor is not target  # its place in memory may be symbolic
             and storage_key(tensor) == storage_key(target)
             and overlap_in_part(tensor, target)
         ):
