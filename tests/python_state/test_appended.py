@@ -21,6 +21,8 @@ LOG: list[Any] = []
 class Model(nn.Module):
     """A layer with a log."""
 
+    other: Any = ()
+
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(3, 3)
@@ -105,6 +107,110 @@ def test_a_log_is_compiled_twice(make: Callable[[], tuple[nn.Module, Any]]) -> N
     squared = make is not hooked
     assert logged == pytest.approx([(3 * call + 1) ** (1 + squared) for call in range(CALLS)])
     assert [one.item() for one in LOG] == ([6 * call for call in range(CALLS)] if isinstance(model, Twice) else [])
+
+
+def _by_text(model: Nested, value: Tensor) -> None:
+    for place in range(2):
+        model.logs[f"layer{place}"].append(value * place)
+
+
+def _in_dicts(model: Nested, value: Tensor) -> None:
+    model.nested["train"]["loss"].append(value)
+
+
+def _in_list(model: Nested, value: Tensor) -> None:
+    model.rows[0].append(value)
+    model.rows[-1].extend((value, 1))
+
+
+def _in_tuple(model: Nested, value: Tensor) -> None:
+    model.pair[1].append(value)
+
+
+def _beside_others(model: Nested, value: Tensor) -> None:
+    names = {"a.b".replace(".", "_"): getattr(model, "training")}  # noqa: B009
+    if names.copy():
+        model.losses.append(value * model.scales["a"])
+
+
+IDIOMS = (_by_text, _in_dicts, _in_list, _in_tuple, _beside_others)
+
+
+class Nested(nn.Module):
+    """Logs in containers."""
+
+    def __init__(self, log: Callable[[Nested, Tensor], None]) -> None:
+        super().__init__()
+        self.log = log
+        self.scales = nn.ParameterDict({"a": nn.Parameter(torch.ones(()))})
+        self.losses: list[Any] = []
+        self.logs: Any = {"layer0": [], "layer1": []}
+        self.nested: Any = {"train": {"loss": []}}
+        self.rows: Any = [[], []]
+        self.pair: Any = ([], [])
+
+    def held(self) -> Any:
+        return self.losses, self.logs, self.nested, self.rows, self.pair
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.log(self, x.detach().sum())
+        return x * 2
+
+
+def _numbers(held: Any) -> Any:
+    if isinstance(held, dict):
+        return {name: _numbers(value) for name, value in held.items()}
+    if isinstance(held, (list, tuple)):
+        return [_numbers(value) for value in held]
+    return held.item() if isinstance(held, Tensor) else held
+
+
+@pytest.mark.parametrize("log", IDIOMS)
+def test_logs_in_containers_are_compiled_twice(log: Callable[[Nested, Tensor], None]) -> None:
+    model, eager = Nested(log), Nested(log)
+    jitted = sg.jit(model, executors=["torch"], strict=True)
+    for call in range(2 * CALLS):
+        if call == CALLS:
+            for one in (model, eager):
+                one.losses, one.rows[0], one.pair, one.logs["layer0"] = [], [], ([], []), []
+                one.rows[1].clear()
+                one.nested = {"train": {"loss": []}}
+        x = torch.full((2, 3), float(call))
+        assert torch.equal(jitted(x), eager(x))
+        assert _numbers(model.held()) == _numbers(eager.held())
+    assert sg.cache_info(jitted).misses == 2
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("is_one_trace", [True, False])
+def test_nested_logs_that_are_read_are_compiled_a_few_times(is_one_trace: bool) -> None:
+    def log(model: Nested, value: Tensor) -> None:
+        model.rows[0].append(value)
+        model.nested["train"]["loss"].append(len(model.rows[0]) * (not is_one_trace))
+
+    model, eager = Nested(log), Nested(log)
+    jitted = sg.jit(model, executors=["torch"])
+    for call in range(40):
+        x = torch.full((2, 3), float(call))
+        assert torch.equal(jitted(x), eager(x))
+        assert _numbers(model.held()) == _numbers(eager.held())
+    assert sg.cache_info(jitted).misses <= 17
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_values_that_come_to_the_same_count_as_others_do() -> None:
+    class Named(nn.Module):
+        name = ""
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * (2 if self.name else 3)
+
+    model = Named()
+    jitted = sg.jit(model, executors=["torch"])
+    for call in range(40):
+        model.name = f"call {call}"
+        assert torch.equal(jitted(torch.ones(2)), torch.full((2,), 2.0))
+    assert sg.cache_info(jitted).misses <= 17
 
 
 def test_it_may_be_replaced_and_emptied() -> None:
@@ -211,6 +317,79 @@ def _size(log: list[Any]) -> int:
 
 def _last(model: Model) -> int:
     return 1 if model.losses and model.losses[-1] is not None else 0
+
+
+def _aliased(model: Model) -> int:
+    held = model.held
+    losses = held["losses"]
+    return len(losses)
+
+
+def _gone_down(model: Model) -> int:
+    held: Any = model.held
+    for name in ("losses",):
+        held = held[name]
+    return len(held)
+
+
+def _gone_through(model: Model) -> int:
+    count = 0
+    for _ in model.held["losses"]:
+        count += 1
+    return count
+
+
+def _unpacked(model: Model) -> int:
+    (losses,) = model.held.values()
+    return len(losses)
+
+
+def _got_and_counted(model: Model) -> int:
+    return len(model.held.get("losses", ()))
+
+
+def _chosen(model: Model) -> int:
+    losses = model.held["losses"] if model.training else []
+    return len(losses)
+
+
+def _stored_elsewhere(model: Model) -> int:
+    model.other = model.held["losses"]
+    return len(model.other)
+
+
+def _of_locals(model: Model) -> int:
+    losses = model.held["losses"]
+    losses.extend(())
+    return max(len(value) for value in locals().values() if isinstance(value, list))
+
+
+def _added_to_another(model: Model) -> int:
+    other: list[Any] = []
+    other += model.held["losses"]
+    return len(other)
+
+
+NESTED_READS = (
+    *(_aliased, _gone_down, _gone_through, _unpacked, _got_and_counted, _chosen, _stored_elsewhere),
+    *(_of_locals, _added_to_another),
+)
+
+
+@pytest.mark.parametrize("read", NESTED_READS)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_what_looks_at_how_many_there_are_and_decides_later(read: Callable[[Model], int]) -> None:
+    class Deciding(Model):
+        def forward(self, x: Tensor) -> Tensor:
+            self.held["losses"].append(x)
+            return x * (2 if read(self) < 5 else 3)
+
+    model, eager = Deciding(), Deciding()
+    jitted = sg.jit(model, executors=["torch"])
+    for call in range(CALLS):
+        x = torch.full((2, 3), float(call))
+        assert torch.equal(jitted(x), eager(x))
+        assert len(model.losses) == len(eager.losses) == call + 1
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

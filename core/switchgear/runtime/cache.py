@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import warnings
-from collections import OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, TypeAlias
 
@@ -49,6 +49,8 @@ class Cache:
         self._last_key: tuple[object, ...] = ()
         #: Keys of calls that were compiled, by what they are without sizes, and Python values among the arguments.
         self._by_kind: defaultdict[object, list[Key]] = defaultdict(list)
+        #: How many more were compiled under a key, and found to be what an entry does.
+        self._merged = Counter[object]()
         self._compilations = 0
         #: Why each call was compiled that was, for an entry of its own or not.
         self.reasons: list[str] = []
@@ -90,7 +92,7 @@ class Cache:
     def crowd(self, key: Key, reason: str) -> str:
         """Why another entry under a key, for this reason, is not worth it: there are so many; empty where it is."""
         most, others = max(_CROWD, 2 * self._limit), self._by_kind[_kind(key)]
-        if len(self._buckets.get(key, ())) >= most:
+        if len(self._buckets.get(key, ())) + self._merged[key] >= most:
             return (
                 f"{reason}, as for all entries before; keep it as it is, or raise recompile_limit"
             )
@@ -123,6 +125,7 @@ class Cache:
         for entry in tuple(self._buckets.get(key, ())):
             alike = same_program(entry.captured, new.captured) and entry.forget(new, leaves)
             if alike and entry.prologue(*call) is not None:
+                self._merged[key] += 1
                 return entry
         return new
 
@@ -156,6 +159,7 @@ class Cache:
             bucket.remove(entry)
         if not bucket:
             self._buckets.pop(place, None)
+            self._merged.pop(place, None)
 
     def _difference(self, key: tuple[object, ...]) -> str:
         topics = zip(_TOPICS, self._last_key, key, strict=False)

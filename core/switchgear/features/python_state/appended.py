@@ -17,15 +17,18 @@ from typing import Any
 from switchgear.features.python_state.frozen import Contents, Instance
 from switchgear.features.python_state.reads import Read
 from switchgear.features.python_state.rebuilding import Packing
+from switchgear.features.python_state.unforeseen import is_users_file
 from switchgear.features.python_state.writes import Write
 
 #: What gives all attributes and variables, or those of names that are computed.
-_BY_ANY_NAME = (
-    *("getattr", "vars", "__dict__", "attrgetter", "__getattribute__"),
-    *("copy", "deepcopy", "asdict", "astuple", "replace", "dumps", "state_dict"),
+_BY_ANY_NAME = frozenset(
+    {
+        *("getattr", "vars", "locals", "__dict__", "attrgetter", "__getattribute__"),
+        *("deepcopy", "asdict", "astuple", "dumps", "state_dict"),
+    }
 )
-#: Of what is looked up in a container.
-_INDICES = ("LOAD_CONST", "LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_SMALL_INT")
+_JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
+_ITEM = "BINARY_SUBSCR"
 
 
 def note_appended(
@@ -50,7 +53,11 @@ def note_appended(
         for read in (reads if appended else ())
         if (value := _forgotten(read.value, read.now(arguments), appended)) is not read.value
     ]
-    used = frozenset().union(*map(_used_otherwise, codes)) if changed else frozenset()
+    used: set[str] = set()
+    for code in codes if changed else ():
+        names = _used_otherwise(code)
+        # PyTorch's own looks so at nothing but its own, such as parts of a ParameterDict
+        used |= names if is_users_file(code.co_filename) else names - _BY_ANY_NAME
     for read, value in changed:
         name = read.label if read.kind is types.CellType else read.key
         if used.isdisjoint({name, *_BY_ANY_NAME}):
@@ -58,15 +65,16 @@ def note_appended(
 
 
 def _forgotten(frozen: object, now: Any, appended: Set[int]) -> object:
-    """A frozen value, now this, without what lists hold that are appended to, or such lists in a dict."""
-    if id(now) in appended and type(now) in (list, deque):
-        return Instance(type(now))
-    if isinstance(frozen, Contents) and type(now) in (dict, defaultdict):
-        held = zip(frozen.keys or (), frozen.items, strict=True)
-        items = tuple([_forgotten(item, now.get(key), appended) for key, item in held])
-        if any(map(operator.is_not, items, frozen.items)):
-            return replace(frozen, items=items)
-    return frozen
+    """A frozen value, now this, without what lists in it hold that are appended to."""
+    is_list = type(now) in (list, deque)
+    if not isinstance(frozen, Contents) or not (is_list or type(now) in (tuple, dict, defaultdict)):
+        return frozen
+    held = now if frozen.keys is None else [now.get(key) for key in frozen.keys]
+    items = tuple([_forgotten(*pair, appended) for pair in zip(frozen.items, held, strict=False)])
+    is_inside = any(map(operator.is_not, items, frozen.items))
+    if is_list and id(now) in appended:
+        return frozen if is_inside else Instance(type(now))
+    return replace(frozen, items=items) if is_inside else frozen
 
 
 @functools.cache
@@ -76,9 +84,25 @@ def _used_otherwise(code: types.CodeType) -> frozenset[str]:
     found = {value for value in code.co_consts if isinstance(value, str)}
     lines = [*dis.get_instructions(code)]
     for place, line in enumerate(lines):
-        if line.opname[:4] == "LOAD":
-            index, item, *_ = following = (*lines[place + 1 : place + 4], line, line)
-            is_item = index.opname in _INDICES and item.opname.startswith("BINARY")
-            if following[2 * is_item].argval not in ("append", "extend"):
+        if line.opname[:4] == "LOAD" and not _is_appended_to(lines[place + 1 :]):
+            of_name = line.argval == "getattr" and lines[place + 2].opname == "LOAD_CONST"
+            if not of_name:
                 found.add(str(line.argval))
     return frozenset(found).union(*map(_used_otherwise, inner))
+
+
+def _is_appended_to(lines: Sequence[dis.Instruction]) -> bool:
+    """Whether what was loaded just before, or an item of it at any depth, is appended to and nothing else."""
+    above = 0  # how much lies on the stack above it: parts of the key of an item
+    for line in lines:
+        if above == 0 and line.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            return line.argval in ("append", "extend")
+        if line.opname.startswith(("COPY", "SWAP")) or line.opcode in _JUMPS:
+            return False
+        is_loaded = line.opname[:4] == "LOAD" or line.opname == "PUSH_NULL"
+        before, above = above, above + dis.stack_effect(line.opcode, line.arg)
+        if above < before and above <= 0 and not (above == 0 and line.opname == _ITEM):
+            return False
+        if before == 0 and not is_loaded:
+            return False
+    return False

@@ -34,7 +34,7 @@ from switchgear.features.python_state.frozen import (
     numbers_changed,
     same,
 )
-from switchgear.features.python_state.holders import MISSING, dict_of
+from switchgear.features.python_state.holders import MISSING, dict_base, dict_of
 from switchgear.features.python_state.identity import Identities, Place
 from switchgear.features.python_state.streams import variable_of_context
 
@@ -239,23 +239,30 @@ class State:
         missed = [read for read in self._reads if not read.holds(objects)]
         if other._indices != self._indices or not missed or any(read.is_later for read in missed):
             return False
-        if all(
-            read.unasked is not None and same(read.now(objects), read.unasked) for read in missed
-        ):
-            for read in missed:
-                read.value = read.unasked
-            self._build(objects)
+        if any(one._ask_less(objects) for one in (self, *self._alternatives)):
             return True
         if len(self._alternatives) < _MOST_VALUES:
             self._alternatives.append(other)
             return True
-        if any(id(read.now(objects)) in self._written for read in missed):
+        if any(_was_written(read.now(objects), read.value, self._written) for read in missed):
             raise Unsupported(
                 f"the function changes {missed[0].label}, and every call finds it otherwise; change it outside of the "
                 "jitted function",
                 splits=False,
             )
         return False
+
+    def _ask_less(self, objects: Mapping[int, object]) -> bool:
+        """Ask no longer what lists hold that are appended to, if it then holds."""
+        missed = [read for read in self._reads if not read.holds(objects)]
+        if any(
+            read.unasked is None or not same(read.now(objects), read.unasked) for read in missed
+        ):
+            return False
+        for read in missed:
+            read.value = read.unasked
+        self._build(objects)
+        return True
 
     def varying(self, leaves: Sequence[Any]) -> Iterator[str]:
         """The integers that are others in a call with these flattened arguments."""
@@ -266,6 +273,18 @@ class State:
     def listed(self) -> list[str]:
         """What is asked for, a place each."""
         return sorted(map(str, self._reads))
+
+
+def _was_written(now: Any, frozen: object, written: Set[int]) -> bool:
+    """Whether a value is not what was frozen in a container, at any depth, that calls write to."""
+    if same(now, frozen):
+        return False
+    if id(now) in written:
+        return True
+    if not isinstance(frozen, Contents) or not isinstance(now, (tuple, list, dict)):
+        return False
+    items = dict_base(now).values(now) if isinstance(now, dict) else now
+    return any(_was_written(*pair, written) for pair in zip(items, frozen.items, strict=False))
 
 
 def _is_not_known(call: object) -> bool:
