@@ -209,8 +209,9 @@ class Reached:
             self.reach(value.__self__, label)
             self.reach(value.__func__, label)
         elif isinstance(value, types.BuiltinMethodType):
-            if isinstance(value.__self__, KINDS):  # `append = log.append`
-                self.reach(value.__self__, label)
+            of = value.__self__
+            if isinstance(of, KINDS) or user_objects.is_alive(type(of)):  # `append = log.append`
+                self.reach(of, label)
         elif isinstance(value, functools.partial):
             for name in ("func", "args", "keywords"):
                 self._note(value, name, getattr(value, name), f"{label}.{name}")
@@ -362,6 +363,13 @@ class Reached:
 
     def _object(self, value: Any, label: str) -> None:
         kind = type(value)
+        if user_objects.is_alive(kind) and not isinstance(value, _CHANGING):
+            use = "take" if user_objects.is_lock(kind) else "use"
+            raise Unsupported(
+                f"the function reaches {label}, a {kind.__name__}, which the first call alone would {use}; {use} it "
+                "outside of the function",
+                splits=False,
+            )
         if isinstance(value, types.SimpleNamespace):
             self._hold_own(value, vars(value), label)
             self._read_all(value)
@@ -738,7 +746,8 @@ class Reached:
         holder = self.held.hold(Variables, space, f"module {module}")
         holder.watch(names)
         for name in sorted(names & holder.before.keys()):
-            if (id(space), name) not in self.reads:
+            is_of_library = user_objects.is_lock(type(holder.before[name])) and _is_installed(space)
+            if (id(space), name) not in self.reads and not is_of_library:
                 self._note(space, name, holder.before[name], f"{module}.{name}", code)
 
     def _space(self, value: types.ModuleType | type, label: str) -> None:
@@ -811,6 +820,11 @@ def own_dict(value: object) -> dict[str, Any] | None:
     except AttributeError:
         return None
     return own if type(own) is dict else None
+
+
+def _is_installed(space: dict[str, Any]) -> bool:
+    """Whether these are the variables of a module of an installed package, whose locks are its own affair."""
+    return any(folder in str(space.get("__file__")) for folder in user_objects.INSTALLED)
 
 
 def _assigned_forward(module: nn.Module) -> object:
