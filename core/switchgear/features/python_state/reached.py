@@ -363,13 +363,6 @@ class Reached:
 
     def _object(self, value: Any, label: str) -> None:
         kind = type(value)
-        if user_objects.is_alive(kind) and not isinstance(value, _CHANGING):
-            use = "take" if user_objects.is_lock(kind) else "use"
-            raise Unsupported(
-                f"the function reaches {label}, a {kind.__name__}, which the first call alone would {use}; {use} it "
-                "outside of the function",
-                splits=False,
-            )
         if isinstance(value, types.SimpleNamespace):
             self._hold_own(value, vars(value), label)
             self._read_all(value)
@@ -379,6 +372,7 @@ class Reached:
         elif not user_objects.is_users_class(kind) or issubclass(kind, threading.local):
             self._library_object(value, label)
             return
+        _refuse_alive(kind, label)
         self._instance_of(kind)
         own = own_dict(value)
         if own is not None:
@@ -401,6 +395,7 @@ class Reached:
                 f"the function reaches {label}, a {type(value).__name__}, of which no guard tells what is in it; pass "
                 "what you need of it"
             )
+        _refuse_alive(type(value), label)
         if isinstance(value, ContextVar):
             content = variable_of_context(value)
             if isinstance(content, torch.Tensor):
@@ -745,9 +740,11 @@ class Reached:
         module = space.get("__name__")
         holder = self.held.hold(Variables, space, f"module {module}")
         holder.watch(names)
+        is_apart = _is_installed(space)
         for name in sorted(names & holder.before.keys()):
-            is_of_library = user_objects.is_lock(type(holder.before[name])) and _is_installed(space)
-            if (id(space), name) not in self.reads and not is_of_library:
+            if is_apart and user_objects.is_lock(type(holder.before[name])):
+                continue
+            if (id(space), name) not in self.reads:
                 self._note(space, name, holder.before[name], f"{module}.{name}", code)
 
     def _space(self, value: types.ModuleType | type, label: str) -> None:
@@ -820,6 +817,16 @@ def own_dict(value: object) -> dict[str, Any] | None:
     except AttributeError:
         return None
     return own if type(own) is dict else None
+
+
+def _refuse_alive(kind: type, label: str) -> None:
+    if user_objects.is_alive(kind):
+        use = "take" if user_objects.is_lock(kind) else "use"
+        raise Unsupported(
+            f"the function reaches {label}, a {kind.__name__}, which the first call alone would {use}; {use} it "
+            "outside of the function",
+            splits=False,
+        )
 
 
 def _is_installed(space: dict[str, Any]) -> bool:

@@ -21,17 +21,20 @@ _FIXED = sys.stdlib_module_names - _LOOKED_INTO | {
 }
 #: What of these reads attributes of modules all the same.
 _MODULES = ("torch.nn.modules.", "torch.nn.utils.", "torch.optim.")
-#: What is written in C there and either never changes, or is looked into or refused by itself.
+#: What is written in C in the standard library and either never changes, or is looked into or refused by itself.
 _PLAIN_IN_C = {
     *("builtins", "types", "typing", "_typing", "functools", "itertools", "operator", "enum"),
     *("collections", "_collections", "weakref", "_weakref", "abc", "_abc", "ast", "re", "datetime"),
     *("decimal", "zoneinfo", "_struct", "_contextvars", "_random", "string", "annotationlib"),
 }
-#: What is written in Python there and is shared with other threads and processes, or lies in C after all.
-_SHARED = {
-    *("threading", "multiprocessing", "queue", "concurrent", "asyncio", "subprocess", "socket"),
-    *("ssl", "selectors", "sqlite3", "ctypes", "tempfile", "shelve", "dbm"),
-}
+#: What is written in Python in it and is shared with other threads and processes, or lies in C after all.
+_SHARED = frozenset(
+    {
+        *("threading", "multiprocessing", "queue", "concurrent", "asyncio", "subprocess", "socket"),
+        *("ssl", "selectors", "sqlite3", "ctypes", "tempfile", "shelve", "dbm"),
+    }
+)
+_LIVING_IN_C = sys.stdlib_module_names - _PLAIN_IN_C
 #: Where installed packages lie.
 INSTALLED = "site-packages", "dist-packages"
 _LOADS = {dis.opmap["LOAD_GLOBAL"]: 1}
@@ -76,7 +79,6 @@ def is_written_in_python(kind: type) -> bool:
     return kind.__flags__ & (_HEAP | _IMMUTABLE) == _HEAP
 
 
-@functools.cache
 def is_alive(kind: type) -> bool:
     """Whether objects of a class do and hold what is seen nowhere in Python: queues, locks, connections, shared memory.
 
@@ -84,16 +86,13 @@ def is_alive(kind: type) -> bool:
     """
     if issubclass(kind, threading.local):
         return False
-    is_users_own = is_users_class(kind)
-    for base in kind.__mro__:
-        package = str(base.__module__).partition(".")[0]
-        if is_written_in_python(base):
-            is_one = package in _SHARED and not is_users_own
-        else:
-            is_one = package in sys.stdlib_module_names - _PLAIN_IN_C or base is bytearray
-        if is_one:
-            return True
-    return False
+    shared = frozenset[str]() if is_users_class(kind) else _SHARED
+    return any(
+        str(base.__module__).partition(".")[0]
+        in (shared if is_written_in_python(base) else _LIVING_IN_C)
+        or base is bytearray
+        for base in kind.__mro__
+    )
 
 
 def is_lock(kind: type) -> bool:
