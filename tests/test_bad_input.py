@@ -9,6 +9,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -146,6 +147,18 @@ def test_argument_that_is_refused(argument: Any, message: str) -> None:
     with falls_back(message):
         assert torch.equal(jitted(x, argument), torch.sin(x))
     assert torch.equal(jitted(x, None), torch.sin(x))  # the same function goes on working
+
+
+@pytest.mark.parametrize("number", [np.float32(3.5), np.int64(3), np.float64(3.5)])
+def test_numbers_of_numpy_stay_what_they_are(number: Any) -> None:
+    def function(x: torch.Tensor, n: Any) -> Any:
+        return x * n, n.astype("int32")
+
+    jitted = sg.jit(function, executors=["torch"])
+    with falls_back(r"\.item\(\)|returns a numpy.int32"):
+        (scaled, found), expected = jitted(numbers(), number), function(numbers(), number)
+    assert torch.equal(scaled, expected[0])
+    assert (type(found), found) == (np.int32, 3)
 
 
 def test_closed_over_tensor_subclass_is_refused() -> None:

@@ -729,9 +729,11 @@ def test_inference_mode_inside() -> None:
         return x * infers(x)
 
     x = numbers(3, grad=True)
-    found, expected = jit(infers)(x), infers(x)
-    assert torch.equal(found, expected)
-    assert found.requires_grad == expected.requires_grad
+    for around in (nullcontext, torch.inference_mode):
+        with falls_back("inference mode of its own") if around is nullcontext else nullcontext(), around():
+            found, expected = jit(infers)(x), infers(x)
+        assert torch.equal(found, expected)
+        assert (found.requires_grad, found.is_inference()) == (expected.requires_grad, expected.is_inference())
     with pytest.raises(RuntimeError, match=r"[Ii]nference"):
         uses(x)
     with pytest.raises((RuntimeError, errors.Unsupported), match=r"[Ii]nference"):

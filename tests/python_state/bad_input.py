@@ -179,7 +179,7 @@ def generator_returned() -> Scenario:
 
 
 @case()
-def lock_as_an_attribute() -> Scenario:
+def lock_that_another_method_takes() -> Scenario:
     class Locked(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -187,11 +187,14 @@ def lock_as_an_attribute() -> Scenario:
             self.scale = 1.0
 
         def forward(self, x: Tensor) -> Tensor:
+            return x * self.scale
+
+        def update(self, scale: float) -> None:
             with self.lock:
-                return x * self.scale
+                self.scale = scale
 
     module = Locked()
-    return changed(module, lambda: put(module, scale=2.0))
+    return changed(module, lambda: module.update(2.0))
 
 
 @case()

@@ -6,23 +6,35 @@ import argparse
 import array
 import collections
 import contextvars
+import ctypes
 import functools
+import hashlib
+import importlib
 import logging
+import mmap
+import multiprocessing
 import os
 import queue
+import shutil
+import socket
+import sqlite3
+import subprocess
+import sys
 import threading
 import types
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from configparser import ConfigParser
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import switchgear as sg
+from tests.falling_back import falls_back
 
 X = torch.ones(2)
 VARIABLE = contextvars.ContextVar("VARIABLE", default=1.0)
@@ -43,6 +55,26 @@ class Leveled(type):
 
 class OfLevel(metaclass=Leveled):
     """Has the level of its class's class."""
+
+
+class Point(ctypes.Structure):
+    """Its numbers lie in memory of C."""
+
+    _fields_: ClassVar[list[tuple[str, type]]] = [("x", ctypes.c_int)]
+
+
+class Counting(nn.Module):
+    """Counts its calls, one thread at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock, self.calls = threading.Lock(), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Twice of it."""
+        with self.lock:
+            self.calls += 1
+        return x * 2
 
 
 class Key:
@@ -179,6 +211,82 @@ def test_what_changes_in_ways_that_no_guard_sees() -> None:
         assert torch.equal(one(X), X * 2)
 
 
+def _uses() -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
+    """What uses an object that lies in C or is shared with other threads, and what shows how often it was used."""
+    jobs, base, (here, there) = queue.SimpleQueue[int](), sqlite3.connect(":memory:"), multiprocessing.Pipe()
+    base.execute("create table calls (number)")
+    shared, plain, point = multiprocessing.Value("i", 0), ctypes.c_int(0), Point()
+    checksum, pages, count = hashlib.sha256(), mmap.mmap(-1, 8), threading.Semaphore(9)
+    put, lock = queue.SimpleQueue[int](), threading.Lock()
+    put_one = put.put
+
+    def map_page() -> None:
+        pages[0] += 1
+
+    def add(to: Any, name: str) -> None:
+        setattr(to, name, getattr(to, name) + 1)
+
+    def received() -> int:
+        return sum(1 for _ in iter(there.poll, False) if there.recv())
+
+    return {
+        "jobs, a SimpleQueue": (lambda: jobs.put(1), jobs.qsize),
+        "put_one, a SimpleQueue": (lambda: put_one(1), put.qsize),
+        "base, a Connection": (
+            lambda: base.execute("insert into calls values (1)"),
+            lambda: base.execute("select count(*) from calls").fetchone(),
+        ),
+        "here, a Connection": (lambda: here.send(1), received),
+        "shared, a Synchronized": (lambda: add(shared, "value"), lambda: shared.value),
+        "plain, a c_int": (lambda: add(plain, "value"), lambda: plain.value),
+        "point, a Point": (lambda: add(point, "x"), lambda: point.x),
+        "checksum, a HASH": (lambda: checksum.update(b"x"), checksum.hexdigest),
+        "pages, a mmap": (map_page, lambda: pages[0]),
+        "use, a Semaphore": (count.acquire, lambda: count._value),
+        "lock, a lock": (lambda: lock.acquire(blocking=False), lambda: lock.locked()),
+    }
+
+
+@pytest.mark.parametrize("what", _uses())
+def test_objects_that_lie_in_c(what: str) -> None:
+    def run(jit: Callable[..., Any]) -> list[object]:
+        use, observe = _uses()[what]
+
+        def function(x: Tensor) -> Tensor:
+            use()
+            return x + 1
+
+        called = jit(function)
+        return [(called(X).tolist(), observe()) for _ in range(3)]
+
+    with falls_back(f"reaches .*{what}, which the first call alone would (use|take); .* outside"):
+        found = run(functools.partial(sg.jit, executors=["torch"]))
+    assert found == run(lambda function: function)
+
+
+def test_threads_do_not_lose_counts_under_a_lock() -> None:
+    model = Counting()
+    jitted = sg.jit(model, executors=["torch"])
+    with falls_back(r"reaches Counting\.lock, a lock, .*; take it outside"), torch.no_grad():
+        jitted(X)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(jitted, [X] * 40))
+    assert model.calls == 41
+
+
+def test_a_lock_of_an_installed_package_is_its_own_affair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    text = "import threading\nLOCK = threading.Lock()\n\ndef scale(x):\n    with LOCK:\n        return x * 2\n"
+    (folder / "locking_package.py").write_text(text)
+    monkeypatch.syspath_prepend(str(folder))
+    scale = importlib.import_module("locking_package").scale
+    jitted = sg.jit(lambda x: scale(x), executors=["torch"])
+    assert torch.equal(jitted(X), X * 2)
+    jitted(X)
+    assert sg.cache_info(jitted).hits == 1
+
+
 def test_a_file_that_comes_to_be(tmp_path: Path) -> None:
     flag = tmp_path / "flag"
     by_path, by_os = (
@@ -191,3 +299,53 @@ def test_a_file_that_comes_to_be(tmp_path: Path) -> None:
     flag.touch()
     assert torch.equal(by_path(X), X * 2)
     assert torch.equal(by_os(X), X * 2)
+
+
+def _send(socket_number: int) -> None:
+    with socket.fromfd(socket_number, socket.AF_UNIX, socket.SOCK_STREAM) as end:
+        end.sendall(b"x")
+
+
+#: What reaches the world outside, of a file and the number of a socket.
+OUTSIDE: dict[str, tuple[Callable[[Path, int], object], str]] = {
+    "stdout": (lambda file, number: sys.stdout.write("out"), "writes to standard output or error"),
+    "stderr": (lambda file, number: sys.stderr.write("err"), "writes to standard output or error"),
+    "bytes": (lambda file, number: sys.stdout.buffer.write(b"out"), "writes to standard output or error"),
+    "descriptor": (lambda file, number: os.write(number, b"x"), "writes to a file"),
+    "socket": (lambda file, number: _send(number), "uses a socket"),
+    "process": (lambda file, number: subprocess.run(["true"], check=True), "starts or ends a process"),
+    "removed": (lambda file, number: os.remove(file), "writes to a file"),
+    "tree": (lambda file, number: shutil.rmtree(file.parent / "none", ignore_errors=True), "the file system"),
+    "saved": (lambda file, number: torch.save({"a": 1}, file), "saves a file"),
+}
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_what_goes_outside(name: str, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    do, message = OUTSIDE[name]
+    pair, file = socket.socketpair(), tmp_path / "file"
+    pair[1].setblocking(False)
+    done, number = [], pair[0].fileno()
+
+    def function(x: Tensor) -> Tensor:
+        do(file, number)
+        return x + 1
+
+    with falls_back(message):
+        jitted = sg.jit(function, executors=["torch"])
+        for _ in range(3):
+            file.write_text("")
+            assert torch.equal(jitted(X), X + 1)
+            done.append((file.exists(), file.exists() and file.stat().st_size > 0))
+    sys.stdout.flush()
+    written = capfdbinary.readouterr()
+    if name in ("stdout", "bytes"):
+        assert written.out == b"out" * 3
+    if name == "stderr":
+        assert b"errerrerr" in written.err
+    if name in ("descriptor", "socket"):
+        assert pair[1].recv(9) == b"xxx"
+    if name in ("removed", "saved"):
+        assert done == [(name == "saved", name == "saved")] * 3
+    for end in pair:
+        end.close()

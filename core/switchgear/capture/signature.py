@@ -249,6 +249,11 @@ def flatten_arguments(
         if isinstance(leaf, torch.Tensor):
             check_tensor(leaf, f"argument {index}")
         elif not _is_value(leaf) and not is_object(leaf):
+            if _is_scalar_of_numpy(leaf):
+                raise Unsupported(
+                    f"argument {index} is a {_class_name(leaf)}, a number of NumPy's; pass its .item()",
+                    splits=False,
+                )
             raise Unsupported(
                 f"argument {index} is a {_class_name(leaf)}: neither a tensor, nor a Python value, nor an object of a "
                 "class written in Python, nor a container registered with torch.utils._pytree; close over the object"
@@ -259,6 +264,13 @@ def flatten_arguments(
 def _is_value(leaf: object) -> bool:
     parts = (leaf.start, leaf.stop, leaf.step) if isinstance(leaf, slice) else (leaf,)
     return all(isinstance(part, _VALUES) for part in parts)
+
+
+def _is_scalar_of_numpy(leaf: object) -> bool:
+    """Whether it is one, which TorchDynamo makes an array of."""
+    return any(
+        (kind.__module__, kind.__name__) == ("numpy", "generic") for kind in type(leaf).__mro__
+    )
 
 
 def is_bound(leaf: Any) -> bool:
@@ -325,8 +337,8 @@ def check_returned(leaf: object) -> None:
     raise Unsupported(
         f"the function returns a {_class_name(leaf)}, which is neither a tensor, a Python value, nor a container "
         f"that PyTorch's pytree knows; {hint}",
-        # TorchDynamo returns another kind of iterator
-        splits=not hasattr(leaf, "__next__"),
+        # TorchDynamo returns another kind of iterator, and arrays
+        splits=not (hasattr(leaf, "__next__") or _is_scalar_of_numpy(leaf)),
     )
 
 

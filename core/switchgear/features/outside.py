@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import functools
 import logging
 import os
 import pathlib
 import random
+import socket
+import subprocess
 import sys
 import threading
 import time
@@ -28,6 +31,11 @@ from switchgear.errors import Unsupported
 from switchgear.patches import caller, redirected
 
 _FILES = ("stat", "lstat", "getcwd", "listdir", "scandir")
+_CHANGES_OF_FILES = (
+    *("write", "remove", "unlink", "rename", "replace", "mkdir", "rmdir", "truncate", "symlink"),
+    *("link", "chmod", "utime", "sendfile"),
+)
+_PROCESSES = ("system", "fork", "posix_spawn", "execv", "execve", "kill")
 _CLOCKS = (
     *("time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns"),
     *("process_time", "process_time_ns", "thread_time", "thread_time_ns", "sleep"),
@@ -40,6 +48,12 @@ _DOORS: tuple[tuple[Any, str, str], ...] = (
     (builtins, "input", "asks for input"),
     (threading.Thread, "start", "starts a thread"),
     *((os, name, "asks the file system") for name in _FILES),
+    *((os, name, "writes to a file or the file system") for name in _CHANGES_OF_FILES),
+    *((os, name, "starts or ends a process") for name in _PROCESSES if hasattr(os, name)),
+    (subprocess.Popen, "__init__", "starts or ends a process"),
+    *((socket.socket, name, "uses a socket") for name in ("send", "sendall", "sendto", "recv")),
+    (torch, "save", "saves a file"),
+    (torch, "load", "loads a file"),
     *((os, name, "sets a variable of the environment") for name in ("putenv", "unsetenv")),
     (os, "urandom", "asks for random bytes"),
     (random, "_urandom", "asks for random bytes"),
@@ -53,7 +67,7 @@ _NOT_USERS = sys.stdlib_module_names - {"__main__"} | {"torch", "switchgear"}
 _PASSED = (
     *("pathlib", "logging", "os", "posixpath", "genericpath", "_collections_abc"),
     *("threading", "concurrent", "multiprocessing", "tqdm"),
-    *("uuid", "secrets", "tempfile", "random"),
+    *("uuid", "secrets", "tempfile", "random", "shutil", "subprocess", "socket", "ssl", "http"),
 )
 
 
@@ -66,6 +80,9 @@ class Outside(Handler):
         with contextlib.ExitStack() as stack:
             for owner, name, what in _DOORS:
                 stack.enter_context(redirected(owner, name, _refusing(what)))
+            for stream in _streams():
+                write = functools.partial(_write, stream.write)
+                stack.enter_context(redirected(stream, "write", write))
             stack.enter_context(redirected(logging.Logger, "_log", _log))
             stack.enter_context(redirected(logging.Logger, "isEnabledFor", _is_enabled))
             stack.enter_context(redirected(warnings, "warn", _warn))
@@ -81,6 +98,21 @@ def _refusing(what: str) -> Callable[..., object]:
         return original(*args, **kwargs)
 
     return refuse
+
+
+def _streams() -> Iterator[Any]:
+    """Standard output and error, and what these write bytes to."""
+    for stream in {id(one): one for one in (sys.stdout, sys.stderr)}.values():
+        for one in (stream, getattr(stream, "buffer", None)):
+            if hasattr(one, "__dict__"):
+                yield one
+
+
+def _write(write: Callable[..., object], _: object, *args: object) -> object:
+    # not past others: what is logged or shown as a warning is up to these
+    if _is_users(caller(2)):
+        _refuse("writes to standard output or error")
+    return write(*args)
 
 
 def _is_users(module: str) -> bool:

@@ -51,6 +51,8 @@ class _World:
 
     reached: Reached
     recording: Recording
+    #: Whether inference mode is on around the call.
+    infers: bool
     arguments: Mapping[int, object] = field(default_factory=dict)
 
 
@@ -100,7 +102,8 @@ class PythonState(Handler):
         varying = sizes.marks if sizes is not None else {}
         known = weakref.proxy(recorder)  # or modules would live until garbage is collected
         reached = Reached(varying, partial(_size_of, known))
-        return _World(reached, Recording(reached, lambda module: known.enter_module(module)))
+        recording = Recording(reached, lambda module: known.enter_module(module))
+        return _World(reached, recording, torch.is_inference_mode_enabled())
 
     @contextlib.contextmanager
     def running(
@@ -189,7 +192,10 @@ class PythonState(Handler):
         written |= packing.places.keys() - reached.places.of_call.keys()
         is_plain = not writes and not is_odd(result, reached)
         template = None if is_plain else packing.pack(result, "what it returns")
-        _refuse_attributes_of_results((*tensors_in(result), *tensors_in(packing.leaves)))
+        results = (*tensors_in(result), *tensors_in(packing.leaves))
+        _refuse_attributes_of_results(results)
+        if not world.infers:
+            _refuse_inference(results)
         identities = reached.identities(packing.places)
         state = State(reads, world.arguments, written, identities)
         recorder.guards.append(guard_on(state, world.arguments, reached.settle))
@@ -251,6 +257,17 @@ def _refuse_attributes_of_results(tensors: Iterable[torch.Tensor]) -> None:
                 raise Unsupported(
                     f"the function gives a tensor that it makes an attribute, {name}; return that beside it"
                 )
+
+
+def _refuse_inference(tensors: Iterable[torch.Tensor]) -> None:
+    """Refuse what a function makes in an inference mode of its own."""
+    with internals.DisableTorchFunction():
+        if any(tensor.is_inference() for tensor in filter(internals.is_wrapper, tensors)):
+            raise Unsupported(
+                "the function returns or keeps what it makes in an inference mode of its own, which a trace runs "
+                "without; use torch.no_grad inside, or inference mode around the call",
+                splits=False,
+            )
 
 
 def _refuse_attributes_of_tensors(recorder: Recorder, reached: Reached) -> None:

@@ -209,8 +209,9 @@ class Reached:
             self.reach(value.__self__, label)
             self.reach(value.__func__, label)
         elif isinstance(value, types.BuiltinMethodType):
-            if isinstance(value.__self__, KINDS):  # `append = log.append`
-                self.reach(value.__self__, label)
+            of = value.__self__
+            if isinstance(of, KINDS) or user_objects.is_alive(type(of)):  # `append = log.append`
+                self.reach(of, label)
         elif isinstance(value, functools.partial):
             for name in ("func", "args", "keywords"):
                 self._note(value, name, getattr(value, name), f"{label}.{name}")
@@ -371,6 +372,7 @@ class Reached:
         elif not user_objects.is_users_class(kind) or issubclass(kind, threading.local):
             self._library_object(value, label)
             return
+        _refuse_alive(kind, label)
         self._instance_of(kind)
         own = own_dict(value)
         if own is not None:
@@ -393,6 +395,7 @@ class Reached:
                 f"the function reaches {label}, a {type(value).__name__}, of which no guard tells what is in it; pass "
                 "what you need of it"
             )
+        _refuse_alive(type(value), label)
         if isinstance(value, ContextVar):
             content = variable_of_context(value)
             if isinstance(content, torch.Tensor):
@@ -737,7 +740,10 @@ class Reached:
         module = space.get("__name__")
         holder = self.held.hold(Variables, space, f"module {module}")
         holder.watch(names)
+        is_apart = _is_installed(space)
         for name in sorted(names & holder.before.keys()):
+            if is_apart and user_objects.is_lock(type(holder.before[name])):
+                continue
             if (id(space), name) not in self.reads:
                 self._note(space, name, holder.before[name], f"{module}.{name}", code)
 
@@ -811,6 +817,21 @@ def own_dict(value: object) -> dict[str, Any] | None:
     except AttributeError:
         return None
     return own if type(own) is dict else None
+
+
+def _refuse_alive(kind: type, label: str) -> None:
+    if user_objects.is_alive(kind):
+        use = "take" if user_objects.is_lock(kind) else "use"
+        raise Unsupported(
+            f"the function reaches {label}, a {kind.__name__}, which the first call alone would {use}; {use} it "
+            "outside of the function",
+            splits=False,
+        )
+
+
+def _is_installed(space: dict[str, Any]) -> bool:
+    """Whether these are the variables of a module of an installed package, whose locks are its own affair."""
+    return any(folder in str(space.get("__file__")) for folder in user_objects.INSTALLED)
 
 
 def _assigned_forward(module: nn.Module) -> object:

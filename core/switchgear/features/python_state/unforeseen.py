@@ -27,7 +27,6 @@ from switchgear.features.python_state.reached import METHODS, WRITTEN_IN_C, Reac
 _TORCH = str(Path(torch.__file__).parent)
 #: Where the standard library lies, whatever stands in `sys.modules` for its files.
 _STANDARD = str(Path(functools.__file__).parent)
-_INSTALLED = "site-packages", "dist-packages"
 #: What another call finds as this one did, if it is the same object.
 _SETTLED = (
     *(*METHODS, *WRITTEN_IN_C, types.BuiltinFunctionType, types.ModuleType, type),
@@ -140,7 +139,7 @@ def _refuse(code: types.CodeType, what: str) -> None:
 @functools.cache
 def is_users_file(file: str) -> bool:
     """Whether code of that file is the user's own."""
-    if file.startswith(_STANDARD) and not any(folder in file for folder in _INSTALLED):
+    if file.startswith(_STANDARD) and not any(folder in file for folder in user_objects.INSTALLED):
         return False
     name = _module(file)
     if name is None:  # of dataclasses and the like, where it is no file

@@ -7,6 +7,7 @@ import functools
 import itertools
 import re
 import sys
+import threading
 import types
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -20,6 +21,22 @@ _FIXED = sys.stdlib_module_names - _LOOKED_INTO | {
 }
 #: What of these reads attributes of modules all the same.
 _MODULES = ("torch.nn.modules.", "torch.nn.utils.", "torch.optim.")
+#: What is written in C in the standard library and either never changes, or is looked into or refused by itself.
+_PLAIN_IN_C = {
+    *("builtins", "types", "typing", "_typing", "functools", "itertools", "operator", "enum"),
+    *("collections", "_collections", "weakref", "_weakref", "abc", "_abc", "ast", "re", "datetime"),
+    *("decimal", "zoneinfo", "_struct", "_contextvars", "_random", "string", "annotationlib"),
+}
+#: What is written in Python in it and is shared with other threads and processes, or lies in C after all.
+_SHARED = frozenset(
+    {
+        *("threading", "multiprocessing", "queue", "concurrent", "asyncio", "subprocess", "socket"),
+        *("ssl", "selectors", "sqlite3", "ctypes", "tempfile", "shelve", "dbm"),
+    }
+)
+_LIVING_IN_C = sys.stdlib_module_names - _PLAIN_IN_C
+#: Where installed packages lie.
+INSTALLED = "site-packages", "dist-packages"
 _LOADS = {dis.opmap["LOAD_GLOBAL"]: 1}
 _BINDS = {dis.opmap["STORE_GLOBAL"], dis.opmap["DELETE_GLOBAL"]}
 _IN_CLASSES = ("LOAD_NAME", "STORE_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
@@ -60,6 +77,27 @@ def is_users_class(kind: type) -> bool:
 def is_written_in_python(kind: type) -> bool:
     """Whether a class is, and so may be changed."""
     return kind.__flags__ & (_HEAP | _IMMUTABLE) == _HEAP
+
+
+def is_alive(kind: type) -> bool:
+    """Whether objects of a class do and hold what is seen nowhere in Python: queues, locks, connections, shared memory.
+
+    Of the user's classes, those that inherit from one that is written in C.
+    """
+    if issubclass(kind, threading.local):
+        return False
+    shared = frozenset[str]() if is_users_class(kind) else _SHARED
+    return any(
+        str(base.__module__).partition(".")[0]
+        in (shared if is_written_in_python(base) else _LIVING_IN_C)
+        or base is bytearray
+        for base in kind.__mro__
+    )
+
+
+def is_lock(kind: type) -> bool:
+    """Whether a class is of locks, of the standard library's."""
+    return is_alive(kind) and hasattr(kind, "acquire")
 
 
 def has_values(kind: type) -> bool:
