@@ -60,6 +60,15 @@ def active_recorder() -> Recorder | None:
     return _THREAD.recorder
 
 
+def _keep_strides(wrapper: torch.Tensor, stride: Sequence[int]) -> None:
+    recorder = _THREAD.recorder
+    if recorder is not None and not recorder.tape.is_paused:
+        recorder.tracker.keep_strides(wrapper, stride)
+
+
+internals.ON_RESTRIDED.append(_keep_strides)
+
+
 def active(recorder: Recorder | None) -> contextlib.AbstractContextManager[None]:
     """Have a recorder at work on this thread, or none."""
     return replaced(_THREAD, "recorder", recorder)

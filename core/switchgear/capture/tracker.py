@@ -8,6 +8,7 @@ history of `old`. It is found by comparing value and `grad_fn` of every tensor i
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import torch
 
@@ -176,6 +177,14 @@ class Tracker(Wrappers):
         if len(aliases) > 1 and version_of(wrapper) == tracked.version:
             self.writes.hidden.add(old.name)
         return fake
+
+    def keep_strides(self, wrapper: torch.Tensor, stride: Sequence[int]) -> None:
+        """Have a write keep strides that a composite of PyTorch's makes, to what only it knows of."""
+        if id(wrapper) in self._tracked:
+            return
+        new = self.values.proxy_of(internals.unwrap(wrapper))
+        make = functools.partial(restride, stride=stride)
+        self._record(wrapper, RESTRIDE, (new, tuple(stride)), make, new.requires_grad, True)
 
     def _set_value(
         self,

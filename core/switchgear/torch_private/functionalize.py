@@ -120,9 +120,30 @@ def _exact_kernels() -> torch.library.Library:
         library.impl(
             torch.ops.aten.cudnn_batch_norm.default, _declared_gpu_batch_norm, "Functionalize"
         )
+        for name in ("add_.Tensor", "mul_.Tensor", "sigmoid_"):
+            library.impl(name, _noticing(name), "Functionalize", with_keyset=True)
         for overload in ("Scalar", "Tensor"):
             library.impl(f"masked_fill_.{overload}", _masked_fill_, "Functionalize")
     return library
+
+
+#: What to do where an operator in place has left a wrapper other strides than it had.
+ON_RESTRIDED: list[Callable[[torch.Tensor, Sequence[int]], None]] = []
+
+
+def _noticing(name: str) -> Callable[..., torch.Tensor]:
+    """The kernel of an operator in place, of those that PyTorch's GRU calls, where nobody else sees the write."""
+    kernel = torch.library.get_kernel(f"aten::{name}", "Functionalize")
+
+    def write(keys: Any, self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        stride = unwrap(self).stride() if is_wrapper(self) else ()
+        kernel.call_boxed(keys, self, *args, **kwargs)
+        if stride and unwrap(self).stride() != stride:
+            for noticed in ON_RESTRIDED:
+                noticed(self, stride)
+        return self
+
+    return write
 
 
 def _declared_batch_norm(
