@@ -207,7 +207,7 @@ def _widened(formula: Callable[..., Any], place: int) -> Callable[..., Any]:
             wide = tuple([one.float() if isinstance(one, torch.Tensor) else one for one in args])
         result, *others = formula(*wide)
         # running statistics, as one batch norm returns them
-        others[2:] = [new.to(old.dtype) for new, old in zip(others[2:], args[3:5])]
+        others[2:] = [new.to(args[3].dtype) for new in others[2:]]
         return (None if result is None else result.to(given.dtype), *others)
 
     return norm

@@ -60,15 +60,6 @@ def active_recorder() -> Recorder | None:
     return _THREAD.recorder
 
 
-def _keep_strides(wrapper: torch.Tensor, stride: Sequence[int]) -> None:
-    recorder = _THREAD.recorder
-    if recorder is not None and not recorder.tape.is_paused:
-        recorder.tracker.keep_strides(wrapper, stride)
-
-
-internals.ON_RESTRIDED.append(_keep_strides)
-
-
 def active(recorder: Recorder | None) -> contextlib.AbstractContextManager[None]:
     """Have a recorder at work on this thread, or none."""
     return replaced(_THREAD, "recorder", recorder)
@@ -150,6 +141,11 @@ class Recorder:
         given = map_tensors(self.adopted, args)
         self.record(symbol, map_tensors(self.tracker.proxy_of, given), output, *tags)
         return self.tracker.wrapper_for(output)
+
+    def keep_strides(self, wrapper: torch.Tensor, stride: tuple[int, ...]) -> None:
+        """Have what a composite of PyTorch's made and wrote to keep strides; other writes the tracker finds itself."""
+        if active_recorder() is self and not self.tape.is_paused and wrapper not in self.tracker:
+            self.tracker.restrided(wrapper, stride, True)
 
     def state(self, handler: object) -> Any:
         """What a handler keeps for this capture."""

@@ -7,9 +7,6 @@ history of `old`. It is found by comparing value and `grad_fn` of every tensor i
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
-
 import torch
 
 from switchgear import torch_private as internals
@@ -21,7 +18,7 @@ from switchgear.capture.wrappers import Tracked, Wrappers
 from switchgear.errors import Unsupported
 from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.symbol import Symbol
-from switchgear.ir.writes import NEW_LEAF, RESTRIDE, SET_VALUE, restride
+from switchgear.ir.writes import NEW_LEAF, SET_VALUE
 
 DETACH = Symbol("aten.detach.default", torch.ops.aten.detach.default)
 
@@ -168,23 +165,13 @@ class Tracker(Wrappers):
             bits = new.is_conj > wrapper.is_conj() or new.is_neg > wrapper.is_neg()
         if new.shape == old.shape and (new.stride != old.stride or bits):
             # a write keeps strides and bits, the functional operator in its place need not
-            make = functools.partial(restride, stride=old.stride)
-            args, needs_grad = (new, old.stride), new.requires_grad
-            fake = self._record(wrapper, RESTRIDE, args, make, needs_grad, tracked.is_base)
+            fake = self.restrided(wrapper, old.stride, tracked.is_base)
         self.writes.memory.add(internals.storage_key(fake))
         self.writes.remakes_views = True
         aliases = self.bases.get(internals.storage_key(wrapper), ())
         if len(aliases) > 1 and version_of(wrapper) == tracked.version:
             self.writes.hidden.add(old.name)
         return fake
-
-    def keep_strides(self, wrapper: torch.Tensor, stride: Sequence[int]) -> None:
-        """Have a write keep strides that a composite of PyTorch's makes, to what only it knows of."""
-        if id(wrapper) in self._tracked:
-            return
-        new = self.values.proxy_of(internals.unwrap(wrapper))
-        make = functools.partial(restride, stride=stride)
-        self._record(wrapper, RESTRIDE, (new, tuple(stride)), make, new.requires_grad, True)
 
     def _set_value(
         self,

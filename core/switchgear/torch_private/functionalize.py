@@ -120,27 +120,41 @@ def _exact_kernels() -> torch.library.Library:
         library.impl(
             torch.ops.aten.cudnn_batch_norm.default, _declared_gpu_batch_norm, "Functionalize"
         )
-        for name in ("add_.Tensor", "mul_.Tensor", "sigmoid_"):
-            library.impl(name, _noticing(name), "Functionalize", with_keyset=True)
         for overload in ("Scalar", "Tensor"):
             library.impl(f"masked_fill_.{overload}", _masked_fill_, "Functionalize")
     return library
 
 
-#: What to do where an operator in place has left a wrapper other strides than it had.
-ON_RESTRIDED: list[Callable[[torch.Tensor, Sequence[int]], None]] = []
+#: What these write in place to parts of rows, which nobody else sees: functional operators have other strides.
+_WRITING = dict.fromkeys((torch.gru, torch.gru_cell), ("add_.Tensor", "mul_.Tensor", "sigmoid_"))
 
 
-def _noticing(name: str) -> Callable[..., torch.Tensor]:
-    """The kernel of an operator in place, of those that PyTorch's GRU calls, where nobody else sees the write."""
+@contextlib.contextmanager
+def writes_noticed(fn: object, restrided: Callable[[torch.Tensor, Any], None]) -> Iterator[None]:
+    """Have `restrided` called, while `fn` runs, with what its writes give other strides, and those that it had."""
+    if fn not in _WRITING:
+        yield
+        return
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            for name in _WRITING[fn]:
+                kernel = _noticing(name, restrided)
+                library.impl(name, kernel, "Functionalize", with_keyset=True)
+        yield
+    finally:
+        library._destroy()
+
+
+def _noticing(name: str, restrided: Callable[[torch.Tensor, Any], None]) -> Callable[..., Any]:
     kernel = torch.library.get_kernel(f"aten::{name}", "Functionalize")
 
     def write(keys: Any, self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        stride = unwrap(self).stride() if is_wrapper(self) else ()
+        stride = unwrap(self).stride() if is_wrapper(self) else None
         kernel.call_boxed(keys, self, *args, **kwargs)
-        if stride and unwrap(self).stride() != stride:
-            for noticed in ON_RESTRIDED:
-                noticed(self, stride)
+        if stride is not None and unwrap(self).stride() != stride:
+            restrided(self, stride)
         return self
 
     return write

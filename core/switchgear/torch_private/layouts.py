@@ -152,23 +152,18 @@ def laid_out(
 _aten = torch.ops.aten
 _HALVES = (torch.bfloat16, torch.float16)
 _UPDATING = _aten._native_batch_norm_legit_functional.default
-_NORMS = frozenset(
-    (
-        _UPDATING,
-        _aten.native_layer_norm.default,
-        _aten.native_group_norm.default,
-        _aten.native_batch_norm.default,
-        _aten._native_batch_norm_legit.default,
-        _aten._native_batch_norm_legit.no_stats,
-        _aten._native_batch_norm_legit_no_training.default,
-    )
-)
+_NORMS = {
+    _UPDATING,
+    _aten._native_batch_norm_legit.no_stats,
+    *[getattr(_aten, f"native_{name}_norm").default for name in ("layer", "group", "batch")],
+    *[getattr(_aten, f"_native_batch_norm_legit{name}").default for name in ("", "_no_training")],
+}
 
 
 def with_dtypes(mode: FakeMode, func: object, result: Any, args: tuple[Any, ...]) -> Any:
     """What a formula says that an operator returns, in the dtypes of its kernel.
 
-    The CPU's norms keep statistics in float32 where any argument is of float32; formulas keep them in the input's dtype.
+    On the CPU norms keep statistics in float32 where any argument is of float32, formulas in the input's dtype.
     """
     if func is _aten.native_group_norm_backward.default:
         dtypes = {0: args[1].dtype}
@@ -183,5 +178,8 @@ def with_dtypes(mode: FakeMode, func: object, result: Any, args: tuple[Any, ...]
         return result
     with mode:
         return tuple(
-            [one if one is None else one.to(dtypes.get(i, one.dtype)) for i, one in enumerate(result)]
+            [
+                one if one is None else one.to(dtypes.get(i, one.dtype))
+                for i, one in enumerate(result)
+            ]
         )
