@@ -84,6 +84,7 @@ class Region:
         self.names = names
         self.strides_text = python(tuple([proxy.stride for proxy in outputs]))
         self.strides = function(names, self.strides_text)
+        self.dtypes = [proxy.dtype for proxy in outputs]
 
 
 def keeps_nothing() -> bool:
@@ -133,6 +134,9 @@ def compile_region(region: Region, sizes: Sequence[int], options: Mapping[str, A
 
     def permuted(*args: Any) -> list[torch.Tensor]:
         results = region.function()(*args)
+        for value, dtype in zip(results, region.dtypes, strict=True):
+            if value.dtype != dtype:
+                raise TypeError(f"its code would return {value.dtype} where PyTorch's kernels return {dtype}")
         return [_permuted(value, stride) for value, stride in zip(results, strides, strict=True)]
 
     # fixed layouts are guarded already; symbolic ones are PyTorch's formulas, which its kernels need not keep to
@@ -169,7 +173,44 @@ def _inputs(region: Region, numbers: Sequence[Any]) -> list[Any]:
 
 
 def _decompositions() -> dict[Any, Callable[..., Any]]:
-    return {**select_decomp_table(), torch.ops.aten.cat.default: _cat}
+    table = select_decomp_table()
+    widened = {fn: _widened(table[fn], place) for fn, place in _NORMS.items() if fn in table}
+    return {**table, **widened, torch.ops.aten.cat.default: _cat}
+
+
+_aten = torch.ops.aten
+#: Norms, and which of their arguments is the input.
+_NORMS = {
+    _aten.native_layer_norm.default: 0,
+    _aten.native_group_norm.default: 0,
+    _aten.native_group_norm_backward.default: 1,
+    _aten.native_batch_norm.default: 0,
+    _aten._native_batch_norm_legit_functional.default: 0,
+    _aten._native_batch_norm_legit_no_training.default: 0,
+    _aten._native_batch_norm_legit.no_stats: 0,
+}
+
+
+def _widened(formula: Callable[..., Any], place: int) -> Callable[..., Any]:
+    """A norm with results of the dtypes that the CPU's kernels give them.
+
+    Statistics are in float32 where any argument is of float32; Inductor's formulas round them to the input's dtype.
+    """
+
+    def norm(*args: Any) -> Any:
+        given = args[place]
+        tensors = [one for one in args if isinstance(one, torch.Tensor)]
+        if given.device.type != "cpu":
+            return formula(*args)
+        wide = args
+        if any(one.dtype is torch.float32 for one in tensors):
+            wide = tuple([one.float() if isinstance(one, torch.Tensor) else one for one in args])
+        result, *others = formula(*wide)
+        # running statistics, as one batch norm returns them
+        others[2:] = [new.to(args[3].dtype) for new in others[2:]]
+        return (None if result is None else result.to(given.dtype), *others)
+
+    return norm
 
 
 def _cat(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:

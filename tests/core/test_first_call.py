@@ -244,6 +244,38 @@ def test_common_fakes_are_laid_out_as_what_kernels_return() -> None:
     assert seen["aten.add.Tensor"] > 100
 
 
+def norms(dtype: torch.dtype, of_parameters: torch.dtype | None) -> list[tuple[str, tuple[Any, ...]]]:
+    x = torch.rand(2, 6, 4).to(dtype)
+    kind = of_parameters or dtype
+    one, last = (None if of_parameters is None else torch.ones(count, dtype=kind) for count in (6, 4))
+    batched = x, one, one, torch.zeros(6, dtype=kind), torch.ones(6, dtype=kind)
+    groups = x, *[torch.ones(2, 2, dtype=kind)] * 2
+    return [
+        ("native_layer_norm.default", (x, [4], last, last, 1e-5)),
+        ("native_group_norm.default", (x, one, one, 2, 6, 4, 2, 1e-5)),
+        ("native_group_norm_backward.default", (x, *groups, one, 2, 6, 4, 2, [True, one is not None, False])),
+        ("native_batch_norm.default", (*batched, True, 0.1, 1e-5)),
+        ("native_batch_norm.default", (*batched, False, 0.1, 1e-5)),
+        ("_native_batch_norm_legit.no_stats", (x, one, one, True, 0.1, 1e-5)),
+        ("_native_batch_norm_legit_functional.default", (*batched, True, 0.1, 1e-5)),
+        ("_native_batch_norm_legit_no_training.default", (*batched, 0.1, 1e-5)),
+    ]
+
+
+@pytest.mark.parametrize("of_parameters", [torch.float32, torch.bfloat16, None])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_fakes_of_norms_have_the_dtypes_of_kernels(dtype: torch.dtype, of_parameters: torch.dtype | None) -> None:
+    if dtype is not torch.bfloat16 and of_parameters is torch.bfloat16:
+        of_parameters = dtype
+    for name, args in norms(dtype, of_parameters):
+        mode = internals.new_fake_mode()
+        fakes = fakes_of(mode, args)
+        with mode:
+            found = overload(name)(*fakes)
+        dtypes = [[getattr(one, "dtype", None) for one in results] for results in (found, overload(name)(*args))]
+        assert dtypes[0] == dtypes[1], name
+
+
 WRONG: list[tuple[Any, tuple[Any, ...]]] = [
     (aten.mm.default, (torch.empty(2, 3),) * 2),
     (aten.addmm.default, (torch.empty(2, 3),) * 3),

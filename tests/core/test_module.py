@@ -807,6 +807,20 @@ def test_rnn_modules() -> None:
     check(torch.nn.GRU(3, 4, bidirectional=True), numbers(5, 2, 3, dtype=torch.float32))
 
 
+@pytest.mark.parametrize("hidden", [8, 50])
+@pytest.mark.parametrize("kind", [torch.nn.GRU, torch.nn.GRUCell])
+def test_gru_to_the_last_bit(kind: Any, hidden: int) -> None:
+    """It writes in place to parts of rows, of which kernels compute the last elements one by one."""
+    module, x = kind(8, hidden), torch.randn(*[3] * (kind is torch.nn.GRU), 16, 8)
+
+    def results(called: Any) -> list[torch.Tensor]:
+        out = called(x)[0] if kind is torch.nn.GRU else called(x)
+        return [out, *torch.autograd.grad(out.square().sum(), list(module.parameters()))]
+
+    found = results(sg.jit(module, executors=["torch"]))
+    assert all(map(torch.equal, found, results(module)))
+
+
 def test_transformer_encoder_layer_in_train_and_eval() -> None:
     layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     x = numbers(2, 3, 8, dtype=torch.float32)

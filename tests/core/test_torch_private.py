@@ -456,6 +456,26 @@ def test_functionalization_nests_and_ends() -> None:
     assert not included()
 
 
+@pytest.mark.parametrize(("fn", "noticed"), [(torch.gru_cell, [(6, 1)]), (torch.relu, [])])
+def test_writes_noticed(mode: Any, fn: Any, noticed: list[Any]) -> None:
+    with mode:
+        whole = torch.empty(4, 6)
+    seen: list[Any] = []
+    with internals.functionalization(), internals.writes_noticed(fn, lambda _, stride: seen.append(stride)):
+        part, *_ = internals.wrap(whole).unsafe_chunk(3, 1)
+        part.add_(part)
+    assert seen == noticed
+
+
+def test_with_dtypes(mode: Any) -> None:
+    with mode:
+        half, single = torch.empty(4, 8, dtype=torch.bfloat16), torch.empty(8)
+    args = half, [8], single, None, 1e-5
+    found = internals.with_dtypes(mode, aten.native_layer_norm.default, (half, half, half), args)
+    assert [one.dtype for one in found] == [torch.bfloat16, torch.float32, torch.float32]
+    assert internals.with_dtypes(mode, aten.relu.default, half, (half,)) is half
+
+
 @pytest.mark.parametrize("aliases", [True, False])
 def test_rebind(mode: Any, aliases: bool) -> None:
     with mode, internals.functionalization():

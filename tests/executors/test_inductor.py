@@ -322,6 +322,42 @@ def test_other_floats(dtype: torch.dtype) -> None:
     assert (found.double() - wanted).abs().max() <= (eager.double() - wanted).abs().max() * 1.5 + rounding
 
 
+NORMS: dict[str, Callable[[], nn.Module]] = {
+    "layer": lambda: nn.LayerNorm(16),
+    "group": lambda: nn.GroupNorm(4, 16),
+    "batch": lambda: nn.BatchNorm1d(16),
+}
+
+
+def gradients(model: nn.Module, called: Callable[[Tensor], Tensor], x: Tensor) -> list[Tensor]:
+    with torch.autocast("cpu", torch.bfloat16):
+        out = called(x)
+    return [out.detach(), *torch.autograd.grad(out.float().square().mean(), list(model.parameters()))]
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("apart", [False, True])
+def test_norms_under_autocast(norm: str, apart: bool) -> None:
+    """Beside parameters of float32 the CPU's kernels keep statistics in float32, whoever runs the backward."""
+    model, x = nn.Sequential(nn.Linear(8, 16), NORMS[norm](), nn.GELU(), nn.Linear(16, 4)), torch.randn(64, 8)
+    avoid = {f"aten.native_{norm}_norm_backward.default": ["inductor"]} if apart else {}
+    wanted = gradients(model, model, x)
+    jitted = sg.jit(model, executors=[InductorExecutor(), "torch"], avoid=avoid)
+    for found, eager in zip(gradients(model, jitted, x), wanted, strict=True):
+        assert found.dtype == eager.dtype
+        assert (found - eager).norm() <= eager.norm() * 0.01 + 1e-3
+    assert regions(forward(jitted))
+
+
+def test_a_region_of_other_dtypes_than_the_traces_is_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_internals(), "_NORMS", {})
+    weight, x = torch.ones(16), torch.randn(4, 16).to(torch.bfloat16)
+    jitted = jit(lambda x: torch.native_layer_norm(x * 3, [16], weight, None, 1e-5))
+    with pytest.warns(sg.errors.PluginWarning, match=r"would return torch.bfloat16 where .* return torch.float32"):
+        found = jitted(x)
+    assert found[1].dtype == torch.float32
+
+
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "mean": lambda x, y: F.cross_entropy(x, y),
     "sum, weights": lambda x, y: F.cross_entropy(x, y, torch.arange(1.0, 8.0), reduction="sum"),

@@ -149,7 +149,8 @@ class _Functions(TorchFunctionMode):
         function = self._reopened(call.fn)
         recorder.tape.frames.append(call)
         try:
-            with _sizes_decomposed(call):
+            noticed = internals.writes_noticed(call.fn, recorder.keep_strides)
+            with _sizes_decomposed(call), noticed:
                 result = function(*call.args, **call.kwargs)
             recorder.track_outputs(result)
             _note_writes(recorder, call, before)

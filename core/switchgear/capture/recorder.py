@@ -142,6 +142,11 @@ class Recorder:
         self.record(symbol, map_tensors(self.tracker.proxy_of, given), output, *tags)
         return self.tracker.wrapper_for(output)
 
+    def keep_strides(self, wrapper: torch.Tensor, stride: tuple[int, ...]) -> None:
+        """Have what a composite of PyTorch's made and wrote to keep strides; other writes the tracker finds itself."""
+        if active_recorder() is self and not self.tape.is_paused and wrapper not in self.tracker:
+            self.tracker.restrided(wrapper, stride, True)
+
     def state(self, handler: object) -> Any:
         """What a handler keeps for this capture."""
         return self.states[handler]

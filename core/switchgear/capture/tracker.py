@@ -7,8 +7,6 @@ history of `old`. It is found by comparing value and `grad_fn` of every tensor i
 
 from __future__ import annotations
 
-import functools
-
 import torch
 
 from switchgear import torch_private as internals
@@ -20,7 +18,7 @@ from switchgear.capture.wrappers import Tracked, Wrappers
 from switchgear.errors import Unsupported
 from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.symbol import Symbol
-from switchgear.ir.writes import NEW_LEAF, RESTRIDE, SET_VALUE, restride
+from switchgear.ir.writes import NEW_LEAF, SET_VALUE
 
 DETACH = Symbol("aten.detach.default", torch.ops.aten.detach.default)
 
@@ -167,9 +165,7 @@ class Tracker(Wrappers):
             bits = new.is_conj > wrapper.is_conj() or new.is_neg > wrapper.is_neg()
         if new.shape == old.shape and (new.stride != old.stride or bits):
             # a write keeps strides and bits, the functional operator in its place need not
-            make = functools.partial(restride, stride=old.stride)
-            args, needs_grad = (new, old.stride), new.requires_grad
-            fake = self._record(wrapper, RESTRIDE, args, make, needs_grad, tracked.is_base)
+            fake = self.restrided(wrapper, old.stride, tracked.is_base)
         self.writes.memory.add(internals.storage_key(fake))
         self.writes.remakes_views = True
         aliases = self.bases.get(internals.storage_key(wrapper), ())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -15,6 +16,7 @@ from switchgear.capture.values import Values
 from switchgear.errors import Unsupported
 from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.symbol import Symbol
+from switchgear.ir.writes import RESTRIDE, restride
 
 _AS_IT_IS = contextlib.nullcontext()
 
@@ -107,6 +109,14 @@ class Wrappers:
     def _has_holder(self, proxy: TensorProxy, wrapper: torch.Tensor) -> bool:
         """Whether another wrapper stands for `proxy` already, where neither requires grad: `x` and `x.data`."""
         return self._holders.get(proxy.name, wrapper) is not wrapper and not wrapper.requires_grad
+
+    def restrided(
+        self, wrapper: torch.Tensor, stride: tuple[int, ...], commit: bool
+    ) -> torch.Tensor:
+        """Have what was written to a wrapper lie in strides that it had."""
+        new = self.values.proxy_of(self.fake_of(wrapper))
+        make = functools.partial(restride, stride=stride)
+        return self._record(wrapper, RESTRIDE, (new, stride), make, new.requires_grad, commit)
 
     def _record_alias(
         self, wrapper: torch.Tensor, symbol: Symbol, args: tuple[object, ...], commit: bool = False

@@ -31,6 +31,7 @@ from switchgear.torch_private.layouts import (
     VIEWS,
     iterated,
     laid_out,
+    with_dtypes,
 )
 from switchgear.torch_private.modes import TorchDispatchMode
 from switchgear.torch_private.pytree import tree_flatten
@@ -140,7 +141,8 @@ class _FakeMode(FakeMode):
         """PyTorch's own fake; those of losses' derivatives in 2.13 divide by the number of elements, which may be 0."""
         with replaced(_FAKE_LOGGER, "disabled", True):
             try:
-                return super().__torch_dispatch__(func, types, args, kwargs)
+                result = super().__torch_dispatch__(func, types, args, kwargs)
+                return with_dtypes(self, func, result, args)
             except ZeroDivisionError as error:
                 leaves, structure = tree_flatten((args, kwargs or {}))
                 refused = RuntimeError(str(error))

@@ -119,6 +119,41 @@ def _exact_kernels() -> torch.library.Library:
     return library
 
 
+#: What these write in place to parts of rows, which nobody else sees: functional operators have other strides.
+_WRITING = dict.fromkeys((torch.gru, torch.gru_cell), ("add_.Tensor", "mul_.Tensor", "sigmoid_"))
+
+
+@contextlib.contextmanager
+def writes_noticed(fn: object, restrided: Callable[[torch.Tensor, Any], None]) -> Iterator[None]:
+    """Have `restrided` called, while `fn` runs, with what its writes give other strides, and those that it had."""
+    if fn not in _WRITING:
+        yield
+        return
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            for name in _WRITING[fn]:
+                kernel = _noticing(name, restrided)
+                library.impl(name, kernel, "Functionalize", with_keyset=True)
+        yield
+    finally:
+        library._destroy()
+
+
+def _noticing(name: str, restrided: Callable[[torch.Tensor, Any], None]) -> Callable[..., Any]:
+    kernel = torch.library.get_kernel(f"aten::{name}", "Functionalize")
+
+    def write(keys: Any, self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        stride = unwrap(self).stride() if is_wrapper(self) else None
+        kernel.call_boxed(keys, self, *args, **kwargs)
+        if stride is not None and unwrap(self).stride() != stride:
+            restrided(self, stride)
+        return self
+
+    return write
+
+
 def _declared_batch_norm(
     input: object,
     weight: object,

@@ -1,4 +1,4 @@
-"""Strides of results that kernels give otherwise than PyTorch's formulas for fakes."""
+"""Strides and dtypes of results that kernels give otherwise than PyTorch's formulas for fakes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._subclasses import fake_tensor
 
+from switchgear.nesting import tensors_in
 from switchgear.torch_private.fakes import FakeMode, fake_of_layout, is_fake, layout_of
 from switchgear.torch_private.names import private
 
@@ -146,3 +147,39 @@ def laid_out(
         )
 
     return tuple(map(laid_out, result)) if isinstance(result, tuple) else laid_out(result)
+
+
+_aten = torch.ops.aten
+_HALVES = (torch.bfloat16, torch.float16)
+_UPDATING = _aten._native_batch_norm_legit_functional.default
+_NORMS = {
+    _UPDATING,
+    _aten._native_batch_norm_legit.no_stats,
+    *[getattr(_aten, f"native_{name}_norm").default for name in ("layer", "group", "batch")],
+    *[getattr(_aten, f"_native_batch_norm_legit{name}").default for name in ("", "_no_training")],
+}
+
+
+def with_dtypes(mode: FakeMode, func: object, result: Any, args: tuple[Any, ...]) -> Any:
+    """What a formula says that an operator returns, in the dtypes of its kernel.
+
+    On the CPU norms keep statistics in float32 where any argument is of float32, formulas in the input's dtype.
+    """
+    if func is _aten.native_group_norm_backward.default:
+        dtypes = {0: args[1].dtype}
+    elif func in _NORMS and args[0].dtype in _HALVES:
+        is_mixed = any(one.dtype is torch.float32 for one in tensors_in(args))
+        dtypes = dict.fromkeys((1, 2), torch.float32) if is_mixed else {}
+        if func is _UPDATING:
+            dtypes |= {3: args[3].dtype, 4: args[4].dtype}
+    else:
+        return result
+    if args[0].device.type != "cpu":
+        return result
+    with mode:
+        return tuple(
+            [
+                one if one is None else one.to(dtypes.get(i, one.dtype))
+                for i, one in enumerate(result)
+            ]
+        )
