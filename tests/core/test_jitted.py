@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import ctypes
 import functools
 import inspect
 import io
@@ -27,6 +26,22 @@ from tests.falling_back import fallbacks_recorded, falls_back
 T = torch.Tensor
 
 
+class Runs:
+    """A number that capture does not look into, for it passes for an object of PyTorch's."""
+
+    __module__ = "torch"
+
+    def __init__(self, value: int = 0) -> None:
+        self.value = value
+
+    def __reduce__(self) -> Any:
+        return _runs, (self.value,)
+
+
+def _runs(value: int) -> Runs:
+    return Runs(value)
+
+
 class Net(torch.nn.Module):
     """A model with two methods, and a count of how often Python ran one."""
 
@@ -34,7 +49,7 @@ class Net(torch.nn.Module):
         super().__init__()
         self.inner = torch.nn.Linear(3, 4)
         self.gain = torch.nn.Parameter(torch.tensor(2.0))
-        self.runs = ctypes.c_long(0)  # which is not looked into
+        self.runs = Runs()  # which is not looked into
 
     def forward(self, x: T, *, labels: T | None = None) -> T:
         """A result that `labels` shift."""
