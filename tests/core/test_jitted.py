@@ -21,25 +21,10 @@ from torch.nn.utils import prune
 import switchgear as sg
 from switchgear import errors
 from switchgear.jit import compiler_of
+from tests.core.made_up import Runs
 from tests.falling_back import fallbacks_recorded, falls_back
 
 T = torch.Tensor
-
-
-class Runs:
-    """A number that capture does not look into, for it passes for an object of PyTorch's."""
-
-    __module__ = "torch"
-
-    def __init__(self, value: int = 0) -> None:
-        self.value = value
-
-    def __reduce__(self) -> Any:
-        return _runs, (self.value,)
-
-
-def _runs(value: int) -> Runs:
-    return Runs(value)
 
 
 class Net(torch.nn.Module):
