@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import ctypes
 import functools
 import inspect
 import io
@@ -22,6 +21,7 @@ from torch.nn.utils import prune
 import switchgear as sg
 from switchgear import errors
 from switchgear.jit import compiler_of
+from tests.core.made_up import Runs
 from tests.falling_back import fallbacks_recorded, falls_back
 
 T = torch.Tensor
@@ -34,7 +34,7 @@ class Net(torch.nn.Module):
         super().__init__()
         self.inner = torch.nn.Linear(3, 4)
         self.gain = torch.nn.Parameter(torch.tensor(2.0))
-        self.runs = ctypes.c_long(0)  # which is not looked into
+        self.runs = Runs()  # which is not looked into
 
     def forward(self, x: T, *, labels: T | None = None) -> T:
         """A result that `labels` shift."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import ctypes
 import gc
 import io
 import pickle
@@ -17,6 +16,7 @@ from torch.nn import functional
 
 import switchgear as sg
 from tests.core.against_eager import check, numbers
+from tests.core.made_up import Runs
 from tests.falling_back import falls_back
 
 T = torch.Tensor
@@ -37,7 +37,7 @@ class Net(torch.nn.Module):
         self.last = torch.nn.Linear(4, 2)
         self.register_buffer("offset", torch.tensor([0.5, -0.5]))
         self.scale = 2.0
-        self.ran = ctypes.c_long(0)  # which is not looked into: what becomes of it, a trace does not do again
+        self.ran = Runs()  # which is not looked into: what becomes of it, a trace does not do again
 
     def forward(self, x: T) -> T:
         self.ran.value += 1
