@@ -16,6 +16,7 @@ from torch.nn import functional
 import switchgear as sg
 from switchgear import errors
 from tests.core.against_eager import check, numbers
+from tests.core.made_up import Meeting
 from tests.databases.comparison import differences
 from tests.falling_back import assert_falls_back, falls_back
 from tests.under_test import EXECUTORS
@@ -457,22 +458,21 @@ def test_generator_made_inside(function: Function, untouched: torch.Generator) -
 
 
 def test_seeding_by_another_thread_while_capturing() -> None:
-    inside, go_on = threading.Semaphore(0), threading.Semaphore(0)
+    meeting = Meeting()
 
     def waits(x: T) -> T:
-        inside.release()
-        assert go_on.acquire(timeout=30)
+        meeting.wait()
         return x * 2
 
     thread = threading.Thread(target=jit(waits), args=(numbers(3),))
     thread.start()
     try:
-        assert inside.acquire(timeout=30)
+        meeting.begin()
         torch.manual_seed(9)
         drawn = torch.rand(3)
         state = five().get_state()
     finally:
-        go_on.release()
+        meeting.end()
         thread.join(30)
     assert torch.equal(drawn, torch.rand(3, generator=torch.Generator().manual_seed(9)))
     assert torch.equal(state, five().get_state())
@@ -480,18 +480,17 @@ def test_seeding_by_another_thread_while_capturing() -> None:
 
 def test_seed_of_another_thread_outlives_a_failed_capture() -> None:
     # once: undone with the attempt
-    inside, go_on = threading.Semaphore(0), threading.Semaphore(0)
+    meeting = Meeting()
 
     def waits(x: T) -> T:
-        inside.release()
-        assert go_on.acquire(timeout=30)
+        meeting.wait()
         print(x)
         return x * 2
 
     def seeds() -> None:
-        assert inside.acquire(timeout=30)
+        meeting.begin()
         torch.manual_seed(9)
-        go_on.release()
+        meeting.end()
 
     thread = threading.Thread(target=seeds)
     thread.start()

@@ -127,6 +127,7 @@ class Compiler:
             except MISSES:
                 break
             if result is not MISS:
+                self.cache.use(entry)
                 self.last = entry
                 return result
         unfit: dict[Entry, str] = {}

@@ -72,10 +72,14 @@ class Cache:
                 continue
             inputs = entry.prologue(args, kwargs)
             if inputs is not None:
-                with contextlib.suppress(KeyError):  # it was dropped just now
-                    self._order.move_to_end(entry)
+                self.use(entry)
                 return entry, inputs
         return None
+
+    def use(self, entry: Entry) -> None:
+        """Note that an entry was used."""
+        with contextlib.suppress(KeyError):  # it was dropped just now
+            self._order.move_to_end(entry)
 
     def why_not(
         self,
