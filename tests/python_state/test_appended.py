@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import switchgear as sg
+from switchgear.features.python_state import appended
 
 CALLS = 12
 LOG: list[Any] = []
@@ -376,6 +377,14 @@ NESTED_READS = (
 )
 
 
+def assert_logs_as_eager(model: Model, eager: Model) -> None:
+    jitted = sg.jit(model, executors=["torch"])
+    for call in range(CALLS):
+        x = torch.full((2, 3), float(call))
+        assert torch.equal(jitted(x), eager(x))
+        assert len(model.losses) == len(eager.losses) == call + 1
+
+
 @pytest.mark.parametrize("read", NESTED_READS)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_what_looks_at_how_many_there_are_and_decides_later(read: Callable[[Model], int]) -> None:
@@ -384,12 +393,7 @@ def test_what_looks_at_how_many_there_are_and_decides_later(read: Callable[[Mode
             self.held["losses"].append(x)
             return x * (2 if read(self) < 5 else 3)
 
-    model, eager = Deciding(), Deciding()
-    jitted = sg.jit(model, executors=["torch"])
-    for call in range(CALLS):
-        x = torch.full((2, 3), float(call))
-        assert torch.equal(jitted(x), eager(x))
-        assert len(model.losses) == len(eager.losses) == call + 1
+    assert_logs_as_eager(Deciding(), Deciding())
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -400,12 +404,7 @@ def test_what_reads_it_sees_what_is_there(read: Callable[[Model], int]) -> None:
             self.held["losses"].append(x)
             return x * read(self)
 
-    model, eager = Reading(), Reading()
-    jitted = sg.jit(model, executors=["torch"])
-    for call in range(CALLS):
-        x = torch.full((2, 3), float(call))
-        assert torch.equal(jitted(x), eager(x))
-        assert len(model.losses) == len(eager.losses) == call + 1
+    assert_logs_as_eager(Reading(), Reading())
 
 
 @dataclass
@@ -489,3 +488,7 @@ def test_a_list_of_a_class_with_its_own_append() -> None:
     for call in range(CALLS):
         jitted(torch.ones(2, 3))
         assert len(model.losses) == min(call + 1, 3)
+
+
+def test_a_getattr_at_the_end_of_code() -> None:
+    assert appended._used_otherwise((lambda: getattr).__code__) == {"getattr"}

@@ -84,17 +84,18 @@ def _used_otherwise(code: types.CodeType) -> frozenset[str]:
     found = {value for value in code.co_consts if isinstance(value, str)}
     lines = [*dis.get_instructions(code)]
     for place, line in enumerate(lines):
-        if line.opname[:4] == "LOAD" and not _is_appended_to(lines[place + 1 :]):
-            of_name = line.argval == "getattr" and lines[place + 2].opname == "LOAD_CONST"
-            if not of_name:
+        if line.opname[:4] == "LOAD" and not _is_appended_to(lines, place):
+            second = [one.opname for one in lines[place + 2 : place + 3]]
+            if line.argval != "getattr" or second != ["LOAD_CONST"]:
                 found.add(str(line.argval))
     return frozenset(found).union(*map(_used_otherwise, inner))
 
 
-def _is_appended_to(lines: Sequence[dis.Instruction]) -> bool:
-    """Whether what was loaded just before, or an item of it at any depth, is appended to and nothing else."""
+def _is_appended_to(lines: Sequence[dis.Instruction], place: int) -> bool:
+    """Whether what is loaded at a place, or an item of it at any depth, is appended to and nothing else."""
     above = 0  # how much lies on the stack above it: parts of the key of an item
-    for line in lines:
+    for later in range(place + 1, len(lines)):
+        line = lines[later]
         if above == 0 and line.opname in ("LOAD_ATTR", "LOAD_METHOD"):
             return line.argval in ("append", "extend")
         if line.opname.startswith(("COPY", "SWAP")) or line.opcode in _JUMPS:

@@ -740,7 +740,8 @@ class Reached:
         module = space.get("__name__")
         holder = self.held.hold(Variables, space, f"module {module}")
         holder.watch(names)
-        is_apart = _is_installed(space)
+        # the locks of an installed package are its own affair
+        is_apart = user_objects.is_installed(str(space.get("__file__")))
         for name in sorted(names & holder.before.keys()):
             if is_apart and user_objects.is_lock(type(holder.before[name])):
                 continue
@@ -827,11 +828,6 @@ def _refuse_alive(kind: type, label: str) -> None:
             "outside of the function",
             splits=False,
         )
-
-
-def _is_installed(space: dict[str, Any]) -> bool:
-    """Whether these are the variables of a module of an installed package, whose locks are its own affair."""
-    return any(folder in str(space.get("__file__")) for folder in user_objects.INSTALLED)
 
 
 def _assigned_forward(module: nn.Module) -> object:

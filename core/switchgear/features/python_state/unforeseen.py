@@ -139,7 +139,7 @@ def _refuse(code: types.CodeType, what: str) -> None:
 @functools.cache
 def is_users_file(file: str) -> bool:
     """Whether code of that file is the user's own."""
-    if file.startswith(_STANDARD) and not any(folder in file for folder in user_objects.INSTALLED):
+    if file.startswith(_STANDARD) and not user_objects.is_installed(file):
         return False
     name = _module(file)
     if name is None:  # of dataclasses and the like, where it is no file

@@ -35,8 +35,7 @@ _SHARED = frozenset(
     }
 )
 _LIVING_IN_C = sys.stdlib_module_names - _PLAIN_IN_C
-#: Where installed packages lie.
-INSTALLED = "site-packages", "dist-packages"
+_INSTALLED = "site-packages", "dist-packages"
 _LOADS = {dis.opmap["LOAD_GLOBAL"]: 1}
 _BINDS = {dis.opmap["STORE_GLOBAL"], dis.opmap["DELETE_GLOBAL"]}
 _IN_CLASSES = ("LOAD_NAME", "STORE_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
@@ -77,6 +76,11 @@ def is_users_class(kind: type) -> bool:
 def is_written_in_python(kind: type) -> bool:
     """Whether a class is, and so may be changed."""
     return kind.__flags__ & (_HEAP | _IMMUTABLE) == _HEAP
+
+
+def is_installed(file: str) -> bool:
+    """Whether a file is that of an installed package."""
+    return any(folder in file for folder in _INSTALLED)
 
 
 def is_alive(kind: type) -> bool:
