@@ -1,13 +1,18 @@
-"""A table of the cases and how they end: `python -m tests.python_state [--peer] [part of a name]`."""
+"""A table of the cases and how they end: `python -m tests.python_state [--peer] [part of a name]`.
+
+With `--programs N`, random programs of the families instead: `--seed S` runs the same again.
+"""
 
 from __future__ import annotations
 
 import argparse
 import collections
+import secrets
 
 import torch
 
 from tests.python_state.cases import CASES
+from tests.python_state.families.running import print_all
 from tests.python_state.running import examine, examine_peer
 
 
@@ -17,8 +22,13 @@ def main() -> int:
     parser.add_argument("name", nargs="?", default="", help="only cases whose name holds this")
     parser.add_argument("--peer", action="store_true", help='torch.compile(backend="eager") in our place')
     parser.add_argument("--details", action="store_true", help="print what shows each outcome")
+    parser.add_argument("--programs", type=int, help="random programs in place of the cases, so many")
+    parser.add_argument("--seed", type=int, help="of the programs")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.programs:
+        seed = secrets.randbelow(2**31) if options.seed is None else options.seed
+        return print_all(options.programs, seed, options.name, options.details)
     counts: collections.Counter[str] = collections.Counter()
     bad = False
     for name, case in CASES.items():

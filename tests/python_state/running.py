@@ -167,17 +167,17 @@ def _compared(plain: Run, compiled: Run) -> tuple[Outcome, str] | None:
         return Outcome.RAISED, compiled.error
     for number, (expected, actual) in enumerate(zip(plain.steps, compiled.steps, strict=False)):
         if expected != actual:
-            return Outcome.WRONG, f"step {number}: {_short(expected, actual)}"
+            return Outcome.WRONG, f"step {number}: {shortest(expected, actual)}"
     if len(plain.steps) != len(compiled.steps):
         return Outcome.WRONG, f"{len(compiled.steps)} steps, not {len(plain.steps)}"
     if compiled.wrappers:
         return Outcome.POISONED, f"tensors of the capture are reachable: {', '.join(compiled.wrappers[:3])}"
     if compiled.later != plain.later:
-        return Outcome.POISONED, f"plain eager afterwards: {_short(plain.later, compiled.later)}"
+        return Outcome.POISONED, f"plain eager afterwards: {shortest(plain.later, compiled.later)}"
     return None
 
 
-def _short(expected: Any, actual: Any) -> str:
+def shortest(expected: Any, actual: Any) -> str:
     """The innermost place where two records differ."""
     while isinstance(expected, (tuple, list)) and isinstance(actual, (tuple, list)) and len(expected) == len(actual):
         pairs = [(left, right) for left, right in zip(expected, actual, strict=True) if left != right]

@@ -1,0 +1,16 @@
+"""A few random programs of each family; `python -m tests.python_state --programs 3000` runs more."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.python_state.families.running import FAMILIES, examine
+
+PER_FAMILY = 3
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_programs_of_a_family_are_as_in_eager(name: str) -> None:
+    endings = [examine(name, f"0:{name}:{number}") for number in range(PER_FAMILY)]
+    wrong = [ending for ending in endings if not ending.is_right]
+    assert not wrong, wrong[0].detail
