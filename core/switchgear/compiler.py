@@ -147,6 +147,7 @@ class Compiler:
             try:
                 result = entry.run(inputs)
                 if result is not MISS:
+                    self.cache.use(entry)
                     return result
                 what = "under forward-mode differentiation, of what requires grad as well"
                 found = self._refused(Unsupported(what, splits=False))

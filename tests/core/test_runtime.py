@@ -310,26 +310,20 @@ def test_a_call_repeated_in_a_row_counts_as_use() -> None:
     assert counted.runs == 3
 
 
-def test_entries_under_one_key_are_dropped_one_by_one() -> None:
-    module = torch.nn.Linear(2, 2)
-    ran = Mock()
-
-    def called(x: T) -> T:
-        ran()
-        return torch.nn.functional.linear(x, module.weight, module.bias)
-
-    module.forward = called  # type: ignore[assignment, method-assign]
-    jitted = jit(module, cache_size=2)
-    weights = [torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.ones(2, 2), requires_grad=False)]
-    weights.append(torch.nn.Parameter(torch.ones(2, 2).double()[:, :].float().t()[:].contiguous().t()))
-    for weight in weights:
-        module.weight = weight
-        jitted(torch.ones(1, 2))
-    assert ran.call_count == 3
-    module.weight = weights[1]
-    jitted(torch.ones(1, 2))
-    # once: over its size the cache drops a whole bucket, the newest entry too
-    assert ran.call_count == 3
+def test_entries_under_one_key_are_dropped_one_by_one_the_least_recently_used_first() -> None:
+    counted = Counted(lambda x: x * x.max().item())
+    jitted = jit(counted, cache_size=12, specialize_on_data=True)  # more than those that are tried without a key
+    for value in range(12):
+        jitted(torch.full((2,), float(value)))
+    for value in (0, 12, 13):  # 1 and 2 are dropped: 0 was used after them
+        jitted(torch.full((2,), float(value)))
+    assert counted.runs == 14
+    for value in (0, *range(3, 14)):
+        jitted(torch.full((2,), float(value)))
+    # once: over its size the cache drops a whole bucket; or the newest entries, because a prologue that fits was a use
+    assert counted.runs == 14
+    jitted(torch.full((2,), 1.0))
+    assert counted.runs == 15
 
 
 @pytest.mark.parametrize("size", [1, 2, 64])

@@ -72,12 +72,11 @@ class Cache:
                 continue
             inputs = entry.prologue(args, kwargs)
             if inputs is not None:
-                self.use(entry)
                 return entry, inputs
         return None
 
     def use(self, entry: Entry) -> None:
-        """Note that an entry was used."""
+        """Note that an entry ran: that its prologue accepted a call is not enough, its data may differ."""
         with contextlib.suppress(KeyError):  # it was dropped just now
             self._order.move_to_end(entry)
 
