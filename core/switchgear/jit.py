@@ -162,7 +162,7 @@ def jit(
             f"decisions repeats bits, which compile={compile!r} changes; leave compile out"
         )
     selection = select(
-        installed(),
+        installed(executors, tables),
         executors,
         grad_rules=tables,
         strict=strict,

@@ -111,7 +111,7 @@ def defaults(**options: Unpack[Defaults]) -> Iterator[None]:
     """
     check_options(options)
     if "executors" in options:
-        order(installed(), options["executors"])
+        order(installed(options["executors"]), options["executors"])
     token = _DEFAULTS.set({**_DEFAULTS.get(), **options})
     try:
         yield
@@ -155,7 +155,7 @@ def executors_in(text: str) -> Executors:
         return "auto"
     items = [item.strip() for item in text.split(",")]
     executors = [... if item == "..." else item for item in items]
-    order(installed(), executors)
+    order(installed(executors), executors)
     return executors
 
 

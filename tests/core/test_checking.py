@@ -210,3 +210,17 @@ def test_strides_of_pytorchs_kernel_that_its_fake_gets_wrong(check: bool) -> Non
     jitted = sg.jit(lambda x: F.channel_shuffle(x, 2) * 2, executors=[fine, "torch"], check=check)
     assert_same(jitted(x), F.channel_shuffle(x, 2) * 2)
     assert "execution by fine" in sg.explain(jitted)
+
+
+def test_a_result_that_is_more_exact_than_pytorchs_is_no_fault() -> None:
+    def summing(factor: float) -> Any:
+        table = sg.Table("exact")
+        table.implementation(torch.sum)(lambda input: (input.double().sum() * factor).to(input.dtype))
+        return sg.jit(lambda x: torch.sum(x), executors=[sg.Executor("exact", table=table), "torch"], check=True)
+
+    half = torch.randn(10000)
+    cancelling = torch.cat([half, -half])[torch.randperm(20000)]
+    assert summing(1)(cancelling) == 0 != cancelling.sum()
+    summing(1)(cancelling + 1)
+    with pytest.raises(ExecutorFailed, match="not what PyTorch's operators give"):
+        summing(1.01)(cancelling + 1)

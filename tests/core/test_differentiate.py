@@ -70,7 +70,7 @@ def install(site: Site, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def only(**plugins: str) -> None:
         core = importlib.import_module("switchgear.who.plugins")
         found = load([*core.entry_points(group="switchgear"), *(site.add(n, s) for n, s in plugins.items())])
-        monkeypatch.setattr(importlib.import_module("switchgear.jit"), "installed", lambda: found)
+        monkeypatch.setattr(importlib.import_module("switchgear.jit"), "installed", lambda *listed: found)
 
     return only
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -481,3 +482,38 @@ def test_functional_call_gives_gradients_of_parameters() -> None:
     expected = torch.autograd.grad(layer(x).square().sum(), list(layer.parameters()))
     found = sg.grad(loss, **TORCH)({name: value.detach() for name, value in layer.named_parameters()}, x)
     assert all(map(torch.equal, found.values(), expected))
+
+
+LIMITS = {"cpu": 4}
+
+
+class Curious(sg.Executor):
+    """All that it answers reads a variable, prints, asks the clock and computes."""
+
+    def _look(self) -> None:
+        print("looked", time.time())
+        assert LIMITS["cpu"] > torch.ones(2).sum().item()
+
+    def unavailable(self) -> str | None:
+        self._look()
+        return None
+
+    def is_constant_for_vjp(self, bound_symbol: sg.BoundSymbol) -> bool | None:
+        self._look()
+        return None
+
+    def claim(self, bound_symbol: sg.BoundSymbol, entry: Any) -> sg.Implementation | sg.Declined:
+        self._look()
+        return super().claim(bound_symbol, entry)
+
+
+def test_code_of_executors_is_no_part_of_a_capture() -> None:
+    options: dict[str, Any] = {"executors": [Curious("curious"), "torch"], "fallback": "error"}
+
+    def outer(x: T) -> T:
+        inner: T = sg.grad(polynomial, **options)(x)
+        return inner.square().sum()
+
+    x = torch.tensor([0.3, 1.7])
+    expected = torch.func.grad(lambda x: torch.func.grad(polynomial)(x).square().sum())(x)
+    torch.testing.assert_close(sg.grad(outer, **options)(x), expected)

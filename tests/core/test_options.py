@@ -54,7 +54,7 @@ def plugins(site: Site, monkeypatch: pytest.MonkeyPatch) -> Plugins:
         ]
     )
     for name in ("switchgear.jit", "switchgear.options"):
-        monkeypatch.setattr(importlib.import_module(name), "installed", lambda: found)
+        monkeypatch.setattr(importlib.import_module(name), "installed", lambda *listed: found)
     return found
 
 

@@ -11,10 +11,11 @@ import pytest
 import torch
 
 import switchgear as sg
+from conftest import shipped
 from switchgear.cli import main
 from switchgear.errors import PluginWarning, RegistrationError
 from switchgear.who import plugins
-from switchgear.who.plugins import Plugins, PluginStatus, load
+from switchgear.who.plugins import Discovery, Plugins, PluginStatus, load
 from tests.core.made_up import SIN, Site, call, executor_plugin, rules_plugin
 
 
@@ -211,6 +212,67 @@ def test_two_plugins_with_an_executor_of_one_name(site: Site) -> None:
     assert names(loaded) == ["kept"]
     assert status_of(loaded, "one").status == status_of(loaded, "two").status == "conflict"
     assert not loaded.registry.implementation_owners
+
+
+def test_a_name_of_switchgears_own_is_no_strangers(site: Site) -> None:
+    own = shipped(group="switchgear")
+    evil = site.add("evil", executor_plugin("torch", SIN))
+    twin = site.add("torch", executor_plugin("torch", SIN), distribution="switchgear-twin")
+    with pytest.warns(PluginWarning) as caught:
+        loaded = load([*own, evil, twin])
+    reasons = ("it brings 'torch', a name that is Switchgear's own", "'torch' is a name of Switchgear's own")
+    assert [str(one.message) for one in caught] == [
+        f"plugin {name} 1.0 is not used (conflict): {reason}; its author has to choose another"
+        for name, reason in zip(("evil", "torch"), reasons, strict=True)
+    ]
+    assert [plugin.distribution for plugin in loaded.plugins] == ["switchgear"]
+    assert twin.value not in sys.modules
+
+
+@pytest.mark.parametrize("listed", [None, ["two", "one"]])
+def test_the_name_of_a_plugin_is_no_others(site: Site, listed: object) -> None:
+    entries = [site.add("one", executor_plugin("two")), site.add("two", executor_plugin("two"))]
+    with pytest.warns(PluginWarning, match="plugin one 1.0 is not used .*'two', a name that is plugin two 1.0's"):
+        loaded = Discovery(entries).plugins(listed)
+    assert [plugin.name for plugin in loaded.plugins] == ["two"]
+
+
+@pytest.mark.parametrize(
+    ("listed", "tables", "imported"),
+    [
+        (["mine"], [], ["mine"]),
+        (["mine"], ["rules"], ["mine", "rules"]),
+        (["second"], [], ["hidden", "mine", "rules"]),
+        (["mine", ...], [], ["hidden", "mine", "rules"]),
+        ("auto", [], ["hidden", "mine", "rules"]),
+        (None, [], ["hidden", "mine", "rules"]),
+        ([sg.Executor("mine")], [], ["mine"]),
+        ([sg.Executor("other", table=sg.Table("other"))], [], []),
+    ],
+)
+def test_those_that_a_list_names_are_imported(
+    site: Site, caplog: pytest.LogCaptureFixture, listed: object, tables: list[str], imported: list[str]
+) -> None:
+    entries = [
+        site.add("hidden", executor_plugin("second")),
+        site.add("mine", executor_plugin("mine")),
+        site.add("rules", rules_plugin("rules")),
+    ]
+    with caplog.at_level("INFO", "switchgear.plugins"):
+        found = Discovery(entries).plugins(listed, tables)
+    assert [entry.name for entry in entries if entry.value in sys.modules] == imported
+    assert [message.split()[2] for message in caplog.messages] == imported
+    assert [*found.others] == [name for name in ("hidden", "mine", "rules") if name not in imported]
+
+
+@pytest.mark.discovery
+def test_a_plugin_that_a_list_does_not_name_may_crash_or_hang(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.add("crashing", "import os\nos._exit(7)")
+    entries = [*shipped(group="switchgear"), *site.entry_points()]
+    monkeypatch.setattr(plugins, "entry_points", lambda *, group: entries)
+    jitted = sg.jit(torch.sin, executors=["torch"])
+    assert jitted(torch.zeros(2)).sum() == 0
+    assert "installed and not asked: crashing" in sg.explain(jitted)
 
 
 def test_table_of_another_plugin(site: Site) -> None:

@@ -731,3 +731,18 @@ def test_saved_values_that_rules_make_are_found_by_another_backward(which: int) 
         (first,) = torch.autograd.grad(function(x)[which].sum(), x, create_graph=True)
         seconds.append(torch.autograd.grad(first.sum(), x))
     torch.testing.assert_close(seconds[0], seconds[1], rtol=1e-12, atol=1e-12)
+
+
+def test_a_fault_of_a_backward_is_told_by_its_own_name_and_line() -> None:
+    table = sg.Table("mine")
+
+    def backward(x: Tensor, grad: Tensor) -> Tensor:
+        return grad.no_such_thing  # type: ignore[attr-defined,no-any-return] # here
+
+    table.augmented(torch.sin, forward=lambda x: (torch.sin(x), (x,)), backward=backward)
+    line = backward.__code__.co_firstlineno
+    with pytest.raises(
+        RuleError,
+        match=rf"^.*backward \(.*:{line}\), backward of grad rule .*no_such_thing'?.*, in test_rules.py:{line + 1}",
+    ):
+        sg.jit(torch.sin, executors=["torch"], grad_rules=table)(torch.ones(2, requires_grad=True)).sum().backward()

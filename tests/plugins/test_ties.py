@@ -462,7 +462,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
                 entry.load()
         plugins = load([*SHIPPED, *candidates] if not around else [*candidates, *SHIPPED])
         for module in ("switchgear.jit", "switchgear.options"):
-            monkeypatch.setattr(importlib.import_module(module), "installed", lambda: plugins)
+            monkeypatch.setattr(importlib.import_module(module), "installed", lambda *listed: plugins)
         return plugins
 
     yield installed

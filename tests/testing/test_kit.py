@@ -280,3 +280,24 @@ def test_variants_are_what_pytorch_runs() -> None:
         "mine, empty",
         "mine, without dimensions",
     ]
+
+
+def test_a_gradient_of_zero_where_pytorchs_has_noise_is_no_fault() -> None:
+    table = sg.Table("exact")
+
+    @table.grad_rule(F.layer_norm)
+    def rule(input: Any, normalized_shape: Any, weight: Any, bias: Any, eps: float = 1e-5) -> Any:
+        centred = input - input.mean(-1, keepdim=True)
+        scale = torch.rsqrt((centred * centred).mean(-1, keepdim=True) + eps)
+
+        def pullback(grad: Tensor) -> Any:
+            own = grad * weight
+            along = own - own.mean(-1, keepdim=True)
+            return scale * along, grad * centred * scale, grad * 1.0
+
+        return centred * scale * weight + bias, pullback
+
+    # one element: PyTorch's gradient is 1e-13 in place of zero
+    values = [torch.tensor([value], dtype=torch.double) for value in (-3.0738, 7.7, 0.3)]
+    x, *parameters = values
+    testing.check_rule(table, F.layer_norm, [testing.Sample(F.layer_norm, (x, (1,), *parameters))], orders=1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -223,14 +224,21 @@ def enabled(features: Sequence[Feature], others: Iterable[Feature] = ()) -> tupl
             raise RegistrationError(
                 f"two features are called {name}; leave both out with {DISABLE_VARIABLE}={name}"
             )
-    out = left_out(DISABLE_VARIABLE, (*names, *(feature.name for feature in others)))
+    out = left_out(DISABLE_VARIABLE, itertools.chain(names, (feature.name for feature in others)))
     return tuple(feature for feature in features if feature.name not in out)
 
 
-def left_out(variable: str, known: Sequence[str]) -> set[str]:
-    """The names in a variable of the environment; one `PluginWarning` for those that are none of the known."""
+def left_out(variable: str, known: Iterable[str]) -> set[str]:
+    """The names in a variable of the environment; one `PluginWarning` for those that are none of the known.
+
+    No more of `known` is looked at than it takes to find them.
+    """
     named = {name.strip() for name in os.environ.get(variable, "").split(",")} - {""}
-    if unknown := named.difference(known):
-        missing, there = (", ".join(sorted(set(names))) for names in (unknown, known))
+    seen = set[str]()
+    names = iter(known)
+    while not named <= seen and (name := next(names, None)) is not None:
+        seen.add(name)
+    if unknown := named - seen:
+        missing, there = (", ".join(sorted(one)) for one in (unknown, seen))
         warn_once(f"{variable} names {missing}, which is not there (there are: {there})")
     return named

@@ -122,7 +122,8 @@ def _selection(task: dict[str, Any], answers: Answers) -> Selection:
     """Who takes part, as in the process that the task comes from."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # who cannot run here is told otherwise
-        selection = select(installed(), pickle.loads(task["team"]), compile="now")
+        team = pickle.loads(task["team"])
+        selection = select(installed(team), team, compile="now")
     names = task["passes"]
     return replace(
         selection,

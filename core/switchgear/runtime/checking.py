@@ -2,8 +2,8 @@
 
 So it is when it first runs: number and metadata of results, writes to arguments, memory that results share, PyTorch's
 modes. Under the option `check`, or `SWITCHGEAR_CHECK=1`, it is every time, and values are compared with those of
-PyTorch's operators (to the square root of the dtype's precision, of the largest element), with those of a second run,
-and the arguments with what they were before. An implementation's own draws of random numbers are not compared.
+PyTorch's operators (`nearness`), with those of a second run, and the arguments with what they were before. An
+implementation's own draws of random numbers are not compared.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from switchgear.ir.aliasing import aliased_argument, written_arguments
 from switchgear.ir.composites import bind_outputs, leaves_of
 from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.symbol import BOX, BOXED, DEL, BoundSymbol, map_proxies
+from switchgear.nearness import in_float64, tolerances
 from switchgear.nesting import map_tensors, tensors_in, twin
 from switchgear.who.isolation import kept
 
@@ -214,26 +215,20 @@ def _different(
         if not _equal(one, two):
             return f"result {index} differs between two runs on the same arguments"
     args, kwargs = copies
-    expected = item.symbol.fn(*(args[0] if item.implementation.boxed else args), **kwargs)
+    nest = tuple(args[0] if item.implementation.boxed else args), kwargs
+    exact = in_float64(item.symbol.fn, map_tensors(twin, nest))
+    inputs = [*tensors_in(map_tensors(twin, nest))]
+    expected = item.symbol.fn(*nest[0], **kwargs)
     for index, (one, two) in enumerate(zip(tensors_in(result), tensors_in(expected), strict=True)):
         if two.shape == (0,) or two.layout is not torch.strided:
             continue
-        near, most = tolerances(two)
+        near, most = tolerances(two, exact[index] if exact else None, inputs)
         try:
             torch.testing.assert_close(one, two, rtol=near, atol=most, equal_nan=True)
         except AssertionError as error:
             message = str(error).replace("\n\n", "\n").replace("\n", "; ").rstrip("; ")
             return f"result {index} is not what PyTorch's operators give: {message}"
     return ""
-
-
-def tolerances(expected: torch.Tensor) -> tuple[float, float]:
-    """Relative and absolute: the square root of the dtype's precision, of the largest element; none for integers."""
-    if not (expected.is_floating_point() or expected.is_complex()):
-        return 0.0, 0.0
-    near = torch.finfo(expected.dtype).eps ** 0.5
-    finite = expected[torch.isfinite(expected)].abs()
-    return near, near * finite.max().item() if finite.numel() else 0.0
 
 
 def _equal(one: torch.Tensor, two: torch.Tensor) -> bool:

@@ -257,7 +257,7 @@ def _compared(
             return
         if name:
             _require(jitted, name, kind, symbol)
-        failures += [*differences(found, expected, wanted)]
+        failures += [*differences(found, expected, wanted, sample)]
         failures += [] if failures else [*stride_differences(found, expected)]
     if not failures:
         failures = [
@@ -339,11 +339,11 @@ def _differentiated(
         yield f"{type(error).__name__}: {error}{hint}"
         return
     require()
-    drawn = any(differences(found[:1], expected[:1], ())) and is_random(sample)
+    drawn = any(differences(found[:1], expected[:1], (), sample)) and is_random(sample)
     if drawn:  # what a rule draws is its own, and its derivative is that of what it drew
         yield from _by_differences(sample, jitted, wanted, require)
     else:
-        yield from [*differences(found, expected, wanted)] or [""]
+        yield from [*differences(found, expected, wanted, sample)] or [""]
 
 
 def _by_differences(
@@ -389,7 +389,7 @@ def _in_threads(sample: Sample, options: dict[str, Any]) -> Iterator[str]:
             for _ in range(3):
                 copied = sample.mapped(twin)
                 found = [[*tensors_in(jitted(*copied.args, **copied.kwargs))]]
-                wrong.extend(differences([*found], expected, ()))
+                wrong.extend(differences([*found], expected, (), sample))
         except Exception as error:
             wrong.append(f"{type(error).__name__}: {error}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -10,8 +11,8 @@ from typing import Any, TypeAlias
 import torch
 
 from switchgear.errors import FallbackWarning
+from switchgear.nearness import tolerances, widened
 from switchgear.nesting import tensors_in, twin
-from switchgear.runtime.checking import tolerances
 from switchgear.testing.samples import Sample
 
 #: Results, gradients by the wanted arguments, and second derivatives by them, as far as there are some.
@@ -46,14 +47,22 @@ def derivatives(
     return found
 
 
-def differences(found: Derivatives, expected: Derivatives, wanted: Sequence[int]) -> Iterator[str]:
-    """How the one is not the other."""
+def differences(
+    found: Derivatives, expected: Derivatives, wanted: Sequence[int], sample: Sample
+) -> Iterator[str]:
+    """How the one is not the other, which PyTorch gives for a sample."""
     if len(found[0]) != len(expected[0]):
         yield f"{len(found[0])} results, expected {len(expected[0])}"
         return
+    exact: Derivatives = []
+    with contextlib.suppress(Exception):  # of what does not run in float64
+        exact = derivatives(sample.mapped(widened), sample.function, wanted, len(expected) - 1)
     for order, (mine, theirs) in enumerate(itertools.zip_longest(found, expected, fillvalue=())):
-        for index, (one, two) in enumerate(itertools.zip_longest(mine, theirs)):
-            yield from unlike(f"{_ORDERS[order]} {wanted[index] if order else index}", one, two)
+        exacts = exact[order] if order < len(exact) else ()
+        triples = itertools.zip_longest(mine, theirs, exacts)
+        for index, (one, two, three) in enumerate(triples):
+            what = f"{_ORDERS[order]} {wanted[index] if order else index}"
+            yield from unlike(what, one, two, three, sample.tensors())
 
 
 def stride_differences(found: Derivatives, expected: Derivatives) -> Iterator[str]:
@@ -65,11 +74,19 @@ def stride_differences(found: Derivatives, expected: Derivatives) -> Iterator[st
             yield f"result {index} has strides {one.stride()}, expected {two.stride()}"
 
 
-def unlike(what: str, one: torch.Tensor | None, two: torch.Tensor | None) -> Iterator[str]:
-    """How two tensors differ, by more than the square root of their dtype's precision; None is zero."""
+def unlike(
+    what: str,
+    one: torch.Tensor | None,
+    two: torch.Tensor | None,
+    exact: torch.Tensor | None = None,
+    inputs: Sequence[torch.Tensor] = (),
+) -> Iterator[str]:
+    """How two tensors differ, by more than `tolerances` says; None is zero."""
     if one is None or two is None:
         other = two if one is None else one
-        if other is not None and other.count_nonzero():
+        zeros = None if other is None else torch.zeros_like(other)
+        pair = (zeros, two) if one is None else (one, zeros)
+        if other is not None and next(unlike(what, *pair, exact, inputs), ""):
             yield f"the {what} is {'missing' if one is None else 'there'}, and {_shown(other)}"
         return
     if (one.shape, one.dtype, one.device) != (two.shape, two.dtype, two.device):
@@ -78,7 +95,7 @@ def unlike(what: str, one: torch.Tensor | None, two: torch.Tensor | None) -> Ite
         return
     if one.layout is not torch.strided:
         one, two = one.to_dense(), two.to_dense()
-    near, most = tolerances(two)
+    near, most = tolerances(two, exact, inputs)
     if not torch.allclose(one, two, rtol=near, atol=most, equal_nan=True):
         yield f"the {what} is wrong\n    expected {_shown(two)}\n    got      {_shown(one)}"
 

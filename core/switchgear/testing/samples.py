@@ -14,8 +14,8 @@ import torch
 from switchgear.errors import RegistrationError
 from switchgear.ir.naming import symbol_of
 from switchgear.ir.symbol import Symbol
+from switchgear.nearness import tolerances
 from switchgear.nesting import map_tensors, tensors_in, twin
-from switchgear.runtime.checking import tolerances
 from switchgear.torch_private.operator_database import operator_database
 
 #: The most that are taken of what PyTorch's database has for an operator.

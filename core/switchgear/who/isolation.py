@@ -1,4 +1,4 @@
-"""Isolation: what importing a plugin changes in the process is put back, and said."""
+"""Isolation: plugins' code is no part of a capture; what an import changes in the process is put back, and said."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
+from switchgear import torch_private as internals
+from switchgear.capture.recorder import active, active_recorder
 
 #: An import that takes longer, in seconds, is reported.
 _SLOW = 1.0
@@ -93,6 +96,17 @@ def _numpy_stream() -> object:
 
 def _set_stream(state: list[int]) -> None:
     torch.set_rng_state(torch.tensor(state, dtype=torch.uint8))
+
+
+@contextlib.contextmanager
+def uncaptured() -> Iterator[None]:
+    """Run code of plugins, and ours that asks them, outside of the capture at work on this thread, if there is one."""
+    recorder = active_recorder()
+    if recorder is None:
+        yield
+        return
+    with recorder.apart, recorder.paused(), active(None), internals.real_dispatch():
+        yield
 
 
 @contextlib.contextmanager

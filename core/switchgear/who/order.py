@@ -156,7 +156,8 @@ def installed(plugins: Plugins, name: str) -> Executor | Plugin:
 def passed_over(plugins: Plugins, order: Order) -> tuple[str, ...]:
     """The installed executors and packages of rules that take no part."""
     asked = {one.name for one in order.asked}
-    return tuple([one.name for one in _everyone(plugins) if one.name not in asked])
+    names = (*(one.name for one in _everyone(plugins)), *plugins.others)
+    return tuple([name for name in names if name not in asked])
 
 
 def _everyone(plugins: Plugins) -> tuple[Executor | Plugin, ...]:

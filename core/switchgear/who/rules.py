@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextvars
 import functools
 import math
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -21,7 +23,7 @@ from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.symbol import BoundSymbol, RuleOrigin, map_proxies, proxies, renamed
 from switchgear.ir.writes import IDENTITY
 from switchgear.nesting import tensors_in
-from switchgear.who.registry import GradRule
+from switchgear.who.registry import GradRule, describe
 
 Grads: TypeAlias = tuple[TensorProxy | None, ...]
 #: From a gradient or None per output to the recorded backward, and a gradient or None per tensor argument.
@@ -119,6 +121,8 @@ class _Application:
         self, rule: GradRule, bound_symbol: BoundSymbol, doors: Doors, higher_order: bool
     ) -> None:
         self.rule = rule
+        #: Whose half of the rule runs: its own, or its backward.
+        self.running: Callable[..., Any] = rule.fn
         self.higher_order = higher_order
         self.bound_symbol = bound_symbol
         self.doors = doors
@@ -149,12 +153,14 @@ class _Application:
                 raise self._error(f"must return (outputs, {second})")
             made = self._outputs(result[0])
         pullback: Callable[..., Any] = result[1]
+        half = pullback if backward is None else backward
         if backward is not None:
             residuals = result[1] if isinstance(result[1], (tuple, list)) else (result[1],)
             pullback = functools.partial(backward, *residuals)
         forward, outputs = self._named(self.recorder.tape.take(), made)
 
         def pull(grads: Grads) -> tuple[tuple[BoundSymbol, ...], Grads]:
+            self.running = half
             with self._recording():
                 given = [
                     self._materialised(grad, output)
@@ -309,14 +315,26 @@ class _Application:
             except RuleError:
                 raise
             except Exception as error:
-                raise self._error(f"raised {type(error).__name__}: {error}") from error
+                where = _line_in(self.running, error)
+                raise self._error(f"raised {type(error).__name__}: {error}{where}") from error
 
     def _error(self, message: str) -> RuleError:
         item, remedy = self.bound_symbol, self.rule.remedy
         way_out = f"; to go on without it, {remedy}" if remedy else ""
+        is_backward = self.running is not self.rule.fn
+        half = f"{describe(self.running)}, backward of " if is_backward else ""
         return RuleError(
-            f"{self.rule} for {item.symbol.name}, called at {item.source}, {message}{way_out}"
+            f"{half}{self.rule} for {item.symbol.name}, called at {item.source}, {message}{way_out}"
         )
+
+
+def _line_in(function: Callable[..., Any], error: Exception) -> str:
+    """Where in the file of a function it raised."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    file = getattr(getattr(function, "__code__", None), "co_filename", None)
+    lines = [one for one in traceback.extract_tb(error.__traceback__) if one.filename == file]
+    return f", in {Path(lines[-1].filename).name}:{lines[-1].lineno}" if lines else ""
 
 
 def _split(

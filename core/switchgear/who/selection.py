@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from switchgear.capture.handler import Feature, Handlers, enabled
+from switchgear.capture.recorder import active_recorder
 from switchgear.capture.sizes import depends_on_sizes
 from switchgear.errors import ExecutorUnavailable, PluginWarning, RuleError, warn_once
 from switchgear.ir.choice import Declined, Implementation
@@ -18,6 +20,7 @@ from switchgear.who.answers import Answers
 from switchgear.who.executor import Executor, FusionExecutor, reason_unavailable
 from switchgear.who.fuel import Fuel
 from switchgear.who.hookspecs import OF_THE_CALL, PassPlacement, Stage
+from switchgear.who.isolation import uncaptured
 from switchgear.who.memory import MemoryOption
 from switchgear.who.modes import CompileMode, default_mode
 from switchgear.who.order import (
@@ -30,6 +33,7 @@ from switchgear.who.order import (
     passed_over,
 )
 from switchgear.who.plugins import Chooser, Plugin, Plugins, SkipRule
+from switchgear.who.plugins import installed as all_installed
 from switchgear.who.preferences import PerOperator, Preferences, preferences
 from switchgear.who.registry import GradRule, ImplementationEntry, Table, describe
 
@@ -168,6 +172,7 @@ class Selection:
         )
 
 
+@uncaptured()
 def select(
     plugins: Plugins,
     executors: Executors,
@@ -234,7 +239,6 @@ def select(
     taking_part = homes.values()
     choosers = [plugin.chooser for plugin in taking_part if plugin.chooser is not None]
     brought = [feature for plugin in taking_part for feature in plugin.features]
-    others = [feature for plugin in plugins.plugins for feature in plugin.features]
     skipped = {executor: why for executor, why in reasons.items() if why is not None}
     return Selection(
         executors=tuple(claimant.executor for claimant in claimants),
@@ -246,7 +250,7 @@ def select(
         memory=memory,
         fuel=fuel if isinstance(fuel, Fuel) else Fuel(fuel),
         choosers=tuple(choosers) if asked.is_measured else (),
-        handlers=Handlers(enabled((*features, *brought), others)),
+        handlers=Handlers(enabled((*features, *brought), _features_of_others(plugins))),
         passed_over=passed_over(plugins, asked),
         preferences=preferred,
         check=check,
@@ -254,6 +258,12 @@ def select(
         compile=mode,
         decisions=decisions,
     )
+
+
+def _features_of_others(plugins: Plugins) -> Iterator[Feature]:
+    """Those that are installed; imported for whoever names one that he does not use."""
+    everyone = all_installed() if plugins.others else plugins
+    yield from (feature for plugin in everyone.plugins for feature in plugin.features)
 
 
 def _team(
@@ -383,11 +393,16 @@ class _blaming:
     role: str
     fn: Callable[..., Any]
     bound_symbol: BoundSymbol
+    outside: AbstractContextManager[None] | None = None
 
     def __enter__(self) -> None:
-        pass
+        if active_recorder() is not None:  # of the capture that a derivative is taken in
+            self.outside = uncaptured()
+            self.outside.__enter__()
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if self.outside is not None:
+            self.outside.__exit__(None, None, None)
         if not isinstance(error, Exception):
             return
         call = self.bound_symbol
