@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -81,9 +80,9 @@ class Sources:
         source: OwnSource
         state = self.modules.state.get(id(tensor))
         if state is not None:
-            source, name = state, "t_" + re.sub(r"\W", "_", state.path)
+            source, name = state, f"t_{state.path}"
         elif isinstance(held := self.handlers.source(recorder, tensor), Held):
-            source, name = held, "t_" + re.sub(r"\W", "_", held.path)
+            source, name = held, f"t_{held.path}"
         else:
             source, name = Closure(tensor), f"t_closure_{len(self.sources)}"
         return self._enter(recorder, tensor, source, name, tensor.requires_grad)

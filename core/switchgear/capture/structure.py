@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from switchgear.source_text import attribute
 from switchgear.torch_private import pytree
 
 #: The names of a call's arguments, of which the types are known.
@@ -99,7 +100,10 @@ def _take_parts(
                 lines.append(f"if len({name}.__dict__) > {len(fields)}: return miss")
             own = [f"{name}_{index}" for index in range(len(fields))]
             lines.extend(
-                [f"{part} = {name}.{field}" for part, field in zip(own, fields, strict=True)]
+                [
+                    f"{part} = {attribute(name, field)}"
+                    for part, field in zip(own, fields, strict=True)
+                ]
             )
             _take_parts(inner, own, leaves, scope, lines)
         else:

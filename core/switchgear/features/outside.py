@@ -141,7 +141,7 @@ def _is_enabled(original: Callable[..., bool], logger: logging.Logger, level: in
     recorder = active_recorder()
     if recorder is not None and _is_users(caller(2, *_PASSED)):
         name = f"logger{id(logger)}"
-        condition = f"{name}.isEnabledFor({level}) is {enabled}"
+        condition = f"{name}.isEnabledFor({int(level)}) is {bool(enabled)}"
         if all(guard.condition != condition for guard in recorder.guards):
             why = f"the level of the logger {logger.name}"
             recorder.guards.append(Guard(condition, why, {name: logger}))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,6 +10,7 @@ from switchgear.errors import ExecutorFailed, RuleError, SwitchgearError
 from switchgear.ir.choice import Declined
 from switchgear.ir.free_last_used import free_last_used
 from switchgear.ir.trace import Trace, compile_trace
+from switchgear.source_text import as_name
 from switchgear.who.answers import Answer, Answers
 from switchgear.who.claim import claim
 from switchgear.who.executor import Executor, FusionExecutor
@@ -93,7 +93,7 @@ class Contestants:
 
     def name(self, region: Region, executor: FusionExecutor) -> str:
         """What a region is called that an executor compiles."""
-        return re.sub(r"\W", "_", f"{executor.name}_{self._program}_{self._numbers[region]}")
+        return as_name(f"{executor.name}_{self._program}_{self._numbers[region]}")
 
 
 def choose(regions: Sequence[Region], program: str, selection: Selection) -> list[Fused | Declined]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ast
-import enum
-import keyword
+import builtins
+import functools
 import math
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -16,8 +15,12 @@ import torch
 from switchgear import torch_private as internals
 from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.symbol import BOX, BOXED, DEL, BoundSymbol
+from switchgear.source_text import as_name, attribute, is_name, plain
 
-_REPRESENTED = (int, str, bytes, type(None), torch.dtype, torch.layout, torch.memory_format)
+#: Of subclasses, which may be enumerations, `repr` is the user's.
+_REPRESENTED = frozenset(
+    {int, bool, str, bytes, type(None), torch.dtype, torch.layout, torch.memory_format}
+)
 
 
 class Scope:
@@ -27,7 +30,7 @@ class Scope:
     """
 
     def __init__(self, constants: Mapping[str, object], taken: Iterable[str], bound: bool) -> None:
-        self._taken = {*taken, "args", "float", "complex", "slice"}
+        self._taken = {*taken, "args", *vars(builtins)}
         self._bound: dict[str, str] | None = {} if bound else None
         self.values: dict[str, object] = dict(constants)
         self.modules = {"torch"}
@@ -38,18 +41,17 @@ class Scope:
         for name, known in self.values.items():
             if known is value:
                 return name
-        name = hint if hint.isidentifier() and not keyword.iskeyword(hint) else "constant"
-        return self._named(value, name)
+        return self._named(value, hint if is_name(hint) else "constant")
 
-    def definition(self, name: str, value: object) -> str:
+    def definition(self, name: str, value: object) -> tuple[str, str]:
         """A constant in one line: Python where it is a number, else a comment."""
-        is_number = isinstance(value, torch.Tensor) and not value.dim() and value.is_cpu
-        if self._bound is not None or not is_number:
-            return f"# {name}: {describe(value)}"
-        return f"{name} = torch.tensor({self.expression(value.item())}, dtype={value.dtype})"  # type: ignore[attr-defined]
+        if isinstance(value, torch.Tensor) and not value.dim() and value.is_cpu:
+            number = self.expression(value.item())
+            return f"{name} = torch.tensor({number}, dtype={value.dtype})", ""
+        return "", f"{name}: {describe(value)}"
 
     def _named(self, value: object, name: str) -> str:
-        while name in self.values or name in self.modules or name in self._taken:
+        while name in self.values or name in self._taken or name in sys.modules:
             name += "_"
         self.values[name] = value
         return name
@@ -59,34 +61,26 @@ class Scope:
         if self._bound is None or path.isidentifier():
             return path
         if path not in self._bound:
-            self._bound[path] = self._named(
-                internals.fastest_entry(fn), re.sub(r"\W+", "_", path).strip("_")
-            )
+            self._bound[path] = self._named(internals.fastest_entry(fn), as_name(path))
         return self._bound[path]
 
     def callable(self, name: str, fn: Callable[..., object]) -> str:
         """The expression that gives `fn`: its path where it has one, else the name of a constant."""
         if isinstance(fn, internals.OpOverload):
-            packet, _, overload = str(fn).rpartition(".")
-            return (
-                f"getattr(torch.ops.{packet}, {overload!r})"
-                if keyword.iskeyword(overload)
-                else f"torch.ops.{fn}"
-            )
+            return self.at(f"torch.ops.{fn}")
         for path in (
             name,
             f"{getattr(fn, '__module__', None)}.{getattr(fn, '__qualname__', None)}",
         ):
-            if _evaluates_to(path, fn):
+            if path.partition(".")[0] not in self._taken and _evaluates_to(path, fn):
                 return self.at(path)
-        return self.constant(
-            fn, name if name.isidentifier() else getattr(fn, "__name__", "function")
-        )
+        return self.constant(fn, name if is_name(name) else str(getattr(fn, "__name__", "")))
 
     def at(self, path: str) -> str:
-        """A path, whose root is to be imported."""
-        self.modules.add(path.partition(".")[0])
-        return path
+        """The expression for a path, whose root is to be imported."""
+        root, *names = path.split(".")
+        self.modules.add(root)
+        return functools.reduce(attribute, names, root)
 
     def expression(self, value: object) -> str:
         """Python for a value among the arguments of a call."""
@@ -107,7 +101,8 @@ class Scope:
         if isinstance(value, slice):
             return f"slice({self.items((value.start, value.stop, value.step))})"
         if isinstance(value, float):
-            return float.__repr__(value) if math.isfinite(value) else f'float("{value}")'
+            text = float.__repr__(value)
+            return text if math.isfinite(value) else f'float("{text}")'
         if isinstance(value, complex):
             return f"complex({self.expression(value.real)}, {self.expression(value.imag)})"
         if isinstance(value, internals.SYMBOLIC):
@@ -116,7 +111,7 @@ class Scope:
             return "..."
         if isinstance(value, torch.device) and self._bound is None:
             return f'torch.device("{value}")'
-        if isinstance(value, _REPRESENTED) and not isinstance(value, enum.Enum):
+        if type(value) in _REPRESENTED:
             return repr(value)
         return self.constant(value, f"{type(value).__name__}_{len(self.values)}")
 
@@ -135,8 +130,10 @@ class Scope:
 
 def _evaluates_to(path: str, fn: Callable[..., object]) -> bool:
     """Whether evaluating `path` after importing its root gives `fn`."""
+    if "." not in path or not all(map(is_name, path.split("."))):
+        return False
     # builtin functions are reached by several names, and made anew for each
-    return "." in path and ((found := _at(path)) is fn or (found is not None and found == fn))
+    return (found := _at(path)) is fn or (found is not None and found == fn)
 
 
 def _at(path: str) -> Any:
@@ -161,14 +158,13 @@ def describe(value: object) -> str:
     return f"constant {text}".splitlines()[0]
 
 
-def line(bound_symbol: BoundSymbol, scope: Scope, link: bool) -> str:
-    """A call with where it comes from as a comment; of a backward with `link`, its forward line and rule."""
+def line(bound_symbol: BoundSymbol, scope: Scope, link: bool) -> tuple[str, str]:
+    """A call, and where it comes from as a comment; of a backward with `link`, its forward line and rule."""
     if bound_symbol.symbol is DEL:
-        return f"del {scope.items(bound_symbol.inputs)}"
+        return f"del {scope.items(bound_symbol.inputs)}", ""
     if bound_symbol.symbol is BOX:
-        return f"args = [{scope.items(bound_symbol.args)}]"
-    comment = _comment(bound_symbol, link)
-    return f"{_call(bound_symbol, scope)}  # {comment}" if comment else _call(bound_symbol, scope)
+        return f"args = [{scope.items(bound_symbol.args)}]", ""
+    return _call(bound_symbol, scope), _comment(bound_symbol, link)
 
 
 def _call(bound_symbol: BoundSymbol, scope: Scope) -> str:
@@ -180,9 +176,9 @@ def _call(bound_symbol: BoundSymbol, scope: Scope) -> str:
         function = scope.called(scope.callable(symbol.name, fn), fn)
     arguments = [scope.expression(value) for value in bound_symbol.args]
     for name, value in bound_symbol.kwargs.items():
-        expression = scope.expression(value)
+        name, expression = plain(name), scope.expression(value)
         arguments.append(
-            f"**{{{name!r}: {expression}}}" if keyword.iskeyword(name) else f"{name}={expression}"
+            f"{name}={expression}" if is_name(name) else f"**{{{name!r}: {expression}}}"
         )
     given = ", ".join(arguments)
     if implementation is not None and implementation.boxed and BOXED not in bound_symbol.args:
@@ -216,8 +212,10 @@ def _forward(bound_symbol: BoundSymbol) -> str:
     return f"{names} = {bound_symbol.symbol.name}  {bound_symbol.source or ''}".rstrip()
 
 
-def decomposition(bound_symbol: BoundSymbol, scope: Scope, depth: int = 1) -> Iterator[str]:
+def decomposition(
+    bound_symbol: BoundSymbol, scope: Scope, depth: int = 1
+) -> Iterator[tuple[str, str]]:
     """The parts of a call as comments."""
     for part in bound_symbol.subsymbols:
-        yield f"#{'  ' * depth}{_call(part, scope)}"
+        yield "", f"{'  ' * depth}{_call(part, scope)}".removeprefix(" ")
         yield from decomposition(part, scope, depth + 1)

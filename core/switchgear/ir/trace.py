@@ -18,6 +18,7 @@ from switchgear.errors import Unsupported
 from switchgear.ir.printing import Scope, decomposition, line
 from switchgear.ir.proxy import NumberProxy, TensorProxy
 from switchgear.ir.symbol import BoundSymbol, proxies, with_parts
+from switchgear.source_text import as_name, with_comment
 from switchgear.torch_private import SYMBOLIC, python_of_number
 
 
@@ -53,7 +54,14 @@ class Trace:
 
         Its default is `links_shown`, which the `link` option of `jit` sets.
         """
-        return _render(self, self.links_shown if link is None else link, decompositions)[0]
+        lines, scope = _render(self, self.links_shown if link is None else link, decompositions)
+        marks = [("", f"pass {one.name}: {one.seconds * 1e3:.1f} ms") for one in self.provenance]
+        head = [
+            *[(f"import {module}", "") for module in sorted(scope.modules)],
+            *[scope.definition(name, value) for name, value in scope.values.items()],
+            *[*marks, ("", "")],
+        ]
+        return "".join([f"{with_comment(*line)}\n" for line in (*head, *lines)])
 
     def __str__(self) -> str:
         return self.python()
@@ -108,14 +116,15 @@ class Trace:
 
 def compile_trace(trace: Trace, *, boxed: bool = False) -> Callable[..., Any]:
     """The function that the printed trace is; `boxed` makes it take its arguments in one list, which it empties."""
-    source, scope = _render(trace, False, False, boxed, bound=True)
+    lines, scope = _render(trace, False, False, boxed, bound=True)
     namespace: dict[str, Any] = {
         **{name: sys.modules[name] for name in scope.modules},
         **scope.values,
     }
     file = f"<switchgear {trace.name} {id(namespace):x}>"
-    exec(compile(source, file, "exec"), namespace)
-    linecache.cache[file] = (len(source), None, source.splitlines(True), file)
+    exec(compile("\n".join([code for code, _ in lines]), file, "exec"), namespace)
+    # comments are for tracebacks alone
+    linecache.cache[file] = (0, None, [f"{with_comment(*line)}\n" for line in lines], file)
     # popped, or function and globals would keep each other alive
     function: Callable[..., Any] = namespace.pop(trace.name)
     weakref.finalize(function, linecache.cache.pop, file, None)
@@ -124,7 +133,8 @@ def compile_trace(trace: Trace, *, boxed: bool = False) -> Callable[..., Any]:
 
 def _render(
     trace: Trace, link: bool, decompositions: bool, boxed: bool = False, *, bound: bool = False
-) -> tuple[str, Scope]:
+) -> tuple[list[tuple[str, str]], Scope]:
+    """The lines of the function, as code and comment, and what they name."""
     names = [
         *(number.name for number in trace.numbers if not number.tensor),
         *(proxy.name for proxy in trace.inputs),
@@ -134,26 +144,23 @@ def _render(
     tensors = {name: value for name, value in trace.tensors.items() if name in used}
     scope = Scope(tensors, {trace.name, *used, *names}, bound)
     parameters = ", ".join(names)
-    body = [f"[{parameters}] = args", "args.clear()"] if boxed else []
+    body = [(f"[{parameters}] = args", ""), ("args.clear()", "")] if boxed else []
     shown = [[line(item, scope, link)] for item in trace.bound_symbols]
     if decompositions:  # last, so that they change no names
         for lines, item in zip(shown, trace.bound_symbols, strict=True):
             lines.extend(decomposition(item, scope))
-    body += itertools.chain(*shown, [f"return {scope.expression(trace.outputs)}"])
+    body += itertools.chain(*shown, [(f"return {scope.expression(trace.outputs)}", "")])
     measured = {number.name: number for number in trace.numbers if number.name in scope.sizes}
     if unknown := scope.sizes - measured.keys():
         raise Unsupported(
             f"trace {trace.name!r} needs the sizes {', '.join(sorted(unknown))}, which it is not given"
         )
-    sizes = [f"{n.name} = {n.source}" for n in measured.values() if n.tensor]
+    sizes = [(f"{n.name} = {n.source}", "") for n in measured.values() if n.tensor]
     body[2 * boxed : 2 * boxed] = sizes
-    lines = [f"import {module}" for module in sorted(scope.modules)]
-    lines += [scope.definition(name, value) for name, value in scope.values.items()]
-    lines += [f"# pass {mark.name}: {mark.seconds * 1e3:.1f} ms" for mark in trace.provenance]
-    lines += ["", f"def {trace.name}({'args' if boxed else parameters}):"]
-    lines += [f'    # {proxy.name}: "{proxy.type_string}"' for proxy in trace.inputs]
-    lines += [f"    {line}" for line in body]
-    return "\n".join([*lines, ""]), scope
+    lines = [(f"def {trace.name}({'args' if boxed else parameters}):", "")]
+    lines += [("    ", f'{proxy.name}: "{proxy.type_string}"') for proxy in trace.inputs]
+    lines += [(f"    {code}", comment) for code, comment in body]
+    return lines, scope
 
 
 class Names:
@@ -178,7 +185,8 @@ class Names:
         return self._first_free(self._intermediates)
 
     def claim(self, wanted: str) -> str:
-        """`wanted`, or `wanted_1`, `wanted_2`, … when it is taken."""
+        """`wanted` as a name, or `wanted_1`, `wanted_2`, … when it is taken."""
+        wanted = as_name(wanted)
         return self._first_free(
             itertools.chain([wanted], (f"{wanted}_{number}" for number in itertools.count(1)))
         )

@@ -10,6 +10,7 @@ from switchgear.ir.aliasing import storages, written_arguments
 from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.symbol import DEL
 from switchgear.ir.trace import Trace
+from switchgear.source_text import is_name
 
 _CONTEXT = 3
 
@@ -55,6 +56,8 @@ def _faults(trace: Trace) -> Iterator[tuple[int, str]]:
                 yield f"{proxy.name} is used as {proxy} but defined as {defined[proxy.name]}"
 
     for proxy in trace.inputs:
+        if not is_name(proxy.name):
+            yield 0, f"{proxy.name!r} is no name"
         if proxy.name in defined:
             yield 0, f"input {proxy.name} is defined twice"
         defined[proxy.name] = proxy
@@ -68,6 +71,8 @@ def _faults(trace: Trace) -> Iterator[tuple[int, str]]:
                 yield index, f"{proxy.name} is written to, which is not the trace's own"
             overwritten |= sharing.pop(memory, set())
         for proxy in bound_symbol.outputs:
+            if not is_name(proxy.name):
+                yield index, f"{proxy.name!r} is no name"
             if proxy.name in defined or proxy.name in trace.tensors:
                 yield index, f"{proxy.name} is defined twice"
             defined[proxy.name] = proxy

@@ -36,6 +36,7 @@ from switchgear.ir.composites import leaves_of
 from switchgear.ir.proxy import TensorProxy
 from switchgear.runtime.modes import same_modes
 from switchgear.runtime.module_state import modules_guard
+from switchgear.source_text import plain
 
 _IS_VIEW = torch.Tensor._is_view
 
@@ -262,7 +263,7 @@ def _fetched(source: InputSource, number: int, scope: dict[str, object]) -> str:
         scope[f"fetch{number}"] = source.fetch
         return f"fetch{number}()"
     scope[f"state{number}"] = vars(holder)
-    return f"state{number}[{source.slots!r}][{source.name!r}]"
+    return f"state{number}[{source.slots!r}][{plain(source.name)!r}]"
 
 
 def _relation_guards(captured: Captured, tensors: Sequence[torch.Tensor]) -> Iterator[Guard]:

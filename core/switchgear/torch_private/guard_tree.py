@@ -10,10 +10,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from keyword import iskeyword
 from operator import getitem, itemgetter
 from typing import Any, NamedTuple
 
+from switchgear.source_text import attribute
 from switchgear.torch_private.names import check_names, private, value_of
 
 #: From Python 3.13 on the version of an instance's `__dict__` does not tell of its attributes, and PyTorch's tree takes
@@ -195,8 +195,8 @@ class _Tree(_Node):
         if parent.number and not is_held and parent.number not in self._lines:
             self._lines[parent.number] = f"v{parent.number} = {holder}"
             holder = self._texts[parent.number] = f"v{parent.number}"
-        if access in ("attribute", "function") and key.isidentifier() and not iskeyword(key):
-            return f"{holder}.{key}"
+        if access in ("attribute", "function") and type(key) is str:
+            return attribute(holder, key)
         text = repr(key)
         if type(key) not in (int, str):
             text = f"key{number}"

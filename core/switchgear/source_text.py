@@ -1,0 +1,44 @@
+"""Names and comments in generated Python: text of users ends no line, and stands for no name that we did not make."""
+
+from __future__ import annotations
+
+import re
+from keyword import iskeyword
+
+
+def plain(text: str) -> str:
+    """Return text without the methods that a subclass of `str` may bring, such as `__format__` and `__repr__`."""
+    return str.__str__(text)
+
+
+def is_name(text: str) -> bool:
+    """Check whether text can stand in source as a name or attribute, and is that very name there.
+
+    Python normalises names that are not ASCII: `x.ﬁ` reads the attribute `fi`.
+    """
+    text = plain(text)
+    return text.isascii() and text.isidentifier() and not iskeyword(text) and text != "__debug__"
+
+
+def as_name(text: str) -> str:
+    """Return a name that reads like the text."""
+    name = re.sub(r"\W", "_", plain(text), flags=re.ASCII)
+    return name if is_name(name) else f"_{name}"
+
+
+def attribute(owner: str, name: str) -> str:
+    """Return an expression for an attribute of any name, given that for its owner."""
+    name = plain(name)
+    return f"{owner}.{name}" if is_name(name) else f"getattr({owner}, {name!r})"
+
+
+def with_comment(code: str, comment: str) -> str:
+    """Return a line of code and its comment, in which characters that cannot be printed are escaped.
+
+    Every comment in generated source is written here.
+    """
+    if not comment:
+        return code
+    if not comment.isprintable():
+        comment = "".join([c if c.isprintable() else ascii(c)[1:-1] for c in comment])
+    return f"{code}{'  ' if code.strip() else ''}# {comment}"
