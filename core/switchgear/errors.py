@@ -17,11 +17,13 @@ class CaptureError(SwitchgearError):
     """The function could not be captured as a trace.
 
     `splits`: parts of it might be; not so where what is refused is the call, its tensors or what it stands in.
+    `final`: the function is refused whoever catches this, C code and PyTorch's own included.
     """
 
-    def __init__(self, *args: object, splits: bool = True) -> None:
+    def __init__(self, *args: object, splits: bool = True, final: bool = False) -> None:
         super().__init__(*args)
         self.splits = splits
+        self.final = final
         if _THREAD.made is not None:
             _THREAD.made.append(self)
 

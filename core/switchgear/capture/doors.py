@@ -26,6 +26,7 @@ from switchgear.capture.leaves import calls, leaf_symbol, record_leaf
 from switchgear.capture.recorder import Recorder, active, active_recorder
 from switchgear.capture.refused_writes import refuse_casts, refuse_write
 from switchgear.capture.sizes import active_sizes
+from switchgear.capture.stand_ins import run
 from switchgear.capture.user_code import runs_no_user_code
 from switchgear.capture.values import metadata_proxy
 from switchgear.errors import NO_DATA_IN_RULES, DataDependent, Unsupported
@@ -125,7 +126,7 @@ class _Functions(TorchFunctionMode):
         if answer is not PASS:
             return answer
         if call.symbol is None:
-            return recorder.track_outputs(call.fn(*call.args, **call.kwargs))
+            return recorder.track_outputs(run(call.fn, call, recorder.here))
         note_target(recorder, call)
         if call.writes and call.grad_enabled:
             part_from_former_uses(recorder, call)
@@ -151,7 +152,7 @@ class _Functions(TorchFunctionMode):
         try:
             noticed = internals.writes_noticed(call.fn, recorder.keep_strides)
             with _sizes_decomposed(call), noticed:
-                result = function(*call.args, **call.kwargs)
+                result = run(function, call, recorder.here)
             recorder.track_outputs(result)
             _note_writes(recorder, call, before)
             call.output = output_of(recorder, result)

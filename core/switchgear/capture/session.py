@@ -30,8 +30,9 @@ from switchgear.capture.sharing import SharedMemory, find_shared, refuse_views_o
 from switchgear.capture.signature import InputSource, is_object
 from switchgear.capture.sizes import Marks, Sizes, active_sizes, symbolic
 from switchgear.capture.sources import Sources
+from switchgear.capture.stand_ins import reads_memory
 from switchgear.capture.structure import Structure, containers_in, flatten
-from switchgear.capture.user_code import is_own_file, raising_module
+from switchgear.capture.user_code import is_own_file, raising_line, raising_module
 from switchgear.errors import CaptureError, DataDependent, Unsupported, capture_errors_made
 from switchgear.ir.composites import splice_escaping
 from switchgear.ir.trace import Names, Trace
@@ -142,9 +143,8 @@ def capture(
             with modes_kept():
                 try:
                     with handlers.entered("running", recorder, roots, objects):
-                        with capture_errors_made() as made:
+                        with _caught_refusals_raised():
                             result = _run(function, leaves, spec, recorder, inputs, whole)
-                            _raise_what_was_caught(made)
                         result = handlers.finish(recorder, result)
                         _refuse_generators(result)
                 except RuntimeError:
@@ -228,6 +228,11 @@ def reason_of_stand_ins(error: Exception) -> str:
             f"scripted code fails where tensors are recorded, in: {line.strip()}; "
             "call the function that was scripted"
         )
+    if reads_memory(error):
+        return (
+            f"the memory of a tensor is asked for, in {raising_line(error)}, which has none while the function is "
+            "captured; compute with torch, or move the call outside the jitted function"
+        )
     if internals.is_functionalization_error(error):
         what = (
             "through some views, to memory that set_() has replaced, or one that resizes a storage"
@@ -292,13 +297,22 @@ def _run(
     return result
 
 
-def _raise_what_was_caught(errors: list[CaptureError]) -> None:
-    """Raise the first of them that the function itself has caught, in a `try`, which eager would not raise."""
-    for error in errors:
-        trace = error.__traceback__
-        if trace is not None and not is_own_file(trace.tb_frame.f_code.co_filename):
-            raise error.with_traceback(None)
-    errors.clear()
+@contextlib.contextmanager
+def _caught_refusals_raised() -> Iterator[None]:
+    """Raise the first error of capture that the function itself has caught, in a `try`, which eager would not raise."""
+    with capture_errors_made() as errors:
+        try:
+            yield
+        except Exception as other:
+            refusals = [error for error in errors if error.final and error is not other]
+            if isinstance(other, CaptureError) or not refusals:
+                raise
+            raise refusals[0].with_traceback(None) from other
+        for error in errors:
+            trace = error.__traceback__
+            if error.final or (trace and not is_own_file(trace.tb_frame.f_code.co_filename)):
+                raise error.with_traceback(None)
+        errors.clear()
 
 
 def is_of_the_function(error: Exception) -> bool:

@@ -71,6 +71,7 @@ class Tracker(Wrappers):
 
     def track(self, wrapper: torch.Tensor) -> None:
         """Take note of a wrapper that has not been seen before."""
+        internals.hide_memory(wrapper)
         first = internals.unwrap(wrapper, synchronise=False)
         fake = internals.unwrap(wrapper)
         if self.follow_autograd:

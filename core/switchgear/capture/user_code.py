@@ -68,6 +68,14 @@ def user_frame() -> tuple[types.FrameType | None, int]:
     return frame, level
 
 
+def raising_line(error: Exception) -> str:
+    """The user's line that an error came from."""
+    places = [
+        (frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)
+    ]
+    return next((f"{name}:{line}" for name, line in reversed(places) if not is_own_file(name)), "")
+
+
 def raising_module(error: Exception) -> str:
     """The name of the module whose code raised an error."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]

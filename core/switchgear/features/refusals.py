@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,10 @@ from torch.overrides import resolve_name
 from switchgear.capture.call import Call
 from switchgear.capture.handler import PASS, Handler
 from switchgear.capture.recorder import Recorder
+from switchgear.capture.stand_ins import asker
 from switchgear.errors import Unsupported
 from switchgear.nesting import tensors_in
 
-_ELSEWHERE = "move the call outside the jitted function"
-_OF_STORAGE = (
-    *("data_ptr", "storage", "untyped_storage", "storage_offset", "share_memory_"),
-    *("is_inference", "is_set_to", "is_shared", "_is_view"),
-)
 #: Torch-level functions that would be captured wrongly, and what to do instead.
 _REFUSED = {
     "torch.autograd.backward": "use torch.autograd.grad inside, or call backward() on what the jitted function returns",
@@ -31,18 +26,11 @@ _REFUSED = {
     "torch._fused_adam_": "use it with fused=False",
     "torch._fused_adamw_": "use it with fused=False",
     "torch._fused_sgd_": "use it with fused=False",
-    **dict.fromkeys(
-        ("torch.Tensor.__repr__", "torch.Tensor.__format__"),
-        "make a text of what the jitted function returns",
-    ),
-    "torch.Tensor.numpy": "compute with torch, or move the NumPy part outside the jitted function",
     "torch.Tensor.set_": "assign a new tensor instead",
     **dict.fromkeys(
         ("torch.Tensor.resize_", "torch.Tensor.resize_as_", "torch.resize_as_"),
         "make a new tensor instead",
     ),
-    "torch.is_inference": _ELSEWHERE,
-    **{f"torch.Tensor.{name}": _ELSEWHERE for name in _OF_STORAGE},
 }
 #: Attributes of tensors that would be captured wrongly, and what to do instead.
 _REFUSED_ATTRIBUTES = {
@@ -90,7 +78,7 @@ def refuse(
     if (
         name in _ACCESS
         and func.__self__ in _REFUSED_ATTRIBUTES
-        and not _asker().startswith(_OWN_FILES)
+        and not asker().startswith(_OWN_FILES)
     ):
         attribute = func.__self__
         what = f"the function {_ACCESS[name]} .{attribute.__name__} of a tensor"
@@ -118,8 +106,8 @@ def refuse(
         )
     if name in _REFUSED_NAMES:
         full = resolve_name(func) or f"{getattr(func, '__module__', '')}.{name}"
-        if full in _REFUSED and not (asker := _asker()).startswith(_OWN_FILES):
-            if asker.startswith(_NESTED_FILES):
+        if full in _REFUSED and not (caller := asker()).startswith(_OWN_FILES):
+            if caller.startswith(_NESTED_FILES):
                 raise Unsupported(
                     f"a nested tensor made inside a jitted function, in {here()}: make it, and use it, outside"
                 )
@@ -129,11 +117,3 @@ def refuse(
                 # what was written to an attribute before
                 splits=name != "register_hook",
             )
-
-
-def _asker() -> str:
-    """The file that makes the call: by way of the recorder's mode, it may be this package, to learn what it records."""
-    frame = sys._getframe(1)
-    while frame.f_code.co_name != "__torch_function__" and frame.f_back is not None:
-        frame = frame.f_back
-    return (frame.f_back or frame).f_code.co_filename

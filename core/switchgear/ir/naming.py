@@ -15,7 +15,7 @@ from switchgear.errors import RegistrationError
 from switchgear.ir.symbol import Symbol
 
 #: Methods whose arguments stand in another order than those of the function of the same name.
-_NOT_AN_ALIAS = frozenset({"where", "set_", "resize_as_"})
+_NOT_AN_ALIAS = frozenset({"where", "set_", "resize_as_", "polygamma"})
 #: Functions that take as one tuple what the method also takes as separate integers.
 _PACKED = frozenset({"torch.permute", "torch.reshape", "torch.flip", "torch.tile"})
 

@@ -48,6 +48,7 @@ _BY_USE = {
         torch._disable_functionalization torch._enable_functionalization torch._from_functional_tensor
         torch._functionalize_commit_update torch._functionalize_replace
         torch._functionalize_was_inductor_storage_resized torch._functionalize_was_storage_changed
+        torch._C._set_throw_on_mutable_data_ptr
         torch._is_functional_tensor torch._mirror_autograd_meta_to torch._sync torch._to_functional_tensor
     """,
     "autograd": """
