@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import re
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 import switchgear as sg
 from switchgear import errors
-from tests.databases.comparison import differences
+from tests.oracle import differences
 
 
 @contextlib.contextmanager
@@ -25,26 +24,6 @@ def falls_back(match: str = "", kind: str = "Unsupported") -> Iterator[None]:
         yield
     said = [warning for warning in caught if warning.category is errors.FallbackWarning]
     assert len(said) == 1, [str(warning.message) for warning in said]
-
-
-@contextlib.contextmanager
-def fallbacks_recorded() -> Iterator[list[tuple[str, str]]]:
-    """The list is filled with the kind and the text of the reason of every fallback inside; other warnings pass."""
-    reasons: list[tuple[str, str]] = []
-    show = warnings.showwarning
-
-    def showwarning(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
-        if category is not errors.FallbackWarning:
-            show(message, category, *rest, **more)
-            return
-        match = re.search(r"in calls of this kind: (\w+): (.*)\. sg\.explain", str(message), re.DOTALL)
-        assert match is not None, message
-        reasons.append((match[1], match[2]))
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", errors.FallbackWarning)
-        warnings.showwarning = showwarning
-        yield reasons
 
 
 def assert_falls_back(

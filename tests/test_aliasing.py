@@ -13,8 +13,7 @@ from torch import Tensor, nn
 import switchgear as sg
 from switchgear.errors import SwitchgearError
 from tests.aot_behaviours.observation import Inputs, Make, check, leaves, results, succeeds, values, windows
-from tests.databases.comparison import differences
-from tests.falling_back import fallbacks_recorded
+from tests.oracle import differences, fallbacks_recorded
 from tests.under_test import EXECUTORS
 
 pytestmark = pytest.mark.beside_eager

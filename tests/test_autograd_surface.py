@@ -16,8 +16,8 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 import switchgear as sg
 from switchgear import errors
 from tests.core.against_eager import check, numbers
-from tests.databases.comparison import differences
 from tests.falling_back import assert_falls_back, falls_back
+from tests.oracle import differences
 from tests.under_test import EXECUTORS
 
 pytestmark = pytest.mark.beside_eager

@@ -20,8 +20,9 @@ import switchgear as sg
 from switchgear import errors
 from switchgear.ir.symbol import DEL
 from tests.core.against_eager import check, numbers
-from tests.core.training import Kernel, assert_same, executor, rules, step
-from tests.falling_back import assert_falls_back, fallbacks_recorded, falls_back
+from tests.core.training import Kernel, executor, rules
+from tests.falling_back import assert_falls_back, falls_back
+from tests.oracle import assert_same, fallbacks_recorded, step
 from tests.under_test import EXECUTORS
 
 pytestmark = pytest.mark.beside_eager

@@ -20,8 +20,8 @@ from torch.utils.checkpoint import checkpoint
 
 import switchgear as sg
 from tests.core.against_eager import numbers
-from tests.databases.comparison import Tolerance, differences
 from tests.falling_back import assert_falls_back
+from tests.oracle import Tolerance, differences
 from tests.under_test import EXECUTORS
 
 pytestmark = pytest.mark.beside_eager

@@ -14,8 +14,8 @@ from torch.autograd import forward_ad
 import switchgear as sg
 from switchgear.errors import DataDependent, SwitchgearError
 from tests.aot_behaviours.observation import Make, arguments, check, leaves, results, succeeds, values, windows
-from tests.databases.comparison import differences
-from tests.falling_back import assert_falls_back, fallbacks_recorded
+from tests.falling_back import assert_falls_back
+from tests.oracle import differences, fallbacks_recorded
 from tests.under_test import EXECUTORS
 
 pytestmark = pytest.mark.beside_eager

@@ -21,8 +21,8 @@ from switchgear import errors
 from switchgear import torch_private as internals
 from switchgear.jit import last_entry
 from tests.core.against_eager import check, numbers
-from tests.databases.comparison import differences
-from tests.falling_back import assert_falls_back, fallbacks_recorded, falls_back
+from tests.falling_back import assert_falls_back, falls_back
+from tests.oracle import differences, fallbacks_recorded
 from tests.under_test import EXECUTORS
 
 pytestmark = pytest.mark.beside_eager

@@ -21,7 +21,7 @@ import switchgear as sg
 from switchgear import errors
 from switchgear.compile import background
 from tests import under_test
-from tests.databases.comparison import differences
+from tests.oracle import differences
 
 pytestmark = [pytest.mark.gpu, pytest.mark.discovery]
 

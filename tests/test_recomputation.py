@@ -27,9 +27,9 @@ from benchmarks import checkpoint_memory
 from switchgear.errors import FallbackWarning
 from switchgear.grad.redraw import random_state, swap_random_state
 from switchgear.ir.symbol import DEL, RANDOM, RECOMPUTED
-from tests.core.training import Kernel, backward, executor, forward, leaf, lines, operators, own, rules
-from tests.databases.comparison import differences
-from tests.falling_back import fallbacks_recorded, falls_back
+from tests.core.training import Kernel, backward, executor, forward, leaf, lines, operators, rules
+from tests.falling_back import falls_back
+from tests.oracle import differences, fallbacks_recorded, own
 from tests.under_test import EXECUTORS
 
 pytestmark = pytest.mark.beside_eager

@@ -17,8 +17,8 @@ from switchgear.errors import InvalidInput, RecompileWarning, Unsupported
 from switchgear.jit import compiler_of, last_entry
 from switchgear.runtime import backwards
 from tests.core.against_eager import numbers
-from tests.databases.comparison import differences
 from tests.databases.verdict import Case, Outcome, judge
+from tests.oracle import differences
 
 T = torch.Tensor
 LENGTHS = (3, 5, 8, 2, 13)

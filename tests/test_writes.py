@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import switchgear as sg
-from tests.databases.comparison import differences
 from tests.falling_back import assert_falls_back, falls_back
+from tests.oracle import differences
 from tests.under_test import EXECUTORS
 
 pytestmark = pytest.mark.beside_eager

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 import switchgear as sg
 from switchgear.errors import FallbackWarning, SwitchgearError
-from tests.databases.comparison import differences
+from tests.oracle import differences
 from tests.under_test import EXECUTORS
 
 _WRITTEN = "has a new version"

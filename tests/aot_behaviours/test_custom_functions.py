@@ -10,7 +10,8 @@ from torch import Tensor
 
 import switchgear as sg
 from tests.aot_behaviours.observation import check, leaves, results, succeeds, values
-from tests.falling_back import fallbacks_recorded, falls_back
+from tests.falling_back import falls_back
+from tests.oracle import fallbacks_recorded
 
 WRITES = "writes in place to a tensor that it is handed"
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import switchgear as sg
 from tests.aot_behaviours.observation import Inputs, Make, check, leaves, succeeds, values
-from tests.falling_back import fallbacks_recorded
+from tests.oracle import fallbacks_recorded
 
 pytestmark = pytest.mark.beside_eager
 

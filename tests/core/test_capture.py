@@ -16,7 +16,8 @@ import switchgear as sg
 from switchgear import errors
 from tests.core.against_eager import check, numbers
 from tests.databases.verdict import global_state
-from tests.falling_back import assert_falls_back, fallbacks_recorded, falls_back
+from tests.falling_back import assert_falls_back, falls_back
+from tests.oracle import fallbacks_recorded
 
 Function = Callable[..., Any]
 T = torch.Tensor

@@ -13,7 +13,8 @@ from torch import Tensor
 
 import switchgear as sg
 from switchgear.errors import ExecutorFailed
-from tests.core.training import assert_same, assert_trains_as_eager, leaf
+from tests.core.training import leaf
+from tests.oracle import assert_same, assert_trains_as_eager
 
 
 def lying(silu: Callable[..., Any]) -> sg.Executor:

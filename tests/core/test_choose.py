@@ -14,7 +14,8 @@ import switchgear as sg
 from switchgear.errors import RuleError
 from switchgear.who import plugins
 from tests.core.made_up import Site
-from tests.core.training import assert_same, forward, lines, operators
+from tests.core.training import forward, lines, operators
+from tests.oracle import assert_same
 
 #: Two executors that take products; `first` is asked before `second`.
 FUSING = """

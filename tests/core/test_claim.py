@@ -14,20 +14,8 @@ from torch import Tensor
 import switchgear as sg
 from switchgear.errors import ExecutorFailed, ExecutorUnavailable
 from switchgear.jit import compiler_of
-from tests.core.training import (
-    Kernel,
-    assert_same,
-    backward,
-    choice,
-    executor,
-    forward,
-    leaf,
-    line_of,
-    operators,
-    owners,
-    rules,
-    step,
-)
+from tests.core.training import Kernel, backward, choice, executor, forward, leaf, line_of, operators, owners, rules
+from tests.oracle import assert_same, step
 
 ADDMM, GELU = torch.ops.aten.addmm.default, torch.ops.aten.gelu.default
 

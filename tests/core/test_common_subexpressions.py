@@ -14,7 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 import switchgear as sg
 from tests.core.against_eager import check, numbers
-from tests.core.training import assert_trains_as_eager, backward, forward, leaf, lines, operators
+from tests.core.training import backward, forward, leaf, lines, operators
+from tests.oracle import assert_trains_as_eager
 
 
 def count(trace: sg.Trace, name: str) -> int:

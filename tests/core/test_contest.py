@@ -20,7 +20,8 @@ from switchgear import disk_cache, machine
 from switchgear.who import plugins
 from switchgear_contest import contest, measuring
 from tests.core.made_up import Site
-from tests.core.training import assert_same, assert_trains_as_eager, choice, forward, leaf, lines, operators
+from tests.core.training import choice, forward, leaf, lines, operators
+from tests.oracle import assert_same, assert_trains_as_eager
 
 #: Plugins with an executor each that takes products with numbers: `fast` multiplies once, `slow` dawdles, `failing`
 #: does not run on what is made up.

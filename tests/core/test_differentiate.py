@@ -22,8 +22,6 @@ from switchgear.who.plugins import load
 from tests.core.made_up import Site, rules_plugin
 from tests.core.training import (
     Kernel,
-    assert_same,
-    assert_trains_as_eager,
     backward,
     choice,
     executor,
@@ -34,8 +32,8 @@ from tests.core.training import (
     operators,
     owners,
     rules,
-    step,
 )
+from tests.oracle import assert_same, assert_trains_as_eager, step
 
 COMPOSITE, LEAF = "torch.sin", "aten.sin.default"
 

@@ -18,8 +18,7 @@ from switchgear.errors import PluginWarning, RegistrationError
 from switchgear.features import BUILT_IN
 from switchgear.who import plugins
 from tests.core.made_up import Site
-from tests.databases.comparison import differences
-from tests.falling_back import fallbacks_recorded
+from tests.oracle import differences, fallbacks_recorded
 
 
 def tokens() -> dict[str, torch.Tensor]:

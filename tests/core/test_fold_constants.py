@@ -13,7 +13,8 @@ from torch import Tensor
 import switchgear as sg
 from switchgear.optimise import fold_constants as folding
 from tests.core.against_eager import check, numbers
-from tests.core.training import assert_trains_as_eager, backward, executor, forward, leaf, operators
+from tests.core.training import backward, executor, forward, leaf, operators
+from tests.oracle import assert_trains_as_eager
 
 
 def computed(function: Callable[..., Any], *args: Any) -> list[str]:

@@ -24,19 +24,8 @@ from switchgear.inspect.bisecting import bisect
 from switchgear.ir.choice import Implementation
 from switchgear.ir.symbol import RANDOM, Symbol, changed, proxies
 from switchgear.jit import compiler_of
-from tests.core.training import (
-    Kernel,
-    assert_same,
-    assert_trains_as_eager,
-    backward,
-    choice,
-    executor,
-    forward,
-    leaf,
-    line_of,
-    lines,
-    operators,
-)
+from tests.core.training import Kernel, backward, choice, executor, forward, leaf, line_of, lines, operators
+from tests.oracle import assert_same, assert_trains_as_eager
 
 ATEN = torch.ops.aten
 

@@ -22,7 +22,8 @@ import switchgear as sg
 from switchgear import errors
 from switchgear.jit import compiler_of
 from tests.core.made_up import Runs
-from tests.falling_back import fallbacks_recorded, falls_back
+from tests.falling_back import falls_back
+from tests.oracle import fallbacks_recorded
 
 T = torch.Tensor
 

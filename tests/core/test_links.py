@@ -13,7 +13,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import switchgear as sg
 from switchgear.ir.symbol import Link
-from tests.core.training import backward, executor, leaf, line_of, lines, rules, step
+from tests.core.training import backward, executor, leaf, line_of, lines, rules
+from tests.oracle import step
 
 LINEAR = """
 def backward(t_weight, t_0, g_t1):

@@ -22,7 +22,8 @@ from switchgear.grad.costs import cost, is_view
 from switchgear.grad.saving import Prices
 from switchgear.ir.symbol import RECOMPUTED
 from switchgear.who.memory import budget_of, memory_in
-from tests.core.training import Kernel, assert_same, assert_trains_as_eager, backward, executor, leaf, lines, step
+from tests.core.training import Kernel, backward, executor, leaf, lines
+from tests.oracle import assert_same, assert_trains_as_eager, step
 
 BUDGETS = (0.9, 0.7, 0.5, 0.3, 0.2)
 

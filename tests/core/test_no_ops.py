@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 import switchgear as sg
 from tests.core.against_eager import check, numbers
-from tests.core.training import assert_trains_as_eager, backward, forward, leaf, lines, operators
+from tests.core.training import backward, forward, leaf, lines, operators
+from tests.oracle import assert_trains_as_eager
 
 
 def computed(function: Callable[..., Any], *args: Any) -> list[str]:

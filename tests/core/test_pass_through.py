@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 import switchgear as sg
-from tests.core.training import assert_same, forward, operators
+from tests.core.training import forward, operators
 from tests.falling_back import assert_falls_back
+from tests.oracle import assert_same
 
 
 def matrix(requires_grad: bool = True) -> Tensor:

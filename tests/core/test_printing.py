@@ -18,7 +18,7 @@ import switchgear as sg
 from switchgear.ir.symbol import DEL, Source
 from switchgear.ir.trace import compile_trace
 from tests.core.against_eager import numbers
-from tests.databases.comparison import differences
+from tests.oracle import differences
 
 T = torch.Tensor
 CPU = torch.device("cpu")

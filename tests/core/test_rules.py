@@ -12,20 +12,8 @@ from torch import Tensor, nn
 
 import switchgear as sg
 from switchgear.errors import RuleError, SwitchgearError
-from tests.core.training import (
-    assert_same,
-    assert_trains_as_eager,
-    backward,
-    choice,
-    executor,
-    forward,
-    leaf,
-    line_of,
-    lines,
-    operators,
-    rules,
-    step,
-)
+from tests.core.training import backward, choice, executor, forward, leaf, line_of, lines, operators, rules
+from tests.oracle import assert_same, assert_trains_as_eager, step
 
 Declare = Callable[[sg.Table], None]
 

@@ -16,20 +16,8 @@ from switchgear.errors import RuleError
 from switchgear.ir.symbol import BACKWARD
 from switchgear.who.plugins import load
 from tests.core.made_up import Site, executor_plugin, rules_plugin
-from tests.core.training import (
-    Kernel,
-    assert_same,
-    backward,
-    choice,
-    joint,
-    leaf,
-    line_of,
-    lines,
-    operators,
-    owners,
-    rules,
-    step,
-)
+from tests.core.training import Kernel, backward, choice, joint, leaf, line_of, lines, operators, owners, rules
+from tests.oracle import assert_same, step
 
 
 class Skipping(sg.Executor):

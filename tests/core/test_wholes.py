@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import switchgear as sg
-from tests.core.training import assert_same, assert_trains_as_eager, choice, forward, leaf, operators
+from tests.core.training import choice, forward, leaf, operators
+from tests.oracle import assert_same, assert_trains_as_eager
 
 
 class Fuses(sg.FusionExecutor):

@@ -1,4 +1,4 @@
-"""Executors made up for one test, and training steps beside eager's."""
+"""Executors made up for one test, and the lines and choices of what was compiled."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 import switchgear as sg
 from switchgear.ir.symbol import DEL
@@ -45,46 +44,6 @@ class Kernel:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.calls += 1
         return self.function(*args, **kwargs)
-
-
-def own(value: Any) -> Any:
-    """A copy of the arguments of a call, with leaves of the same layout."""
-
-    def copy(leaf: Any) -> Any:
-        return leaf.detach().clone().requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf
-
-    return pytree.tree_map(copy, value)
-
-
-def step(function: Function, *args: Any, weigh: Function | None = None) -> tuple[Any, list[Tensor | None]]:
-    """What a call returns, and the gradients of its tensors after the backward of its outputs, or `weigh` of them."""
-    args = own(args)
-    torch.manual_seed(3)
-    result = function(*args)
-    seen = result if weigh is None else weigh(result)
-    outputs = [leaf for leaf in pytree.tree_leaves(seen) if isinstance(leaf, Tensor) and leaf.requires_grad]
-    torch.autograd.backward(outputs, [torch.ones_like(output) for output in outputs])
-    return result, [leaf.grad for leaf in pytree.tree_leaves(args) if isinstance(leaf, Tensor)]
-
-
-def assert_same(got: Any, wanted: Any) -> None:
-    """Same structure, metadata, requires_grad and bits."""
-    left, spec = pytree.tree_flatten(got)
-    right, wanted_spec = pytree.tree_flatten(wanted)
-    assert spec == wanted_spec
-    for a, b in zip(left, right, strict=True):
-        assert type(a) is type(b)
-        if isinstance(b, Tensor):
-            assert (a.shape, a.dtype, a.requires_grad) == (b.shape, b.dtype, b.requires_grad)
-            torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
-
-
-def assert_trains_as_eager(function: Function, *args: Any, weigh: Function | None = None, **options: Any) -> Any:
-    """Outputs and gradients are eager's, bit by bit; returns the jitted function."""
-    options.setdefault("executors", ["torch"])
-    jitted = sg.jit(function, **options)
-    assert_same(step(jitted, *args, weigh=weigh), step(function, *args, weigh=weigh))
-    return jitted
 
 
 def leaf(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

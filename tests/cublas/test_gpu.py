@@ -12,8 +12,9 @@ from torch import Tensor
 
 import switchgear as sg
 from switchgear_cublas import CublasExecutor, kernels, operators, plans
-from tests.core.training import backward, forward, step
+from tests.core.training import backward, forward
 from tests.cublas.layers import ACTIVATIONS, LAYOUTS, MLP, addmm, linear, own
+from tests.oracle import step
 
 pytestmark = pytest.mark.gpu
 

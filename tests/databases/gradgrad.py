@@ -28,12 +28,11 @@ from torch.autograd.gradcheck import GradcheckError
 from torch.utils import _pytree as pytree
 
 from switchgear.errors import CaptureError, DataDependent, NotDifferentiable, Unsupported
-from tests.databases.comparison import differences
 from tests.databases.operators import operators, seed_everything
 from tests.databases.refused import REFUSED_OPERATORS, Refusal
 from tests.databases.report import applies, describe, examine_all, summary, unexpected
 from tests.databases.verdict import Jit, Outcome, Target, Verdict, global_state, jit_on_data
-from tests.falling_back import fallbacks_recorded
+from tests.oracle import differences, fallbacks_recorded
 from tests.under_test import fraction, part
 
 SAMPLES = 3

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from tests import under_test
-from tests.databases.comparison import in_mode
 from tests.databases.operators import judge_spread, seed_everything
 from tests.databases.opinfo import module_db
 from tests.databases.refused import INEXACT_MODULES, REFUSED_MODULES
 from tests.databases.report import run_command
 from tests.databases.verdict import Case, Jit, Verdict
+from tests.oracle import in_mode
 
 MODES = ("train forward", "eval forward", "train gradient", "eval gradient")
 

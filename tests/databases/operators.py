@@ -14,11 +14,11 @@ import torch
 from torch.testing._internal import common_methods_invocations
 
 from tests import under_test
-from tests.databases.comparison import Exactness, in_mode
 from tests.databases.opinfo import op_db
 from tests.databases.refused import INEXACT_OPERATORS, REFUSED_OPERATORS
 from tests.databases.report import run_command
 from tests.databases.verdict import Case, Jit, Outcome, Verdict, judge
+from tests.oracle import Exactness, in_mode
 
 SAMPLES = 4
 #: How many samples eager may refuse before another place in the database's list is tried.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from switchgear.errors import DataDependent, SwitchgearError, Unsupported
-from tests.databases.comparison import Exactness, Tolerance, Undefined
+from tests.oracle import Exactness, Tolerance, Undefined
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from switchgear.errors import DataDependent
-from tests.databases.comparison import Tolerance, Undefined
 from tests.databases.refused import Refusal
 from tests.databases.report import unexpected
 from tests.databases.verdict import Case, Jit, Outcome, Target, Verdict, judge
+from tests.oracle import Tolerance, Undefined
 
 
 def call(x: torch.Tensor, more: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | None]:

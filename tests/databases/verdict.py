@@ -16,8 +16,7 @@ from torch.utils import _pytree as pytree
 
 from switchgear.errors import CaptureError, NotDifferentiable, PluginWarning
 from tests import under_test
-from tests.databases.comparison import Exactness, Fused, Tolerance, differences
-from tests.falling_back import fallbacks_recorded
+from tests.oracle import Exactness, Fused, Tolerance, differences, fallbacks_recorded
 from tests.under_test import UnderTest
 
 Target = Callable[..., Any]

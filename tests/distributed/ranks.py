@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import switchgear as sg
 from switchgear.jit import compiler_of
-from tests.falling_back import fallbacks_recorded
+from tests.oracle import fallbacks_recorded
 
 Jit = Callable[[Any], Any]
 

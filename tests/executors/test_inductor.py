@@ -23,7 +23,8 @@ import switchgear_inductor
 from switchgear.disk_cache import CACHE_VARIABLE
 from switchgear_inductor import InductorExecutor
 from switchgear_inductor.executor import _internals, _is_surely_lowered
-from tests.core.training import backward, forward, leaf, lines, step
+from tests.core.training import backward, forward, leaf, lines
+from tests.oracle import step
 
 pytestmark = pytest.mark.skipif(
     InductorExecutor().unavailable() is not None, reason="no C++ compiler here, which Inductor needs"

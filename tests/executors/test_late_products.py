@@ -11,7 +11,8 @@ from torch import Tensor
 
 import switchgear as sg
 from switchgear_torch import late_products as late
-from tests.core.training import assert_trains_as_eager, backward, forward, leaf, lines
+from tests.core.training import backward, forward, leaf, lines
+from tests.oracle import assert_trains_as_eager
 
 ROWS, WIDTH, INNER = 32, 8, 64
 

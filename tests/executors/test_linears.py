@@ -11,7 +11,8 @@ from torch import nn
 
 import switchgear as sg
 from tests.core.against_eager import numbers
-from tests.core.training import assert_trains_as_eager, forward
+from tests.core.training import forward
+from tests.oracle import assert_trains_as_eager
 
 T = torch.Tensor
 LINEAR = "torch.nn.functional.linear("

@@ -11,7 +11,8 @@ from torch import Tensor
 
 import switchgear as sg
 from tests.core.against_eager import numbers
-from tests.core.training import assert_trains_as_eager, forward, leaf, operators
+from tests.core.training import forward, leaf, operators
+from tests.oracle import assert_trains_as_eager
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ from torch import Tensor
 import switchgear as sg
 from switchgear_torch import reuse_buffers as reuse
 from switchgear_torch.internals import has_kernel
-from tests.core.training import assert_trains_as_eager, backward, executor, forward, leaf, lines, operators
+from tests.core.training import backward, executor, forward, leaf, lines, operators
+from tests.oracle import assert_trains_as_eager
 
 
 @pytest.fixture(autouse=True)

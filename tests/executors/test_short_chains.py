@@ -13,7 +13,8 @@ from torch import Tensor
 
 import switchgear as sg
 from tests.core.against_eager import numbers
-from tests.core.training import assert_trains_as_eager, backward, forward, leaf, operators
+from tests.core.training import backward, forward, leaf, operators
+from tests.oracle import assert_trains_as_eager
 
 
 def ran_forward(function: Callable[..., Any], *args: Any) -> list[str]:

@@ -17,9 +17,9 @@ from switchgear_inductor.executor import _internals
 from switchgear_inductor.variants import LIMIT, Compiled, Variants
 from tests.core.against_eager import numbers
 from tests.core.training import forward, lines
-from tests.databases.comparison import Fused, differences
 from tests.databases.verdict import Case, Outcome, judge
 from tests.executors.test_inductor import gpt2, llama
+from tests.oracle import Fused, differences
 from tests.test_symbolic_sizes import LENGTHS, ON_ROWS, WORKLOADS, entries, rows
 
 pytestmark = [

@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 import switchgear as sg
-from tests.core.training import assert_same, forward
+from tests.core.training import forward
 from tests.falling_back import assert_falls_back
+from tests.oracle import assert_same
 
 
 def matrix(requires_grad: bool = True) -> Tensor:

@@ -20,9 +20,8 @@ import transformers
 import switchgear as sg
 from switchgear import errors
 from tests import under_test
-from tests.databases.comparison import differences
-from tests.falling_back import fallbacks_recorded
 from tests.models.small import KINDS, Batch, Kind
+from tests.oracle import differences, fallbacks_recorded
 from tests.under_test import fraction, part
 
 TOKENS = 32

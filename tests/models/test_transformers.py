@@ -11,8 +11,8 @@ import torch
 import transformers
 
 import switchgear as sg
-from tests.databases.comparison import differences
 from tests.falling_back import falls_back
+from tests.oracle import differences
 from tests.under_test import EXECUTORS, in_float64
 
 pytestmark = pytest.mark.beside_eager

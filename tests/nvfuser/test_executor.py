@@ -13,9 +13,10 @@ from torch import Tensor
 
 import switchgear as sg
 from switchgear_nvfuser import Definition, NvfuserExecutor, lowering
-from tests.core.training import forward, leaf, step
+from tests.core.training import forward, leaf
 from tests.nvfuser.replay import Run, recorded
 from tests.nvfuser.test_blocks import regions
+from tests.oracle import step
 
 
 def jit(function: Any, runner: Any = recorded, **options: Any) -> Any:

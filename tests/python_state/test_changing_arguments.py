@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import switchgear as sg
-from tests.databases.comparison import differences
 from tests.falling_back import falls_back
+from tests.oracle import differences
 
 CALLS = 24
 

@@ -36,11 +36,11 @@ from switchgear.ir.symbol import map_proxies
 from switchgear.nesting import tensors_in
 from switchgear.testing.comparison import is_random
 from switchgear.testing.samples import samples_of, symbol_in, variants
-from tests.databases.comparison import Undefined
 from tests.databases.operators import operators, seed_everything
 from tests.databases.refused import INEXACT_OPERATORS
 from tests.databases.report import describe, examine_all
 from tests.databases.verdict import Jit, Outcome, Verdict, jit_torch
+from tests.oracle import Undefined
 from tests.under_test import fraction, part
 
 MODES = ("implementation", "rule")
