@@ -127,7 +127,9 @@ class _Comparison:
             if expected or actual:
                 yield from self.differences(expected, actual, None, f"attributes of {where}")
         elif type(expected) is not type(actual):
-            yield f"{where}: is {_brief(actual)}, eager's {_brief(expected)}"
+            kinds = (dict, list, tuple, set, frozenset)
+            word = "structure " * isinstance(expected, kinds) * isinstance(actual, kinds)
+            yield f"{where}: {word}is {_brief(actual)}, eager's {_brief(expected)}"
         elif isinstance(expected, (float, complex)):
             if not _same_bits(expected, actual):
                 yield f"{where}: is {actual!r}, eager's {expected!r}"
@@ -397,7 +399,7 @@ def _observed(
     }
 
 
-def assert_same(actual: object, expected: object, where: str = "result", exactness: Exactness = None) -> None:
+def assert_same(actual: object, expected: object, *, where: str = "result", exactness: Exactness = None) -> None:
     """Fail if two values differ in anything."""
     faults = list(differences(expected, actual, where, exactness))
     assert not faults, "\n".join(faults[:20])
@@ -424,7 +426,7 @@ def assert_trains_as_eager(
     with fallbacks_recorded() as reasons:
         for number, call in enumerate(("first", "cached")):
             expected = _observed(function, args, weigh, number)
-            assert_same(_observed(jitted, args, weigh, number), expected, f"{call} call")
+            assert_same(_observed(jitted, args, weigh, number), expected, where=f"{call} call")
     assert bool(reasons) == bool(falls_back), reasons or "no call fell back"
     assert all(re.search(falls_back, reason) for _, reason in reasons), reasons
     return jitted

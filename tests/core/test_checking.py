@@ -176,6 +176,14 @@ def test_what_operators_may_do(check: bool) -> None:
     assert_trains_as_eager(mixed, leaf(2, 6), executors=[fine, "torch"], check=check)
 
 
+@pytest.mark.parametrize("check", [False, True])
+def test_operators_may_return_tensors_of_another_layout(check: bool) -> None:
+    table = sg.Table("fine")
+    table.implementation(torch.Tensor.to_sparse)(lambda x: x.to_sparse())
+    options: dict[str, Any] = {"executors": [sg.Executor("fine", table=table), "torch"], "check": check}
+    assert_trains_as_eager(lambda x: x.to_sparse(), torch.eye(3), **options)
+
+
 def test_arguments_are_as_they_were_where_nothing_lies() -> None:
     jitted = sg.jit(function, executors=[lying(F.silu), "torch"], check=True)
     x = torch.rand(4)

@@ -34,8 +34,10 @@ def stable(text: str) -> str:
 
 
 def run(trace: sg.Trace, inputs: Sequence[T], **options: bool) -> Any:
-    """What the text of a trace computes, beside the constants that it names."""
-    namespace: dict[str, Any] = dict(trace.constants)
+    """Run the text of a trace next to its constants, but for those that are numbers: the text itself defines these."""
+    namespace: dict[str, Any] = {
+        name: value for name, value in trace.constants.items() if not isinstance(value, T) or value.dim()
+    }
     exec(trace.python(**options), namespace)
     return namespace[trace.name](*inputs)
 
@@ -363,12 +365,28 @@ def indexing(x: T, w: T) -> Any:
     )
 
 
+def numbers_of_no_dimension(x: T, w: T) -> Any:
+    return x * torch.tensor(2.5) + torch.tensor(-math.inf, dtype=x.dtype), w * torch.tensor(3)
+
+
 def creation(x: T, w: T) -> Any:
     mask = torch.ones(3, 4, dtype=torch.bool).tril()
     return x.masked_fill(mask, -math.inf), torch.arange(4, device=x.device) * w, torch.full_like(x, math.nan)
 
 
-FUNCTIONS = [elementwise, in_place, unseen, random, several, composite, attention, convolution, indexing, creation]
+FUNCTIONS = [
+    elementwise,
+    in_place,
+    unseen,
+    random,
+    several,
+    composite,
+    attention,
+    convolution,
+    indexing,
+    creation,
+    numbers_of_no_dimension,
+]
 
 
 @pytest.mark.parametrize("decompositions", [False, True])

@@ -149,6 +149,24 @@ def test_other_lines_are_named(file: Path) -> None:
         jit(file)(torch.randn(4))
 
 
+@pytest.mark.parametrize(
+    ("change", "was"),
+    [
+        (lambda regions: {}, "there was no such region"),
+        (lambda regions: {region: ["c", "", 0.0] for region in regions}, "it was run by c"),
+    ],
+)
+def test_a_region_that_nobody_may_have_is_named(file: Path, change: Callable[[Any], Any], was: str) -> None:
+    jit(file)(torch.randn(4))
+    content = json.loads(file.read_text())
+    (program,) = content["programs"]
+    program["regions"] = change(program["regions"])
+    file.write_text(json.dumps(content))
+    forget()
+    with pytest.raises(OtherDecisions, match=rf"a region of aten\.sin.*cos.* goes to nobody, and {was}"):
+        jit(file)(torch.randn(4))
+
+
 def test_within_a_process_what_was_decided_is_kept(file: Path) -> None:
     x = torch.randn(4)
     first, second = jit(file), jit(file)

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import switchgear as sg
 from switchgear.capture.values import metadata_proxy
+from switchgear_torch import spelling as module
 from switchgear_torch.internals import first_dispatched, make_meta
 from switchgear_torch.spelling import spelling
 from tests.core.against_eager import numbers
@@ -107,3 +108,11 @@ def test_symbolic_sizes_are_as_in_the_call_at_hand() -> None:
         x = numbers(rows, 4)
         assert torch.equal(jitted(x), x.view(4, rows).sum(0))
     assert "torch.Tensor.view(" in str(sg.last_traces(jitted)[-1])
+
+
+def test_paths_that_are_kept_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_KEPT", {})
+    monkeypatch.setattr(module, "_KEPT_LIMIT", 3)
+    for overload, args, kwargs, path in CALLS.values():
+        assert of(overload, args, kwargs) == path
+        assert len(module._KEPT) <= 3

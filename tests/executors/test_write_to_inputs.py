@@ -141,6 +141,19 @@ def test_what_is_returned_is_no_input() -> None:
     assert w.detach().any()
 
 
+def test_a_new_value_that_is_saved_is_not_in_the_inputs_memory() -> None:
+    def function(w: Tensor, x: Tensor) -> Tensor:
+        w.mul_(2)
+        return (w * x).sum()
+
+    jitted, x = sg.jit(function, executors=["torch"]), torch.ones(3, requires_grad=True)
+    for _ in range(3):
+        w = torch.ones(3)
+        loss = jitted(w, x)
+        w.data.fill_(7)
+        assert_same(torch.autograd.grad(loss, x), (torch.full((3,), 2.0),))
+
+
 def test_backward_that_read_the_input_before_raises() -> None:
     w, g = matrix(), gradient()
     jitted = sg.jit(decay_and_step, executors=["torch"])
