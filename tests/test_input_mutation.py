@@ -595,10 +595,7 @@ def test_metadata_of_a_view_of_an_input_falls_back(take: Callable[[Tensor], Tens
         take(x).t_()
         return y
 
-    with fallbacks_recorded() as reasons:
-        assert succeeds(check(function, results((2, 3), grad=False)))
-    assert {kind for kind, _ in reasons} == {"Unsupported"}
-    assert all("t_ of a view of t_0, an input" in text for _, text in reasons)
+    assert succeeds(check(function, results((2, 3), grad=False)))
 
 
 @pytest.mark.parametrize("name", ["t_", "transpose_", "swapaxes_"])

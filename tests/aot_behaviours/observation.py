@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import itertools
-import warnings
+import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -15,8 +16,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 import switchgear as sg
-from switchgear.errors import FallbackWarning, SwitchgearError
-from tests.oracle import differences
+from switchgear.errors import SwitchgearError
+from tests.aot_behaviours.falls_back import FALLS_BACK, SOMETIMES
+from tests.oracle import differences, fallbacks_recorded
 from tests.under_test import EXECUTORS
 
 _WRITTEN = "has a new version"
@@ -105,23 +107,47 @@ def check(
 ) -> list[Observation]:
     """Compare eager with the jitted function, for each of the inputs first and once more from the cache.
 
-    The jitted one may fall back. Everything is done twice: with a backward right after the call, and with every output
-    written to before it. An error in eager must be an error of the same type, or one of ours. `refusable` says why a
-    `SwitchgearError` is as good as eager's result: PyTorch's own compiler refuses the case too. `unversioned` says why
-    eager writes without a new version, where giving one is not wrong. The observations of eager are returned.
+    The jitted one may fall back only if `falls_back.py` says so of the test. Everything is done twice: with a backward
+    right after the call, and with every output written to before it. An error in eager must be an error of the same
+    type, or one of ours.
+
+    Args:
+        refusable: why a `SwitchgearError` is as good as eager's result: PyTorch's own compiler refuses the case, too.
+        unversioned: why eager writes without a new version, where giving one is not wrong.
+
+    Returns:
+        The observations of eager.
     """
     seen: list[Observation] = []
-    for write in (False, True):
-        expected = _observe_all(target, lambda target, kinds: target, makes, around, write)
-        actual = _observe_all(target, _jit, makes, around, write)
-        faults = [
-            f"{call}, {difference}"
-            for call, one, other in zip(_names(len(makes), write), expected, actual, strict=True)
-            for difference in _compare(one, other, refusable, unversioned)
-        ]
-        assert not faults, "\n".join(faults[:20])
-        seen += expected
+    with fallbacks_recorded() as fallbacks:
+        for write in (False, True):
+            expected = _observe_all(target, lambda target, kinds: target, makes, around, write)
+            actual = _observe_all(target, _jit, makes, around, write)
+            faults = [
+                f"{call}, {difference}"
+                for call, one, other in zip(_names(len(makes), write), expected, actual, strict=True)
+                for difference in _compare(one, other, refusable, unversioned)
+            ]
+            assert not faults, "\n".join(faults[:20])
+            seen += expected
+    _check_declared(fallbacks)
     return seen
+
+
+def _check_declared(fallbacks: list[tuple[str, str]]) -> None:
+    """Fail if a fallback is not declared for the test that runs, or what is declared does not happen."""
+    if EXECUTORS != ["torch"]:
+        return  # others take other graphs
+    function, _, mode = os.environ["PYTEST_CURRENT_TEST"].removesuffix(" (call)").partition("[")
+    test = function.rpartition("/")[2]
+    patterns = [
+        pattern
+        for pattern, tests in FALLS_BACK.items()
+        if test in tests and (not tests[test] or mode[:-1] in tests[test])
+    ]
+    undeclared = [reason for _, reason in fallbacks if not any(re.search(one, reason, re.DOTALL) for one in patterns)]
+    assert not undeclared, f"falls_back.py does not declare that it falls back: {undeclared[0]}"
+    assert fallbacks or not patterns or test in SOMETIMES, f"it does not fall back, against falls_back.py: {patterns}"
 
 
 def succeeds(observed: list[Observation]) -> bool:
@@ -132,13 +158,7 @@ def succeeds(observed: list[Observation]) -> bool:
 def _jit(target: Target, kinds: int) -> Target:
     # One compilation for each of the inputs, and no more: in the tests the warning of one more is an error.
     jitted: Target = sg.jit(target, executors=EXECUTORS, recompile_limit=kinds, dynamic=False)
-
-    def call(*args: Any) -> Any:
-        with warnings.catch_warnings():
-            warnings.simplefilter("always", FallbackWarning)
-            return jitted(*args)
-
-    return call
+    return jitted
 
 
 def _names(count: int, write: bool) -> Iterator[str]:

@@ -14,9 +14,12 @@ from tests.oracle import assert_same, seed, streams
 
 
 def draw_and_fail(error: type[Exception]) -> None:
-    with pytest.raises(error), undone_on((ValueError,)):
+    def draw() -> None:
         torch.rand(1), random.random(), numpy.random.rand()
-        raise error
+        raise error("given up")
+
+    with pytest.raises(error, match="given up"), undone_on((ValueError,)):
+        draw()
 
 
 def test_draws_are_undone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,9 +42,13 @@ def test_what_another_thread_seeds_is_kept() -> None:
     done = threading.Event()
     thread = threading.Thread(target=done.wait)
     thread.start()
-    with pytest.raises(ValueError), undone_on((ValueError,)):  # noqa: PT011
+
+    def seed_and_fail() -> None:
         torch.manual_seed(5)
-        raise ValueError
+        raise ValueError("given up")
+
+    with pytest.raises(ValueError, match="given up"), undone_on((ValueError,)):
+        seed_and_fail()
     done.set()
     thread.join()
     expected = torch.Generator().manual_seed(5).get_state()
