@@ -41,7 +41,7 @@ def test_workers_that_are_forked_after_a_step_compile_for_themselves() -> None:
     jitted = sg.jit(model, executors=["torch"])
     jitted(torch.randn(6, 8)).sum().backward()
     threads = torch.get_num_threads()
-    loader = DataLoader(Embedded(jitted), batch_size=2, num_workers=2, timeout=60, multiprocessing_context="fork")
+    loader = DataLoader(Embedded(jitted), batch_size=2, num_workers=1, timeout=60, multiprocessing_context="fork")
     try:
         torch.set_num_threads(1)
         rows = torch.cat(list(loader))
