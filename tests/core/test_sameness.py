@@ -23,7 +23,7 @@ def first_row(x: T) -> T:
 
 
 def captured() -> Any:
-    jitted = sg.jit(first_row, executors=["torch"])
+    jitted: Any = sg.jit(first_row, executors=["torch"])
     jitted(torch.ones(2, 2))
     return jitted._switchgear.last.captured
 
