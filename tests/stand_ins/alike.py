@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.databases.comparison import differences
+from tests.oracle import differences
 
 #: Compared by their text, which is all of them.
 _PLAIN = (str, bytes, bool, int, float, complex, type(None), torch.dtype, torch.device, torch.layout, type, slice)
