@@ -26,6 +26,7 @@ _OWN_FILES = (
     ),
     "<frozen ",
 )
+_STANDARD = str(pathlib.Path(functools.__file__).parent)
 #: Of plain tensors, they call nothing of the user's.
 _IN_C = (
     *(types.BuiltinFunctionType, types.MethodDescriptorType),
@@ -41,6 +42,19 @@ _DATA = frozenset(
     }
 )
 _BACKWARD = torch.Tensor.backward
+
+
+@functools.cache
+def is_of_pytorch(file: str) -> bool:
+    """Check whether a file is PyTorch's or ours."""
+    return file.startswith(_OWN_FILES[:2])
+
+
+@functools.cache
+def is_standard(file: str) -> bool:
+    """Check whether a file is of the standard library, wherever `sys.modules` says that its modules lie."""
+    is_installed = any(folder in file for folder in ("site-packages", "dist-packages"))
+    return file.startswith("<frozen ") or (file.startswith(_STANDARD) and not is_installed)
 
 
 @functools.cache

@@ -10,13 +10,16 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from switchgear.capture.doors import Doors
+from switchgear.capture.known_calls import refuse_call
 from switchgear.capture.recorder import Recorder
 from switchgear.capture.refused_writes import backward_writes_refused
+from switchgear.capture.running_code import RunningCode
 from switchgear.capture.session import reason_of_stand_ins
 from switchgear.errors import CaptureError, NotDifferentiable, RuleError, Unsupported
 from switchgear.features.custom_functions.call import Context, FunctionCall, Result, name_of
 from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.symbol import BoundSymbol, map_proxies
+from switchgear.patches import replaced
 from switchgear.who.rules import Grads, Pull
 
 _ONCE_CODE = once_differentiable(lambda ctx: None).__code__
@@ -184,8 +187,11 @@ def _refuse_writes(recorder: Recorder) -> None:
 def _traced(item: BoundSymbol, call: FunctionCall, doors: Doors) -> Iterator[None]:
     devices = {proxy.device.type for proxy in item.inputs}
     place = f"the backward of {name_of(call.function)}, called at {item.source}"
+    running = RunningCode(lambda code, space: None, refuse_call)
     with contextlib.ExitStack() as stack:
         stack.enter_context(doors.open(item.source))
+        stack.enter_context(replaced(doors.recorder, "apart", running))
+        stack.enter_context(running.active())
         stack.enter_context(torch.no_grad())
         for device in devices:
             stack.enter_context(torch.autocast(device, enabled=False))

@@ -102,7 +102,9 @@ class PythonState(Handler):
         varying = sizes.marks if sizes is not None else {}
         known = weakref.proxy(recorder)  # or modules would live until garbage is collected
         reached = Reached(varying, partial(_size_of, known))
-        recording = Recording(reached, lambda module: known.enter_module(module))
+        recording = Recording(
+            reached, lambda module: known.enter_module(module), recorder.packages_of_features
+        )
         return _World(reached, recording, torch.is_inference_mode_enabled())
 
     @contextlib.contextmanager

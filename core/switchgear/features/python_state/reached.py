@@ -29,6 +29,7 @@ import torch
 from torch import nn
 
 from switchgear import torch_private as internals
+from switchgear.capture.known_calls import is_written_in_python
 from switchgear.capture.signature import Argument, Attribute, Held, HeldNumber, sized
 from switchgear.errors import Unsupported
 from switchgear.features.python_state import user_objects
@@ -406,7 +407,7 @@ class Reached:
         if isinstance(wrapped, types.FunctionType):
             self._note(value, "__wrapped__", wrapped, f"{label}.__wrapped__", wrapped.__code__)
             own = own_dict(value)
-            if own is not None and user_objects.is_written_in_python(type(value)):
+            if own is not None and is_written_in_python(type(value)):
                 self.classes.append(type(value))  # a jitted function's
                 self._hold_own(value, own, label)
             elif own is not None:

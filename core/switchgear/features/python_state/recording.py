@@ -16,10 +16,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from switchgear.capture.known_calls import refuse_call, refuse_values
+from switchgear.capture.running_code import RunningCode
+from switchgear.capture.user_code import is_of_pytorch, is_standard
+from switchgear.errors import Unsupported
 from switchgear.features.python_state import user_objects
 from switchgear.features.python_state.holders import MISSING
 from switchgear.features.python_state.reached import MODULE_STATE, Reached, part_of
-from switchgear.features.python_state.running_code import RunningCode
 from switchgear.patches import caller, redirected, replaced
 
 #: What reads attributes of modules for its own ends: of what it does with them, there are other guards.
@@ -65,14 +68,18 @@ def _missing(reached: Reached, thread: int) -> Callable[[torch.Tensor, str], Any
 class Recording:
     """Notes the reads of attributes of instances of the classes that are reached, by this thread."""
 
-    def __init__(self, reached: Reached, enter_module: Callable[[nn.Module], None]) -> None:
+    def __init__(
+        self, reached: Reached, enter_module: Callable[[nn.Module], None], packages: tuple[str, ...]
+    ) -> None:
         self._reached = reached
+        #: Those of features, whose code is no part of the function, each with a dot at its end.
+        self._packages = packages
         self._enter_module = enter_module
         self._thread = threading.get_ident()
         self._originals: dict[type, Any] = {}
         self._modules: list[tuple[types.ModuleType, type]] = []
         #: Which code runs.
-        self.code = RunningCode(functools.partial(self._look, reached.start))
+        self.code = RunningCode(functools.partial(self._look, self._start), self._call)
         #: Why what the function has reached is refused: it may catch that.
         self.failure: Exception | None = None
 
@@ -117,6 +124,23 @@ class Recording:
         except Exception as error:
             self.failure = error
             raise
+
+    def _start(self, code: types.CodeType, space: dict[str, Any]) -> None:
+        file = code.co_filename
+        if not (is_of_pytorch(file) or is_standard(file) or self._is_feature(space)):
+            refuse_values(code, space)
+        self._reached.start(code, space)
+
+    def _call(self, frame: types.FrameType, function: Any) -> None:
+        try:
+            refuse_call(frame, function)
+        except Unsupported as error:
+            if not self._is_feature(frame.f_globals):
+                self.failure = error
+                raise
+
+    def _is_feature(self, space: dict[str, Any]) -> bool:
+        return f"{space.get('__name__')}.".startswith(self._packages)
 
     def _patch(self) -> None:
         while self._reached.modules:

@@ -12,6 +12,8 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from switchgear.capture.known_calls import is_known, is_written_in_python
+
 #: Packages whose functions and classes are taken to be as they are.
 _LOOKED_INTO = {"__main__", "argparse", "collections", "configparser", "weakref"}
 _FIXED = sys.stdlib_module_names - _LOOKED_INTO | {
@@ -21,20 +23,6 @@ _FIXED = sys.stdlib_module_names - _LOOKED_INTO | {
 }
 #: What of these reads attributes of modules all the same.
 _MODULES = ("torch.nn.modules.", "torch.nn.utils.", "torch.optim.")
-#: What is written in C in the standard library and either never changes, or is looked into or refused by itself.
-_PLAIN_IN_C = {
-    *("builtins", "types", "typing", "_typing", "functools", "itertools", "operator", "enum"),
-    *("collections", "_collections", "weakref", "_weakref", "abc", "_abc", "ast", "re", "datetime"),
-    *("decimal", "zoneinfo", "_struct", "_contextvars", "_random", "string", "annotationlib"),
-}
-#: What is written in Python in it and is shared with other threads and processes, or lies in C after all.
-_SHARED = frozenset(
-    {
-        *("threading", "multiprocessing", "queue", "concurrent", "asyncio", "subprocess", "socket"),
-        *("ssl", "selectors", "sqlite3", "ctypes", "tempfile", "shelve", "dbm"),
-    }
-)
-_LIVING_IN_C = sys.stdlib_module_names - _PLAIN_IN_C
 _INSTALLED = "site-packages", "dist-packages"
 _LOADS = {dis.opmap["LOAD_GLOBAL"]: 1}
 _BINDS = {dis.opmap["STORE_GLOBAL"], dis.opmap["DELETE_GLOBAL"]}
@@ -43,8 +31,6 @@ _IS = dis.opmap["IS_OP"]
 _OF_VARIABLES = dict.fromkeys(
     [*_BINDS, *(dis.opmap[name] for name in _IN_CLASSES if name in dis.opmap)], 0
 )
-#: What is written in Python has the first; what is written in C may have it, and then has the second, too.
-_HEAP, _IMMUTABLE = 1 << 9, 1 << 8
 
 
 @functools.cache
@@ -73,34 +59,18 @@ def is_users_class(kind: type) -> bool:
     return is_written_in_python(kind) and is_users(getattr(kind, "__module__", None))
 
 
-def is_written_in_python(kind: type) -> bool:
-    """Whether a class is, and so may be changed."""
-    return kind.__flags__ & (_HEAP | _IMMUTABLE) == _HEAP
-
-
 def is_installed(file: str) -> bool:
     """Whether a file is that of an installed package."""
     return any(folder in file for folder in _INSTALLED)
 
 
 def is_alive(kind: type) -> bool:
-    """Whether objects of a class do and hold what is seen nowhere in Python: queues, locks, connections, shared memory.
-
-    Of the user's classes, those that inherit from one that is written in C.
-    """
-    if issubclass(kind, threading.local):
-        return False
-    shared = frozenset[str]() if is_users_class(kind) else _SHARED
-    return any(
-        str(base.__module__).partition(".")[0]
-        in (shared if is_written_in_python(base) else _LIVING_IN_C)
-        or base is bytearray
-        for base in kind.__mro__
-    )
+    """Check whether objects of a class hold state that lies in C: queues, locks, connections, shared memory."""
+    return not (issubclass(kind, threading.local) or is_known(kind))
 
 
 def is_lock(kind: type) -> bool:
-    """Whether a class is of locks, of the standard library's."""
+    """Check whether a class is of locks, of the standard library's."""
     return is_alive(kind) and hasattr(kind, "acquire")
 
 

@@ -1,0 +1,298 @@
+"""The functions and types written in C that capture knows. Code that uses any other is refused, and runs in eager.
+
+Python code is looked into, and PyTorch's own functions come in through the doors. A function that is known depends on
+its arguments alone, or reads and writes Python objects whose content capture guards and compares.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import functools
+import logging
+import sys
+import types
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from switchgear.capture.recorder import active_recorder
+from switchgear.capture.user_code import is_of_pytorch, is_standard
+from switchgear.errors import Unsupported
+
+#: Modules whose functions, and the methods of whose types, depend on their arguments alone.
+_PURE = frozenset(
+    {
+        *(
+            "builtins",
+            "math",
+            "cmath",
+            "operator",
+            "_operator",
+            "itertools",
+            "functools",
+            "_functools",
+        ),
+        *(
+            "collections",
+            "_collections",
+            "types",
+            "typing",
+            "_typing",
+            "abc",
+            "_abc",
+            "re",
+            "_sre",
+            "string",
+        ),
+        *(
+            "weakref",
+            "_weakref",
+            "_struct",
+            "_bisect",
+            "_heapq",
+            "_statistics",
+            "_string",
+            "enum",
+            "ast",
+        ),
+        *(
+            "unicodedata",
+            "binascii",
+            "zlib",
+            "_json",
+            "_csv",
+            "decimal",
+            "_decimal",
+            "datetime",
+            "_ast",
+        ),
+        *(
+            "_contextvars",
+            "_codecs",
+            "errno",
+            "_opcode",
+            "zoneinfo",
+            "_zoneinfo",
+            "_random",
+            "annotationlib",
+        ),
+        *(
+            "_hashlib",
+            "_md5",
+            "_sha1",
+            "_sha2",
+            "_sha256",
+            "_sha512",
+            "_sha3",
+            "_blake2",
+            "_tokenize",
+            "_stat",
+        ),
+        *("torch", "numpy", "switchgear", "sympy", "gmpy2", "flint", "_pickle", "_uuid"),
+    }
+)
+_FILES = ("stat", "lstat", "getcwd", "listdir", "scandir")
+_WRITES = (
+    *("write", "remove", "unlink", "rename", "replace", "mkdir", "rmdir", "truncate", "symlink"),
+    *("link", "chmod", "utime", "sendfile"),
+)
+_PROCESSES = ("system", "fork", "posix_spawn", "execv", "execve", "kill")
+_CLOCKS = ("now", "utcnow", "today")
+_WARNS = "warns"
+#: What others do, by the names of modules, of their functions, and of the methods of their types.
+_DOES: Mapping[str, str] = {
+    "builtins.print": "prints",
+    "builtins.input": "asks for input",
+    "builtins.breakpoint": "starts a debugger",
+    "builtins.type.__subclasses__": "asks which classes inherit from one",
+    **{
+        f"datetime.{kind}.{name}": "asks what time it is"
+        for kind in ("datetime", "date")
+        for name in _CLOCKS
+    },
+    "_random.Random.seed": "seeds a random stream",
+    "time": "asks what time it is",
+    "_io": "uses a file or a stream",
+    "_io.open": "opens a file",
+    "posix.open": "opens a file",
+    "nt.open": "opens a file",
+    "numpy.fromfile": "opens a file",
+    **{f"posix.{name}": "asks the file system" for name in _FILES},
+    **{f"posix.{name}": "writes to a file or the file system" for name in _WRITES},
+    **{f"posix.{name}": "starts or ends a process" for name in _PROCESSES},
+    **{f"posix.{name}": "sets a variable of the environment" for name in ("putenv", "unsetenv")},
+    "posix.urandom": "asks for random bytes",
+    "_posixsubprocess": "starts or ends a process",
+    "_thread": "uses a lock or a thread",
+    "_thread.start_new_thread": "starts a thread",
+    "_thread.start_joinable_thread": "starts a thread",
+    "_socket": "uses a socket",
+    "_warnings.warn": _WARNS,
+    "torch.is_inference_mode_enabled": "asks whether inference mode is on",
+    "torch.is_anomaly_enabled": "asks whether anomalies are looked for",
+}
+#: Of these, the standard library's own affair when its code calls them: the state of the interpreter, its locks.
+_OF_THE_LIBRARY = frozenset({"sys", "_thread", "_imp", "_signal", "gc", "marshal", "_locale"})
+#: Functions of other modules that depend on nothing that changes between calls.
+_FIXED = frozenset(
+    {
+        *(
+            "sys.exc_info",
+            "sys.intern",
+            "sys.exit",
+            "sys.getdefaultencoding",
+            "sys.getrecursionlimit",
+        ),
+        *("posix.fspath", "posix._path_normpath", "posix._path_splitroot_ex", "posix.cpu_count"),
+    }
+)
+#: Classes of theirs that live in C, or are shared with other threads, though they are written in Python.
+_SHARED = frozenset(
+    {
+        *("threading", "multiprocessing", "queue", "concurrent", "asyncio", "subprocess", "socket"),
+        *("ssl", "selectors", "sqlite3", "ctypes", "tempfile", "shelve", "dbm"),
+    }
+)
+_LOAD_GLOBAL, _PUSH_NULL, _CACHE = (
+    dis.opmap.get(name, -1) for name in ("LOAD_GLOBAL", "PUSH_NULL", "CACHE")
+)
+#: Python 3.11 loads methods that it calls by an operation of their own, later versions set the argument's lowest bit.
+_LOAD_METHOD = dis.opmap.get("LOAD_METHOD", -1)
+_ATTRIBUTES = {
+    dis.opmap["LOAD_ATTR"]: int(_LOAD_METHOD < 0 or sys.version_info >= (3, 12)),
+    _LOAD_METHOD: 0,
+}
+#: Whose classes look as if they were written in Python.
+_BINDINGS = frozenset({"pybind11_builtins", "nanobind", "Boost.Python"})
+#: Modules of the library that show what is up to them: a log whose level says so, a warning that is shown once.
+_SHOW = (logging.__file__, warnings.__file__)
+#: A class written in Python has the first flag; one that is written in C may have it, and then has the second, too.
+_HEAP, _IMMUTABLE = 1 << 9, 1 << 8
+
+
+def is_written_in_python(kind: type) -> bool:
+    """Check whether a class is, and so may be changed."""
+    return kind.__flags__ & (_HEAP | _IMMUTABLE) == _HEAP and kind.__module__ not in _BINDINGS
+
+
+@functools.cache
+def is_known(kind: type) -> bool:
+    """Check whether instances of a class hold nothing but Python objects, or data that never change.
+
+    `_SHARED` counts for objects of these packages themselves: of a user's class that inherits, all else is looked into.
+    """
+    is_shared = kind.__module__.partition(".")[0] in sys.stdlib_module_names
+    for base in kind.__mro__:
+        package = str(base.__module__).partition(".")[0]
+        if base is bytearray or (package not in _PURE and not is_written_in_python(base)):
+            return False
+        if is_shared and package in _SHARED:
+            return False
+    return True
+
+
+def refuse_call(frame: types.FrameType, function: Any) -> None:
+    """Raise `Unsupported` if code may not call a function written in C."""
+    file = frame.f_code.co_filename
+    if is_of_pytorch(file) or not (what := what_it_does(function)):
+        return
+    if what == _WARNS and not _every_warning_is_shown():
+        return
+    if is_standard(file) and (_is_its_own(function) or _is_shown(frame)):
+        return
+    refuse(what)
+
+
+def refuse_values(code: types.CodeType, space: Mapping[str, Any]) -> None:
+    """Raise `Unsupported` if code hands on such a function, such as `map(print, x)`: nothing tells of calls from C."""
+    for names in _values_in(code):
+        value = space.get(names[0], vars(builtins).get(names[0]))
+        for name in names[1:]:
+            value = vars(value).get(name) if isinstance(value, types.ModuleType) else None
+        if isinstance(value, types.BuiltinFunctionType) and (what := what_it_does(value)):
+            refuse(f"hands on {'.'.join(names)}, which {what}")
+
+
+def refuse(what: str) -> None:
+    """Raise `Unsupported` because the function does this, if a recorder is at work."""
+    recorder = active_recorder()
+    if recorder is not None and not recorder.tape.is_paused:
+        raise Unsupported(
+            f"the function {what}, in {recorder.here()}, which the first call alone would do; do it outside of the "
+            "function"
+        )
+
+
+def what_it_does(function: Any) -> str:
+    """Return a verb phrase for a function written in C, empty if it depends on its arguments alone."""
+    owner, name = function.__self__, function.__name__
+    if owner is None or isinstance(owner, types.ModuleType):
+        return _what(function.__module__ or getattr(owner, "__name__", "?"), name)
+    return _what_a_method_does(owner if isinstance(owner, type) else type(owner), name)
+
+
+@functools.cache
+def _what_a_method_does(kind: type, name: str) -> str:
+    base = next((base for base in kind.__mro__ if name in vars(base)), kind)
+    if is_written_in_python(base) and base.__module__ not in _BINDINGS:
+        return ""
+    return _what(base.__module__, f"{base.__qualname__}.{name}")
+
+
+@functools.cache
+def _what(module: str, name: str) -> str:
+    for key in (f"{module}.{name}", module):
+        if key in _DOES:
+            return _DOES[key]
+    if module.partition(".")[0] in _PURE or f"{module}.{name}" in _FIXED:
+        return ""
+    return f"calls {module}.{name}, which is written in C and not known to capture"
+
+
+def _is_its_own(function: Any) -> bool:
+    owner, name = function.__self__, function.__name__
+    is_of_module = owner is None or isinstance(owner, types.ModuleType)
+    module = str(function.__module__ if is_of_module else type(owner).__module__)
+    return module in _OF_THE_LIBRARY and not name.startswith("start_")
+
+
+def _is_shown(frame: types.FrameType | None) -> bool:
+    """Check whether a log or a warning is being shown."""
+    while frame is not None and frame.f_code.co_filename not in _SHOW:
+        frame = frame.f_back
+    return frame is not None
+
+
+def _every_warning_is_shown() -> bool:
+    for kind in (UserWarning, DeprecationWarning, FutureWarning):
+        actions = [entry[0] for entry in warnings.filters if issubclass(kind, entry[2])]
+        if actions[:1] == ["always"]:
+            return True
+    return False
+
+
+@functools.cache
+def _values_in(code: types.CodeType) -> tuple[tuple[str, ...], ...]:
+    """The global variables, and attributes of these, that code loads and does not call at once."""
+    values = list[tuple[str, ...]]()
+    names, is_called, before, high = list[str](), False, 0, 0
+    for operation, low in zip(code.co_code[::2], code.co_code[1::2], strict=True):
+        argument, high = high | low, 0
+        if operation == dis.EXTENDED_ARG:
+            high = argument << 8
+        elif operation in _ATTRIBUTES and names:
+            names.append(code.co_names[argument >> _ATTRIBUTES[operation]])
+            is_called |= operation == _LOAD_METHOD or bool(_ATTRIBUTES[operation] and argument & 1)
+        elif operation != _CACHE:
+            if names and not is_called and operation != _PUSH_NULL:
+                values.append((*names,))
+            names = []
+            if operation == _LOAD_GLOBAL:
+                names, is_called = (
+                    [code.co_names[argument >> 1]],
+                    bool(argument & 1) or before == _PUSH_NULL,
+                )
+            before = operation
+    inner = (part for part in code.co_consts if isinstance(part, types.CodeType))
+    return (*dict.fromkeys(values), *(names for part in inner for names in _values_in(part)))
