@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import dis
 import functools
+import inspect
 import logging
 import sys
 import types
@@ -16,6 +17,9 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
+from switchgear import torch_private as internals
 from switchgear.capture.recorder import active_recorder
 from switchgear.capture.user_code import is_of_pytorch, is_standard
 from switchgear.errors import Unsupported
@@ -132,6 +136,15 @@ _DOES: Mapping[str, str] = {
     "torch.is_inference_mode_enabled": "asks whether inference mode is on",
     "torch.is_anomaly_enabled": "asks whether anomalies are looked for",
 }
+#: What functions written in Python do that no trace would do again, by their code.
+_DOES_IN_PYTHON = {
+    id(torch.save.__code__): "saves a file",
+    id(torch.load.__code__): "loads a file",
+    id(internals.JiteratorFunction.__call__.__code__): "runs a kernel of torch.cuda.jiterator",
+    id(
+        inspect.getattr_static.__code__
+    ): "reads attributes by inspect.getattr_static, past what a guard tells",
+}
 #: Of these, the standard library's own affair when its code calls them: the state of the interpreter, its locks.
 _OF_THE_LIBRARY = frozenset({"sys", "_thread", "_imp", "_signal", "gc", "marshal", "_locale"})
 #: Functions of other modules that depend on nothing that changes between calls.
@@ -204,8 +217,17 @@ def refuse_call(frame: types.FrameType, function: Any) -> None:
     refuse(what)
 
 
-def refuse_values(code: types.CodeType, space: Mapping[str, Any]) -> None:
-    """Raise `Unsupported` if code hands on such a function, such as `map(print, x)`: nothing tells of calls from C."""
+def refuse_start(frame: types.FrameType) -> None:
+    """Raise `Unsupported` if code may not run.
+
+    Nor may it hand on a function written in C that it may not call, as in `map(print, x)`: nothing tells of that call.
+    """
+    code, space, caller = frame.f_code, frame.f_globals, frame.f_back
+    what = _DOES_IN_PYTHON.get(id(code))
+    if what and caller is not None and not is_of_pytorch(caller.f_code.co_filename):
+        refuse(what)
+    if is_of_pytorch(code.co_filename) or is_standard(code.co_filename):
+        return
     for names in _values_in(code):
         value = space.get(names[0], vars(builtins).get(names[0]))
         for name in names[1:]:
@@ -229,7 +251,8 @@ def what_it_does(function: Any) -> str:
     owner, name = function.__self__, function.__name__
     if owner is None or isinstance(owner, types.ModuleType):
         return _what(function.__module__ or getattr(owner, "__name__", "?"), name)
-    return _what_a_method_does(owner if isinstance(owner, type) else type(owner), name)
+    is_of_class = isinstance(owner, type) and any(name in vars(base) for base in owner.__mro__)
+    return _what_a_method_does(owner if is_of_class else type(owner), name)
 
 
 @functools.cache

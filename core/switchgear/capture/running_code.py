@@ -13,17 +13,27 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
-from switchgear.capture.user_code import is_own_file
+from switchgear.capture.user_code import is_of_pytorch, is_standard
 from switchgear.errors import Unsupported
 
 _MONITORING: Any = getattr(sys, "monitoring", None)
 _set_profile, _get_profile = sys.setprofile, sys.getprofile
-#: Told of code that starts for the first time, and its global variables.
-Started: TypeAlias = Callable[[types.CodeType, dict[str, Any]], None]
+#: Told of code that starts for the first time.
+Started: TypeAlias = Callable[[types.FrameType], None]
 #: Told of a function written in C that code is about to call.
 Called: TypeAlias = Callable[[types.FrameType, Any], None]
 #: Loads a module: the code that runs until it returns is the module's own affair.
 _LOADS = importlib._bootstrap._find_and_load.__code__  # type: ignore[attr-defined]
+
+
+def _is_for_us(frame: types.FrameType, code: types.CodeType) -> bool:
+    """Check whether capture itself calls the standard library, which the function may call later."""
+    caller = frame.f_back
+    return (
+        caller is not None
+        and is_standard(code.co_filename)
+        and is_of_pytorch(caller.f_code.co_filename)
+    )
 
 
 class _Profile:
@@ -47,18 +57,18 @@ class _Profile:
                 if not self._loading:
                     self._called(frame, argument)
             elif event == "call":
-                self._start(frame.f_code, frame.f_globals)
+                self._start(frame, frame.f_code)
             elif event == "return" and frame.f_code is _LOADS:
                 self._loading -= 1
         except BaseException:
             self._resume_after(frame)
             raise
 
-    def _start(self, code: types.CodeType, space: dict[str, Any]) -> None:
+    def _start(self, frame: types.FrameType, code: types.CodeType) -> None:
         if code is _LOADS:
             self._loading += 1
-        if id(code) not in self._ran:
-            self._started(code, space)
+        if id(code) not in self._ran and not _is_for_us(frame, code):
+            self._started(frame)
             self._ran[id(code)] = code
 
     def _resume_after(self, frame: types.FrameType | None) -> None:
@@ -146,10 +156,12 @@ class _Events:
         if code is _LOADS:
             self._loading += 1
             return None
+        if _is_for_us(sys._getframe(1), code):
+            return None
         self._ran[id(code)] = code
         if self._depth:
             self.apart.add(id(code))
-        self._begin(code, sys._getframe(1).f_globals)
+        self._begin(sys._getframe(1))
         return _MONITORING.DISABLE
 
     def _ended(self, code: types.CodeType, *_: object) -> None:
@@ -157,7 +169,7 @@ class _Events:
             self._loading -= 1
 
     def _calls(self, code: types.CodeType, _: int, function: Any, first: Any) -> object:
-        if is_own_file(code.co_filename):
+        if is_of_pytorch(code.co_filename):
             return _MONITORING.DISABLE
         if not (self._depth or self._loading) and threading.get_ident() == self._thread:
             if isinstance(function, types.MethodDescriptorType):

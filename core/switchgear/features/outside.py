@@ -1,7 +1,4 @@
-"""Functions written in Python that reach outside of Python's objects: logs, files and kernels of PyTorch's.
-
-Those that are written in C are known, or refused, by `capture.known_calls`.
-"""
+"""Logs: a function that logs falls back, and a guard tells when a logger's level changes."""
 
 from __future__ import annotations
 
@@ -10,9 +7,6 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 
-import torch
-
-from switchgear import torch_private as internals
 from switchgear.capture.guards import Guard
 from switchgear.capture.handler import Handler
 from switchgear.capture.known_calls import refuse
@@ -23,31 +17,16 @@ _PASSED = ("logging",)
 
 
 class Outside(Handler):
-    """Logs, saves and loads files, launches kernels that are compiled at run time."""
+    """What loggers do."""
 
     @contextlib.contextmanager
     def around(self) -> Iterator[None]:
-        """Redirect these functions."""
+        """Redirect what loggers do."""
         with (
-            redirected(torch, "save", _refusing("saves a file")),
-            redirected(torch, "load", _refusing("loads a file")),
-            redirected(
-                internals.JiteratorFunction,
-                "__call__",
-                _refusing("runs a kernel of torch.cuda.jiterator"),
-            ),
             redirected(logging.Logger, "_log", _log),
             redirected(logging.Logger, "isEnabledFor", _is_enabled),
         ):
             yield
-
-
-def _refusing(what: str) -> Callable[..., object]:
-    def refusing(original: Callable[..., object], *args: object, **kwargs: object) -> object:
-        refuse(what)
-        return original(*args, **kwargs)
-
-    return refusing
 
 
 def _is_enabled(original: Callable[..., bool], logger: logging.Logger, level: int) -> bool:

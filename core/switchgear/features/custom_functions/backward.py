@@ -10,7 +10,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from switchgear.capture.doors import Doors
-from switchgear.capture.known_calls import refuse_call
+from switchgear.capture.known_calls import refuse_call, refuse_start
 from switchgear.capture.recorder import Recorder
 from switchgear.capture.refused_writes import backward_writes_refused
 from switchgear.capture.running_code import RunningCode
@@ -187,7 +187,7 @@ def _refuse_writes(recorder: Recorder) -> None:
 def _traced(item: BoundSymbol, call: FunctionCall, doors: Doors) -> Iterator[None]:
     devices = {proxy.device.type for proxy in item.inputs}
     place = f"the backward of {name_of(call.function)}, called at {item.source}"
-    running = RunningCode(lambda code, space: None, refuse_call)
+    running = RunningCode(refuse_start, refuse_call)
     with contextlib.ExitStack() as stack:
         stack.enter_context(doors.open(item.source))
         stack.enter_context(replaced(doors.recorder, "apart", running))

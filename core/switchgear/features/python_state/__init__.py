@@ -8,6 +8,7 @@ Refused are objects whose state cannot be seen: iterators, generators, random st
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import re
 import types
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 
 from switchgear import torch_private as internals
+from switchgear.capture.guards import Guard
 from switchgear.capture.handler import Handler
 from switchgear.capture.recorder import Recorder
 from switchgear.capture.session import Again
@@ -201,6 +203,11 @@ class PythonState(Handler):
         identities = reached.identities(packing.places)
         state = State(reads, world.arguments, written, identities)
         recorder.guards.append(guard_on(state, world.arguments, reached.settle))
+        if reached.registrations is not None:
+            condition = f"abc.get_cache_token() == {reached.registrations}"
+            recorder.guards.append(
+                Guard(condition, "classes registered with abstract ones", {"abc": abc})
+            )
         if template is None:
             return result
         sizes = active_sizes() if packing.has_numbers else None

@@ -7,6 +7,7 @@ Functions and objects of PyTorch, NumPy and the standard library are taken to be
 
 from __future__ import annotations
 
+import abc
 import array
 import builtins
 import contextlib
@@ -29,7 +30,7 @@ import torch
 from torch import nn
 
 from switchgear import torch_private as internals
-from switchgear.capture.known_calls import is_written_in_python
+from switchgear.capture.known_calls import is_written_in_python, refuse, what_it_does
 from switchgear.capture.signature import Argument, Attribute, Held, HeldNumber, sized
 from switchgear.errors import Unsupported
 from switchgear.features.python_state import user_objects
@@ -65,19 +66,37 @@ _DICTS = (*MODULE_STATE, *_HOOKS)
 _NOT_IMPLICIT = frozenset(
     {
         *("__init__", "__new__", "__post_init__", "__init_subclass__", "__class_getitem__"),
-        *("__getstate__", "__setstate__", "__reduce__", "__reduce_ex__", "__repr__", "__str__"),
-        *("__instancecheck__", "__subclasscheck__", "__getattribute__", "__del__", "__dir__"),
+        *("__getstate__", "__setstate__", "__reduce__", "__reduce_ex__"),
+        *("__instancecheck__", "__subclasscheck__", "__getattribute__", "__del__"),
     }
 )
 #: Methods that users replace.
 _REPLACED = frozenset({"forward", "__call__", "__getattr__", "__setattr__", "__getitem__"})
+#: What a metaclass may have: it makes classes, and answers for nothing that these are asked later.
+_OF_METACLASSES = frozenset(
+    {
+        *(
+            "__module__",
+            "__doc__",
+            "__qualname__",
+            "__new__",
+            "__init__",
+            "__prepare__",
+            "__firstlineno__",
+        ),
+        *("__static_attributes__", "__classcell__", "mro"),
+    }
+)
 #: Those that run where a class is used by its name.
 _IMPLIED = frozenset(
     {"forward", "__init__", "__new__", "__post_init__", "backward", "setup_context"}
 )
 #: What a decorator calls, and what a class runs.
 _CALLED = (types.FunctionType, types.MethodType, functools.partial, nn.Module)
+_SETTLED = (type, types.FunctionType, types.MethodType, types.ModuleType)
 METHODS = (types.FunctionType, classmethod, staticmethod, property)
+#: Attributes whose value depends on all attributes of an object: copies and pickles are made by them.
+_WHOLE_OBJECT = frozenset({"__dict__", "__reduce__", "__reduce_ex__", "__getstate__"})
 #: What code changes functions by, whose own code has not started.
 _PARTS_OF_FUNCTIONS = frozenset(
     {"__closure__", "cell_contents", "__defaults__", "__kwdefaults__", "__globals__"}
@@ -124,6 +143,8 @@ class Reached:
         self.runs_later = False
         #: Whether the function asks for variables of the environment.
         self.reads_environment = False
+        #: How many classes were registered with abstract ones in this process, if the function depends on that.
+        self.registrations: object = None
         #: Where they lie.
         self.places = Places()
         #: The attributes of classes that were looked into, and classes of which there is an instance.
@@ -210,20 +231,34 @@ class Reached:
             self.reach(value.__self__, label)
             self.reach(value.__func__, label)
         elif isinstance(value, types.BuiltinMethodType):
+            if what := what_it_does(value):
+                refuse(f"holds {label}, which {what}")
             of = value.__self__
-            if isinstance(of, KINDS) or user_objects.is_alive(type(of)):  # `append = log.append`
+            if value.__name__ == "append" or not isinstance(of, KINDS):  # `append = log.append`
                 self.reach(of, label)
+            else:
+                self._note(value, "__self__", of, f"{label}.__self__")
         elif isinstance(value, functools.partial):
             for name in ("func", "args", "keywords"):
                 self._note(value, name, getattr(value, name), f"{label}.{name}")
         elif isinstance(value, weakref.ref):
-            self.reach(value(), label)
+            self._reference(value, label)
         elif isinstance(value, (type, types.ModuleType)):
             self._space(value, label)
         elif is_array(value):
             self.held.hold(Array, value, label)
         else:
             self._object(value, label)
+
+    def _reference(self, reference: weakref.ref[Any], label: str) -> None:
+        """Follow a weak reference to what lives as long as a program; a guard would keep other objects alive."""
+        target = reference()
+        if target is not None and not isinstance(target, (nn.Module, *_SETTLED)):
+            raise Unsupported(
+                f"the function reaches {label}, a weak reference to a {type(target).__name__}, which may be gone in "
+                "another call; hold the object itself"
+            )
+        self.reach(target, label)
 
     def identities(self, located: Iterable[int]) -> Identities:
         """Which objects of the call are one by several ways, and which not, and of containers located by these ids."""
@@ -317,6 +352,7 @@ class Reached:
             if isinstance(item, type) and (
                 issubclass(item, nn.Module) or not user_objects.has_values(item)
             ):
+                _refuse_metaclass(item)
                 continue  # to be compared with, or called, more often than changed
             if place:
                 self.reach(item, where, owner, (*steps, key))
@@ -433,10 +469,8 @@ class Reached:
         for base in _users_bases(kind):
             self._behind(vars(base).get("__getattribute__"), f"{base.__name__}.__getattribute__")
             for name in [*vars(base)]:
-                if name in _REPLACED:
-                    self._inherited(kind, name, class_attribute(kind, name))
-                elif _is_implicit(base, name):
-                    self._behind(vars(base)[name], f"{base.__name__}.{name}")
+                if name in _REPLACED or _is_implicit(base, name):
+                    self._inherited(kind, name, class_attribute(kind, name), name not in _REPLACED)
 
     def _hold_own(self, value: object, own: dict[str, Any], label: str) -> None:
         self.held.hold(Items, own, label)
@@ -478,7 +512,7 @@ class Reached:
         if is_state and before is MISSING and id(value) not in self.holders:
             return  # the parts of modules have guards of their own
         label = f"{self._label(value)}.{name}"
-        if name == "__dict__":
+        if name in _WHOLE_OBJECT:
             self._read_all(value)
             return
         inherited = class_attribute(type(value), name)
@@ -515,6 +549,10 @@ class Reached:
             return
         key = os.environ.encodekey(variable)
         self._note(variables, key, variables.get(key, MISSING), f"os.environ[{variable!r}]")
+
+    def read_registered_classes(self) -> None:
+        """Take note that the answer depends on which classes abstract ones were told of, anywhere."""
+        self.registrations = abc.get_cache_token()
 
     def _label(self, value: object) -> str:
         return self._labels.get(id(value), type(value).__name__)
@@ -672,6 +710,10 @@ class Reached:
             raise Unsupported(
                 f"{code.co_name} asks for {part}, by which a function can be changed", splits=False
             )
+        if "__getattribute__" in code.co_names and code.co_name != "__getattribute__":
+            raise Unsupported(
+                f"{code.co_name} names __getattribute__, by which it may read what no guard tells; use getattr"
+            )
         if "__class__" in names and "__class__" in user_objects.attributes_set(code):
             raise Unsupported(f"{code.co_name} gives an object another class", splits=False)
         self._note(function, "__code__", code, f"{label}.__code__", code)
@@ -729,6 +771,8 @@ class Reached:
             self._read_itself(function, function, label)
         if isinstance(vars(function).get("__wrapped__"), _CALLED):
             self._attributes_of_function(function, label)
+        if "registry" in vars(function):  # of functools.singledispatch
+            self._note(function, "registry", function.registry, f"{label}.registry")  # type: ignore[attr-defined]
         for cell in function.__closure__ or ():
             held = Variable(cell, label).before.get("cell_contents")
             for called in (held, (own_dict(held) or {}).get("__wrapped__")):
@@ -744,6 +788,11 @@ class Reached:
         # the locks of an installed package are its own affair
         is_apart = user_objects.is_installed(str(space.get("__file__")))
         for name in sorted(names & holder.before.keys()):
+            if isinstance(
+                holder.before[name], types.BuiltinFunctionType
+            ):  # told of when it is called
+                self.note_afterwards(space, name, holder.before[name], f"{module}.{name}")
+                continue
             if is_apart and user_objects.is_lock(type(holder.before[name])):
                 continue
             if (id(space), name) not in self.reads:
@@ -770,6 +819,7 @@ class Reached:
                 self._look_up(value, name)
 
     def _class(self, kind: type) -> None:
+        _refuse_metaclass(kind)
         for base in _users_bases(kind):
             if id(base) in self.holders:
                 continue
@@ -780,11 +830,6 @@ class Reached:
         for meta in _users_bases(type(kind)):
             self.reach(meta, meta.__qualname__)
             self._behind(vars(meta).get("__getattribute__"), f"{meta.__name__}.__getattribute__")
-        if any("__getattr__" in vars(base) for base in _users_bases(type(kind))):
-            raise Unsupported(
-                f"the function reaches {kind.__qualname__}, the attributes of which {type(kind).__qualname__} makes up",
-                splits=False,
-            )
 
     def _ask_classes(self, names: Set[str]) -> None:
         """Code that comes by classes of objects names these: the attributes that classes have are read."""
@@ -829,6 +874,21 @@ def _refuse_alive(kind: type, label: str) -> None:
             "outside of the function",
             splits=False,
         )
+
+
+def _refuse_metaclass(kind: type) -> None:
+    """Refuse a class whose metaclass has attributes that answer for the class: no guard tells of these."""
+    for meta in _users_bases(type(kind)):
+        module = sys.modules.get(meta.__module__)
+        is_installed = user_objects.is_installed(str(getattr(module, "__file__", "")))
+        if "__getattr__" in vars(meta) or not (
+            is_installed or _OF_METACLASSES.issuperset(vars(meta))
+        ):
+            raise Unsupported(
+                f"the function reaches {kind.__qualname__}, and {meta.__qualname__}, a metaclass, answers for it in "
+                "ways that no guard tells; read outside of the function what it needs",
+                splits=False,
+            )
 
 
 def _assigned_forward(module: nn.Module) -> object:

@@ -16,9 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from switchgear.capture.known_calls import refuse_call, refuse_values
+from switchgear.capture.known_calls import refuse_call, refuse_start
 from switchgear.capture.running_code import RunningCode
-from switchgear.capture.user_code import is_of_pytorch, is_standard
 from switchgear.errors import Unsupported
 from switchgear.features.python_state import user_objects
 from switchgear.features.python_state.holders import MISSING
@@ -125,13 +124,14 @@ class Recording:
             self.failure = error
             raise
 
-    def _start(self, code: types.CodeType, space: dict[str, Any]) -> None:
-        file = code.co_filename
-        if not (is_of_pytorch(file) or is_standard(file) or self._is_feature(space)):
-            refuse_values(code, space)
-        self._reached.start(code, space)
+    def _start(self, frame: types.FrameType) -> None:
+        if not self._is_feature(frame.f_globals):
+            refuse_start(frame)
+        self._reached.start(frame.f_code, frame.f_globals)
 
     def _call(self, frame: types.FrameType, function: Any) -> None:
+        if function.__module__ == "_abc":
+            self._reached.read_registered_classes()
         try:
             refuse_call(frame, function)
         except Unsupported as error:

@@ -15,7 +15,7 @@ from typing import Any
 from switchgear.capture.known_calls import is_known, is_written_in_python
 
 #: Packages whose functions and classes are taken to be as they are.
-_LOOKED_INTO = {"__main__", "argparse", "collections", "configparser", "weakref"}
+_LOOKED_INTO = {"__main__", "argparse", "collections", "configparser", "weakref", "_weakrefset"}
 _FIXED = sys.stdlib_module_names - _LOOKED_INTO | {
     *("torch", "functorch", "numpy", "scipy", "sympy", "mpmath", "networkx", "packaging"),
     *("tokenizers", "huggingface_hub", "safetensors", "typing_extensions"),
