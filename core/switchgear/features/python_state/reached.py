@@ -878,7 +878,7 @@ def _refuse_alive(kind: type, label: str) -> None:
 
 def _refuse_metaclass(kind: type) -> None:
     """Refuse a class whose metaclass has attributes that answer for the class: no guard tells of these."""
-    for meta in _users_bases(type(kind)):
+    for meta in () if issubclass(type(kind), enum.EnumMeta) else _users_bases(type(kind)):
         module = sys.modules.get(meta.__module__)
         is_installed = user_objects.is_installed(str(getattr(module, "__file__", "")))
         if "__getattr__" in vars(meta) or not (
