@@ -14,7 +14,7 @@ import logging
 import sys
 import types
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -27,73 +27,14 @@ from switchgear.errors import Unsupported
 #: Modules whose functions, and the methods of whose types, depend on their arguments alone.
 _PURE = frozenset(
     {
-        *(
-            "builtins",
-            "math",
-            "cmath",
-            "operator",
-            "_operator",
-            "itertools",
-            "functools",
-            "_functools",
-        ),
-        *(
-            "collections",
-            "_collections",
-            "types",
-            "typing",
-            "_typing",
-            "abc",
-            "_abc",
-            "re",
-            "_sre",
-            "string",
-        ),
-        *(
-            "weakref",
-            "_weakref",
-            "_struct",
-            "_bisect",
-            "_heapq",
-            "_statistics",
-            "_string",
-            "enum",
-            "ast",
-        ),
-        *(
-            "unicodedata",
-            "binascii",
-            "zlib",
-            "_json",
-            "_csv",
-            "decimal",
-            "_decimal",
-            "datetime",
-            "_ast",
-        ),
-        *(
-            "_contextvars",
-            "_codecs",
-            "errno",
-            "_opcode",
-            "zoneinfo",
-            "_zoneinfo",
-            "_random",
-            "annotationlib",
-        ),
-        *(
-            "_hashlib",
-            "_md5",
-            "_sha1",
-            "_sha2",
-            "_sha256",
-            "_sha512",
-            "_sha3",
-            "_blake2",
-            "_tokenize",
-            "_stat",
-        ),
-        *("torch", "numpy", "switchgear", "sympy", "gmpy2", "flint", "_pickle", "_uuid"),
+        *("builtins", "math", "cmath", "operator", "_operator", "itertools", "functools"),
+        *("_functools", "collections", "_collections", "types", "typing", "_typing", "abc", "_abc"),
+        *("re", "_sre", "string", "_string", "weakref", "_weakref", "_struct", "_bisect", "_heapq"),
+        *("_statistics", "enum", "ast", "_ast", "unicodedata", "binascii", "zlib", "_json", "_csv"),
+        *("decimal", "_decimal", "datetime", "zoneinfo", "_zoneinfo", "_contextvars", "_codecs"),
+        *("errno", "_opcode", "_random", "annotationlib", "_hashlib", "_md5", "_sha1", "_sha2"),
+        *("_sha256", "_sha512", "_sha3", "_blake2", "_tokenize", "_stat", "_pickle", "_uuid"),
+        *("torch", "numpy", "switchgear", "sympy", "gmpy2", "flint"),
     }
 )
 _FILES = ("stat", "lstat", "getcwd", "listdir", "scandir")
@@ -116,6 +57,9 @@ _DOES: Mapping[str, str] = {
         for name in _CLOCKS
     },
     "_random.Random.seed": "seeds a random stream",
+    "sys.settrace": "sets a trace",
+    "sys.setprofile": "sets a profile function",
+    "sys._getframe": "reads frames by sys._getframe",
     "time": "asks what time it is",
     "_io": "uses a file or a stream",
     "_io.open": "opens a file",
@@ -141,23 +85,16 @@ _DOES_IN_PYTHON = {
     id(torch.save.__code__): "saves a file",
     id(torch.load.__code__): "loads a file",
     id(internals.JiteratorFunction.__call__.__code__): "runs a kernel of torch.cuda.jiterator",
-    id(
-        inspect.getattr_static.__code__
-    ): "reads attributes by inspect.getattr_static, past what a guard tells",
+    id(inspect.getattr_static.__code__): "reads attributes past what a guard tells",
 }
 #: Of these, the standard library's own affair when its code calls them: the state of the interpreter, its locks.
 _OF_THE_LIBRARY = frozenset({"sys", "_thread", "_imp", "_signal", "gc", "marshal", "_locale"})
 #: Functions of other modules that depend on nothing that changes between calls.
 _FIXED = frozenset(
     {
-        *(
-            "sys.exc_info",
-            "sys.intern",
-            "sys.exit",
-            "sys.getdefaultencoding",
-            "sys.getrecursionlimit",
-        ),
-        *("posix.fspath", "posix._path_normpath", "posix._path_splitroot_ex", "posix.cpu_count"),
+        *("sys.exc_info", "sys.intern", "sys.exit", "sys.getdefaultencoding", "sys.gettrace"),
+        *("sys.getrecursionlimit", "posix.fspath", "posix.cpu_count"),
+        *("posix._path_normpath", "posix._path_splitroot_ex"),
     }
 )
 #: Classes of theirs that live in C, or are shared with other threads, though they are written in Python.
@@ -189,7 +126,6 @@ def is_written_in_python(kind: type) -> bool:
     return kind.__flags__ & (_HEAP | _IMMUTABLE) == _HEAP and kind.__module__ not in _BINDINGS
 
 
-@functools.cache
 def is_known(kind: type) -> bool:
     """Check whether instances of a class hold nothing but Python objects, or data that never change.
 
@@ -255,7 +191,6 @@ def what_it_does(function: Any) -> str:
     return _what_a_method_does(owner if is_of_class else type(owner), name)
 
 
-@functools.cache
 def _what_a_method_does(kind: type, name: str) -> str:
     base = next((base for base in kind.__mro__ if name in vars(base)), kind)
     if is_written_in_python(base) and base.__module__ not in _BINDINGS:
@@ -298,24 +233,30 @@ def _every_warning_is_shown() -> bool:
 @functools.cache
 def _values_in(code: types.CodeType) -> tuple[tuple[str, ...], ...]:
     """The global variables, and attributes of these, that code loads and does not call at once."""
-    values = list[tuple[str, ...]]()
-    names, is_called, before, high = list[str](), False, 0, 0
+    values, names, is_called, before = list[tuple[str, ...]](), list[str](), False, 0
+    for operation, argument in _operations(code):
+        if operation in _ATTRIBUTES and names:
+            low = _ATTRIBUTES[operation]
+            names.append(code.co_names[argument >> low])
+            is_called |= operation == _LOAD_METHOD or bool(low and argument & 1)
+            continue
+        if names and not is_called and operation != _PUSH_NULL:
+            values.append((*names,))
+        names = []
+        if operation == _LOAD_GLOBAL:
+            names = [code.co_names[argument >> 1]]
+            is_called = bool(argument & 1) or before == _PUSH_NULL
+        before = operation
+    inner = (part for part in code.co_consts if isinstance(part, types.CodeType))
+    return (*dict.fromkeys(values), *(names for part in inner for names in _values_in(part)))
+
+
+def _operations(code: types.CodeType) -> Iterator[tuple[int, int]]:
+    """The operations of code and their arguments."""
+    high = 0
     for operation, low in zip(code.co_code[::2], code.co_code[1::2], strict=True):
         argument, high = high | low, 0
         if operation == dis.EXTENDED_ARG:
             high = argument << 8
-        elif operation in _ATTRIBUTES and names:
-            names.append(code.co_names[argument >> _ATTRIBUTES[operation]])
-            is_called |= operation == _LOAD_METHOD or bool(_ATTRIBUTES[operation] and argument & 1)
         elif operation != _CACHE:
-            if names and not is_called and operation != _PUSH_NULL:
-                values.append((*names,))
-            names = []
-            if operation == _LOAD_GLOBAL:
-                names, is_called = (
-                    [code.co_names[argument >> 1]],
-                    bool(argument & 1) or before == _PUSH_NULL,
-                )
-            before = operation
-    inner = (part for part in code.co_consts if isinstance(part, types.CodeType))
-    return (*dict.fromkeys(values), *(names for part in inner for names in _values_in(part)))
+            yield operation, argument
