@@ -13,7 +13,14 @@ import torch.nn.functional as F
 import transformers
 
 import switchgear as sg
-from switchgear.errors import InvalidInput, RecompileWarning, Unsupported
+from switchgear.errors import (
+    ExecutorUnavailable,
+    InvalidInput,
+    PluginWarning,
+    RecompileWarning,
+    Unsupported,
+    warn_once,
+)
 from switchgear.jit import compiler_of, last_entry
 from switchgear.runtime import backwards
 from tests.core.against_eager import numbers
@@ -434,6 +441,9 @@ def test_regions_of_dynamic_sizes_are_left_to_others_with_the_reason() -> None:
     jitted = sg.jit(
         lambda x, w: (x.sin().cos(), w.sin().cos()), executors=[Fusing("fusing"), "torch"], dynamic={"x": {0}}
     )
+    warn_once.cache_clear()
+    with pytest.warns(PluginWarning, match="executor fusing is listed and takes nothing whose sizes vary: .*dynamic=F"):
+        jitted(numbers(3, 4), numbers(3))
     for length in LENGTHS:
         x, w = numbers(length, 4), numbers(3)
         assert not [*differences((x.sin().cos(), w.sin().cos()), jitted(x, w), "result")]
@@ -441,6 +451,13 @@ def test_regions_of_dynamic_sizes_are_left_to_others_with_the_reason() -> None:
     assert "fusing: its regions are compiled for fixed sizes, and these are dynamic" in report
     assert any(item.symbol.name.startswith("fusing") for item in sg.last_traces(jitted)[-1].bound_symbols)
     assert entries(jitted) == 1
+
+
+def test_strict_a_listed_executor_of_fixed_sizes_is_an_error_where_these_vary() -> None:
+    options: dict[str, Any] = {"executors": [Fusing("fusing"), "torch"], "strict": True}
+    sg.jit(lambda x: x.sin().cos(), **options)(numbers(3, 4))
+    with pytest.raises(ExecutorUnavailable, match="fusing is listed and takes nothing whose sizes vary"):
+        sg.jit(lambda x: x.sin().cos(), dynamic=True, **options)(numbers(3, 4))
 
 
 class FusingSizes(Fusing):

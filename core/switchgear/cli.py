@@ -27,6 +27,7 @@ from switchgear.testing.checks import plugin_checks
 from switchgear.testing.template import new_plugin
 from switchgear.torch_private.names import PRIVATE_NAMES, surroundings
 from switchgear.who.plugins import PluginStatus, installed, plugin_report
+from switchgear.who.trying import crashes, tried_report
 
 _STATUS = """exit status: 0 if all is well; 1 if something is wrong or is not there: a plugin
 that failed, a call that would not be compiled, a check that fails; 2 if the command line
@@ -127,7 +128,7 @@ def command_line() -> argparse.ArgumentParser:
 
 
 def _plugins(chosen: argparse.Namespace) -> int:
-    report = plugin_report()
+    report = tried_report()
     if chosen.json:
         print(json.dumps([asdict(status) for status in report], indent=2))
     elif not report:
@@ -237,7 +238,8 @@ def _test(chosen: argparse.Namespace) -> int:
 
 def _doctor(chosen: argparse.Namespace) -> int:
     print(surroundings())
-    faults = diagnosis()
+    crashed = [f"plugin {entry.name} ({entry.value}): {why}" for entry, why in crashes().items()]
+    faults = [*crashed, *diagnosis()]
     print(
         "\n".join(faults)
         or f"nothing is off: {len(PRIVATE_NAMES)} private names, {len(BEHAVIOURS)} behaviours"

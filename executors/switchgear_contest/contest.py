@@ -1,17 +1,29 @@
-"""The contest: which candidate runs a region fastest, by times that are measured, or remembered."""
+"""The contest: which candidate runs a region fastest and right, by times that are measured, or remembered."""
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any
 
 import switchgear as sg
 
-from .measuring import seconds_of
+from .measuring import measured
+from .reproducing import reproduce
 
-#: The seconds that each candidate takes, and last the operators; or the reason why there are none.
-Result: TypeAlias = list[float] | str
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The seconds that each candidate takes, and last the operators; infinity and a reason for those that are out.
+
+    Such a result does not last, nor does one of repetitions that differ.
+    """
+
+    seconds: list[float]
+    reasons: dict[int, str]
+    is_steady: bool = True
 
 
 def hold(regions: Sequence[sg.Region], context: sg.RegionContext) -> list[sg.RegionChoice]:
@@ -43,6 +55,8 @@ class Race:
         lines = self._operators.bound_symbols
         owners = [line.implementation.owner for line in lines if line.implementation]
         self._names = [*(executor.name for executor in region.candidates), " + ".join(dict.fromkeys(owners))]
+        codes = [context.code(one) for one in context.executors if one in region.candidates or one.name in owners]
+        self._may_last = None not in codes
         #: All that the times depend on.
         self.key = repr(
             (
@@ -50,46 +64,82 @@ class Race:
                 [(line.symbol.name, owner) for line, owner in zip(lines, owners, strict=True)],
                 region.sizes,
                 *_described(region, context),
+                codes,
                 sg.surroundings(self._devices),
             )
         )
 
-    def remembered(self) -> list[float] | None:
+    def remembered(self) -> Result | None:
         """What was measured before, by this process or another."""
-        seconds = sg.disk_cache.load(self.key)
+        seconds = sg.disk_cache.load(self.key) if self._may_last else None
         if not isinstance(seconds, list) or len(seconds) != len(self._names):
             return None
-        return seconds if all(type(one) is float and 0 < one < math.inf for one in seconds) else None
+        is_sound = all(type(one) is float and 0 < one < math.inf for one in seconds)
+        return Result(seconds, {}) if is_sound else None
 
     def run(self) -> Result:
-        """What comes of measuring; remembered, unless something fails."""
-        entrants = [(self.region, executor) for executor in self.region.candidates]
-        compiled = list(self._context.compile(entrants).values())
-        if declined := [one.reason for one in compiled if isinstance(one, sg.Declined)]:
-            return "; ".join(declined)
-        functions: list[Callable[..., Any]] = [
-            _unboxed(function) if executor.boxed else function
-            for executor, function in zip(self.region.candidates, compiled, strict=True)
-            if not isinstance(function, sg.Declined)
-        ]
+        """What comes of measuring; remembered if it is steady and nothing fails."""
+        candidates = self.region.candidates
+        compiled = self._context.compile([(self.region, executor) for executor in candidates])
+        functions: dict[int, Callable[..., Any]] = {}
+        reasons: dict[int, str] = {}
+        for place, executor in enumerate(candidates):
+            function = compiled[self.region, executor]
+            if isinstance(function, sg.Declined):
+                reasons[place] = function.reason
+            else:
+                functions[place] = _unboxed(function) if executor.boxed else function
+        seconds = [math.inf] * len(self._names)
+        if not functions:
+            return Result(seconds, reasons)
+        places = [*functions, len(candidates)]
         operators = self._context.function(self._operators)
+        layouts, sizes = self.region.layouts, self.region.sizes
         try:
-            seconds = seconds_of([*functions, operators], self.region.sizes, self.region.layouts, self._devices)
+            found = measured([*functions.values(), operators], sizes, layouts, self._devices, self._unlike)
         except Exception as error:
-            return f"not measured, for that raised {type(error).__name__}: {error}"
-        sg.disk_cache.store(self.key, seconds)
-        return seconds
+            reason = f"not measured, for that raised {type(error).__name__}: {error}"
+            return Result(seconds, reasons | dict.fromkeys(functions, reason))
+        for place, one in zip(places, found.seconds, strict=True):
+            seconds[place] = one
+        for number, fault in found.faults.items():
+            reasons[places[number]] = self._out(candidates[places[number]], fault)
+        result = Result(seconds, reasons, found.is_steady)
+        if self._may_last and result.is_steady and not reasons:
+            sg.disk_cache.store(self.key, seconds)
+        return result
+
+    def _unlike(self, arguments: Sequence[Any], results: Any, expected: Any) -> str:
+        return self._context.unlike(self.region, arguments, results, expected)
+
+    def _out(self, executor: sg.Executor, fault: str) -> str:
+        """Say that a candidate is out, and why; returns the reason."""
+        calls = ", ".join(dict.fromkeys(call.symbol.name for call in self.region.trace.bound_symbols))
+        place = reproduce(self.region, executor, fault)
+        warnings.warn(
+            f"executor {self._context.label(executor)} is out of the contest for a region of {calls}: {fault}. To "
+            f"reproduce it: {place}",
+            sg.errors.PluginWarning,
+            stacklevel=2,
+        )
+        return f"out, for {fault}"
 
     def choice(self, result: Result | None) -> sg.RegionChoice:
         """Who is taken, for these times."""
-        if not isinstance(result, list):
-            return sg.RegionChoice(None, result or "")
-        times = ", ".join(f"{name}: {1e6 * one:.1f} µs" for name, one in zip(self._names, result, strict=True))
-        *fused, operators = result
+        assert result is not None
+        *fused, operators = result.seconds
         best = min(fused)
+        lasts = result.is_steady and not any(reason.startswith("out, ") for reason in result.reasons.values())
+        if best == math.inf:
+            return sg.RegionChoice(None, "; ".join(result.reasons.values()), lasts=lasts)
+        times = ", ".join(
+            f"{name}: {result.reasons.get(place) or f'{1e6 * one:.1f} µs'}"
+            for place, (name, one) in enumerate(zip(self._names, result.seconds, strict=True))
+        )
+        times += "" if result.is_steady else "; unsteady, so measured again by other processes"
         if best < operators:
-            return sg.RegionChoice(self.region.candidates[fused.index(best)], times, operators - best)
-        return sg.RegionChoice(None, f"not faster as measured, {times}")
+            return sg.RegionChoice(self.region.candidates[fused.index(best)], times, operators - best, lasts)
+        return sg.RegionChoice(None, f"not faster as measured, {times}", lasts=lasts)
 
 
 def _unboxed(function: Callable[..., Any]) -> Callable[..., Any]:

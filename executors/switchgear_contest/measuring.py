@@ -1,11 +1,13 @@
-"""Measuring: how long functions take on tensors of given layouts."""
+"""Measuring: how long functions take on tensors of given layouts, and whether they compute the same."""
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,44 +16,126 @@ import switchgear as sg
 
 #: Seconds that the repetitions together take at most, unless the fewest take longer.
 BUDGET = 0.3
+#: The same while they differ.
+PATIENCE = 1.0
 #: Seconds of calls from which on the clock is precise.
 BATCH = 1e-3
-FEWEST, MOST = 2, 15
+FEWEST, MOST, MOST_UNSTEADY = 2, 15, 60
+#: So much longer than the least may the one after it be.
+SPREAD = 1.2
+#: The least share of its time for which a function has the processor, unless others are in its way.
+SHARE = 0.5
+
+#: How results for some arguments differ from those expected; empty if they do not.
+Unlike = Callable[[Sequence[Any], Any, Any], str]
 
 
-def seconds_of(
+@dataclass(slots=True)
+class Measurement:
+    """Seconds that a call of each function takes, infinity for one that fails, and why by its place.
+
+    `is_steady`: repetitions agree, and nothing else took the processor meanwhile.
+    """
+
+    seconds: list[float]
+    faults: dict[int, str]
+    is_steady: bool
+
+
+@dataclass(slots=True)
+class _Runner:
+    function: Callable[[], object]
+    accelerators: Sequence[torch.device]
+    #: Seconds of a call, and those of the processor, of each repetition.
+    samples: list[tuple[float, float]] = field(default_factory=list)
+
+    @property
+    def least(self) -> float:
+        return min(self.samples)[0]
+
+    @property
+    def calls(self) -> int:
+        """How many calls one repetition is."""
+        return max(1, int(BATCH / self.least)) if self.samples else 1
+
+    @property
+    def is_steady(self) -> bool:
+        (least, busy), (second, _) = sorted(self.samples)[:2]
+        return second <= SPREAD * least and (bool(self.accelerators) or busy >= SHARE * least)
+
+    def repeat(self) -> None:
+        calls = self.calls
+        _synchronize(self.accelerators)
+        start, busy = time.perf_counter(), time.process_time()
+        for _ in range(calls):
+            self.function()
+        _synchronize(self.accelerators)
+        taken = time.process_time() - busy
+        self.samples.append(((time.perf_counter() - start) / calls, taken / calls))
+
+
+def measured(
     functions: Sequence[Callable[..., Any]],
     numbers: Sequence[int],
     layouts: Sequence[sg.TensorProxy],
     devices: Collection[torch.device],
-) -> list[float]:
-    """Seconds that a call of each takes, of `numbers` and tensors of these layouts: the least of repetitions in turn.
+    unlike: Unlike,
+) -> Measurement:
+    """How long a call of each takes, of `numbers` and tensors of these layouts: the least of repetitions in turn.
 
-    `devices` are those that they run on. Floating-point values are between 0.1 and 0.9, all others zero, which is an
-    index wherever there is one; no two tensors share memory. Random streams, modes and warnings are as before.
+    The last function is what the others have to be like. `devices` are those that they run on. Floating-point values
+    are between 0.1 and 0.9, all others zero, which is an index wherever there is one; no two tensors share memory.
+    Random streams, modes and warnings are as before. Raises what the last function does.
     """
     accelerators = [device for device in devices if device.type != "cpu"]
     with _undisturbed(accelerators):
         generators = {device: torch.Generator(device).manual_seed(0) for device in devices}
         tensors = [_made_up(proxy, generators[proxy.device]) for proxy in layouts]
+        arguments = [*numbers, *tensors]
+        faults = _faults(functions, arguments, unlike)
+        runners = {
+            place: _Runner(lambda function=function: function(*arguments), accelerators)  # type: ignore[misc]
+            for place, function in enumerate(functions)
+            if place not in faults
+        }
+        is_steady = len(runners) > 1 and _repeat([*runners.values()])
+    seconds = [
+        runners[place].least if place in runners and len(runners) > 1 else math.inf for place in range(len(functions))
+    ]
+    return Measurement(seconds, faults, is_steady)
 
-        def seconds(function: Callable[..., Any], calls: int) -> float:
-            _synchronize(accelerators)
-            start = time.perf_counter()
-            for _ in range(calls):
-                function(*numbers, *tensors)
-            _synchronize(accelerators)
-            return (time.perf_counter() - start) / calls
 
-        for function in functions:
-            seconds(function, 1)  # what is made on first use
-        least = [seconds(function, 1) for function in functions]
-        calls = [max(1, int(BATCH / one)) for one in least]
-        turn = sum(count * one for count, one in zip(calls, least, strict=True))
-        for _ in range(min(MOST, max(FEWEST, int(BUDGET / turn))) - 1):
-            again = [seconds(function, count) for function, count in zip(functions, calls, strict=True)]
-            least = [min(pair) for pair in zip(least, again, strict=True)]
-    return least
+def _faults(functions: Sequence[Callable[..., Any]], arguments: Sequence[Any], unlike: Unlike) -> dict[int, str]:
+    """What is wrong with their first calls, which also make what is made on first use."""
+    *others, operators = functions
+    expected = operators(*arguments)
+    # random numbers, or memory that nobody wrote
+    is_known = not unlike(arguments, operators(*arguments), expected)
+    faults: dict[int, str] = {}
+    for place, function in enumerate(others):
+        try:
+            results = function(*arguments)
+        except Exception as error:
+            faults[place] = f"it raised {type(error).__name__}: {error}"
+            continue
+        if is_known and (fault := unlike(arguments, results, expected)):
+            faults[place] = fault
+    return faults
+
+
+def _repeat(runners: Sequence[_Runner]) -> bool:
+    """Run all in turn until the budget is spent, or longer while repetitions differ; whether they agree in the end."""
+    start = time.perf_counter()
+    for count in range(MOST_UNSTEADY):
+        if count >= FEWEST:
+            turn = sum(runner.calls * runner.least for runner in runners)
+            end = time.perf_counter() - start + turn
+            is_steady = all(runner.is_steady for runner in runners)
+            if end > PATIENCE or (is_steady and (end > BUDGET or count >= MOST)):
+                return is_steady
+        for runner in runners:
+            runner.repeat()
+    return all(runner.is_steady for runner in runners)
 
 
 @contextmanager
@@ -70,13 +154,20 @@ def _undisturbed(accelerators: Sequence[torch.device]) -> Iterator[None]:
 def _made_up(proxy: sg.TensorProxy, generator: torch.Generator) -> torch.Tensor:
     if proxy.is_conj or proxy.is_neg:
         raise ValueError("no tensor is made up that is conjugated or negated lazily")
-    reach = 1 + sum((size - 1) * stride for size, stride in zip(proxy.shape, proxy.stride, strict=True))
-    if proxy.is_differentiable:
-        values = torch.rand(max(reach, 0), generator=generator, dtype=torch.float32, device=proxy.device)
-        values = values.mul_(0.8).add_(0.1).to(proxy.dtype)
+    return made_up(proxy.shape, proxy.stride, proxy.dtype, generator)
+
+
+def made_up(
+    shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, generator: torch.Generator
+) -> torch.Tensor:
+    """A tensor of that layout. Its text stands in the files that `reproducing` writes."""
+    reach = max(0, 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True)))
+    if dtype.is_floating_point or dtype.is_complex:
+        values = torch.rand(reach, generator=generator, dtype=torch.float32, device=generator.device)
+        values = values.mul_(0.8).add_(0.1).to(dtype)
     else:
-        values = torch.zeros(max(reach, 0), dtype=proxy.dtype, device=proxy.device)
-    return values.as_strided(proxy.shape, proxy.stride)
+        values = torch.zeros(reach, dtype=dtype, device=generator.device)
+    return values.as_strided(shape, stride)
 
 
 def _synchronize(accelerators: Sequence[torch.device]) -> None:

@@ -28,7 +28,8 @@ def made_up(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
         ]
     )
     monkeypatch.setattr("switchgear.cli.installed", lambda: found)
-    monkeypatch.setattr("switchgear.cli.plugin_report", lambda: found.report)
+    for name in ("plugin_report", "tried_report"):
+        monkeypatch.setattr(f"switchgear.cli.{name}", lambda: found.report)
 
 
 def test_operators_in_the_order_asked(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,10 @@ from torch import Tensor
 import switchgear as sg
 from conftest import shipped
 from switchgear import disk_cache, machine
+from switchgear.errors import ExecutorFailed, PluginWarning
+from switchgear.fusion.choose import Contestants
 from switchgear.who import plugins
+from switchgear.who.selection import Selection, select
 from switchgear_contest import contest, measuring
 from tests.core.made_up import Site
 from tests.core.training import choice, forward, leaf, lines, operators
@@ -60,9 +64,15 @@ SLOW = """
 def RUN(region):
     function = region.function()
     def run(*args):
-        time.sleep(0.002)
+        end = time.perf_counter() + 0.002
+        while time.perf_counter() < end:
+            pass
         return function(*args)
     return run
+"""
+WRONG = """
+def RUN(region):
+    return lambda *args: tuple(torch.zeros(out.shape) for out in region.outputs)
 """
 FAILING = """
 def RUN(region):
@@ -89,6 +99,11 @@ class Installed:
 
     def add(self, name: str, run: str, *, priority: int = 0) -> None:
         self._site.add(name, FUSING.format(name=name, priority=priority) + run)
+        self.start_again()
+
+    def edit(self, name: str, run: str) -> None:
+        file = Path(self.module(name).__file__)
+        file.write_text(file.read_text().partition("def RUN")[0] + run)
         self.start_again()
 
     def start_again(self) -> None:
@@ -122,12 +137,19 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """For each measurement, how many functions took part."""
     calls: list[int] = []
 
-    def counting(functions: Sequence[Any], *rest: Any) -> list[float]:
+    def counting(functions: Sequence[Any], *rest: Any) -> measuring.Measurement:
         calls.append(len(functions))
-        return measuring.seconds_of(functions, *rest)
+        return measuring.measured(functions, *rest)
 
-    monkeypatch.setattr(contest, "seconds_of", counting)
+    monkeypatch.setattr(contest, "measured", counting)
     return calls
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests run beside others: they wait until times are steady."""
+    monkeypatch.setattr(measuring, "PATIENCE", 60.0)
+    monkeypatch.setattr(measuring, "MOST_UNSTEADY", 10_000)
 
 
 def product(a: Tensor) -> Tensor:
@@ -292,15 +314,88 @@ def test_where_the_folder_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert list((tmp_path / ".cache" / "switchgear").iterdir())
 
 
+def test_times_do_not_outlive_an_edit_of_the_plugin(installed: Installed, measured: list[int]) -> None:
+    installed.add("mine", SLOW)
+    assert choice_of(check()).owner == "torch"
+    installed.edit("mine", FAST)
+    assert [line.implementation.owner for line in lines(forward(check())) if line.implementation] == ["mine"]
+    assert measured == [2, 2]
+
+
+def test_code_that_another_process_cannot_import_is_measured_by_each(folder: Path) -> None:
+    def made(module: str) -> Selection:
+        kind = type("Mine", (sg.Executor,), {"__module__": module})
+        return select(plugins.installed(["torch"]), [kind("mine"), "torch"])
+
+    code = [one.code for one in made("__main__").claimants]
+    assert code[0] is None
+    assert code[1]
+    assert made(__name__).claimants[0].code
+
+
+def test_an_unsteady_time_is_not_remembered(
+    installed: Installed, measured: list[int], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measuring, "PATIENCE", 0.0)
+    monkeypatch.setattr(measuring._Runner, "is_steady", False)
+    installed.add("fast", FAST)
+    assert "; unsteady, so measured again by other processes" in sg.explain(check())
+    assert not folder.exists()
+    check()
+    assert measured == [2, 2]
+
+
 # What goes wrong.
+
+
+def test_who_is_fast_and_wrong_is_out(installed: Installed, folder: Path) -> None:
+    installed.add("wrong", WRONG)
+    installed.add("fast", FAST, priority=-1)
+    with pytest.warns(PluginWarning, match=r"executor wrong 1\.0 is out .* result 0 is off by up to .*wrong_\w+\.py"):
+        jitted = check(lambda a: product(a * 0.5))
+    assert [line.implementation.owner for line in lines(forward(jitted)) if line.implementation] == ["fast"]
+    assert "wrong: out, for result 0 is off" in sg.explain(jitted)
+    assert not [*folder.glob("*.json")]
+    (file,) = (folder / "faults").iterdir()
+    with pytest.raises(ExecutorFailed, match=r"executor wrong 1\.0 .*is not what PyTorch's operators give"):
+        runpy.run_path(str(file))
+
+
+def test_random_numbers_are_not_compared() -> None:
+    def unlike(arguments: Any, results: Any, expected: Any) -> str:
+        return "" if torch.equal(results, expected) else "other"
+
+    def run(reference: Callable[[], Tensor]) -> dict[int, str]:
+        cpu = {torch.device("cpu")}
+        return measuring.measured([lambda: torch.ones(2), reference], [], [], cpu, unlike).faults
+
+    assert run(lambda: torch.rand(2)) == {}
+    assert run(lambda: torch.zeros(2)) == {0: "other"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_where_terms_cancel_a_more_exact_result_is_right(dtype: torch.dtype) -> None:
+    def cancelling(x: Tensor) -> Tensor:
+        return (x * 1000 + 0.1).sum() - (x * 1000).sum() - 0.1 * x.numel()
+
+    x = torch.rand(1000).to(dtype)
+    jitted = sg.jit(cancelling, executors=["torch"])
+    jitted(x)
+    trace = sg.last_traces(jitted)[0]
+    expected = (cancelling(x),)
+    exact = (cancelling(x.double()).to(dtype),)
+    region = sg.Region(trace, trace, ())
+    assert not Contestants.unlike(region, [x], exact, expected)
+    assert Contestants.unlike(region, [x], (exact[0] + 1000,), expected)
 
 
 def test_what_cannot_be_measured_is_declined(installed: Installed, folder: Path) -> None:
     installed.add("failing", FAILING)
-    jitted = check(product, torch.ones(3) * 4)
+    with pytest.warns(PluginWarning, match="executor failing 1.0 is out of the contest .*: it raised RuntimeError"):
+        jitted = check(product, torch.ones(3) * 4)
     found = choice_of(jitted)
-    assert found.declined == (("failing", "not measured, for that raised RuntimeError: not these"),)
-    assert not folder.exists()
+    assert found.declined == (("failing", "out, for it raised RuntimeError: not these"),)
+    assert not [*folder.glob("*.json")]
 
 
 def test_a_region_that_fails_to_compile_is_declined(installed: Installed, folder: Path) -> None:
@@ -401,8 +496,8 @@ def test_made_up_tensors(shape: tuple[int, ...], stride: tuple[int, ...], dtype:
         seen[:] = tensors
 
     layouts = [proxy(shape, stride, dtype)] * 2
-    (seconds,) = measuring.seconds_of([look], [], layouts, {torch.device("cpu")})
-    assert 0 < seconds < 1
+    found = measuring.measured([look, look], [], layouts, {torch.device("cpu")}, lambda *results: "")
+    assert all(0 < seconds < 1 for seconds in found.seconds)
     for tensor in seen:
         assert (tensor.shape, tensor.stride(), tensor.dtype) == (shape, stride, dtype)
         values = tensor.to(torch.complex128).abs()
@@ -410,13 +505,15 @@ def test_made_up_tensors(shape: tuple[int, ...], stride: tuple[int, ...], dtype:
     assert seen[0].untyped_storage().data_ptr() != seen[1].untyped_storage().data_ptr() or 0 in shape
 
 
-def test_what_takes_long_runs_a_few_times() -> None:
+def test_what_takes_long_runs_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[float] = []
 
     def slow() -> None:
-        calls.append(0.3)
-        time.sleep(calls[-1])
+        calls.append(time.process_time())
+        while time.process_time() < calls[-1] + 0.3:
+            pass
 
-    found = measuring.seconds_of([slow, lambda: None], [], [], {torch.device("cpu")})
-    assert found[0] > 0.25 > found[1]
+    monkeypatch.setattr(measuring, "PATIENCE", 1.0)
+    found = measuring.measured([slow, lambda: None], [], [], {torch.device("cpu")}, lambda *results: "")
+    assert found.seconds[0] > 0.25 > found.seconds[1]
     assert len(calls) == 1 + measuring.FEWEST

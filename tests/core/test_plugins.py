@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import json
+import re
+import signal
 import sys
+import warnings
 from collections.abc import Iterable
 from importlib.metadata import EntryPoint
 
@@ -14,7 +18,7 @@ import switchgear as sg
 from conftest import shipped
 from switchgear.cli import main
 from switchgear.errors import PluginWarning, RegistrationError
-from switchgear.who import plugins
+from switchgear.who import plugins, trying
 from switchgear.who.plugins import Discovery, Plugins, PluginStatus, load
 from tests.core.made_up import SIN, Site, call, executor_plugin, rules_plugin
 
@@ -347,7 +351,7 @@ def switchgear_executors():
     assert (loaded.report[0].status, loaded.report[0].error) == ("loaded", "")
     assert limits in loaded.report[0].limits
     assert bool(loaded.report[0].limits) == bool(limits)
-    monkeypatch.setattr("switchgear.cli.plugin_report", lambda: loaded.report)
+    monkeypatch.setattr("switchgear.cli.tried_report", lambda: loaded.report)
     assert main(["plugins"]) == 0
     words = capsys.readouterr().out.splitlines()[1].split()
     assert words == ["mine", "switchgear-mine", "1.0", "loaded", "mine", *loaded.report[0].limits.split()]
@@ -382,3 +386,25 @@ def test_installed_is_discovered_once_and_cached(site: Site, monkeypatch: pytest
     assert plugins.installed() is plugins.installed()
     assert sg.plugin_report() == plugins.installed().report
     assert names(plugins.installed()) == ["mine"]
+
+
+@pytest.mark.discovery
+def test_a_crash_or_hang_of_an_import_is_a_row_of_the_report(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    crashing = site.add("crashing", "import ctypes\nctypes.string_at(0)  # here")
+    monkeypatch.setattr(plugins, "entry_points", lambda *, group: [crashing])
+    with pytest.warns(PluginWarning, match="plugin crashing 1.0 is not used"):
+        assert main(["plugins", "--json"]) == 1
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["status"] == "failed"
+    assert re.search(rf"ended the process by signal {int(signal.SIGSEGV)}, in File .*ctypes", row["error"])
+
+    hanging = site.add("hanging", "import time\ntime.sleep(1000)")
+    monkeypatch.setattr(plugins, "entry_points", lambda *, group: [hanging])
+    monkeypatch.setattr(trying, "PATIENCE", 0.1)
+    plugins.loaded_once.cache_clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PluginWarning)
+        assert main(["doctor"]) == 1
+    assert f"plugin hanging ({hanging.value}): importing it, or asking" in capsys.readouterr().out

@@ -128,12 +128,20 @@ def test_never_compiles_nothing(folder: Path) -> None:
     assert "0 regions compiled before (compile='never' compiles none) run as one" in sg.wait(jitted)
 
 
-def test_an_executor_that_finds_nothing_again_compiles_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_executor_that_finds_nothing_again_holds_nobody_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Patient, "load", sg.FusionExecutor.load)
-    jitted = jit(folder)
-    jitted(*inputs())
+    (folder / "slow").touch()
+    jitted, (x, w) = jit(folder), inputs(grad=False)
+    expected = jitted(x, w)
+    assert regions(jitted) == 0
+    (folder / "slow").unlink()
+    sg.wait(jitted, timeout=120)
+    assert torch.equal(jitted(x, w), expected)
     assert regions(jitted) == 2
-    assert "executor patient has no `load`" in sg.explain(jitted)
+    assert {file.read_text() for file in folder.glob("?" * 64)} == {str(os.getpid())}
+    never = jit(folder, compile="never")
+    assert torch.equal(never(x, w), expected)
+    assert regions(never) == 0
 
 
 def test_symbolic_sizes(folder: Path) -> None:

@@ -137,14 +137,9 @@ def objection(selection: Selection) -> str:
     """Why nothing can be compiled in another process; empty if it can."""
     if selection.fuel.left is not None:
         return "fuel is counted in this process"
-    for executor in selection.fusion.values():
-        if not executor.finds_compiled:
-            return (
-                f"executor {executor.name} has no `load` that finds what another process compiled"
-            )
-    for one in selection.team:
-        if isinstance(one, Executor) and not _travels(one):
-            return f"executor {one.name} is an object that another process cannot make"
+    for own in selection.claimants:
+        if own.code is None or (own.name not in selection.team and not _travels(own.executor)):
+            return f"executor {own.name} is an object that another process cannot make"
     if any(placement.owner == OF_THE_CALL for placement in selection.passes):
         return "the call has passes of its own"
     if not sys.executable:
@@ -153,8 +148,6 @@ def objection(selection: Selection) -> str:
 
 
 def _travels(executor: Executor) -> bool:
-    if type(executor).__module__ == "__main__":
-        return False
     try:
         pickle.dumps(executor)
     except Exception:
@@ -165,9 +158,11 @@ def _travels(executor: Executor) -> bool:
 def _key(trace: Trace, selection: Selection, boxed: bool) -> str:
     """All that decides what becomes of a program's regions."""
     executors = [
-        (one.label, type(one.executor).__qualname__, selection.fusion[one.name].fingerprint())
-        if one.name in selection.fusion
-        else one.label
+        (
+            (one.label, one.code),
+            one.name in selection.fusion
+            and (type(one.executor).__qualname__, selection.fusion[one.name].fingerprint()),
+        )
         for one in selection.claimants
     ]
     choosers = [chooser.label for chooser in selection.choosers]

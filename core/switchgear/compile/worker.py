@@ -114,7 +114,8 @@ def _compile(task: dict[str, Any], answers: Answers) -> str:
     trace, sizes = unpack(task["trace"])
     with compiling(), torch.no_grad(), internals.autocast_off(), symbolic(sizes):
         fused(trace, selection, task["boxed"])
-    disk_cache.store(task["key"], as_json(answers))
+    if answers.last:
+        disk_cache.store(task["key"], as_json(answers))
     return ""
 
 

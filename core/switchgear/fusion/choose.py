@@ -6,10 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from switchgear.errors import ExecutorFailed, RuleError, SwitchgearError
 from switchgear.ir.choice import Declined
 from switchgear.ir.free_last_used import free_last_used
 from switchgear.ir.trace import Trace, compile_trace
+from switchgear.nearness import in_float64, tolerances
+from switchgear.nesting import tensors_in
 from switchgear.source_text import as_name
 from switchgear.who.answers import Answer, Answers
 from switchgear.who.claim import claim
@@ -18,7 +22,7 @@ from switchgear.who.plugin_passes import run_passes
 from switchgear.who.plugins import Chooser
 from switchgear.who.region import Region, RegionChoice
 from switchgear.who.registry import describe
-from switchgear.who.selection import Selection
+from switchgear.who.selection import Claimant, Selection
 
 NO_FUEL = Declined("no fuel is left for its region")
 
@@ -45,11 +49,34 @@ class Contestants:
 
     def label(self, executor: Executor) -> str:
         """See `RegionContext`."""
-        return next(
-            claimant.label
-            for claimant in self._selection.claimants
-            if claimant.executor is executor
-        )
+        return self._claimant(executor).label
+
+    def code(self, executor: Executor) -> str | None:
+        """See `RegionContext`."""
+        return self._claimant(executor).code
+
+    def _claimant(self, executor: Executor) -> Claimant:
+        return next(one for one in self._selection.claimants if one.executor is executor)
+
+    @staticmethod
+    def unlike(region: Region, arguments: Sequence[Any], results: Any, expected: Any) -> str:
+        """See `RegionContext`."""
+        if not isinstance(results, (tuple, list)) or len(results) != len(expected):
+            return f"it returns {type(results).__name__}, not the {len(expected)} results of the operators"
+        exact: list[torch.Tensor] | None = None
+        for index, (one, two) in enumerate(zip(results, expected, strict=True)):
+            here, there = ((it.dtype, tuple(it.shape), it.device) for it in (one, two))
+            if here != there:
+                return f"result {index} is {here}, and the operators' {there}"
+            if two.layout is not torch.strided or torch.allclose(one, two, *tolerances(two), True):
+                continue
+            if exact is None:
+                exact = in_float64(region.trace.function(), (tuple(arguments), {}))
+            near, most = tolerances(two, exact[index] if exact else None, [*tensors_in(arguments)])
+            if not torch.allclose(one, two, near, most, True):
+                off = float((one - two).abs().max())
+                return f"result {index} is off by up to {off:.3g}, with {most:.3g} allowed"
+        return ""
 
     def operators(self, region: Region) -> Trace:
         """See `RegionContext`."""
@@ -84,7 +111,7 @@ class Contestants:
                     raise TypeError(f"compile returned {made!r}, neither a function nor Declined")
             return functions
         except Exception as error:
-            own = next(one for one in self._selection.claimants if one.executor is executor)
+            own = self._claimant(executor)
             calls = (item.symbol.name for one in traces for item in one.bound_symbols)
             raise ExecutorFailed(
                 f"executor {own.label} failed to compile regions of {', '.join(dict.fromkeys(calls))}: "
@@ -100,7 +127,7 @@ def choose(regions: Sequence[Region], program: str, selection: Selection) -> lis
     """What runs each of a program's regions, all with candidates; or why the region is left to its operators."""
     context = Contestants(regions, program, selection)
     if selection.answers is not None:
-        return [_loaded(region, selection.answers, context) for region in regions]
+        return [_loaded(region, selection.answers, context, selection) for region in regions]
     choices = _asked(regions, selection.choosers, context)
     outcomes = _compiled(regions, choices, context, selection)
     if selection.written is not None:
@@ -110,6 +137,7 @@ def choose(regions: Sequence[Region], program: str, selection: Selection) -> lis
             selection.written.known[region.trace.canonical()] = Answer(
                 executor, outcome.reason, gain
             )
+            selection.written.last &= choice.lasts
     return outcomes
 
 
@@ -136,8 +164,10 @@ def _compiled(
     return [outcome(*pair) for pair in pairs]
 
 
-def _loaded(region: Region, answers: Answers, context: Contestants) -> Fused | Declined:
-    """What the answers say of a region, found without compiling anything."""
+def _loaded(
+    region: Region, answers: Answers, context: Contestants, selection: Selection
+) -> Fused | Declined:
+    """What the answers say of a region; compiled anew by an executor alone that leaves nothing on disk."""
     answer = answers.of(region)
     if answer.executor is None:
         return Declined(answer.reason)
@@ -146,11 +176,18 @@ def _loaded(region: Region, answers: Answers, context: Contestants) -> Fused | D
         return Declined(f"{answer.executor}, which was to run it, does not take it here")
     name = context.name(region, executor)
     try:
-        function, why = executor.load(replace(region.trace, name=name)), ""
+        if executor.finds_compiled or selection.compile == "never":
+            function, why = executor.load(replace(region.trace, name=name)), ""
+        else:
+            compiled = context.compile([(region, executor)])[region, executor]
+            if isinstance(compiled, Declined):
+                return compiled
+            function, why = compiled, ""
     except Exception as error:
         function, why = None, f" ({type(error).__name__}: {error})"
     if function is None:
-        answers.missing.append(name)
+        if executor.finds_compiled:
+            answers.missing.append(name)
         return Declined(f"what {executor.name} compiled for it is not found any more{why}")
     answers.taken.append(answer)
     return Fused(executor, function, name, answer.reason)

@@ -22,7 +22,8 @@ class Answers:
     """The answers for a program's regions, by what they compute.
 
     `default` is the reason of those that there is no answer for. `taken` are those by which regions are run; `missing`
-    names what was compiled and is not found; `failure` says of which program the compilation failed, and why.
+    names what was compiled and is not found; `failure` says of which program the compilation failed, and why. Those
+    that do not `last` are for this process alone.
     """
 
     known: dict[str, Answer] = field(default_factory=dict)
@@ -30,6 +31,7 @@ class Answers:
     taken: list[Answer] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     failure: str = ""
+    last: bool = True
 
     def of(self, region: Region) -> Answer:
         """The answer for a region."""

@@ -98,6 +98,17 @@ class RegionContext(Protocol):
         """The region as the executors that fuse nothing run it: who does is its lines' `implementation.owner`."""
         ...
 
+    def code(self, executor: Executor) -> str | None:
+        """A digest of an executor's code; None where that is a script's own or a notebook's."""
+        ...
+
+    def unlike(self, region: Region, arguments: Sequence[Any], results: Any, expected: Any) -> str:
+        """How results for the region's sizes and inputs differ from its operators'; empty if they are near enough.
+
+        The tolerance is the square root of the dtype's precision, of the largest element, and more where terms cancel.
+        """
+        ...
+
     def function(self, operators: Trace) -> Callable[..., Any]:
         """What runs such a trace: a function of the region's sizes and inputs."""
         ...

@@ -207,6 +207,17 @@ class Discovery:
         _refuse(self._candidates)
         self._assembled: dict[tuple[_Candidate, ...], Plugins] = {}
 
+    @property
+    def untried(self) -> list[EntryPoint]:
+        """Those that may be imported, and were not yet."""
+        return [one.entry for one in self._candidates if not one.is_loaded and one.fault is None]
+
+    def rule_out(self, reasons: Mapping[EntryPoint, str]) -> None:
+        """Have some not imported, for these reasons."""
+        for one in self._candidates:
+            if one.entry in reasons:
+                one.fault = "failed", reasons[one.entry]
+
     def plugins(self, listed: object = None, tables: Iterable[object] = ()) -> Plugins:
         """Those that may take part where `listed` is the option `executors` of `jit`; see `installed`."""
         chosen = tuple(self._chosen(listed, tables))

@@ -46,9 +46,11 @@ class Region:
 class RegionChoice:
     """Who runs a region: one of its candidates, or None for those who run its operators one by one; and why.
 
-    `gain` are the seconds that a call is shorter for it than with its operators, if they are known.
+    `gain` are the seconds that a call is shorter for it than with its operators, if they are known. What does not
+    `last` is not remembered for other processes.
     """
 
     executor: FusionExecutor | None
     reason: str = ""
     gain: float = 0.0
+    lasts: bool = True

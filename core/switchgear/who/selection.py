@@ -17,6 +17,7 @@ from switchgear.errors import ExecutorUnavailable, PluginWarning, RuleError, war
 from switchgear.ir.choice import Declined, Implementation
 from switchgear.ir.symbol import BoundSymbol
 from switchgear.who.answers import Answers
+from switchgear.who.code import code_of
 from switchgear.who.executor import Executor, FusionExecutor, reason_unavailable
 from switchgear.who.fuel import Fuel
 from switchgear.who.hookspecs import OF_THE_CALL, PassPlacement, Stage
@@ -39,6 +40,7 @@ from switchgear.who.registry import GradRule, ImplementationEntry, Table, descri
 
 #: Who was asked and did not take a bound symbol, and why, in the order asked; executors that were skipped come first.
 Reasons: TypeAlias = tuple[tuple[str, str], ...]
+FIXED_SIZES = Declined("its regions are compiled for fixed sizes, and these are dynamic")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,11 +59,17 @@ class RuleSource:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Claimant(RuleSource):
-    """An executor of the call, with what it registered and, for messages, its options."""
+    """An executor of the call, with what it registered and, for messages, its options; `is_listed` by the user."""
 
     executor: Executor
     implementations: Mapping[str, ImplementationEntry]
     options: str = ""
+    is_listed: bool = False
+
+    @property
+    def code(self) -> str | None:
+        """A digest of its code; None where that is a script's own or a notebook's."""
+        return code_of(self.executor, iter(self.implementations.values()))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,8 +166,17 @@ class Selection:
             answer = _answer(claimant, bound_symbol)
             if isinstance(answer, Implementation):
                 return answer, tuple(declined)
+            if answer is FIXED_SIZES and claimant.is_listed:
+                self._tell_of_sizes(claimant)
             declined.append((claimant.name, answer.reason))
         return None, tuple(declined)
+
+    def _tell_of_sizes(self, claimant: Claimant) -> None:
+        message = f"executor {claimant.label} is listed and takes nothing whose sizes vary: {FIXED_SIZES.reason}"
+        remedy = f"pass dynamic=False to have it compile each size, or {claimant.remedy}"
+        if self.strict:
+            raise ExecutorUnavailable(f"{message}; {remedy}")
+        warn_once(f"{message}; {remedy}")
 
     def takers(self, bound_symbols: Sequence[BoundSymbol]) -> tuple[FusionExecutor, ...]:
         """The fusion executors that accept every one of some bound symbols, in the order asked."""
@@ -330,7 +347,8 @@ def _claimant(executor: Executor, home: Plugin | None, asked: Order, *, first: b
     options = f"({', '.join(f'{key}={value!r}' for key, value in given.items())})" if given else ""
     label = " ".join(filter(None, (name, version, options)))
     remedy = asked.remedy(name)
-    return Claimant(name, label, remedy, grad_rules, skip_rules, executor, implementations, options)
+    rest = implementations, options, name in asked.named
+    return Claimant(name, label, remedy, grad_rules, skip_rules, executor, *rest)
 
 
 def _skip_rules(plugin: Plugin) -> tuple[SkipRule, ...]:
@@ -368,7 +386,7 @@ def _answer(claimant: Claimant, bound_symbol: BoundSymbol) -> Implementation | D
         and not executor.symbolic_sizes
         and depends_on_sizes(bound_symbol)
     ):
-        return Declined("its regions are compiled for fixed sizes, and these are dynamic")
+        return FIXED_SIZES
     entry = claimant.implementations.get(bound_symbol.symbol.name)
     asked = executor.claim if entry is None else entry.checker or executor.claim
     with _blaming(claimant, "executor's claim", asked, bound_symbol):
