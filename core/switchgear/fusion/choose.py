@@ -63,7 +63,7 @@ class Contestants:
         """See `RegionContext`."""
         if not isinstance(results, (tuple, list)) or len(results) != len(expected):
             return f"it returns {type(results).__name__}, not the {len(expected)} results of the operators"
-        exact: list[torch.Tensor] | None = None
+        exact: list[torch.Tensor | None] | None = None
         for index, (one, two) in enumerate(zip(results, expected, strict=True)):
             here, there = ((it.dtype, tuple(it.shape), it.device) for it in (one, two))
             if here != there:

@@ -139,8 +139,8 @@ class FusionExecutor(Executor):
     def load(self, region: Trace) -> Callable[..., Any] | None:
         """What `compile` of an alike region made, here or in another process, found without compiling; else None.
 
-        Executors that have it take part in `compile="background"`: a worker process, in which there is another one of
-        the kind with the same `fingerprint()`, compiles, and leaves on disk what this finds.
+        In `compile="background"` a worker process, in which there is another one of the kind with the same
+        `fingerprint()`, compiles, and leaves on disk what this finds. Without it, what won is compiled here once more.
         """
         return None
 

@@ -248,8 +248,8 @@ class Discovery:
             one.load()
         faults = {one: one.fault for one in chosen}
         for check in (_foreign_owners, self._others_names, _rival_owners):
-            sound = {one.plugin: one for one in chosen if one.plugin and faults[one] is None}
-            faults.update((sound[plugin], fault) for plugin, fault in check([*sound]).items())
+            homes = {one.plugin: one for one in chosen if one.plugin and faults[one] is None}
+            faults.update((homes[plugin], fault) for plugin, fault in check([*homes]).items())
         for one in chosen:
             one.tell(faults[one])
 
@@ -277,7 +277,7 @@ class Discovery:
             if one.is_own or one.fault is None or one.fault[0] != "disabled"
         }
         for one in self._candidates:
-            if one.plugin not in plugins or one.is_own:
+            if one.plugin is None or one.plugin not in plugins or one.is_own:
                 continue
             for owner in sorted(one.plugin.owners & names.keys() - {one.name}):
                 other = names[owner]

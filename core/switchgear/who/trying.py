@@ -39,11 +39,11 @@ def tried_report() -> tuple[PluginStatus, ...]:
 def _outcome(entry: EntryPoint) -> str:
     command = [sys.executable, "-P", "-m", "switchgear.who.trying", entry.name, entry.value]
     places = os.pathsep.join(place or os.getcwd() for place in map(str, sys.path))
-    quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
     try:
         run = subprocess.run(
             command,
-            **quiet,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": places, "PYTHONFAULTHANDLER": "1"},
             timeout=PATIENCE,
