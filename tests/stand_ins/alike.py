@@ -8,24 +8,28 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.oracle import differences
+from tests.oracle import Exactness, differences
 
 #: Compared by their text, which is all of them.
 _PLAIN = (str, bytes, bool, int, float, complex, type(None), torch.dtype, torch.device, torch.layout, type, slice)
 
 
-def differ(left: Any, right: Any) -> str:
-    """Return what differs, or an empty string; of other types than those named here, only the type is compared."""
+def differ(left: Any, right: Any, exactness: Exactness = None) -> str:
+    """Return what differs, or an empty string; of other types than those named here, only the type is compared.
+
+    Values of tensors may differ as `exactness` says.
+    """
     if type(left) is not type(right):
         return f"{type(left).__name__} is not {type(right).__name__}: {left!r:.60} is not {right!r:.60}"
     if isinstance(left, torch.Tensor):
         is_dense = left.layout is torch.strided and not left.is_quantized and left.device.type == "cpu"
-        return next(differences(left, right, "result"), "") if is_dense else ""
+        return next(differences(left, right, "result", exactness), "") if is_dense else ""
     if isinstance(left, np.ndarray | np.generic) and left.dtype != object:
         same = (left.dtype, left.shape, left.tobytes()) == (right.dtype, right.shape, right.tobytes())
         return "" if same else f"{left!r:.60} is not {right!r:.60}"
     if isinstance(left, torch.UntypedStorage | torch.TypedStorage | np.ndarray):
-        return differ(left.tolist(), right.tolist())
+        values: Any = left.tolist()  # type: ignore[no-untyped-call]
+        return differ(values, right.tolist(), exactness)
     if isinstance(left, _PLAIN):
         return "" if repr(left) == repr(right) else f"{left!r:.60} is not {right!r:.60}"
     if isinstance(left, Mapping):
@@ -35,5 +39,5 @@ def differ(left: Any, right: Any) -> str:
     if isinstance(left, list | tuple):
         if len(left) != len(right):
             return f"{len(left)} items are not {len(right)}"
-        return next(filter(None, map(differ, left, right)), "")
+        return next(filter(None, (differ(*pair, exactness) for pair in zip(left, right, strict=True))), "")
     return ""
