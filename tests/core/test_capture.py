@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import pathlib
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,6 +15,7 @@ from torch.nn import functional
 
 import switchgear as sg
 from switchgear import errors
+from switchgear.capture.user_code import is_own_file
 from tests.core.against_eager import check, numbers
 from tests.databases.verdict import global_state
 from tests.falling_back import assert_falls_back, falls_back
@@ -1381,3 +1383,8 @@ def test_autocast_inside_and_outside() -> None:
     check(inside, x, w)
     with torch.autocast("cpu", torch.bfloat16):
         check(composites, x[:, :2].detach().clone().repeat(2, 1)[:3], w[:, :2].detach().clone())
+
+
+def test_a_library_whose_name_begins_like_pytorchs_is_the_users_code() -> None:
+    folder = str(pathlib.Path(torch.__file__).parent)
+    assert [is_own_file(f"{folder}{rest}") for rest in ("/nn/functional.py", "_geometric/utils.py")] == [True, False]
