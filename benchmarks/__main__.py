@@ -19,6 +19,7 @@ from benchmarks import (
     budgets,
     checkpoint_memory,
     compile_latency,
+    decode,
     dispatch,
     gpu,
     gpu_workloads,
@@ -41,6 +42,7 @@ BENCHMARKS: dict[str, tuple[Callable[[int], Any], int]] = {
     "budgets": (budgets.run, 9),
     "checkpoint_memory": (checkpoint_memory.run, 1),
     "compile_latency": (compile_latency.run, 5),
+    "decode": (decode.run, 15),
     "dispatch": (dispatch.run, 75),
     "gpu": (gpu.run, gpu.ROUNDS),
     "inductor_latency": (inductor_latency.run, 3),
@@ -65,6 +67,7 @@ EPILOG = f"""benchmarks (marked *: only where named):
   budgets*           a budget of saved bytes beside checkpointing by layer at equal bytes
   checkpoint_memory  bytes of a checkpointed GPT-2
   compile_latency    first training result of a GPT-2, by depth
+  decode             writes in place to a part of caches, buffers and tables, by their size
   dispatch           a cached call of x + 1
   gpu*               training in bf16 on a GPU: tokens per second, host time of a call, peak bytes
   inductor_latency   the same with regions through Inductor: cold, warm, by depth

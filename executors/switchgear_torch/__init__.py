@@ -2,11 +2,10 @@
 
 It takes no composite that is written in Python, for what that calls costs less without it. Its passes make calls
 cheaper, after claiming: `short_chains` and `nested` have one call stand for several, `late_products` makes products
-where they are read, `write_to_inputs` computes in an input what the epilogue would copy there, `reuse_buffers` writes
-where an argument ends, `linears` makes one call of a transposition and a product, `numbers` makes tensors of numbers
-once and not in each call, `spelling` calls an overload by the function of PyTorch that comes to it at half the cost.
-They use what any plugin's pass may: `sg.storages`, `sg.aliased_argument`, `sg.written_arguments`,
-`PassContext.destined`, `Implementation.path`.
+where they are read, `reuse_buffers` writes where an argument ends, `linears` makes one call of a transposition and a
+product, `numbers` makes tensors of numbers once and not in each call, `spelling` calls an overload by the function of
+PyTorch that comes to it at half the cost. They use what any plugin's pass may: `sg.storages`, `sg.aliased_argument`,
+`sg.written_arguments`, `Implementation.path`.
 """
 
 from __future__ import annotations

@@ -11,14 +11,12 @@ from .numbers import hold_numbers
 from .reuse_buffers import reuse_buffers
 from .short_chains import short_chains
 from .spelling import spell
-from .write_to_inputs import write_to_inputs
 
 #: In the order in which they run; spelling is last, when it is settled what is called.
 PASSES = (
     sg.PassPlacement("short_chains", "before_fusion", short_chains),
     sg.PassPlacement("nested", "before_fusion", join_nested),
     sg.PassPlacement("late_products", "after_claim", late_products),
-    sg.PassPlacement("write_to_inputs", "after_claim", write_to_inputs),
     sg.PassPlacement("reuse_buffers", "after_claim", reuse_buffers),
     sg.PassPlacement("linears", "after_claim", join_linears),
     sg.PassPlacement("numbers", "after_claim", hold_numbers),

@@ -21,7 +21,7 @@ from switchgear.capture.refused_writes import (
 )
 from switchgear.capture.tracker import is_detached
 from switchgear.errors import Unsupported
-from switchgear.ir.composites import is_closed, read_first_views, turns_grad_off
+from switchgear.ir.composites import is_closed, read_first_views, turns_grad_off, unread_views
 from switchgear.ir.naming import pack_dims
 from switchgear.ir.symbol import CHECK, GRAD_OFF_INSIDE, BoundSymbol, proxies
 from switchgear.nesting import tensors_in
@@ -118,6 +118,8 @@ def _lines(recorder: Recorder, call: Call) -> list[BoundSymbol]:
     assert symbol is not None
     if recorder.tracker.writes.remakes_views:
         lines = read_first_views(lines, proxies(call.given), recorder.values.views)
+        remade, lines = unread_views(lines, call.output, recorder.values.views)
+        call.before.extend(remade)
     if not lines or (len(lines) == 1 and _says_it_all(lines[0], call, recorder)):
         return lines
     turned_off = call.grad_enabled and turns_grad_off(call.fn, lines)

@@ -42,6 +42,8 @@ class Mutation:
     hidden: bool = False
     #: The function took `.data` of the input, whose versions tell of no later write to that.
     has_data: bool = False
+    #: By how much its version rises.
+    versions: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,9 +164,10 @@ class _Collector:
                     splits=False,  # the parts of it save copies where eager's backward finds what was written
                 )
             # through .data, or by a BatchNorm: autograd is not told
-            hidden = not tracked and version_of(found.wrapper) == found.version
+            versions = version_of(found.wrapper) - found.version
+            hidden = not tracked and not versions
             has_data = internals.storage_key(found.wrapper) in self._apart_memory
-            yield Mutation(index, self._output(final), tracked, hidden, has_data)
+            yield Mutation(index, self._output(final), tracked, hidden, has_data, versions)
 
     def _refuse_other_memory(self, found: RecordedInput) -> None:
         wrapper = found.wrapper

@@ -38,6 +38,7 @@ from switchgear.ir.verify import verify
 from switchgear.optimise.common_subexpressions import common_subexpressions
 from switchgear.optimise.fold_constants import fold_constants
 from switchgear.optimise.no_ops import no_ops
+from switchgear.optimise.reinplace import reinplace
 from switchgear.who.answers import Answers
 from switchgear.who.claim import claim
 from switchgear.who.hookspecs import Stage
@@ -400,12 +401,19 @@ def _executable(
     """The program of a trace that nobody has claimed yet; the stages given stay as they are."""
     stages = replace(stages, traces=[*stages.traces], choices=[*stages.choices])
     source = stages.traces[-1]
+    lines = source.bound_symbols
+    if selection.fusion:
+        stages.change("mark_writes", partial(reinplace, source=lines, destined=destined, mark=True))
+        source = stages.traces[-1]
     asked, decision = decided(source, selection)
     chosen, job = settle(source, asked, boxed)
     _fuse(stages, chosen, boxed)
     if chosen.answers is not None:
         job = resettled(source, selection, boxed, chosen.answers)
     stages.run("dead_code", dead_code)
+    stages.change("reinplace", partial(reinplace, source=lines, destined=destined))
+    outputs = stages.traces[-1].outputs
+    destined = {place: n for place, n in destined.items() if outputs[place] is not None}
     stages.plugin_passes("after_claim", chosen, gives_gradients=boxed, destined=destined)
     trace = stages.run("free_last_used", free_last_used)
     note_lines(source, trace, chosen, decision)

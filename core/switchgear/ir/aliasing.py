@@ -10,7 +10,7 @@ import torch
 from switchgear import torch_private as internals
 from switchgear.ir.composites import leaves_of
 from switchgear.ir.proxy import TensorProxy
-from switchgear.ir.symbol import BoundSymbol, proxies
+from switchgear.ir.symbol import AFTER, BoundSymbol, proxies
 from switchgear.ir.writes import IDENTITY, SET_VALUE
 
 _aten = torch.ops.aten
@@ -23,7 +23,7 @@ _MAY_ALIAS = (
     _aten.unsafe_split.Tensor,
     _aten.unsafe_split_with_sizes.default,
 )
-_PASSED_ON = frozenset({*map(str, _MAY_ALIAS), SET_VALUE.name, IDENTITY.name})
+_PASSED_ON = frozenset({*map(str, _MAY_ALIAS), SET_VALUE.name, IDENTITY.name, AFTER.name})
 
 
 def storages(bound_symbols: Iterable[BoundSymbol]) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -67,6 +67,29 @@ def read_first_views(
         moved = any(proxy.name != name for name, proxy in env.items())
         kept.append(renamed(line, env) if moved else line)
     return kept
+
+
+def unread_views(
+    lines: Sequence[BoundSymbol], output: object, views: Container[str]
+) -> tuple[list[BoundSymbol], list[BoundSymbol]]:
+    """The views among a call's parts that no other part reads and that it does not return, and the other parts.
+
+    Functionalization made them of what was written to before the call, which may be whole without them.
+    """
+    read = {proxy.name for proxy in proxies(output)}
+    unread: list[BoundSymbol] = []
+    rest: list[BoundSymbol] = []
+    for line in reversed(lines):
+        names = {proxy.name for proxy in line.outputs}
+        if names and read.isdisjoint(names) and all(name in views for name in names):
+            unread.append(line)
+        else:
+            rest.append(line)
+            read.update(proxy.name for proxy in line.inputs)
+    inside = {proxy.name for line in rest for proxy in line.outputs}
+    if any(proxy.name in inside for line in unread for proxy in line.inputs):
+        return [], [*lines]
+    return unread[::-1], rest[::-1]
 
 
 def splice_escaping(

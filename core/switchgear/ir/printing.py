@@ -14,7 +14,7 @@ import torch
 
 from switchgear import torch_private as internals
 from switchgear.ir.proxy import TensorProxy
-from switchgear.ir.symbol import BOX, BOXED, DEL, BoundSymbol
+from switchgear.ir.symbol import AFTER, BOX, BOXED, DEL, BoundSymbol
 from switchgear.source_text import as_name, attribute, is_name, plain
 
 #: Of subclasses, which may be enumerations, `repr` is the user's.
@@ -169,6 +169,8 @@ def line(bound_symbol: BoundSymbol, scope: Scope, link: bool) -> tuple[str, str]
 
 def _call(bound_symbol: BoundSymbol, scope: Scope) -> str:
     symbol, implementation = bound_symbol.symbol, bound_symbol.implementation
+    if symbol is AFTER:
+        return f"{_target(bound_symbol.output)} = {scope.expression(bound_symbol.args[1])}"
     fn = implementation.fn if implementation else symbol.fn
     if implementation is not None and implementation.path:
         function = scope.called(scope.at(implementation.path), _at(implementation.path))

@@ -26,6 +26,8 @@ BACKWARD = "backward"
 RECOMPUTED = "recomputed"
 #: Computes a gradient that the function asked for: forward to whatever encloses it, and nothing flows back through it.
 INNER_GRADIENT = "inner_gradient"
+#: Would be a write in place: no part of a region, for those cannot write to what they are given.
+IN_PLACE = "in place"
 #: Raises where the data of a call is not what the trace is for: never removed, and run before anything is drawn.
 CHECK = "check"
 
@@ -60,6 +62,15 @@ def _box(*values: object) -> list[object]:
 #: Puts its arguments in the list that the next call takes, which has `BOXED` for its argument; prints as an assignment.
 BOX = Symbol("box", _box)
 BOXED = object()
+
+
+def _after(part: object, base: object) -> object:
+    """Another name for `base`."""
+    return base
+
+
+#: Names `base` anew after `part`, a view of it, was written to; prints as an assignment.
+AFTER = Symbol("after", _after)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import torch
 from switchgear.errors import Unsupported
 from switchgear.ir.printing import Scope, decomposition, line
 from switchgear.ir.proxy import NumberProxy, TensorProxy
-from switchgear.ir.symbol import BoundSymbol, proxies, with_parts
+from switchgear.ir.symbol import IN_PLACE, BoundSymbol, proxies, with_parts
 from switchgear.source_text import as_name, with_comment
 from switchgear.torch_private import SYMBOLIC, python_of_number
 
@@ -46,8 +46,8 @@ class Trace:
     links_shown: bool = False
     #: The symbolic sizes; those that belong to no input are themselves inputs, before the others.
     numbers: tuple[NumberProxy, ...] = ()
-    #: The inputs that it writes to, by name.
-    written: frozenset[str] = frozenset()
+    #: The inputs that it writes to, by name, and how often.
+    written: Mapping[str, int] = field(default_factory=dict)
 
     def python(self, *, link: bool | None = None, decompositions: bool = False) -> str:
         """The trace as Python that runs; `link` shows forward line and rule of every backward line.
@@ -100,7 +100,13 @@ class Trace:
             )
 
         calls = [
-            (i.symbol.name, plain(i.args), plain(i.kwargs), plain(i.output))
+            (
+                i.symbol.name,
+                *[IN_PLACE] * (IN_PLACE in i.tags),
+                plain(i.args),
+                plain(i.kwargs),
+                plain(i.output),
+            )
             for i in self.bound_symbols
         ]
         return repr((len(sizes), plain(self.inputs), calls, plain(self.outputs)))

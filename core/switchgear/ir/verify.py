@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from switchgear.errors import InvalidTrace
 from switchgear.ir.aliasing import storages, written_arguments
 from switchgear.ir.proxy import TensorProxy
-from switchgear.ir.symbol import DEL
+from switchgear.ir.symbol import AFTER, DEL
 from switchgear.ir.trace import Trace
 from switchgear.source_text import is_name
 
@@ -63,11 +63,14 @@ def _faults(trace: Trace) -> Iterator[tuple[int, str]]:
         defined[proxy.name] = proxy
         sharing[proxy.name].add(proxy.name)
     for index, bound_symbol in enumerate(trace.bound_symbols):
-        for fault in misused(bound_symbol.inputs, read=bound_symbol.symbol is not DEL):
-            yield index, fault
-        for proxy in written_arguments(bound_symbol):
+        is_read, renames = bound_symbol.symbol is not DEL, bound_symbol.symbol is AFTER
+        for place, proxy in enumerate(bound_symbol.inputs):
+            for fault in misused([proxy], read=is_read and not (renames and place)):
+                yield index, fault
+        written = bound_symbol.inputs[1:] if renames else written_arguments(bound_symbol)
+        for proxy in written:
             memory = home.get(proxy.name, proxy.name)
-            if memory in given - trace.written:
+            if memory in given - trace.written.keys():
                 yield index, f"{proxy.name} is written to, which is not the trace's own"
             overwritten |= sharing.pop(memory, set())
         for proxy in bound_symbol.outputs:

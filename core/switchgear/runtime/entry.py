@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -35,7 +36,13 @@ from switchgear.errors import PluginWarning, Unsupported
 from switchgear.grad.hidden_writes import refuse_saved
 from switchgear.runtime.autograd_bridge import Bridge, wakes_functions
 from switchgear.runtime.backwards import Jit
-from switchgear.runtime.epilogue import Finisher, assembly, finisher
+from switchgear.runtime.epilogue import (
+    Finisher,
+    add_versions,
+    assembly,
+    finisher,
+    versions_to_add,
+)
 from switchgear.runtime.execution import maybe_views, runner
 from switchgear.runtime.modes import rare_modes_watched
 from switchgear.runtime.module_state import any_hooks
@@ -72,6 +79,7 @@ class Entry:
         self._autocast = internals.autocast_active()
         #: Why dynamic sizes are fixed for this entry, if they are.
         self.fixed = ""
+        self._copies: tuple[Callable[..., Sequence[Any]], Finisher] | None = None
         #: Why it cannot be a part of a function that is split; empty where it can.
         self.no_part = ""
 
@@ -236,23 +244,38 @@ class Entry:
 
     def _finishing(self) -> tuple[list[str], dict[str, object]]:
         """From `inputs` to what the function returns: lines, and what they refer to."""
-        outputs = self.captured.outputs
+        outputs, counts, first = self.captured.outputs, {}, []
         if self.bridge is not None:
             program, scope = self.bridge.connected()
         else:
             forward = self._without_gradients(self.forward)
             program, scope = "program(*inputs)", {"program": forward}
-            ends = self.forward.stages[-1].outputs
-            left = [one for one in outputs.mutations if ends[one.output] is not None]
-            if len(left) < len(outputs.mutations):
-                run = self._writing(forward, replace(outputs, mutations=(*left,)))
-                return ["return finish(inputs)"], {"finish": run}
+            if self.forward.stages[-1].written:
+                # tangents and batches are for copies alone
+                first = ["if forward_mode_active() or functorch_active(): return copying(inputs)"]
+                scope |= {
+                    "forward_mode_active": internals.forward_mode_active,
+                    "functorch_active": internals.functorch_active,
+                    "copying": self._copying,
+                }
+                outputs, counts, apart = self._written()
+                if apart:
+                    program, scope["through_data"] = (
+                        "program(*through_data(inputs))",
+                        partial(_through_data, apart),
+                    )
+        missing = versions_to_add(
+            self.captured.outputs, outputs, counts, self.captured.trace.inputs
+        )
         value = None
-        if not (self.captured.after or outputs.mutations):
+        if not (self.captured.after or outputs.mutations or missing):
             value = assembly(outputs, scope)
         if value is None:
-            value, scope["complete"] = "complete(outputs, inputs)", self._completing(outputs)
-        lines = [f"outputs = {program}", f"return {value}"]
+            value, scope["complete"] = (
+                "complete(outputs, inputs)",
+                self._completing(outputs, missing),
+            )
+        lines = [*first, f"outputs = {program}", f"return {value}"]
         if self.bridge is not None and not self.bridge.by_autograd:
             # a Function has no tangents
             lines.insert(0, "if forward_mode_active() and has_tangents(inputs): return miss")
@@ -263,36 +286,48 @@ class Entry:
             }
         return lines, scope
 
-    def _writing(self, run: Callable[..., Sequence[Any]], outputs: Outputs) -> Run:
-        """For a program that writes to inputs itself; `outputs` are without those writes."""
-        complete = self._completing(self.captured.outputs)
-        complete_written = self._completing(outputs)
-        forward_mode_active, functorch_active = (
-            internals.forward_mode_active,
-            internals.functorch_active,
+    def _written(self) -> tuple[Outputs, dict[int, int], frozenset[int]]:
+        """What is left to copy, where the forward writes to inputs itself.
+
+        With it by how much that raises the versions of inputs, and the inputs that it is given as `.data`: of some
+        writes no version tells.
+        """
+        trace, outputs = self.forward.stages[-1], self.captured.outputs
+        names = [proxy.name for proxy in trace.inputs]
+        written = {names.index(name): count for name, count in trace.written.items()}
+        left = [one for one in outputs.mutations if trace.outputs[one.output] is not None]
+        rises = Counter(written) + Counter(one.input for one in left if not one.hidden)
+        apart = frozenset(
+            one.input
+            for one in outputs.mutations
+            if one.input in written and rises[one.input] > one.versions
         )
+        counts = {number: 0 if number in apart else count for number, count in written.items()}
+        return replace(outputs, mutations=(*left,)), counts, apart
 
-        def run_writing(inputs: Sequence[torch.Tensor]) -> Any:
-            # tangents and batches are for copies alone
-            if forward_mode_active() or functorch_active():
-                return complete(self._copying(*inputs), inputs)
-            return complete_written(run(*inputs), inputs)
-
-        return run_writing
-
-    def _completing(self, outputs: Outputs) -> Finisher:
-        """What finishes a call: the epilogue, and after it what features do."""
+    def _completing(self, outputs: Outputs, missing: Sequence[int]) -> Finisher:
+        """What finishes a call: the epilogue, versions that are `missing`, and what features do after it."""
         captured = self.captured
         complete = finisher(outputs, captured.trace.inputs, captured.sizes)
+        if missing:
+            complete = _then(complete, partial(add_versions, missing))
         for after in captured.after:
             complete = _then(complete, after)
         return complete
 
-    @cached_property
-    def _copying(self) -> Callable[..., Sequence[Any]]:
-        """The same for a program that writes to no input."""
-        with compiling(), torch.no_grad(), internals.autocast_off():
-            return self._without_gradients(compile_forward(*self._prepared))
+    def _copying(self, inputs: Sequence[torch.Tensor]) -> Any:
+        """Run a program that writes to no input, and copy."""
+        if self._copies is None:
+            make, sizes = partial(compile_forward, *self._prepared), self.captured.sizes
+            with compiling(), torch.no_grad(), internals.autocast_off():
+                program, decided = (make(), []) if sizes is None else sizes.compile_more(make)
+            if decided:
+                return MISS  # it would hold for fewer sizes
+            outputs = self.captured.outputs
+            missing = versions_to_add(outputs, outputs, {}, self.captured.trace.inputs)
+            self._copies = self._without_gradients(program), self._completing(outputs, missing)
+        run, complete = self._copies
+        return complete(run(*inputs), inputs)
 
     def _without_gradients(self, program: Program) -> Callable[..., Sequence[Any]]:
         """What gives the trace's outputs where autograd is to know nothing of them."""
@@ -379,17 +414,17 @@ class Entry:
         outputs = self.captured.outputs
         special = any(tensor.is_inference() or internals.is_wrapper(tensor) for tensor in tensors)
         shared = any(isinstance(source, Base) for source in self.captured.sources)
-        if outputs.metadata or self.captured.sizes is not None or special or shared:
+        if outputs.metadata or special or shared:
             return {}
         read = {item.place for item in outputs.returned if item.kind == "output"}
         read.update(index for _, kind, index in outputs.roots if kind == "output")
-        mutations = [
-            one
-            for one in outputs.mutations
-            if not (one.tracked or one.hidden) and one.output not in read
-        ]
+        mutations = [one for one in outputs.mutations if not one.tracked and one.output not in read]
         return {one.output: one.input for one in mutations}
 
 
 def _then(complete: Finisher, after: Callable[[object, Sequence[object]], object]) -> Finisher:
     return lambda results, inputs: after(complete(results, inputs), inputs)
+
+
+def _through_data(apart: frozenset[int], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [one.data if index in apart else one for index, one in enumerate(inputs)]

@@ -6,7 +6,7 @@ input's sizes or strides are repeated on it, and returned views are made again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from switchgear import torch_private as internals
-from switchgear.capture.outputs import Outputs
+from switchgear.capture.outputs import Outputs, reshaped_inputs
 from switchgear.capture.sizes import Sizes, concrete, has_numbers
 from switchgear.ir.evaluation import evaluate
 from switchgear.ir.proxy import TensorProxy
@@ -89,6 +89,30 @@ def _writing_first(
         return assemble(results, inputs)
 
     return write
+
+
+def versions_to_add(
+    outputs: Outputs, copied: Outputs, counts: Mapping[int, int], inputs: Sequence[TensorProxy]
+) -> list[int]:
+    """The inputs whose versions are to rise further than by the program's own writes, `counts`, and by copies.
+
+    Each stands there as often as its version is to rise.
+    """
+    reshaped = reshaped_inputs(outputs, inputs)
+    copies = {one.input for one in copied.mutations if not one.hidden}
+    missing: list[int] = []
+    for one in outputs.mutations:
+        if one.input not in reshaped:
+            own = counts.get(one.input, 0) + (one.input in copies)
+            missing += [one.input] * (one.versions - own)
+    return missing
+
+
+def add_versions(missing: Sequence[int], result: Any, inputs: Sequence[Any]) -> Any:
+    """Raise the versions of inputs, by one for each time that they stand in `missing`."""
+    tensors = [inputs[index] for index in missing if not inputs[index].is_inference()]
+    torch.autograd.graph.increment_version(tensors)
+    return result
 
 
 def _has_sizes(outputs: Outputs) -> bool:

@@ -21,7 +21,7 @@ from switchgear.compile.pipeline import Program
 from switchgear.ir.aliasing import aliased_argument
 from switchgear.ir.composites import leaves_of
 from switchgear.ir.free_last_used import free_last_used
-from switchgear.ir.symbol import BOX, DEL, BoundSymbol, changed
+from switchgear.ir.symbol import AFTER, BOX, DEL, BoundSymbol, changed
 from switchgear.ir.trace import compile_trace
 from switchgear.runtime.checking import fault, is_never_blamed, run_checked
 
@@ -47,7 +47,8 @@ def runner(program: Program, *, autocast: bool) -> Callable[..., Any]:
 
 def lines_of(program: Program) -> list[BoundSymbol]:
     """The calls that a program makes."""
-    return [item for item in program.stages[-1].bound_symbols if item.symbol not in (BOX, DEL)]
+    lines = program.stages[-1].bound_symbols
+    return [item for item in lines if item.symbol not in (AFTER, BOX, DEL)]
 
 
 def goes_below(program: Program) -> bool:

@@ -8,7 +8,7 @@ a prepared list, and checks the metadata of all tensors in one call of C++.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
 
@@ -282,9 +282,16 @@ def _relation_guards(captured: Captured, tensors: Sequence[torch.Tensor]) -> Ite
     written = [mutation.input for mutation in outputs.mutations]
     written = [*dict.fromkeys([*written, *reshaped_inputs(outputs, captured.trace.inputs)])]
     if written:
-        yield guard(
+        known = guard(
             "sharing", "which inputs share memory", lambda inputs: [*sharing(inputs, written)]
         )
+        if internals.none_share_storage(tensors):  # which one call of PyTorch's tells
+            condition, scope = (
+                f"apart(inputs) or {known.condition}",
+                {"apart": internals.none_share_storage},
+            )
+            known = replace(known, condition=condition, scope={**known.scope, **scope})
+        yield known
     if leaves_matter and grown:
         yield guard(
             "leaves",

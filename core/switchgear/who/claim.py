@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from switchgear.errors import ExecutorUnavailable
 from switchgear.ir.choice import Choice, Implementation
-from switchgear.ir.symbol import BoundSymbol, changed, with_parts
+from switchgear.ir.symbol import IN_PLACE, BoundSymbol, changed, with_parts
 from switchgear.ir.trace import Trace
 from switchgear.who.selection import Reasons, Selection
 
@@ -24,12 +24,14 @@ def claim(trace: Trace, selection: Selection, refusals: Reasons = ()) -> Trace:
     What a fusion executor takes keeps its decomposition, for it may have to be claimed again: then `refusals` say who
     does not run it after all.
     """
-    fusion = selection.fusion
+    fusion, apart = selection.fusion, selection.without_fusion()
     body: list[BoundSymbol] = []
     pending = deque(trace.bound_symbols)
     while pending:
         item = pending.popleft()
-        implementation, declined, waits = claimant(item, selection)
+        implementation, declined, waits = claimant(
+            item, apart if IN_PLACE in item.tags else selection
+        )
         owner = "decomposition" if implementation is None else implementation.owner
         choices = (
             *item.choices,

@@ -46,7 +46,7 @@ class PassContext(Protocol):
     For passes after claiming: `gives_gradients` says that the trace's outputs are gradients, two of which may be one
     tensor. `destined` pairs the positions of outputs with those of inputs that they are but copied into, once the
     trace has run, where nothing else can tell. A pass that has the trace write there itself puts None in the place of
-    the output and names the input in `Trace.written`.
+    the output and counts the write in `Trace.written`.
     """
 
     executors: tuple[Executor, ...]

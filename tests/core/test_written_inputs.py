@@ -103,12 +103,12 @@ FUNCTIONS: list[tuple[Callable[[Tensor, Tensor], Any], int]] = [
     (decay_and_step, 1),
     (interpolate, 1),
     (both, 2),
-    (swap, 0),
-    (transposed_is_read, 0),
-    (value_is_returned, 0),
-    (view_of_value_is_returned, 0),
-    (two_of_one_value, 0),
-    (read_afterwards, 0),
+    (swap, 2),
+    (transposed_is_read, 1),
+    (value_is_returned, 1),
+    (view_of_value_is_returned, 1),
+    (two_of_one_value, 2),
+    (read_afterwards, 1),
 ]
 
 

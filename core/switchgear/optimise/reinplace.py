@@ -1,0 +1,532 @@
+"""Reinplace: functional writes become writes in place, so that a call costs what is written and not what it lies in.
+
+Functionalization makes `k[:, 5] = x` a copy of all of `k`, and the epilogue copies that back:
+
+    t0 = select(k, 1, 5); t1 = copy(t0, x); t2 = select_scatter(k, t1, 1, 5); ...; return (t2,)
+
+Here `t1` is written to the view, and `t2` is another name for `k`:
+
+    t0 = select(k, 1, 5); t1 = copy_(t0, x); t2 = k; ...; return (None,)
+
+A write needs memory that the trace made by an operator of PyTorch's, or an input that the value, or a later one, is
+copied into anyway (`destined`). Nothing may read an older value afterwards, nor come out that shares the memory.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any, TypeAlias
+
+import torch
+
+from switchgear import torch_private as internals
+from switchgear.capture.sizes import has_numbers
+from switchgear.ir.aliasing import in_place_twin, storages, viewed_argument
+from switchgear.ir.choice import Implementation
+from switchgear.ir.composites import leaves_of
+from switchgear.ir.proxy import TensorProxy, changed_proxy, is_symbolic
+from switchgear.ir.purity import frozen
+from switchgear.ir.symbol import AFTER, IN_PLACE, BoundSymbol, Symbol, changed, with_parts
+from switchgear.ir.trace import Names, Trace, names_of
+
+_aten = torch.ops.aten
+#: What brings a write through a view back to its base, and the view.
+_SCATTERS: dict[object, Any] = {
+    _aten.select_scatter.default: _aten.select.int,
+    _aten.slice_scatter.default: _aten.slice.Tensor,
+    _aten.diagonal_scatter.default: _aten.diagonal.default,
+    _aten.as_strided_scatter.default: _aten.as_strided.default,
+}
+#: They write to some places of what they are given, or compute nothing; others compute all of it anew.
+_IN_PART = ("index_", "scatter", "masked_", "put", "copy", "fill", "zero")
+#: Pointwise kernels of other dtypes round in other places where they write over what they read.
+_EXACT = frozenset({torch.float32, torch.float64, torch.int64, torch.int32, torch.bool})
+
+#: Their twins change what memory a tensor has.
+_OF_MEMORY = frozenset({"resize", "resize_as", "set"})
+
+
+def reinplace(
+    trace: Trace, source: Sequence[BoundSymbol], destined: Mapping[int, int], *, mark: bool = False
+) -> Trace:
+    """The trace with functional writes as writes in place, where no value that anybody sees changes.
+
+    Args:
+        trace: A trace whose lines are claimed, but for `mark`.
+        source: The lines before they were claimed, which tell what composites that run whole return views of.
+        destined: Outputs that are only copied into an input after the call, each with the input's position.
+        mark: Only tag the lines whose writes are in part: a region that took them would copy everything.
+
+    Returns:
+        The trace. An output that is written to its input is None there; `Trace.written` counts writes by input.
+    """
+    plan = _Plan(trace, source, destined)
+    if not plan.steps:
+        return trace
+    if mark:
+        tagged = {index for write in plan.writes if write.is_in_part for index in write.lines}
+        body = [
+            changed(item, tags=item.tags | {IN_PLACE}) if index in tagged else item
+            for index, item in enumerate(trace.bound_symbols)
+        ]
+        return replace(trace, bound_symbols=tuple(body)) if tagged else trace
+    names = Names(names_of(trace))
+    lines: list[BoundSymbol] = []
+    for index, item in enumerate(trace.bound_symbols):
+        step = plan.steps.get(index)
+        lines += [item] if step is None else step.lines(item, names)
+    inputs = {proxy.name for proxy in trace.inputs}
+    written = Counter(write.memory for write in plan.writes if write.memory in inputs)
+    outputs = [None if plan.is_home(place) else p for place, p in enumerate(trace.outputs)]
+    return replace(
+        trace,
+        bound_symbols=tuple(lines),
+        outputs=tuple(outputs),
+        written=written,
+    )
+
+
+@dataclass(slots=True, eq=False)
+class _Step:
+    """What becomes of one line: a write in place, another name for memory that was written to, or nothing.
+
+    A step renames `base` where `part` is the view of it that was written; a view is written to by `copy_` where it
+    has none.
+    """
+
+    base: TensorProxy
+    view: TensorProxy | None = None
+    output: TensorProxy | None = None
+    part: TensorProxy | None = None
+    is_dropped: bool = False
+
+    def lines(self, item: BoundSymbol, names: Names) -> list[BoundSymbol]:
+        """The lines that replace `item`."""
+        if self.is_dropped:
+            return []
+        if self.part is not None:
+            return [_renamed(item, self.part, self.base)]
+        if self.view is None:
+            twin = in_place_twin(item.symbol.fn)
+            return [_called(item, twin, item.args, dict(item.kwargs), self.output)]
+        view = changed_proxy(self.view, name=names.fresh())
+        made = changed_proxy(view, name=names.fresh())
+        of = (self.base, *item.args[2:])
+        looked = _called(item, _SCATTERS[item.symbol.fn], of, dict(item.kwargs), view)
+        written = _called(item, _aten.copy_.default, (view, item.args[1]), {}, made)
+        return [changed(looked, choices=()), written, _renamed(item, made, self.base)]
+
+
+def _called(
+    item: BoundSymbol, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+) -> BoundSymbol:
+    """A line that calls another overload of PyTorch's in the place of one."""
+    implementation = item.implementation and Implementation(item.implementation.owner, fn)
+    return changed(
+        item,
+        symbol=Symbol(f"aten.{fn._opname}.{fn._overloadname}", fn),
+        args=args,
+        kwargs=kwargs,
+        output=output,
+        implementation=implementation,
+    )
+
+
+def _renamed(item: BoundSymbol, part: TensorProxy, base: TensorProxy) -> BoundSymbol:
+    return changed(
+        item, symbol=AFTER, args=(part, base), kwargs={}, implementation=None, choices=()
+    )
+
+
+#: Sizes, strides and offset in memory; or the calls that make the view, where one of these is symbolic.
+_Place: TypeAlias = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    """A write in place: its memory by the name of the first value there, and the lines that it changes."""
+
+    memory: str
+    lines: tuple[int, ...]
+    is_in_part: bool
+
+
+@dataclass(slots=True)
+class _Chain:
+    """The lines that bring a write through a view back to its base.
+
+    `reads` is how often they read older values; `values` are the new ones, each with the value whose place in memory
+    it takes.
+    """
+
+    values: list[tuple[TensorProxy, TensorProxy]]
+    steps: dict[int, _Step] = field(default_factory=dict)
+    reads: int = 0
+
+
+class _Plan:
+    """Which lines of a trace are written in place; the lines are gone through once.
+
+    `memory` has for each value defined so far where it lies, by the name of the first value there; `_left` has for
+    each memory how often lines yet to come read values that lie there.
+    """
+
+    def __init__(
+        self, trace: Trace, source: Sequence[BoundSymbol], destined: Mapping[int, int]
+    ) -> None:
+        self.trace, self._lines = trace, trace.bound_symbols
+        self._home = storages((*source, *trace.bound_symbols))
+        self._known = {proxy.name for item in with_parts(source) for proxy in item.outputs}
+        lines = leaves_of(
+            (*trace.bound_symbols, *source)
+        )  # the trace has no parts of claimed calls
+        self._leaves = {proxy.name: leaf for leaf in lines for proxy in leaf.outputs}
+        self._places = {place: trace.inputs[number].name for place, number in destined.items()}
+        self._targets = frozenset(self._places.values())
+        #: The inputs that a value is copied into after the call, and the memory of the values that come out otherwise.
+        self._destined: defaultdict[str, set[str]] = defaultdict(set)
+        self._returned: set[str] = set()
+        self._readers: defaultdict[str, list[int]] = defaultdict(list)
+        self._makers = {p.name: i for i, item in enumerate(self._lines) for p in item.outputs}
+        for index, item in enumerate(self._lines):
+            for proxy in item.inputs:
+                self._readers[proxy.name].append(index)
+        for place, proxy in enumerate(trace.outputs):
+            if proxy is not None:
+                self._readers[proxy.name].append(len(self._lines))
+                self._note_output(place, proxy)
+        self._checked = max((i for i, item in enumerate(self._lines) if item.is_check), default=-1)
+        strided = (item for item in self._lines if item.symbol.name.startswith("aten.as_strided"))
+        self._strided = {self._root(proxy.name) for item in strided for proxy in item.inputs}
+        self.memory: dict[str, str] = {}
+        self.steps: dict[int, _Step] = {}
+        self.writes: list[_Write] = []
+        self._left: Counter[str] = Counter()
+        #: Where in its memory each value lies, and how much further on than its proxy says, where that is a number.
+        self._at: dict[str, _Place] = {}
+        self._shift: dict[str, int | None] = {}
+        #: The values that are all of their memory, the memory that the trace made, and that a plugin's call may keep.
+        self._full: set[str] = set()
+        self._own: set[str] = set()
+        self._barred: set[str] = set()
+        for proxy in trace.inputs:
+            self._define(proxy, proxy.name, 0, ("all", proxy.name), is_full=True)
+        for index, item in enumerate(self._lines):
+            self._pass(index, item)
+
+    def is_home(self, place: int) -> bool:
+        """Whether an output was written to the input that it is for."""
+        proxy, target = self.trace.outputs[place], self._places.get(place)
+        if proxy is None or target is None or proxy.name == target:
+            return False
+        return self.memory.get(proxy.name) == target and proxy.name in self._full
+
+    def _note_output(self, place: int, proxy: TensorProxy) -> None:
+        root = self._root(proxy.name)
+        made = self._lines[self._makers[root]].outputs if root in self._makers else ()
+        is_whole = any(one.name == root and one.layout == proxy.layout for one in made)
+        if place in self._places and is_whole:
+            self._destined[root].add(self._places[place])
+        else:
+            self._returned.add(root)
+
+    def _root(self, name: str) -> str:
+        """The first value in the memory of a value, as the functional trace has it."""
+        return self._home.get(name, name)
+
+    def _memory(self, name: str) -> str:
+        return self.memory.get(name, name)
+
+    def _define(
+        self,
+        proxy: TensorProxy,
+        memory: str,
+        shift: int | None,
+        place: _Place,
+        *,
+        is_full: bool,
+    ) -> None:
+        """Define a value; `place` is where it lies if that is no number."""
+        name = proxy.name
+        known = shift is not None and not is_symbolic(proxy)
+        self.memory[name], self._shift[name] = memory, shift if known else None
+        self._at[name] = _geometry(proxy, shift) if known and shift is not None else place
+        self._left[memory] += len(self._readers.get(name, ()))
+        if is_full or self._at[name] == self._at.get(memory):
+            self._full.add(name)
+
+    def _alias(self, proxy: TensorProxy, base: TensorProxy) -> None:
+        """Define another name for `base`, or for what is written to it."""
+        self._define(
+            proxy,
+            self.memory[base.name],
+            self._moved(proxy, base),
+            self._at[base.name],
+            is_full=base.name in self._full,
+        )
+
+    def _moved(self, proxy: TensorProxy, base: TensorProxy) -> int | None:
+        """How much further on in memory than its proxy says a value begins that lies where `base` does."""
+        shift = self._shift.get(base.name)
+        if shift is None or is_symbolic(proxy, base):
+            return None
+        return shift + base.storage_offset - proxy.storage_offset
+
+    def _pass(self, index: int, item: BoundSymbol) -> None:
+        for proxy in item.inputs:
+            self._left[self._memory(proxy.name)] -= 1
+        if index not in self.steps and not self._is_written(index, item):
+            self._compute(item)
+
+    def _compute(self, item: BoundSymbol) -> None:
+        """Define what a line makes that is no write in place."""
+        is_plain = item.is_leaf and _is_pytorch(item)
+        for proxy in item.outputs:
+            root = self._root(proxy.name)
+            memory, is_full = self._memory(root), root == proxy.name
+            place = ("all", memory) if is_full else self._viewed_place(proxy.name)
+            shift = 0 if is_full else self._shift.get(root)
+            self._define(proxy, memory, shift, place, is_full=is_full)
+            if is_plain and is_full and len(item.outputs) == 1:
+                self._own.add(memory)
+            if proxy.name not in self._known and not is_plain:
+                self._barred |= {memory, *[self._memory(one.name) for one in item.inputs]}
+
+    def _viewed_place(self, name: str) -> _Place:
+        """Where a view lies: as the call says that makes it, of a value at a place."""
+        leaf = self._leaves.get(name)
+        viewed = None if leaf is None or len(leaf.outputs) > 1 else viewed_argument(leaf)
+        if leaf is None or viewed is None or viewed is not leaf.args[0]:
+            return (name,)
+        place = self._at.get(viewed.name) or self._viewed_place(viewed.name)
+        return _call(leaf.symbol.fn, leaf.args[1:], leaf.kwargs, place)
+
+    def _is_written(self, index: int, item: BoundSymbol) -> bool:
+        """Whether a line is a write in place from here on; its steps are entered, and what they define."""
+        base, output = item.args[0] if item.args else None, item.output
+        if not isinstance(base, TensorProxy) or not isinstance(output, TensorProxy):
+            return False
+        if not item.is_leaf or not _is_pytorch(item) or self._root(output.name) != output.name:
+            return False
+        memory = self._memory(base.name)
+        is_input = memory in self._targets and index > self._checked
+        in_part = base.name not in self._full or _writes_in_part(item.symbol.fn)
+        # the trace's own memory that is computed anew as a whole is no concern of this pass
+        if memory in self._barred or not (is_input or (in_part and memory in self._own)):
+            return False
+        step = self._step(item, base, output)
+        chain = None if step is None else self._chain(index, base, output, step)
+        if step is None or chain is None or self._left[memory] != chain.reads:
+            return False
+        if any(self._is_seen(memory, *value) for value in chain.values):
+            return False
+        self.steps |= {index: step, **chain.steps}
+        self.writes.append(_Write(memory, (index, *chain.steps), in_part))
+        for proxy, source in chain.values:
+            self._alias(proxy, source)
+        return True
+
+    def _is_seen(self, memory: str, proxy: TensorProxy, base: TensorProxy) -> bool:
+        """Whether a value comes out that would be none of its own, or is read by its place in memory."""
+        name, is_full = proxy.name, base.name in self._full
+        if name in self._strided and self._moved(proxy, base) != 0:
+            return True
+        if memory not in self._own:
+            return name in self._returned or (
+                name in self._destined and not (is_full and self._destined[name] == {memory})
+            )
+        return not is_full and (name in self._returned or name in self._destined)
+
+    def _step(self, item: BoundSymbol, base: TensorProxy, output: TensorProxy) -> _Step | None:
+        """How a line is written in place, if by itself it can be."""
+        fn: Any = item.symbol.fn
+        if _kind(base) != _kind(output) or base.is_conj or base.is_neg or _repeats(base):
+            return None
+        target, view = base, None
+        if fn in _SCATTERS:
+            target = view = self._view(item, base)
+            if (
+                view is None
+                or item.args[1].shape != view.shape
+                or _strides(output) != _strides(base)
+            ):
+                return None
+        elif not _has_twin(fn) or (
+            _is_computed(fn) and any(one.dtype not in _EXACT for one in (*item.inputs, output))
+        ):
+            return None
+        for proxy in item.inputs[1:]:
+            if self._memory(proxy.name) == self._memory(base.name):
+                is_itself = _is_computed(fn) and proxy.name == base.name
+                is_copied = view is not None or fn is _aten.copy.default
+                if not is_itself and not (is_copied and self._are_apart(target, base, proxy)):
+                    return None
+        if _strides(output) != _strides(base):
+            layout = {"stride": base.stride, "storage_offset": base.storage_offset}
+            output = changed_proxy(output, **layout)
+        return _Step(base, view, output)
+
+    def _view(self, item: BoundSymbol, base: TensorProxy) -> TensorProxy | None:
+        """The view of `base` that a scatter writes to, if no size or place is symbolic."""
+        fn = _SCATTERS[item.symbol.fn]
+        is_absolute = fn is _aten.as_strided.default
+        numbers = (*item.args[2:], *item.kwargs.values())
+        if is_symbolic(base, *item.inputs) or has_numbers(numbers):
+            return None
+        if is_absolute and self._shift.get(base.name) != 0:
+            return None
+        with internals.real_dispatch():
+            whole = torch.empty_strided(base.shape, base.stride, device="meta")
+            view = fn(whole, *item.args[2:], **item.kwargs)
+        offset = view.storage_offset() + (0 if is_absolute else base.storage_offset)
+        layout = {"shape": tuple(view.shape), "stride": tuple(view.stride())}
+        return changed_proxy(base, **layout, storage_offset=offset)
+
+    def _are_apart(self, target: TensorProxy, base: TensorProxy, other: TensorProxy) -> bool:
+        """Whether two values of one memory have no element in common, as far as their extents tell."""
+        shift, further = self._shift[base.name], self._shift[other.name]
+        if shift is None or further is None or is_symbolic(target):
+            return False
+        start, stop = _extent(target, shift)
+        begin, end = _extent(other, further)
+        return stop <= begin or end <= start
+
+    def _chain(
+        self, index: int, base: TensorProxy, output: TensorProxy, step: _Step
+    ) -> _Chain | None:
+        """The lines that bring a write at `index` back to its base; None if others read what they leave out."""
+        chain = _Chain([(output, base)])
+        part = output if step.view is not None or step.output is None else step.output
+        name, place = output.name, self._at[base.name]
+        # read by the next of the chain alone, for it is laid out otherwise, or left out
+        is_inner = _strides(part) != _strides(output)
+        while (scatter := self._scatter(index, name, place)) is not None:
+            number, views, place = scatter
+            whole, result = self._lines[number].args[0], self._lines[number].output
+            is_read = is_inner and self._readers[name] != [number]
+            if is_read or _strides(whole) != _strides(result):
+                return None
+            chain.reads += 1
+            is_inner = bool(views)
+            if is_inner:
+                chain.steps |= dict.fromkeys((*views, number), _Step(whole, is_dropped=True))
+            else:
+                chain.steps[number] = _Step(whole, part=part)
+                chain.values.append((result, whole))
+                part = result
+            name = result.name
+        return None if is_inner and self._readers[name] else chain
+
+    def _scatter(
+        self, index: int, name: str, place: _Place
+    ) -> tuple[int, list[int], _Place] | None:
+        """The line that puts a value written at `place` back into an older one.
+
+        With it the views, made later than `index`, by which the older one is reached, and the place of that.
+        """
+        for number in self._readers[name]:
+            item = self._lines[number] if number < len(self._lines) else None
+            if item is None or item.symbol.fn not in _SCATTERS or not _is_pytorch(item):
+                continue
+            whole, source = item.args[:2]
+            root, views = self._reached(index, whole)
+            if root is None or source.name != name:
+                continue
+            at, shift = self._at[root], self._shift[root]
+            for line in reversed(views):
+                made = self._lines[line]
+                known = shift is not None and not is_symbolic(made.output)
+                at = (
+                    _geometry(made.output, shift)
+                    if known and shift is not None
+                    else _call(made.symbol.fn, made.args[1:], made.kwargs, at)
+                )
+            view = None if shift is None else self._view(item, whole)
+            if view is not None and shift is not None:
+                target = _geometry(view, shift)
+            else:
+                target = _call(_SCATTERS[item.symbol.fn], item.args[2:], item.kwargs, at)
+            if target == place:
+                return number, views, at
+        return None
+
+    def _reached(self, index: int, proxy: TensorProxy) -> tuple[str | None, list[int]]:
+        """The value defined by `index` that another is a view of, and the lines, read once, that make the view."""
+        views: list[int] = []
+        while proxy.name not in self.memory:
+            maker = self._makers.get(proxy.name, -1)
+            item = self._lines[maker]
+            viewed = viewed_argument(item) if maker > index and _is_pytorch(item) else None
+            if viewed is None or len(item.outputs) > 1 or len(self._readers[proxy.name]) > 1:
+                return None, []
+            views.append(maker)
+            proxy = viewed
+        return proxy.name, views
+
+
+def _geometry(proxy: TensorProxy, shift: int) -> _Place:
+    return proxy.shape, proxy.stride, proxy.storage_offset + shift
+
+
+def _call(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], of: _Place) -> _Place:
+    """The place of a view by the call that makes it; symbolic numbers as they are written."""
+    return str(fn), frozen(args), frozen(dict(kwargs)), of
+
+
+def _extent(proxy: TensorProxy, shift: int) -> tuple[int, int]:
+    """Where in memory its first element lies, and the place behind its last."""
+    start = proxy.storage_offset + shift
+    steps = [(size - 1) * step for size, step in zip(proxy.shape, proxy.stride, strict=True)]
+    return start, start if 0 in proxy.shape else start + sum(steps) + 1
+
+
+def _strides(proxy: TensorProxy) -> tuple[Any, ...]:
+    """The strides, symbolic ones as they are written: nothing is decided about sizes."""
+    return proxy.layout[1][len(proxy.shape) :][: len(proxy.shape)]  # type: ignore[no-any-return]
+
+
+def _kind(proxy: TensorProxy) -> tuple[Any, ...]:
+    sizes = proxy.layout[1][: len(proxy.shape)]
+    return sizes, proxy.dtype, proxy.device, proxy.is_conj, proxy.is_neg
+
+
+def _repeats(proxy: TensorProxy) -> bool:
+    """Whether several elements lie in one place, as after `expand()`."""
+    sizes = zip(proxy.shape, proxy.stride, strict=True)
+    return any(type(step) is int and step == 0 for _, step in sizes)
+
+
+def _is_pytorch(item: BoundSymbol) -> bool:
+    """Whether a line is an operator of PyTorch's, run by PyTorch where that is settled."""
+    fn, implementation = item.symbol.fn, item.implementation
+    is_own = isinstance(fn, internals.OpOverload) and fn.namespace == "aten"
+    return is_own and (implementation is None or implementation.fn is fn)
+
+
+@cache
+def _writes_in_part(fn: Any) -> bool:
+    return fn in _SCATTERS or fn._opname.startswith(_IN_PART)
+
+
+@cache
+def _is_computed(fn: Any) -> bool:
+    return torch.Tag.pointwise in fn.tags and not _writes_in_part(fn)
+
+
+@cache
+def _has_twin(fn: Any) -> bool:
+    """Whether an overload writes to its first argument, and to nothing else, what `fn` returns as a new tensor."""
+    twin = in_place_twin(fn)
+    if twin is None or fn._schema.is_mutable or fn._opname in _OF_MEMORY:
+        return False
+    own, other = fn._schema, twin._schema
+    written = [one.alias_info is not None and one.alias_info.is_write for one in other.arguments]
+    return (
+        [(one.name, str(one.type)) for one in own.arguments]
+        == [(one.name, str(one.type)) for one in other.arguments]
+        and [one.alias_info for one in own.returns] == [None]
+        and written == [True, *[False] * (len(written) - 1)]
+    )
