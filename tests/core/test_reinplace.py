@@ -17,8 +17,9 @@ from switchgear.ir.symbol import AFTER
 from switchgear.ir.trace import Trace
 from switchgear.ir.verify import verify
 from switchgear.optimise.reinplace import reinplace
-from tests.core.training import assert_same, forward, operators
+from tests.core.training import forward, operators
 from tests.fuzz.writes import examine
+from tests.oracle import assert_same
 
 #: Bytes of a cache in these tests; what a call allocates is far below.
 CACHE = (2, 4, 512, 16)
