@@ -136,7 +136,7 @@ class Recording:
             refuse_call(frame, function)
         except Unsupported as error:
             if not self._is_feature(frame.f_globals):
-                self.failure = error
+                self.failure = self.failure or error
                 raise
 
     def _is_feature(self, space: dict[str, Any]) -> bool:
