@@ -120,6 +120,8 @@ class Recorder:
         self.changed_objects: Callable[[], Sequence[tuple[int, Sequence[tuple[object, int]]]]] = (
             tuple
         )
+        #: The flattened arguments of the call.
+        self.leaves: Sequence[object] = ()
         self._adopt = adopt
 
     def here(self) -> str:

@@ -138,6 +138,7 @@ def capture(
             recorder = Recorder(names, inputs.outside, modules.path, reads_inputs=reads_inputs)
             recorder.enter_module = modules.enter
             recorder.packages_of_features = handlers.packages
+            recorder.leaves = leaves
             doors = Doors(recorder, handlers)
         with symbolic(sizes), _environment(modules, handlers, compiling), doors.open():
             with modes_kept():

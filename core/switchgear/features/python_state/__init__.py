@@ -182,13 +182,21 @@ class PythonState(Handler):
         reached.runs_later = bool(later)
         ran |= later
         note_later(reached, later)
+        entered = [(index, recorder.inputs.of(leaf)) for index, leaf in enumerate(recorder.leaves)]
+        wrappers = {index: entry.wrapper for index, entry in entered if entry is not None}
+        asked = {*reached.ask_arguments(wrappers)}
+        arguments = {
+            index: leaf
+            for index, leaf in enumerate(recorder.leaves)
+            if index in asked or index in world.arguments
+        }
         reads = reads_made(reached, ran)
         users = [
             code
             for key, code in own.items()
             if key in reached.codes or is_users_file(code.co_filename)
         ]
-        note_appended(reads, writes, packing, world.arguments, users)
+        note_appended(reads, writes, packing, arguments, users)
         for stream in reached.streams.values():
             stream.refuse_use()
         _refuse_attributes_of_tensors(recorder, reached)
@@ -201,8 +209,8 @@ class PythonState(Handler):
         if not world.infers:
             _refuse_inference(results)
         identities = reached.identities(packing.places)
-        state = State(reads, world.arguments, written, identities)
-        recorder.guards.append(guard_on(state, world.arguments, reached.settle))
+        state = State(reads, arguments, written, identities)
+        recorder.guards.append(guard_on(state, arguments, reached.settle))
         if reached.registrations is not None:
             condition = f"abc.get_cache_token() == {reached.registrations}"
             recorder.guards.append(

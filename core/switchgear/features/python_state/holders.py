@@ -292,7 +292,7 @@ class ClassAttributes(_InDict):
     def content(self) -> Content:
         """Those that code sets; how attributes are read is changed while a function is captured."""
         attributes = vars(self.target).items()
-        return {name: value for name, value in attributes if name not in _NOT_SET}
+        return {name: value for name, value in attributes if name not in NOT_SET}
 
     def put(self, content: Content) -> None:
         """Set them."""
@@ -304,7 +304,7 @@ class ClassAttributes(_InDict):
                 setattr(self.target, name, value)
 
 
-_NOT_SET = frozenset(
+NOT_SET = frozenset(
     {
         "__getattribute__",
         "__dict__",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import abc
 import array
-import builtins
 import contextlib
 import enum
 import functools
@@ -22,7 +21,7 @@ import threading
 import types
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from contextvars import ContextVar
 from typing import Any, TypeAlias
 
@@ -46,12 +45,13 @@ from switchgear.features.python_state.holders import (
     Slots,
     Variable,
     Variables,
+    dict_of,
     slots_of,
 )
 from switchgear.features.python_state.holdings import Holdings
 from switchgear.features.python_state.identity import Identities, Place, Places
 from switchgear.features.python_state.imports import imported_by, is_being_loaded, loaded
-from switchgear.features.python_state.reads import ITSELF, Read, class_attribute
+from switchgear.features.python_state.reads import ITSELF, NAMES, Read, class_attribute, names_of
 from switchgear.features.python_state.streams import Stream, has_stream, variable_of_context
 from switchgear.patches import is_redirection
 
@@ -97,6 +97,8 @@ _SETTLED = (type, types.FunctionType, types.MethodType, types.ModuleType)
 METHODS = (types.FunctionType, classmethod, staticmethod, property)
 #: Attributes whose value depends on all attributes of an object: copies and pickles are made by them.
 _WHOLE_OBJECT = frozenset({"__dict__", "__reduce__", "__reduce_ex__", "__getstate__"})
+#: Code that names one of these may read whatever attributes a tensor has.
+_WHOLE = frozenset({"__dict__", "vars", "dir", "__getattribute__"})
 #: What code changes functions by, whose own code has not started.
 _PARTS_OF_FUNCTIONS = frozenset(
     {"__closure__", "cell_contents", "__defaults__", "__kwdefaults__", "__globals__"}
@@ -161,6 +163,11 @@ class Reached:
         self.names: set[str] = set()
         #: What has attributes that are found in code, by the names of these.
         self._spaces: dict[str, list[_Space]] = {}
+        #: The attributes that tensors were asked for and lack, by the id of each tensor.
+        self._asked_of_tensors: defaultdict[int, set[str]] = defaultdict(set)
+        self._tensors: list[torch.Tensor] = []
+        #: Where the `__dict__`s of tensors lie that are found by themselves, for others may lie there later.
+        self._places_of_tensors: dict[int, Place] = {}
         #: Functions that are to be looked into, and whether that is being done.
         self._left: deque[tuple[types.FunctionType, str]] = deque()
         self._is_at_work = False
@@ -175,7 +182,9 @@ class Reached:
     def settle(self) -> None:
         """Let go of all, and refuse a backward that wrote to Python's objects when it was traced."""
         changed = self.held.put_back() if self.runs_later else ""
-        of_objects = self.held, self._seen, self.opened, self.tensors
+        of_objects = self.held, self._seen, self.opened, self.tensors, self._spaces
+        self._tensors.clear()
+        self._places_of_tensors.clear()
         for one in (*of_objects, self.reads, self.streams, self.places, self._functions):
             one.clear()
         if changed:
@@ -286,7 +295,7 @@ class Reached:
         )
 
     def _tensor(self, tensor: object, held: Held) -> None:
-        self._attributes(tensor, str(held))
+        self._attributes(tensor, str(held), Place(held.owner, held.steps))
         first = self.tensors.setdefault(id(tensor), held)
         if (first.owner, first.steps) == (held.owner, held.steps):
             return
@@ -296,22 +305,49 @@ class Reached:
             )
         first.tied.append(held)
 
-    def _attributes(self, tensor: Any, label: str) -> None:
-        """Of the attributes that a tensor was given, those that code names are read."""
+    def _attributes(self, tensor: Any, label: str, place: Place) -> None:
+        """Of the attributes that a tensor was given, those that code names are read: of that which lies at a place."""
         own = own_dict(tensor)
         if own is None or own in self.held:
             return
+        place = place._replace(steps=(*place.steps, Attribute("__dict__")))
+        (self.places.of_call if place.is_of_call else self._places_of_tensors)[id(own)] = place
         self._labels.setdefault(id(tensor), label)
+        self._tensors.append(tensor)
         for name in self.held.hold_dict(own, label, "__dict__"):
             self._spaces.setdefault(name, []).append(tensor)
             if name in self.names:
                 self._look_up(tensor, name)
+        if not _WHOLE.isdisjoint(self.names):
+            self._read_attributes(tensor)
+
+    def _read_attributes(self, tensor: torch.Tensor) -> None:
+        """Take note that all attributes of a tensor are read."""
+        own, label = vars(tensor), f"vars({self._label(tensor)})"
+        for key, item in self.held.hold_dict(own, label, "__dict__").items():
+            self.reach(item, f"{label}[{key!r}]", own, (key,))
+        place = self._place_of(own)
+        read = Read(own, ITSELF, freeze(own, self), label, dict, place=place)
+        self.reads[id(own), None] = read
 
     def read_missing(self, tensor: torch.Tensor, name: str) -> None:
-        """Take note that a tensor was asked for an attribute that it has not."""
+        """Take note that a tensor was asked for an attribute that it lacks."""
         own = own_dict(tensor)
         if own is not None and own in self.held:
             self._note(own, name, MISSING, f"{self._label(tensor)}.{name}")
+        self._asked_of_tensors[id(tensor)].add(name)
+
+    def ask_arguments(self, wrappers: Mapping[int, torch.Tensor]) -> Iterator[int]:
+        """Take note of the attributes that tensors lack that are arguments, by place: of those that code asks for."""
+        reads_all = not _WHOLE.isdisjoint(self.names)
+        for index, wrapper in wrappers.items():
+            names: Iterable[Any] = self._asked_of_tensors.get(id(wrapper), ())
+            own, place = vars(wrapper), Place(Argument(index), (Attribute("__dict__"),))
+            for key in [ITSELF] if reads_all else names:
+                value = freeze({}, self) if reads_all else MISSING
+                read = Read(own, key, value, f"argument {index}.{key}", dict, place=place)
+                self.reads[id(place), key] = read
+                yield index
 
     def read_no_variable(self, space: dict[str, Any], name: str) -> None:
         """Take note that a module was asked for a variable that it has not."""
@@ -332,6 +368,14 @@ class Reached:
         holder.watch({one for one in names if one[:2] != "__"})
         for one in holder.before.keys() & names:
             self._note(space, one, holder.before[one], f"{module.__name__}.{one}")
+        if name == "__dict__":
+            self._read_names(space, module.__name__)
+
+    def _read_names(self, space: dict[str, Any], label: str) -> None:
+        """Take note of which attributes a class or module has: what it gains may be asked for, or run unnamed."""
+        if (id(space), NAMES) not in self.reads:
+            read = Read(space, NAMES, names_of(space), f"the names in {label}", dict)
+            self.reads[id(space), NAMES] = read
 
     def _container(
         self, value: object, label: str, owner: object, steps: tuple[object, ...]
@@ -353,6 +397,7 @@ class Reached:
                 issubclass(item, nn.Module) or not user_objects.has_values(item)
             ):
                 _refuse_metaclass(item)
+                self._read_names_of_class(item)
                 continue  # to be compared with, or called, more often than changed
             if place:
                 self.reach(item, where, owner, (*steps, key))
@@ -489,7 +534,7 @@ class Reached:
                 self.noted.update([(id(module), part) for part in held if part not in state])
                 if name != "_modules":
                     for part, tensor in held.items():
-                        self._attributes(tensor, f"{label}.{part}")
+                        self._attributes(tensor, f"{label}.{part}", Place(held, (part,)))
         for name in _HOOKS[:4]:
             for hook in state.get(name, {}).values():
                 self.reach(hook, f"a hook of {label}")
@@ -522,13 +567,20 @@ class Reached:
                 if own.get(name, MISSING) is not met:
                     return  # the function has written it itself
             self._note(own, name, before, label)
+            self._inherited(type(value), name, inherited)
             return
         if self._lies_in_slot(value, name, label):
             return
-        if own is not None and name not in own and not is_state:
+        if is_state:
+            return
+        if own is not None and name not in own:
             self._note(own, name, MISSING, label)
-        if not is_state:
-            self._inherited(type(value), name, inherited)
+        self._inherited(type(value), name, inherited)
+        if inherited is MISSING:
+            for base in _users_bases(type(value)):
+                self._read_names(dict_of(base), base.__name__)
+            for kind in MODULE_STATE if is_module else ():
+                self._note(vars(value)[kind], name, MISSING, label)
 
     def _read_made(self, value: object, own: Mapping[str, object] | None, name: str) -> None:
         """Of an object that the function has made, take note of what it has of its class."""
@@ -553,6 +605,10 @@ class Reached:
     def read_registered_classes(self) -> None:
         """Take note that the answer depends on which classes abstract ones were told of, anywhere."""
         self.registrations = abc.get_cache_token()
+
+    def _place_of(self, owner: object) -> Place | None:
+        """Where a call finds what an attribute is read of; None if it is this object itself."""
+        return self.places.of_call.get(id(owner)) or self._places_of_tensors.get(id(owner))
 
     def _label(self, value: object) -> str:
         return self._labels.get(id(value), type(value).__name__)
@@ -581,7 +637,7 @@ class Reached:
 
     def note_afterwards(self, owner: object, key: str, value: object, label: str) -> Read:
         """Keep that something was read, and look no further."""
-        place = self.places.of_call.get(id(owner))
+        place = self._place_of(owner)
         read = Read(owner, key, freeze(value, self), label, type(owner), place=place)
         return self.reads.setdefault((id(owner), key), read)
 
@@ -602,7 +658,7 @@ class Reached:
         if known is not None:
             known.code = known.code if code == known.code else None
             return
-        read = Read(owner, key, None, label, type(owner), code, self.places.of_call.get(place[0]))
+        read = Read(owner, key, None, label, type(owner), code, self._place_of(owner))
         self.reads[place] = read
         kind = type(value)
         if value is MISSING or id(kind) in VALUES or (kind is int and label not in self._varying):
@@ -733,7 +789,7 @@ class Reached:
         space = function.__globals__
         self._variables(space, user_objects.variables_in(code))
         for missing in user_objects.globals_in(code):
-            if missing not in space and not hasattr(builtins, missing):
+            if missing not in space:  # a builtin, which a variable may hide later
                 self.read_no_variable(space, missing)
         self._named(names)
         if user_objects.attributes_asked(code):
@@ -818,8 +874,14 @@ class Reached:
             if is_named or (isinstance(value, type) and _is_implicit(value, name)):
                 self._look_up(value, name)
 
+    def _read_names_of_class(self, kind: type) -> None:
+        for base in _users_bases(kind):
+            if user_objects.is_users_own(base.__module__):
+                self._read_names(dict_of(base), base.__name__)
+
     def _class(self, kind: type) -> None:
         _refuse_metaclass(kind)
+        self._read_names_of_class(kind)
         for base in _users_bases(kind):
             if id(base) in self.holders:
                 continue
@@ -845,6 +907,9 @@ class Reached:
         for name in sorted(new & self._spaces.keys()):
             for space in tuple(self._spaces[name]):
                 self._look_up(space, name)
+        if not new.isdisjoint(_WHOLE):
+            for tensor in tuple(self._tensors):
+                self._read_attributes(tensor)
 
     def _look_up(self, space: _Space, name: str) -> None:
         if isinstance(space, types.ModuleType):

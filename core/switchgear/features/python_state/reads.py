@@ -34,12 +34,14 @@ from switchgear.features.python_state.frozen import (
     numbers_changed,
     same,
 )
-from switchgear.features.python_state.holders import MISSING, dict_base, dict_of
+from switchgear.features.python_state.holders import MISSING, NOT_SET, dict_base, dict_of
 from switchgear.features.python_state.identity import Identities, Place
 from switchgear.features.python_state.streams import variable_of_context
 
 #: In the place of a key: the owner itself.
 ITSELF: Any = type("Itself", (), {})()
+#: In the place of a key: which names the dict of a class or module has.
+NAMES: Any = type("Names", (), {})()
 #: As many may lead to one trace; more are a trace each, until `recompile_limit`.
 _MOST_VALUES = 8
 #: So many places that have changed are named.
@@ -75,6 +77,8 @@ class Read:
     def home(self) -> object:
         """What a tree looks into: of a class's own attribute the dict that it lies in, which costs less."""
         owner: Any = self.owner
+        if self.place is not None:
+            return self.place.owner
         is_own = issubclass(self.kind, type) and self.key in vars(owner)
         return dict_of(owner) if is_own else owner
 
@@ -88,6 +92,8 @@ class Read:
         owner = self.owner if self.place is None else self.place.fetch(objects)
         if self.key is ITSELF:
             return owner
+        if self.key is NAMES:
+            return names_of(owner)
         if isinstance(owner, dict):
             return dict.get(owner, self.key, MISSING)
         if isinstance(owner, type):
@@ -101,7 +107,8 @@ class Read:
 
     def holds(self, objects: Mapping[int, object] = MappingProxyType({})) -> bool:
         """Whether it is there as it was."""
-        return same(self.now(objects), self.value)
+        now = self.now(objects)
+        return bool(now == self.value) if self.key is NAMES else same(now, self.value)
 
     def __str__(self) -> str:
         return f"{self.label} is {_shown(self.value)}"
@@ -110,6 +117,11 @@ class Read:
 def _shown(value: object) -> str:
     text = value.__qualname__ if isinstance(value, (type, types.FunctionType)) else repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def names_of(space: Any) -> frozenset[str]:
+    """The names in the dict of a class or module, without those that appear by themselves."""
+    return frozenset(space) - NOT_SET
 
 
 def class_attribute(kind: type, name: str) -> Any:
@@ -171,7 +183,9 @@ class State:
 
     def _build(self, objects: Mapping[int, object]) -> None:
         """Make the tree, while all is as it was."""
-        fixed = [read for read in self._reads if read.place is None]
+        fixed = [
+            read for read in self._reads if read.place is None or not read.place.is_of_call
+        ]
         self.owners = tuple({id(home): home for home in [read.home for read in fixed]}.values())
         looked_into = None if self._writes_met > _MOST_WRITES else self._looked_into
         self.fixed = (self.owners,)
@@ -308,7 +322,9 @@ class _Nodes:
         return self.at(read.place)
 
     def at(self, place: Place) -> Any:
-        """The node of what lies in the objects of a call."""
+        """The node of what lies at a place."""
+        if not place.is_of_call:
+            return self._at((0, self._places[id(place.owner)], *place.steps))
         return self._at((1 + self._indices.index(place.owner.index), *place.steps))
 
     def _at(self, steps: tuple[object, ...]) -> Any:
@@ -344,6 +360,8 @@ def _tree(
     kept: list[object] = []
     by_version: set[int] = set()
     for number, read in enumerate(reads):
+        if read.key is NAMES:
+            continue
         node, label, owner = nodes.of(read), [str(number)], id(read.owner)
         if looked_into is not None and owner not in looked_into and _has_version(read):
             if owner not in by_version:
@@ -358,7 +376,23 @@ def _tree(
         return not identities.missed(dict(zip(indices, call[1:], strict=True)))
 
     identities.add_to(nodes.root, [nodes.at(place) for place in identities.apart], hold)
+    spaces: list[Any] = [read.owner for read in reads if read.key is NAMES]
+    if spaces:
+        nodes.root.add_lambda_guard(_names_stay(spaces), ["names"], None)
     return nodes.root, kept
+
+
+def _names_stay(spaces: list[dict[str, Any]]) -> Callable[[object], bool]:
+    """A check that nobody has added a name to these: it would be the last, and one more."""
+    known = [(space, len(space), next(reversed(space))) for space in spaces]
+
+    def stay(call: object) -> bool:
+        for space, count, last in known:
+            if len(space) != count or next(reversed(space)) is not last:
+                return False
+        return True
+
+    return stay
 
 
 def _has_version(read: Read) -> bool:

@@ -19,6 +19,7 @@ from torch import nn
 from switchgear.capture.known_calls import refuse_call, refuse_start
 from switchgear.capture.running_code import RunningCode
 from switchgear.errors import Unsupported
+from switchgear import torch_private as internals
 from switchgear.features.python_state import user_objects
 from switchgear.features.python_state.holders import MISSING
 from switchgear.features.python_state.reached import MODULE_STATE, Reached, part_of
@@ -64,6 +65,12 @@ def _missing(reached: Reached, thread: int) -> Callable[[torch.Tensor, str], Any
     return __getattr__
 
 
+def _names_of_attributes(original: Callable[..., list[str]], tensor: torch.Tensor) -> list[str]:
+    """`dir(tensor)` of the tensor itself, for PyTorch would ask the wrapper that stands for it."""
+    with internals.DisableTorchFunction():
+        return original(tensor)
+
+
 class Recording:
     """Notes the reads of attributes of instances of the classes that are reached, by this thread."""
 
@@ -97,6 +104,7 @@ class Recording:
                 if not hasattr(torch.Tensor, "__getattr__"):
                     missing = _missing(self._reached, self._thread)
                     stack.enter_context(replaced(torch.Tensor, "__getattr__", missing))
+                stack.enter_context(redirected(torch.Tensor, "__dir__", _names_of_attributes))
                 stack.enter_context(redirected(importlib, "import_module", self._import))
                 for name in ("__getitem__", "__iter__", "__len__"):
                     stack.enter_context(redirected(variables, name, self._environment))
