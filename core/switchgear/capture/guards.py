@@ -7,7 +7,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import nn
+
+#: Values that are equal if their content is.
+_BY_VALUE = (
+    *(int, str, bytes, type(None), type(...)),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
+)
 
 
 class OtherData(Exception):
@@ -61,12 +68,43 @@ def still_there(modules: Iterable[Known]) -> list[nn.Module]:
     return [module for known in modules if (module := known()) is not None]
 
 
+class Same:
+    """An object as part of a key: equal to itself alone, whatever its class makes of `==`."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Same and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+#: The flag of classes that a class statement made, which may have an `==` of their own.
+_HEAP = 1 << 9
+
+
 def value_key(value: object) -> object:
-    """A Python value as part of a key: with its type, and floats by representation (nan is nan, 0.0 is not -0.0)."""
-    if isinstance(value, (float, complex)):
-        return (type(value), repr(value))
-    if isinstance(value, slice):
-        return (slice, value_key(value.start), value_key(value.stop), value_key(value.step))
+    """A Python value as part of a key: by type and content, which is asked of no method of a user's.
+
+    Floats are by representation (nan is nan, 0.0 is not -0.0), ranges and slices by their parts; other objects by
+    identity.
+    """
+    kind = type(value)
     if isinstance(value, nn.Module):
         return Known(value)
-    return (type(value), value)
+    if kind.__flags__ & _HEAP:
+        return (kind, Same(value))
+    if isinstance(value, (float, complex)):
+        return (kind, repr(value))
+    if isinstance(value, (slice, range)):
+        return (kind, value_key(value.start), value_key(value.stop), value_key(value.step))
+    if kind in (tuple, frozenset):
+        return (kind, kind(map(value_key, value)))  # type: ignore[call-overload]
+    return (kind, value if isinstance(value, _BY_VALUE) else Same(value))

@@ -27,7 +27,7 @@ from switchgear.capture.recorder import Matters, Recorder, active_line, active_r
 from switchgear.capture.seeding import StandIn, stand_in
 from switchgear.capture.shared_memory import Home
 from switchgear.capture.sharing import SharedMemory, find_shared, refuse_views_of_constants
-from switchgear.capture.signature import InputSource, is_object
+from switchgear.capture.signature import InputSource, has_attributes, is_object
 from switchgear.capture.sizes import Marks, Sizes, active_sizes, symbolic
 from switchgear.capture.sources import Sources
 from switchgear.capture.stand_ins import reads_memory
@@ -125,8 +125,7 @@ def capture(
     if outer is not None:
         reads_inputs = outer.reads_inputs
     given = [leaf for leaf in leaves if isinstance(leaf, torch.nn.Module)]
-    classes = [leaf for leaf in leaves if isinstance(leaf, type)]
-    roots = (function if module is None else module, *given, *classes)
+    roots = (function if module is None else module, *given, *filter(has_attributes, leaves))
     objects = {index: leaf for index, leaf in enumerate(leaves) if is_object(leaf)}
 
     def attempt(compiling: bool, homes: Mapping[int, Home]) -> Captured:

@@ -262,7 +262,11 @@ def flatten_arguments(
 
 
 def _is_value(leaf: object) -> bool:
-    parts = (leaf.start, leaf.stop, leaf.step) if isinstance(leaf, slice) else (leaf,)
+    parts: Iterable[object] = (leaf,)
+    if isinstance(leaf, slice):
+        parts = (leaf.start, leaf.stop, leaf.step)
+    elif type(leaf) is frozenset:
+        parts = leaf
     return all(isinstance(part, _VALUES) for part in parts)
 
 
@@ -288,6 +292,13 @@ def is_object(leaf: object) -> bool:
         return True
     is_written_in_python = bool(type(leaf).__flags__ & _HEAP)
     return is_written_in_python and not isinstance(leaf, torch.Tensor) and not _is_value(leaf)
+
+
+def has_attributes(leaf: object) -> bool:
+    """Whether it is a value of a class that a class statement made, or such a class."""
+    return isinstance(leaf, type) or (
+        isinstance(leaf, _PYTHON) and bool(type(leaf).__flags__ & _HEAP)
+    )
 
 
 def _class_name(leaf: object) -> str:

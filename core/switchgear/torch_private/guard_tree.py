@@ -7,7 +7,10 @@ any more once there is the other, to be made anew. From Python 3.13 on all are a
 
 from __future__ import annotations
 
+import ctypes
 import sys
+from array import array
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from operator import getitem, itemgetter
@@ -38,6 +41,8 @@ _MANAGERS = {
 }
 #: So many places are read in Python as fast as C++ is entered.
 _FEW = 12
+#: The elements of longer lists are compared in C.
+_MANY = 64
 
 
 def dict_version(target: dict[Any, Any]) -> int | None:
@@ -110,6 +115,49 @@ def not_written(dicts: tuple[dict[Any, Any], ...]) -> Callable[[], bool]:
     return partial(root.check, dicts)
 
 
+def holds_still(container: Any) -> Callable[[], bool]:
+    """A check that a list, dict, set or deque holds the objects that it holds now: they are compared by identity."""
+    version = dict_version(container) if type(container) is dict else None
+    if version is not None:
+        return lambda: _dict_version(container) == version
+    if isinstance(container, list) and list.__len__(container) > _MANY:
+        return _same_memory(container)
+    ids = _ids(container)
+    return lambda: _ids(container) == ids
+
+
+def _ids(container: Any) -> list[int]:
+    if isinstance(container, dict):
+        base: Any = OrderedDict if isinstance(container, OrderedDict) else dict
+        return [*map(id, base.keys(container)), *map(id, base.values(container))]
+    kind: Any = next(kind for kind in type(container).__mro__ if kind in (list, set, deque))
+    return [*map(id, kind.__iter__(container))]
+
+
+def _same_memory(elements: list[Any]) -> Callable[[], bool]:
+    """The same of a long list: the array of pointers that CPython keeps is compared at once."""
+    count = list.__len__(elements)
+    known = array("Q", map(id, list.__iter__(elements)))
+    place, (address, _) = id(elements) + list.__basicsize__ - 16, known.buffer_info()
+    compare, pointer, length = _memcmp(), ctypes.c_void_p.from_address(place), list.__len__
+    if pointer.value is None or ctypes.string_at(pointer.value, 8 * count) != known.tobytes():
+        ids = _ids(elements)  # another Python, which keeps them elsewhere
+        return lambda: _ids(elements) == ids
+
+    def same() -> bool:
+        is_as_long = length(elements) == count and bool(known)
+        return is_as_long and compare(pointer.value, address, 8 * count) == 0
+
+    return same
+
+
+@cache
+def _memcmp() -> Callable[..., int]:
+    compare = ctypes.CDLL(None).memcmp
+    compare.argtypes = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t
+    return compare  # type: ignore[no-any-return]
+
+
 def _in_dynamo() -> bool:
     return "torch._dynamo.guards" in sys.modules
 
@@ -123,7 +171,6 @@ _TESTS: dict[str, Callable[..., Callable[[Any], object]]] = {
     "add_lambda_guard": lambda test: test,
     "add_type_match_guard": lambda known: lambda value: id(type(value)) == known,
     "add_length_check_guard": lambda known: lambda value: len(value) == known,
-    "add_mapping_keys_guard": lambda known: lambda value: [*dict.keys(value)] == [*known],
     "add_dict_contains_guard": lambda known, key: (
         lambda value: dict.__contains__(value, key) is known
     ),

@@ -60,6 +60,8 @@ def note_appended(
         used |= names if is_users_file(code.co_filename) else names - _BY_ANY_NAME
     for read, value in changed:
         name = read.label if read.kind is types.CellType else read.key
+        if name in ("__defaults__", "__kwdefaults__"):
+            continue  # code names the parameters
         if used.isdisjoint({name, *_BY_ANY_NAME}):
             read.unasked = value
 

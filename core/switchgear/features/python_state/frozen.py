@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import enum
+import operator
 import types
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from switchgear.capture.guards import Known, value_key
-from switchgear.features.python_state.holders import Content, dict_base
+from switchgear.features.python_state.holders import Content, items_of
 
 #: Values that are compared by type and value; other objects are by identity.
 ATOMS = (
@@ -22,6 +22,8 @@ ATOMS = (
 #: The ids of classes, for those of a user may have no hash: of values that lead nowhere, and of what is kept as it is,
 #: whatever holds it.
 VALUES = frozenset(map(id, (bool, float, str, bytes, type(None))))
+#: The flag of classes that a class statement made: their instances have attributes, and methods of the user's.
+_HEAP = 1 << 9
 _PLAIN = VALUES.union(map(id, (int, type, types.FunctionType, types.ModuleType)))
 #: Stands for a tensor: which one it is matters only where it is an input, which has guards of its own.
 TENSOR: Any = type("AnyTensor", (), {"__repr__": lambda self: "a tensor"})()
@@ -36,6 +38,16 @@ class Contents:
     kind: type
     keys: tuple[object, ...] | None
     items: tuple[object, ...]
+    #: What a deque or a defaultdict is made with.
+    setting: object = None
+    #: The container, where it has attributes, which are read of this one.
+    itself: object = None
+
+    @property
+    def size(self) -> int:
+        """How many items there are at all depths."""
+        inner = [item.size for item in self.items if isinstance(item, Contents)]
+        return len(self.items) + sum(inner)
 
     def __repr__(self) -> str:
         held = self.items if self.keys is None else dict(zip(self.keys, self.items, strict=True))
@@ -60,7 +72,7 @@ def is_atom(value: object) -> bool:
     """Whether a value is compared by its value."""
     # of a module isinstance asks for `__class__` as well, which is noted meanwhile
     kind = type(value)
-    return issubclass(kind, ATOMS) and not issubclass(kind, enum.Enum)
+    return issubclass(kind, ATOMS) and not kind.__flags__ & _HEAP
 
 
 def is_array(value: object) -> bool:
@@ -101,12 +113,20 @@ def freeze(value: Any, known: Knowledge, around: tuple[int, ...] = ()) -> object
     )
     if not is_container or kind is torch.Size or id(value) in around:
         return Instance(kind) if known.is_of_call(value) else value
-    if issubclass(kind, (set, frozenset)):
-        return Contents(kind, None, tuple(known.content(value).values()))
     held = known.content(value)
-    items = tuple([freeze(item, known, (*around, id(value))) for item in held.values()])
+    items = tuple(held.values())
+    if not issubclass(kind, (set, frozenset)):
+        items = tuple([freeze(item, known, (*around, id(value))) for item in items])
     has_keys = issubclass(kind, (dict, types.MappingProxyType))
-    return Contents(kind, tuple(held) if has_keys else None, items)
+    has_attributes = kind.__flags__ & _HEAP and kind.__dictoffset__
+    itself = value if has_attributes and not known.is_of_call(value) else None
+    return Contents(kind, tuple(held) if has_keys else None, items, _setting(value), itself)
+
+
+def _setting(container: object) -> object:
+    if isinstance(container, deque):
+        return container.maxlen
+    return container.default_factory if isinstance(container, defaultdict) else None
 
 
 def same(value: object, frozen: object) -> bool:
@@ -114,7 +134,7 @@ def same(value: object, frozen: object) -> bool:
     if value is frozen:
         return True
     if frozen is TENSOR:
-        return isinstance(value, torch.Tensor)
+        return issubclass(type(value), torch.Tensor)
     if frozen is NUMBER:
         return type(value) is int and value > 1
     if isinstance(frozen, Known):
@@ -139,22 +159,37 @@ def _same_array(value: Any, array: Any) -> bool:
 def _same_contents(value: Any, frozen: Contents) -> bool:
     if frozen.kind is types.MethodType:
         return value.__func__ is frozen.items[0] and same(value.__self__, frozen.items[1])
-    if isinstance(value, (set, frozenset)):
-        now, before = ({(type(one), one) for one in held} for held in (value, frozen.items))
-        return now == before
-    if len(value) != len(frozen.items):
+    is_itself = frozen.itself is None or value is frozen.itself
+    if not is_itself or value_key(_setting(value)) != value_key(frozen.setting):
         return False
-    if frozen.keys is not None:
-        keys = zip(value, frozen.keys, strict=True)
-        if not all(
-            same(key, old) or (key is old or (key == old and type(key) is type(old)))
-            for key, old in keys
-        ):
-            return False
-    if isinstance(value, types.MappingProxyType):
-        value = dict(value)
-    items = dict_base(value).values(value) if isinstance(value, dict) else value
+    items = items_of(value)
+    if isinstance(value, (set, frozenset)):
+        return {*map(value_key, items)} == {*map(value_key, frozen.items)}
+    if len(items) != len(frozen.items):
+        return False
+    if frozen.keys is not None and not same_keys(value, frozen.keys):
+        return False
     return all(map(same, items, frozen.items))
+
+
+def same_keys(value: Any, keys: tuple[object, ...]) -> bool:
+    """Whether these are the keys of a dict, in their order."""
+    now = dict.keys(value) if isinstance(value, dict) else value.keys()
+    if len(now) == len(keys) and all(map(operator.is_, now, keys)):
+        return True
+    return [*map(value_key, now)] == [*map(value_key, keys)]
+
+
+def changing(value: Any, frozen: object) -> Iterator[Any]:
+    """The containers in a value, at all depths, that may hold something else later."""
+    if not isinstance(frozen, Contents) or frozen.kind is types.MethodType:
+        return
+    if frozen.kind not in (tuple, frozenset):
+        yield value
+    if not isinstance(value, (set, frozenset)):
+        for item, inner in zip(items_of(value), frozen.items, strict=True):
+            if isinstance(inner, Contents):
+                yield from changing(item, inner)
 
 
 def numbers_changed(value: Any, frozen: object, path: str) -> Iterator[str]:
@@ -163,12 +198,13 @@ def numbers_changed(value: Any, frozen: object, path: str) -> Iterator[str]:
         yield path
     if not isinstance(frozen, Contents) or not isinstance(value, (tuple, list, dict)):
         return
-    if type(value) is not frozen.kind or len(value) != len(frozen.items):
+    items = items_of(value)
+    if type(value) is not frozen.kind or len(items) != len(frozen.items):
         return
-    keys: Iterable[Any] = range(len(value)) if frozen.keys is None else frozen.keys
-    for key, item in zip(keys, frozen.items, strict=True):
-        if not isinstance(value, dict) or key in value:
-            yield from numbers_changed(value[key], item, f"{path}[{key!r}]")
+    keys: Iterable[Any] = range(len(items)) if frozen.keys is None else frozen.keys
+    if frozen.keys is None or same_keys(value, frozen.keys):
+        for key, now, item in zip(keys, items, frozen.items, strict=True):
+            yield from numbers_changed(now, item, f"{path}[{key!r}]")
 
 
 def can_change(frozen: object) -> bool:

@@ -134,6 +134,18 @@ def _differ(now: Mapping[Any, Any], before: Content) -> bool:
     return [*now] != [*before]
 
 
+def items_of(value: Any) -> list[Any]:
+    """The items of a container, past what its class makes of iteration."""
+    if isinstance(value, dict):
+        return [*dict_base(value).values(value)]
+    if isinstance(value, types.MappingProxyType):
+        return [*value.values()]
+    for kind in (tuple, list, set, frozenset, deque):
+        if isinstance(value, kind):
+            return [*kind.__iter__(value)]
+    return [*value]
+
+
 def dict_base(target: Content) -> type[dict[Any, Any]]:
     """The built-in class whose methods change a dict, past those of a subclass."""
     return OrderedDict if isinstance(target, OrderedDict) else dict
@@ -184,7 +196,7 @@ class Elements(Holder):
 
     def content(self) -> Content:
         """The elements by their places."""
-        return dict(enumerate(self.target))
+        return dict(enumerate(items_of(self.target)))
 
     def put(self, content: Content) -> None:
         """Put these elements in the place of all."""

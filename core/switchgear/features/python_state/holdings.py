@@ -14,6 +14,7 @@ from switchgear.features.python_state.holders import (
     Items,
     Variables,
     dict_base,
+    items_of,
 )
 
 _H = TypeVar("_H", bound=Holder)
@@ -65,7 +66,8 @@ class Holdings:
             return Array(value, "").before
         if isinstance(value, dict):
             return dict(dict_base(value).items(value))
-        return dict(value if isinstance(value, types.MappingProxyType) else enumerate(value))
+        is_proxy = isinstance(value, types.MappingProxyType)
+        return dict(value if is_proxy else enumerate(items_of(value)))
 
     def changed(self) -> list[Holder]:
         """The holders of what is otherwise than at first."""

@@ -6,9 +6,7 @@ PyTorch's guard tree checks them in C++; where that says no, Python tells which 
 
 from __future__ import annotations
 
-import enum
 import types
-from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -29,12 +27,14 @@ from switchgear.features.python_state.frozen import (
     Data,
     Instance,
     can_change,
+    changing,
     is_atom,
     leaves,
     numbers_changed,
     same,
+    same_keys,
 )
-from switchgear.features.python_state.holders import MISSING, NOT_SET, dict_base, dict_of
+from switchgear.features.python_state.holders import MISSING, NOT_SET, dict_of, items_of
 from switchgear.features.python_state.identity import Identities, Place
 from switchgear.features.python_state.streams import variable_of_context
 
@@ -46,7 +46,7 @@ NAMES: Any = type("Names", (), {})()
 _MOST_VALUES = 8
 #: So many places that have changed are named.
 _MOST_TOLD = 3
-#: A dict of more is compared by its version.
+#: A container of more is compared by which it is, and by the objects in it.
 _FEW_ITEMS = 8
 #: As many times dicts may have been written to, and hold what was read, before all are looked into by every call.
 _MOST_WRITES = 16
@@ -115,7 +115,10 @@ class Read:
 
 
 def _shown(value: object) -> str:
-    text = value.__qualname__ if isinstance(value, (type, types.FunctionType)) else repr(value)
+    try:
+        text = value.__qualname__ if isinstance(value, (type, types.FunctionType)) else repr(value)
+    except Exception:  # a user's
+        text = f"a {type(value).__name__}"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
@@ -183,9 +186,7 @@ class State:
 
     def _build(self, objects: Mapping[int, object]) -> None:
         """Make the tree, while all is as it was."""
-        fixed = [
-            read for read in self._reads if read.place is None or not read.place.is_of_call
-        ]
+        fixed = [read for read in self._reads if read.place is None or not read.place.is_of_call]
         self.owners = tuple({id(home): home for home in [read.home for read in fixed]}.values())
         looked_into = None if self._writes_met > _MOST_WRITES else self._looked_into
         self.fixed = (self.owners,)
@@ -297,8 +298,8 @@ def _was_written(now: Any, frozen: object, written: Set[int]) -> bool:
         return True
     if not isinstance(frozen, Contents) or not isinstance(now, (tuple, list, dict)):
         return False
-    items = dict_base(now).values(now) if isinstance(now, dict) else now
-    return any(_was_written(*pair, written) for pair in zip(items, frozen.items, strict=False))
+    pairs = zip(items_of(now), frozen.items, strict=False)
+    return any(_was_written(*pair, written) for pair in pairs)
 
 
 def _is_not_known(call: object) -> bool:
@@ -367,10 +368,8 @@ def _tree(
             if owner not in by_version:
                 by_version.add(owner)
                 node.add_dict_version_guard(read.owner, label, None)
-        elif read.place is None and _is_by_identity(read):
-            kept.append(_add_identity(node, read, label))
         else:
-            _add_read(node, read, objects, label)
+            _add_read(node, read, objects, label, kept)
 
     def hold(call: Any) -> bool:
         return not identities.missed(dict(zip(indices, call[1:], strict=True)))
@@ -388,7 +387,9 @@ def _names_stay(spaces: list[dict[str, Any]]) -> Callable[[object], bool]:
 
     def stay(call: object) -> bool:
         for space, count, last in known:
-            if len(space) != count or next(reversed(space)) is not last:
+            if len(space) != count:
+                return False
+            if next(reversed(space)) is not last:
                 return False
         return True
 
@@ -402,27 +403,27 @@ def _has_version(read: Read) -> bool:
     return read.key is not ITSELF and not can_change(read.value)
 
 
-def _is_by_identity(read: Read) -> bool:
-    """Whether it is a container that is compared sooner by what it is than by its content: a tuple, a large dict."""
-    frozen = read.value
-    if not isinstance(frozen, Contents) or not (_is_plain(read) or read.kind is dict):
+def _is_by_identity(frozen: object) -> bool:
+    """Whether it is a container that is compared sooner by which it is than by its content: a tuple, a large one."""
+    if not isinstance(frozen, Contents) or frozen.kind is types.MethodType:
         return False
-    is_deep = any(isinstance(item, (Contents, Instance, Data, Known)) for item in frozen.items)
-    has_version = frozen.kind is dict and not internals.HAS_INLINE_VALUES
-    is_large = has_version and len(frozen.items) > _FEW_ITEMS
-    return not is_deep and (frozen.kind is tuple or is_large)
+    is_flat = not any(isinstance(item, (Contents, Instance, Data, Known)) for item in frozen.items)
+    if frozen.kind is tuple and is_flat:
+        return True
+    return frozen.size > _FEW_ITEMS and not any(type(one) is Data for one in leaves(frozen))
 
 
-def _add_identity(node: Any, read: Read, label: list[str]) -> object:
-    now = read.now()
-    child = internals.guard_child(node, _access(read), read.key, now)
-    child.add_id_match_guard(id(now), label, None)
-    if isinstance(now, dict):
-        child.add_dict_version_guard(now, label, None)
-    return now
+def _add_identity(node: Any, frozen: object, value: Any, label: list[str]) -> None:
+    """Have a node of the tree say that a container is this one, and that it and those inside hold what they do."""
+    node.add_id_match_guard(id(value), label, None)
+    checks = [internals.holds_still(one) for one in changing(value, frozen)]
+    if checks:
+        node.add_lambda_guard(lambda _: all(check() for check in checks), label, None)
 
 
-def _add_read(node: Any, read: Read, objects: Mapping[int, object], label: list[str]) -> None:
+def _add_read(
+    node: Any, read: Read, objects: Mapping[int, object], label: list[str], kept: list[object]
+) -> None:
     if read.key is ITSELF:
         _add_value(node, read.value, read.now(objects), label)
         return
@@ -436,7 +437,11 @@ def _add_read(node: Any, read: Read, objects: Mapping[int, object], label: list[
     elif read.kind is dict or _is_plain(read):
         now = read.now(objects)
         child = internals.guard_child(node, _access(read), read.key, now)
-        _add_value(child, read.value, now, label)
+        if read.place is None and _is_by_identity(read.value):
+            kept.append(now)
+            _add_identity(child, read.value, now, label)
+        else:
+            _add_value(child, read.value, now, label)
     else:
         node.add_lambda_guard(lambda _: read.holds(), label, None)
 
@@ -458,48 +463,39 @@ def _is_plain(read: Read) -> bool:
 
 def _add_value(node: Any, frozen: object, value: Any, label: list[str]) -> None:
     """Have a node of the tree say that a value is what was frozen."""
-    if isinstance(frozen, Contents) and frozen.kind in (list, tuple):
+    if isinstance(frozen, Contents) and frozen.size > 4 * _FEW_ITEMS:
+        node.add_lambda_guard(lambda now: same(now, frozen), label, None)
+    elif isinstance(frozen, Contents) and frozen.kind in (list, tuple):
         node.add_type_match_guard(id(frozen.kind), label, None)
         node.add_length_check_guard(len(frozen.items), label, None)
         for place, item in enumerate(frozen.items):
             child = internals.guard_child(node, frozen.kind.__name__, place, value[place])
             _add_value(child, item, value[place], label)
-    elif (
-        isinstance(frozen, Contents)
-        and issubclass(frozen.kind, dict)
-        and frozen.kind is not OrderedDict
-    ):
+    elif isinstance(frozen, Contents) and frozen.kind is dict:
         node.add_type_match_guard(id(frozen.kind), label, None)
-        node.add_mapping_keys_guard(dict.fromkeys(frozen.keys or ()), label, None)
-        for key, item in zip(frozen.keys or (), frozen.items, strict=True):
+        keys = frozen.keys or ()
+        node.add_lambda_guard(lambda now: same_keys(now, keys), label, None)
+        for key, item in zip(keys, frozen.items, strict=True):
             now = dict.__getitem__(value, key)
             _add_value(internals.guard_child(node, "dict", key, now), item, now, label)
-    elif isinstance(frozen, Contents) and _has_plain_members(frozen):
-        members = frozenset(frozen.items)
-        node.add_type_match_guard(id(frozen.kind), label, None)
-        node.add_lambda_guard(members.__eq__, label, None)
     elif isinstance(frozen, Instance):
         node.add_type_match_guard(id(frozen.kind), label, None)
     elif frozen is NUMBER:
         node.add_type_match_guard(id(int), label, None)  # more is asked where it is an input
     elif isinstance(frozen, Known):
         node.add_lambda_guard(frozen.names, label, None)
-    elif isinstance(frozen, (Contents, Data)) or frozen is TENSOR or _needs_care(frozen):
+    elif isinstance(frozen, (Contents, Data)) or frozen is TENSOR:
         node.add_lambda_guard(lambda now: same(now, frozen), label, None)
-    elif is_atom(frozen) and not isinstance(frozen, enum.Enum):
-        node.add_equals_match_guard(frozen, label, None)
-    else:
+    elif not is_atom(frozen):
         node.add_id_match_guard(id(frozen), label, None)
-
-
-def _has_plain_members(frozen: Contents) -> bool:
-    """Whether it is a set of which `==` tells all: 1 is not True."""
-    is_set = frozen.kind in (set, frozenset)
-    return is_set and not any(isinstance(item, (int, float, tuple)) for item in frozen.items)
+    elif _needs_care(frozen):
+        node.add_lambda_guard(lambda now: same(now, frozen), label, None)
+    else:
+        node.add_equals_match_guard(frozen, label, None)
 
 
 def _needs_care(value: Any) -> bool:
     """Whether `==` takes it for something else: 0.0 for -0.0, nan for no nan, a slice of them."""
     if isinstance(value, (float, complex)):
         return value == 0 or value != value
-    return isinstance(value, (slice, torch.Size, deque))
+    return isinstance(value, (slice, range, torch.Size))
