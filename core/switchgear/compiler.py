@@ -21,7 +21,7 @@ from switchgear.capture.sizes import Dynamic, Marks, check_dynamic, marked
 from switchgear.capture.structure import Structure
 from switchgear.errors import DataDependent, SwitchgearError, Unsupported
 from switchgear.jitted import MISSES
-from switchgear.runtime.cache import Cache, call_key
+from switchgear.runtime.cache import Cache, call_key, sizes_of
 from switchgear.runtime.entry import Entry
 from switchgear.runtime.fallback import Fallback, Fallbacks
 from switchgear.runtime.module_state import is_uninitialised
@@ -115,21 +115,23 @@ class Compiler:
         """Run the entry that fits, by its key, or compile one; or the original function, where capture refuses."""
         if active_recorder() is not None or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
             return self.function(*args, **kwargs)
+        sizes, last = sizes_of(args, kwargs), self.last
+        for entry in self.cache.recent(sizes):
+            try:
+                result = MISS if entry is last else entry.call(args, kwargs)
+            except MISSES:
+                break
+            if result is not MISS:
+                self.calls += 1
+                self.cache.use(entry, sizes)
+                self.last = entry
+                return result
         if any(isinstance(value, torch.fx.Proxy) for value in (*args, *kwargs.values())):
             return self.function(*args, **kwargs)  # a part of what torch.fx traces
         self.calls += 1
         if self.calls == 1 and self.module is not None and is_uninitialised(self.module):
             self.others += 1
             return self.function(*args, **kwargs)
-        for entry in self.cache.recent(self.last):
-            try:
-                result = entry.call(args, kwargs)
-            except MISSES:
-                break
-            if result is not MISS:
-                self.cache.use(entry)
-                self.last = entry
-                return result
         unfit: dict[Entry, str] = {}
         failure: Exception | None = None
         while True:
@@ -147,7 +149,7 @@ class Compiler:
             try:
                 result = entry.run(inputs)
                 if result is not MISS:
-                    self.cache.use(entry)
+                    self.cache.use(entry, sizes)
                     return result
                 what = "under forward-mode differentiation, of what requires grad as well"
                 found = self._refused(Unsupported(what, splits=False))

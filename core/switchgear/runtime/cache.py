@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import warnings
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Collection, Iterable, Sequence
@@ -33,8 +32,8 @@ _TOPICS = (
 
 #: So many entries for one kind of call are enough.
 _CROWD = 16
-#: So many are tried before a key is made.
-_RECENT = 4
+#: So many are tried before a key is made, of those that ran calls of these sizes; and so many sizes are known.
+_RECENT, _MOST_SIZES = 4, 4096
 
 
 class Cache:
@@ -47,6 +46,8 @@ class Cache:
         self._buckets: dict[object, list[Entry]] = {}
         self._order: OrderedDict[Entry, object] = OrderedDict()
         self._last_key: tuple[object, ...] = ()
+        #: Entries by the sizes of what they ran, the last one first: a hint, for the entry decides what it fits.
+        self._by_sizes: dict[object, list[Entry]] = {}
         #: Keys of calls that were compiled, by what they are without sizes, and Python values among the arguments.
         self._by_kind: defaultdict[object, list[Key]] = defaultdict(list)
         #: How many more were compiled under a key, and found to be what an entry does.
@@ -75,10 +76,20 @@ class Cache:
                 return entry, inputs
         return None
 
-    def use(self, entry: Entry) -> None:
-        """Note that an entry ran: that its prologue accepted a call is not enough, its data may differ."""
-        with contextlib.suppress(KeyError):  # it was dropped just now
+    def use(self, entry: Entry, sizes: object) -> None:
+        """Note that an entry ran a call of these sizes: that its prologue accepted a call is not enough, its data may
+        differ.
+        """
+        try:
             self._order.move_to_end(entry)
+        except KeyError:  # it was dropped just now
+            return
+        others = self._by_sizes.get(sizes, ())
+        if not others or others[0] is not entry:
+            others = [one for one in others if one is not entry]
+            self._by_sizes[sizes] = [entry, *others[: _RECENT - 1]]
+            if len(self._by_sizes) > _MOST_SIZES:
+                self._by_sizes.clear()
 
     def why_not(
         self,
@@ -119,9 +130,9 @@ class Cache:
         """All of them, the one used last first."""
         return [*reversed(self._order)]
 
-    def recent(self, last: Entry | None) -> list[Entry]:
-        """Others that were used of late: where kinds of calls take turns, to try them is faster than to make a key."""
-        return [one for one in itertools.islice(reversed(self._order), _RECENT) if one is not last]
+    def recent(self, sizes: object) -> Sequence[Entry]:
+        """Those that ran calls of these sizes: where kinds of calls take turns, to try them is faster than a key."""
+        return self._by_sizes.get(sizes, ())
 
     def general(self, key: object, new: Entry, call: tuple[Any, Any], leaves: list[Any]) -> Entry:
         """An older entry that computes what a new one does, by now without the guards that set their calls apart."""
@@ -157,6 +168,7 @@ class Cache:
         self._remove(entry, self._order.pop(entry, None))
 
     def _remove(self, entry: Entry, place: object) -> None:
+        self._by_sizes.clear()
         bucket = self._buckets.get(place, [])
         with contextlib.suppress(ValueError):
             bucket.remove(entry)
@@ -208,6 +220,24 @@ def _first_difference(before: Any, now: Any) -> tuple[object, object]:
 def _is_value(part: object) -> bool:
     """Whether a part of a key is that of a Python value."""
     return type(part) is tuple and len(part) > 1 and isinstance(part[0], type)
+
+
+def sizes_of(args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+    """The sizes of the tensors among arguments, and plain values: soon made, and no more than a hint."""
+    return _sizes(args), _sizes(kwargs.values())
+
+
+def _sizes(values: Iterable[Any], depth: int = 3) -> tuple[object, ...]:
+    sizes: list[object] = []
+    for value in values:
+        kind = type(value)
+        if kind in (torch.Tensor, torch.nn.Parameter):
+            sizes.append(value.shape)
+        elif kind in (tuple, list, dict) and depth:
+            sizes.append(_sizes(value.values() if kind is dict else value, depth - 1))
+        else:
+            sizes.append(value if kind in (int, str, bool) else id(kind))
+    return tuple(sizes)
 
 
 def call_key(

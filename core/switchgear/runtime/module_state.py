@@ -58,9 +58,6 @@ def modules_guard(
         for own, value in forwards:
             if own() is not value:
                 return False
-        for state, kind, name, empty in slots:
-            if (state[kind].get(name) is None) is not empty:
-                return False
         return not any(everywhere)
 
     def same() -> bool:
@@ -79,30 +76,39 @@ def modules_guard(
         for slot, count in counts:
             if len(slot) != count:
                 return False
+        for state, kind, name, empty in slots:
+            if (state[kind].get(name) is None) is not empty:
+                return False
         return same_forwards()
 
     if internals.HAS_INLINE_VALUES:
         return same
-    return _Versions([*map(vars, parts)], same_forwards, same).check
+    unread = {id(state[kind]): state[kind] for state, kind, _, _ in slots}
+    return _Versions([*map(vars, parts)], [*unread.values()], same_forwards, same).check
 
 
 class _Versions:
     """Whether modules are as they were: a few µs for hundreds, as long as nobody writes to their `__dict__`s.
 
-    `light` is asked beside, `full` where one of these was written to.
+    `unread` are the dicts of parameters and buffers of which not all are fetched. `light` is asked beside, `full` where
+    one of these was written to.
     """
 
     def __init__(
-        self, states: list[dict[str, Any]], light: Callable[[], bool], full: Callable[[], bool]
+        self,
+        states: list[dict[str, Any]],
+        unread: list[dict[str, Any]],
+        light: Callable[[], bool],
+        full: Callable[[], bool],
     ) -> None:
-        self._states, self._light, self._full = states, light, full
+        self._states, self._unread, self._light, self._full = states, unread, light, full
         self._written, self._patience = 0, 8
         self._look()
 
     def _look(self) -> None:
         states = self._states
         children = [state["_modules"] for state in states if state["_modules"]]
-        self._not_written = internals.not_written((*states, *children))
+        self._not_written = internals.not_written((*states, *self._unread, *children))
         slots = [state[name] for state in states for name in ("_parameters", "_buffers", *_HOOKS)]
         slots += [state["_modules"] for state in states if not state["_modules"]]
         self._empty = [slot for slot in slots if not slot]

@@ -173,16 +173,8 @@ def _value_guard(index: int, value: object) -> Guard:
 
 
 def _state_guards(captured: Captured, tensors: list[torch.Tensor]) -> Iterator[Guard]:
-    """On modules, the metadata of all input tensors, which are fetched here, global modes and sizes."""
-    if captured.modules:
-        states = [source for source in captured.sources if isinstance(source, ModuleState)]
-        fetched = {
-            (state.holder(), state.name) for source in states for state in (source, *source.tied)
-        }
-        same = modules_guard(captured.parts(), fetched)
-        yield Guard(
-            "same_modules()", "training flags, hooks or parts of a module", {"same_modules": same}
-        )
+    """On the metadata of all input tensors, which are fetched here, modules, global modes and sizes."""
+    # first, for it is by these that most calls do not fit
     scope: dict[str, object] = {"check": internals.tensor_guards(tensors, *_layouts(captured))}
     sources = "".join(
         [f"{_fetched(source, number, scope)}, " for number, source in enumerate(captured.sources)]
@@ -192,6 +184,15 @@ def _state_guards(captured: Captured, tensors: list[torch.Tensor]) -> Iterator[G
         lambda leaves: _changed_tensor(captured, leaves),
         scope,
     )
+    if captured.modules:
+        states = [source for source in captured.sources if isinstance(source, ModuleState)]
+        fetched = {
+            (state.holder(), state.name) for source in states for state in (source, *source.tied)
+        }
+        same = modules_guard(captured.parts(), fetched)
+        yield Guard(
+            "same_modules()", "training flags, hooks or parts of a module", {"same_modules": same}
+        )
     scope = {}
     yield Guard(same_modes(scope), "the global modes", scope)
     yield from captured.guards
