@@ -19,6 +19,7 @@ from switchgear.capture.session import ContainerMatters, is_of_the_function, ref
 from switchgear.capture.signature import check_devices, flatten_arguments, number_place
 from switchgear.capture.sizes import Dynamic, Marks, check_dynamic, marked
 from switchgear.capture.structure import Structure
+from switchgear.capture.unread import unread
 from switchgear.errors import DataDependent, SwitchgearError, Unsupported
 from switchgear.jitted import MISSES
 from switchgear.runtime.cache import Cache, call_key, sizes_of
@@ -50,6 +51,8 @@ class _Call:
     marks: Marks
     key: tuple[object, ...]
     varying: tuple[object, ...]
+    #: The places of values that the function cannot read.
+    unread: frozenset[int]
 
 
 class Compiler:
@@ -237,9 +240,11 @@ class Compiler:
     def _described(self, args: tuple[object, ...], kwargs: dict[str, object]) -> _Call:
         leaves, spec = flatten_arguments(args, kwargs, self._whole)
         marks = self._marks(args, kwargs, leaves, spec)
-        key = call_key(leaves, spec, self.module, {} if self.dynamic is None else marks)
-        varying = call_key(leaves, spec, self.module, marks) if marks else key
-        return _Call(args, kwargs, leaves, spec, marks, key, varying)
+        left_out = unread(self.function, self.module, args, kwargs, leaves)
+        fixed = {} if self.dynamic is None else marks
+        key = call_key(leaves, spec, self.module, fixed, left_out)
+        varying = call_key(leaves, spec, self.module, marks, left_out) if marks else key
+        return _Call(args, kwargs, leaves, spec, marks, key, varying, left_out)
 
     def _known(
         self, call: _Call, fallback: Fallback | None, unfit: dict[Entry, str]
@@ -261,7 +266,7 @@ class Compiler:
         on_data = self.specialize_on_data
         if on_data is None and len(unfit) >= _MOST_DATA:
             on_data = False
-        options = self.selection, self._rejit, on_data, marks, self._whole
+        options = self.selection, self._rejit, on_data, marks, self._whole, call.unread
         drop = weakref.WeakMethod(self._drop)
         new = Entry(self.function, call.leaves, call.spec, self.module, *options, drop=drop)
         if self._is_part and new.no_part:
@@ -269,7 +274,7 @@ class Compiler:
         if new.fixed and self.dynamic is None:
             self._varying.give_up(kind)
         elif marks:
-            key = call_key(call.leaves, call.spec, self.module, marks)
+            key = call_key(call.leaves, call.spec, self.module, marks, call.unread)
             self._varying.decide(kind, new.decided())
         entry = self.cache.general(key, new, (call.args, call.kwargs), call.leaves)
         inputs = entry.prologue(call.args, call.kwargs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -236,18 +236,25 @@ def _sizes(values: Iterable[Any], depth: int = 3) -> tuple[object, ...]:
         elif kind in (tuple, list, dict) and depth:
             sizes.append(_sizes(value.values() if kind is dict else value, depth - 1))
         else:
-            sizes.append(value if kind in (int, str, bool) else id(kind))
+            sizes.append(value if kind in (int, bool) else id(kind))
     return tuple(sizes)
 
 
 def call_key(
-    leaves: list[object], spec: Structure, module: torch.nn.Module | None, marks: Marks
+    leaves: list[object],
+    spec: Structure,
+    module: torch.nn.Module | None,
+    marks: Marks,
+    unread: Container[int] = (),
 ) -> tuple[object, ...]:
     """What a call is compiled for, a hashable value per topic; of dynamic sizes only whether they are 0 or 1."""
     state = () if module is None else modules_key(module.modules())
     places = (number_place(i) if type(leaf) is int else i for i, leaf in enumerate(leaves))
     keys = tuple(
-        [_leaf_key(leaf, marks.get(place, ())) for leaf, place in zip(leaves, places, strict=True)]
+        [
+            None if index in unread else _leaf_key(leaf, marks.get(place, ()))
+            for index, (leaf, place) in enumerate(zip(leaves, places, strict=True))
+        ]
     )
     return (spec, keys, modes_key(), state)
 

@@ -6,7 +6,7 @@ import itertools
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -67,12 +67,16 @@ class Entry:
         reads_inputs: bool | None = False,
         marks: Marks = MappingProxyType({}),
         whole: bool = False,
+        unread: Container[int] = (),
         *,
         drop: Callable[[], Callable[[Entry], None] | None],
     ) -> None:
         self.spec = spec
         #: The integers among the arguments of the call that was captured.
-        self._integers = [leaf if type(leaf) is int else None for leaf in leaves]
+        self._integers = [
+            leaf if type(leaf) is int and index not in unread else None
+            for index, leaf in enumerate(leaves)
+        ]
         self._name = getattr(function, "__qualname__", "a function")
         self.forward: Program
         #: Casts are part of the trace.
@@ -104,7 +108,7 @@ class Entry:
             for guard in self.captured.guards:
                 if guard.settle is not None:
                     guard.settle()
-            self._prologue = make_prologue(self.captured, leaves, spec, tensors)
+            self._prologue = make_prologue(self.captured, leaves, spec, tensors, unread)
             self.prologue = self._prologue.before(["return inputs"], {}, None)
 
         with compiling(), rare_modes_watched():

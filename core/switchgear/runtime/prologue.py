@@ -7,7 +7,7 @@ a prepared list, and checks the metadata of all tensors in one call of C++.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
@@ -102,11 +102,18 @@ def _inputs_with(tensors: tuple[torch.Tensor, ...], objects: tuple[object, ...])
 
 
 def make_prologue(
-    captured: Captured, leaves: list[object], spec: Structure, tensors: list[torch.Tensor]
+    captured: Captured,
+    leaves: list[object],
+    spec: Structure,
+    tensors: list[torch.Tensor],
+    unread: Container[int] = (),
 ) -> Prologue:
-    """The prologue of the entry captured for these arguments; `tensors` are the trace's inputs at that time."""
+    """The prologue of the entry captured for these arguments; `tensors` are the trace's inputs at that time.
+
+    The values at the places `unread` among the arguments may be any.
+    """
     guards = (
-        *_argument_guards(captured, leaves),
+        *_argument_guards(captured, leaves, unread),
         *_state_guards(captured, tensors),
         *_relation_guards(captured, tensors),
     )
@@ -131,7 +138,9 @@ def generated(head: str, body: Iterable[str], scope: dict[str, Any]) -> Callable
     return function
 
 
-def _argument_guards(captured: Captured, leaves: list[object]) -> Iterator[Guard]:
+def _argument_guards(
+    captured: Captured, leaves: list[object], unread: Container[int]
+) -> Iterator[Guard]:
     if captured.modules:
         yield Guard("not gone", "a module that is gone", {"gone": captured.gone})
     numbers = {
@@ -140,7 +149,7 @@ def _argument_guards(captured: Captured, leaves: list[object]) -> Iterator[Guard
         if isinstance(source, HeldNumber) and source.is_argument
     }
     for index, leaf in enumerate(leaves):
-        if index in numbers:
+        if index in numbers or index in unread:
             continue
         if index in captured.objects:
             kind = f"kind{index}"
