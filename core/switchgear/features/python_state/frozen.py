@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from switchgear.capture.guards import Known, value_key
-from switchgear.features.python_state.holders import Content, items_of
+from switchgear.features.python_state.holders import Content, dict_base, items_of
 
 #: Values that are compared by type and value; other objects are by identity.
 ATOMS = (
@@ -174,7 +174,7 @@ def _same_contents(value: Any, frozen: Contents) -> bool:
 
 def same_keys(value: Any, keys: tuple[object, ...]) -> bool:
     """Whether these are the keys of a dict, in their order."""
-    now = dict.keys(value) if isinstance(value, dict) else value.keys()
+    now = dict_base(value).keys(value) if isinstance(value, dict) else value.keys()
     if len(now) == len(keys) and all(map(operator.is_, now, keys)):
         return True
     return [*map(value_key, now)] == [*map(value_key, keys)]
