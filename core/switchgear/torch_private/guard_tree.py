@@ -155,7 +155,7 @@ def _same_memory(elements: list[Any]) -> Callable[[], bool]:
 def _memcmp() -> Callable[..., int]:
     compare = ctypes.CDLL(None).memcmp
     compare.argtypes = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t
-    return compare  # type: ignore[no-any-return]
+    return compare
 
 
 def _in_dynamo() -> bool:

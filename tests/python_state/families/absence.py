@@ -111,7 +111,13 @@ def _modules(rng: Random) -> nn.Module:
         def forward(self, x: Tensor) -> Tensor:
             return x
 
-    return rng.choice([lambda: nn.Linear(3, 3), lambda: nn.Sequential(nn.Tanh()), Custom, nn.Identity])()
+    kinds: list[Callable[[], nn.Module]] = [
+        lambda: nn.Linear(3, 3),
+        lambda: nn.Sequential(nn.Tanh()),
+        Custom,
+        nn.Identity,
+    ]
+    return rng.choice(kinds)()
 
 
 @family
@@ -139,7 +145,8 @@ def module_gains_a_submodule(rng: Random) -> Program:
         lambda: setattr(module, "extra", nn.Sigmoid()),
         lambda: module.register_module("extra", nn.Identity()),
     ]
-    changes = [rng.choice(ways), functools.partial(delattr, module, "extra")][: rng.randrange(1, 3)]
+    ways = [rng.choice(ways), functools.partial(delattr, module, "extra")]
+    changes = ways[: rng.randrange(1, 3)]
     return at.program(*changes, about=f"{type(module).__name__}, {asked}")
 
 

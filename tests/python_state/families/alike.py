@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import enum
+import functools
 import types
 from collections.abc import Callable
 from random import Random
@@ -87,7 +88,7 @@ def alike_values(rng: Random) -> Program:
     values = rng.choice(ALIKE)
     chosen = [rng.choice(values) for _ in range(4)]
     at = place(rng, chosen[0], _shown)
-    return at.program(*[lambda value=value: at.put(value) for value in chosen[1:]], about=repr(chosen))  # type: ignore[misc]
+    return at.program(*[functools.partial(at.put, value) for value in chosen[1:]], about=repr(chosen))
 
 
 @family
@@ -98,7 +99,7 @@ def alike_in_containers(rng: Random) -> Program:
     held = [MADE[made](*pair) for pair in pairs]
     at = place(rng, held[0], READS[read], arguments=made != "namespace")
     about = f"{made}, {read}, {pairs}"
-    return at.program(*[lambda one=one: at.put(one) for one in held[1:]], about=about)  # type: ignore[misc]
+    return at.program(*[functools.partial(at.put, one) for one in held[1:]], about=about)
 
 
 @family
@@ -107,7 +108,7 @@ def alike_put_into_a_container(rng: Random) -> Program:
     values = [value for value in rng.choice(ALIKE) if not isinstance(value, slice)] or [1, True]
     read, kind = rng.choice([*READS]), rng.choice(["list", "dict", "key", "deque", "set", "long", "long dict"])
     first = rng.choice(values)
-    held: Any = {
+    made: dict[str, Callable[[], Any]] = {
         "list": lambda: [0, first],
         "dict": lambda: {"a": first},
         "key": lambda: {first: 1},
@@ -115,7 +116,8 @@ def alike_put_into_a_container(rng: Random) -> Program:
         "set": lambda: {first},
         "long": lambda: [*range(rng.choice([20, 100, 300])), first],
         "long dict": lambda: {first: 3, **{str(n): n for n in range(30)}},
-    }[kind]()
+    }
+    held = made[kind]()
 
     def put(value: Any) -> None:
         if isinstance(held, (list, collections.deque)):
@@ -133,7 +135,7 @@ def alike_put_into_a_container(rng: Random) -> Program:
     chosen = [rng.choice(values) for _ in range(3)]
     at = place(rng, held, READS[read])
     about = f"{kind}, {read}, {[first, *chosen]}"
-    return at.program(*[lambda value=value: put(value) for value in chosen], about=about)  # type: ignore[misc]
+    return at.program(*[functools.partial(put, value) for value in chosen], about=about)
 
 
 @family
@@ -148,7 +150,7 @@ def deques_by_their_lengths(rng: Random) -> Program:
     }
     use = rng.choice([*uses])
     at = place(rng, held[0], uses[use])
-    changes = [lambda one=one: at.put(one) for one in held[1:]]  # type: ignore[misc]
+    changes = [functools.partial(at.put, one) for one in held[1:]]
     return at.program(*changes, about=f"{use}, {held}")
 
 

@@ -151,6 +151,7 @@ def _of_object(value: Any, use: Use) -> _Made:
 def _of_slots(value: Any, use: Use) -> _Made:
     class Slotted:
         __slots__ = ("value",)
+        value: Any
 
     slotted = Slotted()
     slotted.value = value
@@ -158,7 +159,7 @@ def _of_slots(value: Any, use: Use) -> _Made:
 
 
 def _of_class(value: Any, use: Use) -> _Made:
-    kind = type("Settings", (), {"value": value})
+    kind: Any = type("Settings", (), {"value": value})
     return lambda x: use(kind.value, x), functools.partial(setattr, kind, "value"), []
 
 
