@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from switchgear import torch_private as internals
 from switchgear.capture.known_calls import refuse_call, refuse_start
 from switchgear.capture.running_code import RunningCode
 from switchgear.errors import Unsupported
-from switchgear import torch_private as internals
 from switchgear.features.python_state import user_objects
 from switchgear.features.python_state.holders import MISSING
 from switchgear.features.python_state.reached import MODULE_STATE, Reached, part_of
