@@ -98,7 +98,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Batch]]] = {
 
 @pytest.fixture(autouse=True)
 def on_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for variable in ("SWITCHGEAR_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+    for variable in ("SWITCHGEAR_CACHE_DIR", "TRITON_CACHE_DIR"):
         monkeypatch.setenv(variable, str(tmp_path / variable))
     monkeypatch.setenv(under_test.DEVICE_VARIABLE, "cuda")
     monkeypatch.setattr(background, "_ANSWERS", {})

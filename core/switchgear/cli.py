@@ -16,7 +16,7 @@ from typing import Any
 
 from switchgear.errors import InvalidInput, SwitchgearError
 from switchgear.inspect.bisecting import bisect, described
-from switchgear.inspect.caching import CacheUse, cache_uses, clear_cache, export_cache, import_cache
+from switchgear.inspect.caching import cache_use, clear_cache, export_cache, import_cache
 from switchgear.inspect.columns import show
 from switchgear.inspect.doctor import BEHAVIOURS, diagnosis
 from switchgear.inspect.examine import examine
@@ -32,6 +32,7 @@ from switchgear.who.trying import crashes, tried_report
 _STATUS = """exit status: 0 if all is well; 1 if something is wrong or is not there: a plugin
 that failed, a call that would not be compiled, a check that fails; 2 if the command line
 makes no sense"""
+_TRUST = "code in FILE will run as you, so trust everyone who could write to it"
 _EXPLAINED = """FUNCTION is captured on fakes of its inputs; nothing runs or is compiled. Told are who
 would take which operator, what would be saved, what would fall back, and why. What is
 jitted is examined with its options; for others, SWITCHGEAR_EXECUTORS, SWITCHGEAR_MEMORY
@@ -109,21 +110,16 @@ def command_line() -> argparse.ArgumentParser:
         "check", metavar="SCRIPT.py:FUNCTION", help="takes the fuel for sg.jit, and raises if wrong"
     )
     cache = command(
-        _cache, "what is kept on disk: what was compiled and measured for other processes"
+        _cache, "the cache on disk: what was compiled and measured, for other processes"
     )
     cache.add_argument(
         "action",
         choices=["info", "export", "import", "clear"],
-        help="who keeps how much; all of it into FILE; all of FILE, from a machine of the same kind; delete what "
-        "Switchgear itself keeps",
+        help="show how much there is; put all of it into FILE; take in all of FILE, from a machine of the same kind; "
+        "delete it",
     )
     cache.add_argument("file", nargs="?", type=Path, metavar="FILE", help="of export and import")
-    cache.add_argument(
-        "--all",
-        action="store_true",
-        help="of clear: also what executors keep, which may be that of torch.compile in all "
-        "your projects",
-    )
+    cache.add_argument("--trust", action="store_true", help=f"of import: {_TRUST}")
     return parser
 
 
@@ -253,35 +249,26 @@ def _bisect(chosen: argparse.Namespace) -> int:
 
 
 def _cache(chosen: argparse.Namespace) -> int:
-    action, file, plugins = chosen.action, chosen.file, installed()
+    action, file = chosen.action, chosen.file
     if (file is None) == (action in ("export", "import")):
         print(
             f"switchgear cache {action} takes {'a' if file is None else 'no'} FILE", file=sys.stderr
         )
         return 2
-    if chosen.all and action != "clear":
-        print(f"switchgear cache {action} takes no --all", file=sys.stderr)
+    if chosen.trust and action != "import":
+        print(f"switchgear cache {action} takes no --trust", file=sys.stderr)
         return 2
+    if action == "import" and not chosen.trust:
+        print(f"nothing is imported without --trust: {_TRUST}", file=sys.stderr)
+        return 1
     if action == "export":
-        print(f"{export_cache(plugins, file)} files in {file}")
+        print(f"{export_cache(file)} entries in {file}")
     elif action == "import":
-        print(f"{import_cache(plugins, file)} files taken in")
-    elif action == "info":
-        _show_caches(cache_uses(plugins))
+        print(f"{import_cache(file)} entries taken in")
     else:
-        deleted = clear_cache(plugins, chosen.all)
-        _show_caches(deleted)
-        owners = [use.owner for use in deleted]
-        left = [use.owner for use in cache_uses(plugins) if use.files and use.owner not in owners]
-        if left:
-            print(
-                f"deleted; --all also deletes what other projects may use: that of {', '.join(left)}"
-            )
+        use = cache_use() if action == "info" else clear_cache()
+        if use is None:
+            return 1
+        deleted = "" if action == "info" else " deleted"
+        print(f"{use.folder}: {use.files} files{deleted}, {use.bytes / 1e6:.1f} MB")
     return 0
-
-
-def _show_caches(uses: Sequence[CacheUse]) -> None:
-    show(
-        ("kept by", "folder", "files", "MB"),
-        [(one.owner, str(one.folder), str(one.files), f"{one.bytes / 1e6:.1f}") for one in uses],
-    )

@@ -1,21 +1,44 @@
-"""A cache on disk: values that JSON can hold, each in a file of its own, by keys of any length."""
+"""A cache on disk: values that JSON can hold and files, by keys of any length, in one folder of this user's alone.
+
+Each entry carries a digest. A damaged one is deleted when it is met, and missing. Whoever can write to the folder can
+run code as the user: one that belongs to somebody else, or that others may write to, is not used (`CacheWarning`).
+"""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import hashlib
 import json
 import os
+import re
+import shutil
+import stat
 import tempfile
+import time
+import warnings
 from pathlib import Path
 from typing import Any
 
+from switchgear.errors import CacheWarning
+
 #: Names the folder, in place of `switchgear` in `XDG_CACHE_HOME` or `~/.cache`.
 CACHE_VARIABLE = "SWITCHGEAR_CACHE_DIR"
+#: Says that a folder is ours, to `switchgear cache clear` and to programs that make backups.
+_MARKER = "CACHEDIR.TAG"
+_TAG = (
+    "Signature: 8a477f597d28d172789f06886806bc55\n"
+    "# A cache of Switchgear's: `switchgear cache clear` deletes what is in here.\n"
+)
+#: The names of values and of files.
+ENTRY = re.compile(r"[0-9a-f]{64}\.(entry|file)")
+#: The names of folders for one process, for all processes, and of files that are being written.
+_OTHERS = re.compile(r"(work-\w+|shared-\w+|tmp\w+\.new)")
 
 
 def folder() -> Path:
-    """Where the files are. Raises `RuntimeError` where there is no home directory."""
+    """Where the cache is to be, next to what others keep there. Raises `RuntimeError` if there is no home directory."""
     named = os.environ.get(CACHE_VARIABLE)
     return (
         Path(named)
@@ -24,33 +47,229 @@ def folder() -> Path:
     )
 
 
-def load(key: str) -> Any:
-    """What was stored by this key; None if nothing can be read."""
+def entries() -> Path | None:
+    """Return the folder of the entries, made if it is missing; None, after one warning, if it cannot be used."""
     try:
-        content = json.loads(_file(key).read_text())
-    except (OSError, RuntimeError, ValueError):
-        return None
-    return content.get("value") if isinstance(content, dict) and content.get("key") == key else None
+        place = folder().absolute().resolve() / "entries"
+        fault = _fault(place)
+    except (OSError, RuntimeError) as error:
+        fault = str(error)
+    if fault:
+        _warn(fault)
+    return None if fault else place
+
+
+def _fault(place: Path) -> str:
+    """Make the folder unless it is there; return why it cannot be trusted."""
+    if not os.path.lexists(place):
+        _make(place)
+    status = os.lstat(place)
+    if not stat.S_ISDIR(status.st_mode):
+        return f"{place} is no folder"
+    if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
+        return f"{place} belongs to another user (number {status.st_uid})"
+    if hasattr(os, "geteuid") and status.st_mode & 0o022:
+        return f"others may write to {place}"
+    with os.scandir(place) as items:
+        is_empty = next(items, None) is None
+    if is_empty:
+        _make(place)
+    return "" if _is_ours(place) else f"{place} was not made by Switchgear"
+
+
+def _is_ours(place: Path) -> bool:
+    try:
+        return (place / _MARKER).read_text() == _TAG
+    except (OSError, ValueError):
+        return False
+
+
+def _make(place: Path) -> None:
+    """Make the folder with its marker, both at once: another process may do so at the same time."""
+    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    new = Path(tempfile.mkdtemp(prefix="entries-", dir=place.parent))
+    try:
+        (new / _MARKER).write_text(_TAG)
+        new.rename(place)
+    except OSError:
+        shutil.rmtree(new)
+        if not place.exists():
+            raise
+
+
+@functools.cache
+def _warn(fault: str) -> None:
+    warnings.warn(
+        f"nothing is kept on disk: {fault}; name a folder of your own in the variable {CACHE_VARIABLE}",
+        CacheWarning,
+        stacklevel=4,
+    )
+
+
+def load(key: str) -> Any:
+    """Return what was stored by this key; None if there is nothing, or nothing sound."""
+    content = _content(_name(key))
+    return None if content is None else json.loads(content.partition(b"\n")[2])["value"]
 
 
 def store(key: str, value: object) -> None:
     """Keep a value; where the folder cannot be written to, nothing is kept."""
-    with contextlib.suppress(OSError, RuntimeError):
-        write(_file(key), json.dumps({"key": key, "value": value}))
+    place, body = entries(), json.dumps({"key": key, "value": value}).encode()
+    if place is not None:
+        with contextlib.suppress(OSError):
+            write(place / _name(key), digest_of(body).encode() + b"\n" + body)
 
 
-def write(file: Path, text: str) -> None:
+def drop(key: str) -> None:
+    """Forget what was stored by this key."""
+    place = entries()
+    if place is not None:
+        with contextlib.suppress(OSError):
+            (place / _name(key)).unlink(missing_ok=True)
+
+
+def load_file(digest: str) -> Path | None:
+    """Return where the file of this digest lies, whose content was just compared with that; None if it is not there."""
+    place, name = entries(), f"{digest}.file"
+    return None if place is None or _content(name) is None else place / name
+
+
+def store_file(file: Path) -> str:
+    """Keep a copy of a file; return its digest. Raises `OSError` if it cannot be kept."""
+    content, place = file.read_bytes(), entries()
+    if place is None:
+        raise OSError("there is no cache on disk")
+    digest = digest_of(content)
+    if load_file(digest) is None:
+        write(place / f"{digest}.file", content)
+    return digest
+
+
+def digest_of(content: bytes) -> str:
+    """Return the digest by which entries are compared."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def is_sound(name: str, content: bytes) -> bool:
+    """Check whether an entry of this name holds what was stored in it."""
+    stem, _, kind = name.partition(".")
+    if kind == "file":
+        return digest_of(content) == stem
+    digest, _, body = content.partition(b"\n")
+    if digest_of(body).encode() != digest:
+        return False
+    try:
+        held = json.loads(body)
+        return set(held) == {"key", "value"} and _name(held["key"]) == name
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return False
+
+
+def write(file: Path, content: bytes) -> None:
     """Write a file at once or not at all, and the folders that it is in. Raises `OSError`."""
     file.parent.mkdir(parents=True, exist_ok=True)
     descriptor, new = tempfile.mkstemp(dir=file.parent, suffix=".new")
     try:
-        with os.fdopen(descriptor, "w") as written:
-            written.write(text)
+        with os.fdopen(descriptor, "wb") as written:
+            written.write(content)
         os.replace(new, file)
     except BaseException:
         os.unlink(new)
         raise
 
 
-def _file(key: str) -> Path:
-    return folder() / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
+def workplace() -> Path:
+    """Return this process's own folder, empty at first and removed at its end. Raises `OSError` if none can be made."""
+    process, home = os.getpid(), entries()
+    if not _workplace(process, home).is_dir():
+        _workplace.cache_clear()
+    return _workplace(process, home)
+
+
+@functools.cache
+def _workplace(process: int, home: Path | None) -> Path:
+    for one in home.glob("work-*") if home else ():
+        if is_abandoned(one):
+            shutil.rmtree(one, ignore_errors=True)
+    place = Path(tempfile.mkdtemp(prefix="work-", dir=home))
+    _LOCKS[place] = _locked(place)
+    atexit.register(_remove, place, process)
+    return place
+
+
+#: Descriptors that are locked as long as the process lives which a folder belongs to.
+_LOCKS: dict[Path, int | None] = {}
+#: Seconds after which its process has locked a new folder.
+_PATIENCE = 60
+
+
+def _locked(place: Path) -> int | None:
+    """Lock a folder; None if another process has, or where there are no such locks."""
+    try:
+        import fcntl  # noqa: PLC0415 - Windows has none
+    except ImportError:
+        return None
+    descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def is_abandoned(place: Path) -> bool:
+    """Check whether the process has ended that a folder belongs to."""
+    try:
+        if place in _LOCKS or time.time() - place.stat().st_mtime < _PATIENCE:
+            return False
+        lock = _locked(place)
+    except OSError:
+        return False
+    if lock is not None:
+        os.close(lock)
+    return lock is not None
+
+
+def _remove(place: Path, process: int) -> None:
+    if os.getpid() == process:  # not in a process forked by that
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def shared(name: str) -> Path | None:
+    """Return a folder that all processes write to, which does not check what is in it; None without a cache on disk."""
+    place = entries()
+    if place is not None:
+        place = place / f"shared-{name}"
+        with contextlib.suppress(OSError):
+            place.mkdir(mode=0o700, exist_ok=True)
+    return place
+
+
+def everything() -> list[Path]:
+    """Return the files and folders of ours in the folder; none in one that cannot be used."""
+    place = entries()
+    return sorted(
+        one
+        for one in (place.iterdir() if place is not None else ())
+        if ENTRY.fullmatch(one.name) or _OTHERS.fullmatch(one.name)
+    )
+
+
+def _content(name: str) -> bytes | None:
+    """Return what an entry holds; delete it if that is damaged."""
+    place = entries()
+    if place is None:
+        return None
+    try:
+        content = (place / name).read_bytes()
+        if is_sound(name, content):
+            return content
+        (place / name).unlink()
+    except OSError:
+        pass
+    return None
+
+
+def _name(key: str) -> str:
+    return f"{digest_of(key.encode())}.entry"

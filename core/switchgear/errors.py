@@ -104,6 +104,10 @@ class PluginWarning(UserWarning):
     """A plugin failed to load, a listed executor is skipped, or what is left out is not there."""
 
 
+class CacheWarning(UserWarning):
+    """The folder of the cache on disk cannot be used, so nothing is kept for other processes."""
+
+
 class FallbackWarning(UserWarning):
     """A call that capture refuses runs the original function, split by TorchDynamo or in eager."""
 

@@ -1,19 +1,18 @@
-"""What Inductor needs around it: a compiler that builds what Python loads, and a folder to keep it in."""
+"""What Inductor needs around it: a compiler that builds what Python loads, and a folder to build in."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import getpass
-import hashlib
 import os
-import re
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tempfile
 from pathlib import Path
+
+import switchgear as sg
 
 #: What a region's code leans on: the headers of Python and C++, threads, a library that can be loaded.
 _PROBE = """
@@ -33,60 +32,38 @@ _ROOM = 1 << 16
 
 def fault() -> str | None:
     """Why nothing can be compiled here; None where it can, as was tried once for these surroundings."""
-    return _fault(os.environ.get("CXX") or _DEFAULT_COMPILER, os.environ.get("PATH", ""), str(cache_dir() or ""))
+    return _fault(os.environ.get("CXX") or _DEFAULT_COMPILER, os.environ.get("PATH", ""))
 
 
 @functools.cache
-def _fault(compiler: str, path: str, folder: str) -> str | None:
+def _fault(compiler: str, path: str) -> str | None:
     command = shutil.which(compiler, path=path)
     if command is None:
         return f"no C++ compiler: {compiler} is not on the path; install one, or name it in the variable CXX"
-    if not folder:
-        return "no temporary folder: none of the usual ones can be written to; name one in the variable TMPDIR"
     try:
-        _write(Path(folder))
+        folder = sg.disk_cache.workplace()
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"\0" * _ROOM)
     except OSError as error:
         return (
-            f"the folder for compiled code, {folder}, cannot be written to ({_words(error)}); "
-            "name another in the variable TORCHINDUCTOR_CACHE_DIR"
+            f"no folder for compiled code can be written to ({_words(error)}); "
+            f"name one in the variable {sg.disk_cache.CACHE_VARIABLE} or TMPDIR"
         )
-    return None if sys.platform == "win32" else _fault_of_compiler(command, Path(folder))
-
-
-def cache_dir() -> Path | None:
-    """Where Inductor keeps what it compiles, without importing it to ask; None where there is no temporary folder."""
-    named = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    if named is not None:
-        return Path(named).absolute()
-    try:
-        user = getpass.getuser()
-    except (KeyError, ImportError, OSError):  # a user without a name
-        user = f"uid_{os.getuid()}" if hasattr(os, "getuid") else "unknown_user"
-    try:
-        return Path(tempfile.gettempdir(), "torchinductor_" + re.sub(r'[\\/:*?"<>|]', "_", user))
-    except FileNotFoundError:
-        return None
-
-
-def _write(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=folder) as file:
-        file.write(b"\0" * _ROOM)
+    return None if sys.platform == "win32" else _fault_of_compiler(command, folder)
 
 
 def _fault_of_compiler(command: str, folder: Path) -> str | None:
-    """Why a compiler builds nothing that can be loaded; one that did is noted in the folder, until it changes."""
+    """Why a compiler builds nothing that can be loaded; one that did is noted on disk, until it changes."""
     state = Path(command).resolve().stat()
     known = (command, state.st_mtime_ns, state.st_size, sys.version, sysconfig.get_path("include"), _PROBE)
-    note = folder / "switchgear-compilers" / hashlib.sha256(repr(known).encode()).hexdigest()[:16]
-    if note.exists():
+    note = f"inductor compiler {known!r}"
+    if sg.disk_cache.load(note):
         return None
     try:
         with tempfile.TemporaryDirectory(dir=folder) as place:
             failure = _failure(command, Path(place))
             if failure is None:
-                note.parent.mkdir(exist_ok=True)
-                note.touch()
+                sg.disk_cache.store(note, True)
     except OSError as error:
         return f"the C++ compiler cannot be tried in {folder}: {_words(error)}"
     return failure and f"the C++ compiler {command} fails: {failure}; name another in the variable CXX"

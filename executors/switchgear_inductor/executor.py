@@ -7,7 +7,6 @@ import functools
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -108,10 +107,6 @@ class InductorExecutor(sg.FusionExecutor):
         """Inductor's options, those changed for the process too; its version is PyTorch's."""
         return repr((sorted(self.options.items()), loading.changes()))
 
-    def cache_folder(self) -> Path | None:
-        """Inductor's own, which `torch.compile` uses as well."""
-        return environment.cache_dir()
-
     def load(self, region: sg.Trace) -> Callable[..., Any] | None:
         """Inductor's code for a region, as it lies on disk."""
         key = region.canonical()
@@ -122,9 +117,17 @@ class InductorExecutor(sg.FusionExecutor):
             return found
 
     def _found(self, trace: sg.Trace, key: str) -> Callable[..., Any] | None:
-        place = None if loading.is_off() else loading.place(key, loading.around(self.options, trace.devices))
+        if loading.is_off():
+            return None
+        place = loading.place(key, loading.around(self.options, trace.devices))
+        try:
+            return self._recorded(trace, place, loading.records(place))
+        except Exception:  # a record that cannot be run, or whose files are gone, is of no use to anybody
+            sg.disk_cache.drop(place)
+            return None
+
+    def _recorded(self, trace: sg.Trace, place: str, records: list[dict[str, Any]]) -> Callable[..., Any] | None:
         names = [number.name for number in trace.numbers]
-        records = [] if place is None else loading.records(place)
         compiled = [one for record in records if (one := loading.loaded(record, names)) is not None]
         if trace.numbers:
             return Variants(None, trace.function(boxed=True), len(names), compiled) if compiled else None

@@ -8,7 +8,6 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,7 +36,8 @@ from torch.utils._sympy.printers import PythonPrinter
 
 import switchgear as sg
 
-from .loading import function, keep, laid_out, recorded
+from .loading import function, keep, laid_down, laid_out, recorded
+from .places import files_in_place, files_of_ours
 from .quoting import quoted_paths
 from .variants import Compiled
 
@@ -70,10 +70,10 @@ def _printed(expression: Any) -> str:
 class Region:
     """A region of a trace, with the layouts of what it takes and gives as functions of its numbers.
 
-    What is compiled for it is kept on disk at its `place`, unless that is None.
+    What is compiled for it is kept on disk by the key `place`, unless that is None.
     """
 
-    def __init__(self, region: sg.Trace, place: Path | None) -> None:
+    def __init__(self, region: sg.Trace, place: str | None) -> None:
         names = [number.name for number in region.numbers]
         outputs = [proxy for proxy in region.outputs if proxy is not None]
         self.name = region.name
@@ -107,6 +107,8 @@ def lowered() -> list[str]:
 
 def found(record: Mapping[str, Any], region: Region, options: Mapping[str, Any]) -> Compiled | None:
     """What Inductor keeps by the key in a record, for a region of fixed sizes, if it is still there."""
+    if not laid_down(record):
+        raise ValueError("a file is not kept any more")
     mode = FakeTensorMode(shape_env=_environment())
     with _settings(options), tracing(TracingContext(mode)):
         with mode:
@@ -130,6 +132,7 @@ def compile_region(region: Region, sizes: Sequence[int], options: Mapping[str, A
     env = _environment()
     mode = FakeTensorMode(shape_env=env)
     numbers = [_symbol(env, index, size) for index, size in enumerate(sizes)]
+    before = files_of_ours()
     strides = region.strides(*numbers)
 
     def permuted(*args: Any) -> list[torch.Tensor]:
@@ -161,7 +164,8 @@ def compile_region(region: Region, sizes: Sequence[int], options: Mapping[str, A
     conditions = _conditions(env, numbers, region.names)
     key = getattr(compiled, "_fx_graph_cache_key", None)
     if region.place is not None and key is not None and not getattr(compiled, "constants", None):
-        keep(region.place, recorded(run, odd, region.strides_text, conditions, key))
+        with contextlib.suppress(OSError):
+            keep(region.place, recorded(run, odd, region.strides_text, conditions, key, files_of_ours() - before))
     holds = None if conditions is None else function(region.names, conditions)
     return Compiled(laid_out(run, odd, region.strides, len(sizes)), holds)
 
@@ -233,7 +237,7 @@ def _simplify(graph: torch.fx.GraphModule) -> None:
 @contextlib.contextmanager
 def _settings(options: Mapping[str, Any]) -> Iterator[None]:
     """Inductor as it is to be while it compiles a region."""
-    with config.patch(dict(options)), quoted_paths(), warnings.catch_warnings():
+    with files_in_place(), config.patch(dict(options)), quoted_paths(), warnings.catch_warnings():
         # that it does not vectorize them, which no user can change
         warnings.filterwarnings("ignore", "bf16 and fp16 are mixed", UserWarning)
         # advice on a setting of the process, which eager gives nobody

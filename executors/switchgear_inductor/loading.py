@@ -10,14 +10,14 @@ from __future__ import annotations
 import builtins
 import functools
 import hashlib
+import importlib.machinery
 import importlib.util
-import json
 import os
 import re
+import shutil
 import sys
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ from torch.utils import _config_module
 
 import switchgear as sg
 
-from . import environment
 from .variants import Compiled
 
 #: Variables that Inductor and its compiler listen to begin with these.
@@ -35,7 +34,7 @@ _LISTENED = ("TORCH", "TRITON", "CXX", "CC", "CPLUS", "OMP", "CUDA_HOME", "PYTOR
 _EXTERN = frozenset({"mm", "addmm", "bmm", "baddbmm", "convolution"})
 #: What it imports, and does not call unless it is told to.
 _UNUSED = r"\b(run_intermediate_hooks|maybe_profile|align)\("
-#: Of these, what says only where things are.
+#: Of these, those that say only where things are, of what `torch.compile` compiles.
 _PLACES = frozenset({"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"})
 
 
@@ -78,8 +77,8 @@ def _changes(config: Any, hash: bytes) -> str:
 
 
 _LOWERED = "lowered"
-#: What was read of each note; a worker may write one at any time.
-_LOWERED_BY: dict[Path, frozenset[str]] = {}
+#: The overloads by note; a worker may write one at any time.
+_LOWERED_BY: dict[str, frozenset[str]] = {}
 
 
 def lowered() -> frozenset[str] | None:
@@ -87,23 +86,19 @@ def lowered() -> frozenset[str] | None:
     if "torch._inductor.lowering" in sys.modules:
         return None
     note = _lowered_note()
-    if note is None:
-        return None
-    if note not in _LOWERED_BY:
-        with suppress(OSError, ValueError, TypeError):
-            _LOWERED_BY[note] = frozenset(json.loads(note.read_text()))
+    if note not in _LOWERED_BY and (names := sg.disk_cache.load(note)):
+        _LOWERED_BY[note] = frozenset(names)
     return _LOWERED_BY.get(note)
 
 
-def _lowered_note() -> Path | None:
+def _lowered_note() -> str:
     return place(_LOWERED, repr((torch.__version__, torch.version.git_version, _own())))
 
 
 def keep_lowered(names: Sequence[str]) -> None:
     """Note these overloads for other processes."""
-    note = _lowered_note()
-    if note is not None and not note.exists():
-        write(note, json.dumps(names))
+    if sg.disk_cache.load(_lowered_note()) is None:
+        sg.disk_cache.store(_lowered_note(), names)
 
 
 @functools.cache
@@ -112,60 +107,85 @@ def _own() -> str:
     return hashlib.sha256(b"".join(sorted(file.read_bytes() for file in here.glob("*.py")))).hexdigest()
 
 
-def place(key: str, around: str) -> Path | None:
-    """Where on disk what was compiled for a region is kept."""
-    folder = environment.cache_dir()
-    return folder and folder / "switchgear" / f"{hashlib.sha256(f'{around} {key}'.encode()).hexdigest()}.json"
+def place(key: str, around: str) -> str:
+    """The key by which the code for a region is kept on disk."""
+    return f"inductor {around} {key}"
 
 
-def records(place: Path) -> list[dict[str, Any]]:
-    """What was kept there: a record for each kind of sizes that something was compiled for."""
-    try:
-        kept = json.loads(place.read_text())
-    except (OSError, ValueError):
-        return []
-    return [one for one in kept if isinstance(one, dict)] if isinstance(kept, list) else []
+def records(place: str) -> list[dict[str, Any]]:
+    """Return what is kept by a key: a record for each kind of sizes that something was compiled for."""
+    return sg.disk_cache.load(place) or []
 
 
-def keep(place: Path, record: Mapping[str, Any]) -> None:
+def keep(place: str, record: Mapping[str, Any]) -> None:
     """Add a record; where the folder cannot be written to, nothing is kept."""
     others = [one for one in records(place) if one.get("holds") != record.get("holds")]
-    write(place, json.dumps([*others, record]))
+    sg.disk_cache.store(place, [*others, record])
 
 
-def write(place: Path, text: str) -> None:
-    """Write a file, unless the folder cannot be written to."""
-    with suppress(OSError):
-        sg.disk_cache.write(place, text)
+def recorded(
+    call: Any, odd: Sequence[int], strides: str, holds: str | None, key: str, written: Iterable[Path]
+) -> dict[str, Any]:
+    """Return the record of what Inductor compiled, and keep the files that it needs.
 
+    Args:
+        call: the compiled function; the record holds its code if that runs without Inductor.
+        odd: the results that are not in the strides of their proxies.
+        strides: these strides, as Python.
+        holds: for which sizes, as Python; None for any.
+        key: the name of Inductor's own record.
+        written: the files that Inductor wrote, of which its own record consists.
 
-def recorded(call: Any, odd: Sequence[int], strides: str, holds: str | None, key: str) -> dict[str, Any]:
-    """The record of what Inductor compiled: of `call`, what it is made of, if that can be run without Inductor."""
+    Raises:
+        OSError: where a file cannot be kept, or lies outside of this process's folder.
+    """
     record: dict[str, Any] = {"odd": [*odd], "strides": strides, "holds": holds, "key": key}
+
+    def by_inductor() -> dict[str, Any]:
+        """The record of a function that Inductor loads, which finds its files where it wrote them."""
+        files = {_relative(file): sg.disk_cache.store_file(file) for file in {*written, *homes}}
+        return {**record, "files": files}
+
     scope: Mapping[str, Any] = getattr(getattr(call, "__func__", call), "__globals__", {})
     libraries: dict[str, str] = {}
+    homes: list[Path] = []
     for name, value in scope.items():
         home = getattr(value, "__self__", None)
         if isinstance(value, types.BuiltinFunctionType) and isinstance(home, types.ModuleType) and name[:4] == "cpp_":
-            libraries[name] = _relative(Path(str(home.__file__)))
+            homes.append(Path(str(home.__file__)))
+            _relative(homes[-1])
+            libraries[name] = sg.disk_cache.store_file(homes[-1])
     code = scope.get("__file__")
     if code is None or not str(code).endswith(".py"):
-        return record
+        return by_inductor()
     source = Path(code).read_text()
     if not _EXTERN.issuperset(re.findall(r"\bextern_kernels\.(\w+)", source)) or re.search(_UNUSED, source):
-        return record
+        return by_inductor()
     try:
         _run(source, libraries)
     except Exception:  # it needs more of Inductor than there are stand-ins for
-        return record
+        return by_inductor()
     return {**record, "code": source, "libraries": libraries}
 
 
-def _relative(library: Path) -> str:
-    """A library's place in Inductor's folder, which may be carried elsewhere."""
-    folder = environment.cache_dir()
-    is_inside = folder is not None and library.is_relative_to(folder)
-    return str(library.relative_to(folder) if folder is not None and is_inside else library)
+def _relative(file: Path) -> str:
+    """A file's place in this process's folder for Inductor. Raises `OSError` where it lies elsewhere."""
+    folder = sg.disk_cache.workplace()
+    if not file.is_relative_to(folder):
+        raise OSError(f"{file} was not written by this process")
+    return file.relative_to(folder).as_posix()
+
+
+def laid_down(record: Mapping[str, Any]) -> bool:
+    """Put the files of a record where Inductor looks for them; return whether all are there."""
+    for name, digest in record["files"].items():
+        kept, target = sg.disk_cache.load_file(digest), sg.disk_cache.workplace() / name
+        if kept is None:
+            return False
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(kept, target)
+    return True
 
 
 def loaded(record: Mapping[str, Any], names: Sequence[str]) -> Compiled | None:
@@ -250,9 +270,12 @@ def _run(source: str, libraries: Mapping[str, str]) -> Callable[..., Any]:
     return run
 
 
-def _kernel(path: str) -> Callable[..., Any]:
-    """The function that a library that Inductor built brings to Python."""
-    return _loaded_kernel(Path(environment.cache_dir() or "", path))
+def _kernel(digest: str) -> Callable[..., Any]:
+    """The function that a library that Inductor built brings to Python. Raises `ValueError` if that is not kept."""
+    path = sg.disk_cache.load_file(digest)
+    if path is None:
+        raise ValueError("a library is not kept any more")
+    return _loaded_kernel(path)
 
 
 @functools.cache
@@ -260,10 +283,9 @@ def _loaded_kernel(path: Path) -> Callable[..., Any]:
     # it reads from there where a tensor's data is, when it is loaded
     address = torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr  # type: ignore[attr-defined]
     os.environ["_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"] = str(address)
-    spec = importlib.util.spec_from_file_location(f"{path.stem}.kernel", path)
-    if spec is None or spec.loader is None:
-        raise ValueError(f"{path} is no library")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    name = f"{path.stem}.kernel"
+    loader = importlib.machinery.ExtensionFileLoader(name, str(path))
+    module = importlib.util.module_from_spec(importlib.machinery.ModuleSpec(name, loader, origin=str(path)))
+    loader.exec_module(module)
     kernel: Callable[..., Any] = module.kernel
     return kernel

@@ -18,7 +18,7 @@ from torch import Tensor
 import switchgear as sg
 from conftest import shipped
 from switchgear import disk_cache, machine
-from switchgear.errors import ExecutorFailed, PluginWarning
+from switchgear.errors import CacheWarning, ExecutorFailed, PluginWarning
 from switchgear.fusion.choose import Contestants
 from switchgear.who import plugins
 from switchgear.who.selection import Selection, select
@@ -262,25 +262,26 @@ def test_what_times_depend_on(
     check()
     monkeypatch.setattr(machine, "_versions", lambda: {"PyTorch": "2.99"})
     check()
-    assert len(measured) == len(list(folder.iterdir())) == 7
+    assert len(measured) == len(disk_cache.everything()) == 7
     check()
     assert len(measured) == 7
 
 
 def damaged(file: Path) -> Iterator[str]:
-    content = json.loads(file.read_text())
-    yield ""
-    yield "[" * 100_000
-    yield "[]"
-    yield json.dumps(content | {"key": "another"})
+    content = json.loads(file.read_text().partition("\n")[2])
+    texts = ["[" * 100_000, "[]", json.dumps(content | {"key": "another"})]
     for value in (None, 1, [1.0], [1.0, "1"], [1.0, -1.0], [1.0, float("nan")], {"torch": 1.0}):
-        yield json.dumps(content | {"value": value})
+        texts.append(json.dumps(content | {"value": value}))
+    yield ""
+    yield from texts
+    # of the right digest: somebody wrote them
+    yield from [f"{disk_cache.digest_of(text.encode())}\n{text}" for text in texts]
 
 
 def test_a_damaged_cache_is_written_anew(installed: Installed, measured: list[int], folder: Path) -> None:
     installed.add("fast", FAST)
     check()
-    (file,) = folder.iterdir()
+    (file,) = disk_cache.everything()
     for count, text in enumerate(damaged(file), 2):
         file.write_text(text)
         check()
@@ -290,14 +291,15 @@ def test_a_damaged_cache_is_written_anew(installed: Installed, measured: list[in
     before = len(measured)
     check()
     assert len(measured) == before
-    assert list(folder.iterdir()) == [file]
+    assert disk_cache.everything() == [file]
 
 
 def test_no_folder_can_be_made(installed: Installed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv(disk_cache.CACHE_VARIABLE, str(tmp_path / "file" / "folder"))
     installed.add("fast", FAST)
-    jitted = check()
+    with pytest.warns(CacheWarning, match=r"nothing is kept on disk: .*Not a directory.*; name a folder of your own"):
+        jitted = check()
     assert len(lines(forward(jitted))) == 1
 
 
@@ -355,7 +357,7 @@ def test_who_is_fast_and_wrong_is_out(installed: Installed, folder: Path) -> Non
         jitted = check(lambda a: product(a * 0.5))
     assert [line.implementation.owner for line in lines(forward(jitted)) if line.implementation] == ["fast"]
     assert "wrong: out, for result 0 is off" in sg.explain(jitted)
-    assert not [*folder.glob("*.json")]
+    assert not disk_cache.everything()
     (file,) = (folder / "faults").iterdir()
     with pytest.raises(ExecutorFailed, match=r"executor wrong 1\.0 .*is not what PyTorch's operators give"):
         runpy.run_path(str(file))
@@ -395,14 +397,14 @@ def test_what_cannot_be_measured_is_declined(installed: Installed, folder: Path)
         jitted = check(product, torch.ones(3) * 4)
     found = choice_of(jitted)
     assert found.declined == (("failing", "out, for it raised RuntimeError: not these"),)
-    assert not [*folder.glob("*.json")]
+    assert not disk_cache.everything()
 
 
 def test_a_region_that_fails_to_compile_is_declined(installed: Installed, folder: Path) -> None:
     installed.add("failing", "RUN = lambda region: sg.Declined('no luck')")
     jitted = check()
     assert choice_of(jitted).declined == (("failing", "no luck"),)
-    assert not folder.exists()
+    assert not disk_cache.everything()
     listed = sg.jit(product, executors=["failing", "torch"])
     a = torch.rand(3)
     assert_same(listed(a), product(a))
@@ -434,7 +436,7 @@ def test_a_device_that_nothing_can_be_measured_on(installed: Installed, folder: 
     jitted = sg.jit(product, executors="auto")
     assert jitted(torch.empty(3, device="meta")).device.type == "meta"
     assert "slow: not measured, for that raised" in sg.explain(jitted)
-    assert not folder.exists()
+    assert not disk_cache.everything()
 
 
 def test_any_other_name_is_no_list() -> None:

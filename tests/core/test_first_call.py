@@ -69,11 +69,7 @@ sg.jit(lambda x, y: (x * y + 1).exp().sum(0) / 2, {})(torch.ones(2, 3), torch.on
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_first_call_imports_nothing_that_takes_long(program: str, options: str, tmp_path: Path) -> None:
     source = FIRST_CALL.format(PROGRAMS[program].replace("{}", options))
-    nothing_compiled = {
-        "SWITCHGEAR_CACHE_DIR": str(tmp_path / "ours"),
-        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "its"),
-    }
-    environment = {**os.environ, **nothing_compiled}
+    environment = {**os.environ, "SWITCHGEAR_CACHE_DIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
 
@@ -96,7 +92,7 @@ assert sys.stdout is before and not failed, failed
 
 def test_to_jit_asks_no_executor_whether_it_can_run_that_a_worker_asks(tmp_path: Path) -> None:
     source = "import switchgear as sg; sg.jit(abs, compile='background'); sg.jit(abs, executors=['torch'])"
-    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    environment = {**os.environ, "SWITCHGEAR_CACHE_DIR": str(tmp_path)}
     subprocess.run([sys.executable, "-c", source], check=True, env=environment)
     assert not [*tmp_path.iterdir()]
 

@@ -8,11 +8,14 @@ import os
 import subprocess
 import sys
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from switchgear import cli, disk_cache
+from switchgear.errors import CacheWarning
 from switchgear.inspect import caching
 
 PROGRAM = """
@@ -36,12 +39,12 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     compiler.write_text(COMPILER.format(log=tmp_path / "calls"))
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
     return tmp_path
 
 
 def move_to(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SWITCHGEAR_CACHE_DIR", str(folder / "own"))
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
+    monkeypatch.setenv("SWITCHGEAR_CACHE_DIR", str(folder))
 
 
 def run(*arguments: str) -> str:
@@ -57,7 +60,7 @@ def test_what_was_compiled_elsewhere_is_not_compiled_again(place: Path, monkeypa
     assert (place / "calls").exists()
     run("-m", "switchgear", "cache", "export", str(place / "cache.tar.gz"))
     move_to(place / "elsewhere", monkeypatch)
-    assert "files taken in" in run("-m", "switchgear", "cache", "import", str(place / "cache.tar.gz"))
+    assert "entries taken in" in run("-m", "switchgear", "cache", "import", str(place / "cache.tar.gz"), "--trust")
     (place / "here").rename(place / "gone")
     (place / "calls").unlink()
     run("-c", PROGRAM)
@@ -65,38 +68,63 @@ def test_what_was_compiled_elsewhere_is_not_compiled_again(place: Path, monkeypa
 
 
 def test_info_and_clear(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    kept = place / "here" / "own" / "one.json"
-    kept.parent.mkdir(parents=True)
-    kept.write_text("x" * 100_000)
+    disk_cache.store("key", "x" * 100_000)
     assert cli.main(["cache", "info"]) == 0
-    assert str(kept.parent) in (said := capsys.readouterr().out)
-    assert "0.1" in said
-    assert kept.exists()
+    assert capsys.readouterr().out == f"{disk_cache.entries()}: 1 files, 0.1 MB\n"
+    assert disk_cache.load("key")
     assert cli.main(["cache", "clear"]) == 0
-    assert not kept.exists()
+    assert capsys.readouterr().out == f"{disk_cache.entries()}: 1 files deleted, 0.1 MB\n"
+    assert disk_cache.load("key") is None
     assert cli.main(["cache", "info"]) == 0
 
 
-def test_what_executors_keep_is_deleted_only_if_asked_for(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    # once: what torch.compile of other projects had put there went, too
-    own, others = place / "here" / "own" / "one.json", place / "here" / "inductor" / "of_torch_compile.py"
-    for file in (own, others):
-        file.parent.mkdir(parents=True)
-        file.write_text("x")
-    folders = {caching.OWN: own.parent, "inductor": others.parent}
-    monkeypatch.setattr(caching, "_folders", lambda plugins: folders)
-    assert cli.main(["cache", "info", "--all"]) == 2
+def test_clear_and_export_touch_nothing_but_entries(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # once: all that lay in the folder was deleted, a thesis, keys and virtual environments, and exported, too
+    disk_cache.store("key", 1)
+    entries = disk_cache.entries()
+    assert entries is not None
+    others = [entries.parent / "thesis.tex", entries.parent / "venv" / "x", entries / "id_rsa", entries / "a" / "x"]
+    others += [entries / "work", entries / "0.entry", entries / f"{'0' * 64}.json", entries / ".ssh" / "work-1"]
+    for other in others:
+        other.parent.mkdir(exist_ok=True)
+        other.write_text("precious")
+    (place / "outside").mkdir()
+    (place / "outside" / "file").write_text("precious")
+    (entries / "work-link").symlink_to(place / "outside")
+    (entries / "shared-headers").mkdir()
+    (entries / "shared-headers" / "x.h.gch").touch()
+    assert cli.main(["cache", "export", str(place / "cache.tar.gz")]) == 0
+    with tarfile.open(place / "cache.tar.gz") as archive:
+        manifest, entry = archive.getnames()
+    assert manifest == "manifest.json"
+    assert disk_cache.ENTRY.fullmatch(entry)
+    monkeypatch.setattr(disk_cache, "_PATIENCE", 0)
     assert cli.main(["cache", "clear"]) == 0
-    assert not own.exists()
-    assert others.exists()
-    said = capsys.readouterr().out
-    assert str(others.parent) not in said
-    assert "--all also deletes what other projects may use: that of inductor" in said
-    assert cli.main(["cache", "clear", "--all"]) == 0
-    assert not others.exists()
-    assert "--all" not in capsys.readouterr().out
+    assert disk_cache.load("key") is None
+    assert not (entries / "shared-headers").exists()
+    assert {other.read_text() for other in (*others, place / "outside" / "file")} == {"precious"}
+
+
+def test_clear_leaves_a_folder_that_is_not_switchgear_s(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    theirs = place / "here" / "entries" / f"{'0' * 64}.entry"
+    theirs.parent.mkdir(parents=True, mode=0o700)
+    theirs.touch()
+    with pytest.warns(CacheWarning, match="was not made by Switchgear"):
+        assert cli.main(["cache", "clear"]) == 1
+    assert theirs.exists()
+
+
+def test_export_follows_no_link(place: Path) -> None:
+    # once: a link at FILE.PID.new was followed, and what it led to overwritten
+    disk_cache.store("key", 1)
+    archive = place / "cache.tar.gz"
+    precious = place / "precious"
+    precious.write_text("precious")
+    for link in (archive, place / f"cache.tar.gz.{os.getpid()}.new"):
+        link.symlink_to(precious)
+    assert cli.main(["cache", "export", str(archive)]) == 0
+    assert precious.read_text() == "precious"
+    assert not archive.is_symlink()
 
 
 def test_an_export_that_is_broken_off_leaves_what_was_there(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +136,7 @@ def test_an_export_that_is_broken_off_leaves_what_was_there(place: Path, monkeyp
     def interrupted(*args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(tarfile.TarFile, "add", interrupted)
+    monkeypatch.setattr(tarfile.TarFile, "addfile", interrupted)
     with pytest.raises(KeyboardInterrupt):
         cli.main(["cache", "export", str(archive)])
     assert archive.read_bytes() == before
@@ -128,26 +156,130 @@ def test_files_are_carried_and_those_that_are_there_stay(place: Path, monkeypatc
     assert cli.main(["cache", "export", archive]) == 0
     move_to(place / "elsewhere", monkeypatch)
     disk_cache.store("old", 3)
-    assert cli.main(["cache", "import", archive]) == 0
+    assert cli.main(["cache", "import", archive, "--trust"]) == 0
     assert (disk_cache.load("new"), disk_cache.load("old")) == (1, 3)
 
 
-def test_another_kind_of_machine_is_named(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    manifest = json.dumps({"machine": {**caching._machine(), "PyTorch": "2.0.0"}}).encode()
-    with tarfile.open(place / "other.tar.gz", "w:gz") as archive:
-        described = tarfile.TarInfo("manifest.json")
-        described.size = len(manifest)
-        archive.addfile(described, io.BytesIO(manifest))
-    assert cli.main(["cache", "import", str(place / "other.tar.gz")]) == 1
-    assert "is of no use here: PyTorch is 2.1" in (said := capsys.readouterr().err)
-    assert "2.0.0 there" in said
-
-
-def test_what_is_no_archive_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (place / "text").write_text("no archive")
-    assert cli.main(["cache", "import", str(place / "text")]) == 1
+def test_nothing_is_imported_from_whom_nobody_trusts(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["cache", "import", str(place / "missing")]) == 1
-    assert capsys.readouterr().err.count("is no exported cache") == 2
+    assert capsys.readouterr().err == (
+        "nothing is imported without --trust: code in FILE will run as you, so trust everyone who could write to it\n"
+    )
+
+
+def member(name: str, content: bytes = b"", kind: bytes = tarfile.REGTYPE, **others: Any) -> tuple[Any, bytes]:
+    described = tarfile.TarInfo(name)
+    described.type, described.size = kind, len(content)
+    for key, value in others.items():
+        setattr(described, key, value)
+    return described, content
+
+
+def manifest(**others: object) -> tuple[Any, bytes]:
+    return member("manifest.json", json.dumps({"format": 2, "machine": caching._machine(), **others}).encode())
+
+
+def entry(key: str = "key", value: object = 1) -> tuple[Any, bytes]:
+    body = json.dumps({"key": key, "value": value}).encode()
+    name = f"{disk_cache.digest_of(key.encode())}.entry"
+    return member(name, disk_cache.digest_of(body).encode() + b"\n" + body)
+
+
+def packed(file: Path, *members: tuple[Any, bytes]) -> Path:
+    with tarfile.open(file, "w:gz") as archive:
+        for described, content in members:
+            archive.addfile(described, io.BytesIO(content))
+    return file
+
+
+def test_another_kind_of_machine_is_named(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = caching._machine()
+    # once: only the keys that the archive had were compared
+    for machine, said in (
+        ({**own, "PyTorch": "2.0.0"}, "PyTorch is 2."),
+        ({}, "PyTorch is 2."),
+        ({**own, "moon": "full"}, "moon is missing here, and full there"),
+        (None, "does not say which machine"),
+    ):
+        archive = packed(place / "other.tar.gz", manifest(machine=machine), entry())
+        assert cli.main(["cache", "import", str(archive), "--trust"]) == 1
+        assert said in capsys.readouterr().err
+    assert not disk_cache.everything()
+
+
+_NAME = entry()[0].name
+_FILE = f"{disk_cache.digest_of(b'x')}.file"
+BAD: dict[str, Sequence[tuple[Any, bytes]]] = {
+    "nothing": (),
+    "no manifest": (entry(),),
+    "a manifest that comes last": (entry(), manifest()),
+    "a manifest that is no JSON": (member("manifest.json", b"{"),),
+    "a manifest that is nested deep": (member("manifest.json", b"[" * 200_000),),
+    "a manifest that is a list": (member("manifest.json", b"[]"),),
+    "a manifest of another format": (manifest(format=1), entry()),
+    "an absolute path": (manifest(), member(f"/tmp/{_FILE}", b"x")),
+    "a path to the parent": (manifest(), member(f"../{_FILE}", b"x")),
+    "a path in a folder": (manifest(), member(f"inductor/{_FILE}", b"x")),
+    "a name with a line break": (manifest(), member(f"{_FILE}\n", b"x")),
+    "a folder": (manifest(), member(_FILE, kind=tarfile.DIRTYPE)),
+    "a link": (manifest(), member(_FILE, kind=tarfile.SYMTYPE, linkname="/etc/passwd")),
+    "a hard link": (manifest(), member(_FILE, kind=tarfile.LNKTYPE, linkname="manifest.json")),
+    "a device": (manifest(), member(_FILE, kind=tarfile.CHRTYPE)),
+    "a pipe": (manifest(), member(_FILE, kind=tarfile.FIFOTYPE)),
+    "the same twice": (manifest(), entry(), entry()),
+    "another name": (manifest(), member("sitecustomize.py", b"x")),
+    "an entry of another key": (manifest(), member(_NAME, entry("other")[1])),
+    "an entry of another digest": (manifest(), member(_NAME, b"0" * 64 + entry()[1][64:])),
+    "an entry that is no JSON": (manifest(), member(_NAME, disk_cache.digest_of(b"x").encode() + b"\nx")),
+    "a file of another digest": (manifest(), member(_FILE, b"y")),
+    "a long header": (manifest(), member(_FILE, b"x", pax_headers={"comment": "x" * 2000})),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_what_is_no_sound_archive_is_refused_as_a_whole(
+    kind: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # once: an archive was unpacked before anything was looked at, and only Python's filter kept it inside
+    head, bad = BAD[kind][:1], BAD[kind][1:]
+    archive = packed(place / "bad.tar.gz", *head, *([entry("good"), *bad] if bad else ()))
+    assert cli.main(["cache", "import", str(archive), "--trust"]) == 1
+    assert capsys.readouterr().err.startswith(f"{archive} is ")
+    assert not disk_cache.everything()
+    assert {one.name for one in place.rglob("*")} == {"bad.tar.gz", "compiler", "here", "entries", "CACHEDIR.TAG"}
+
+
+def test_what_is_no_archive_or_damaged_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "text").write_text("no archive")
+    packed(place / "whole", manifest(), entry(), member(_FILE, b"x"))
+    content = (place / "whole").read_bytes()
+    files = [place / "text", place / "missing", place]
+    for size in range(1, len(content), 20):
+        files.append(place / f"first {size} bytes")
+        files[-1].write_bytes(content[:size])
+    for file in files:
+        assert cli.main(["cache", "import", str(file), "--trust"]) == 1
+        assert f"{file} is " in capsys.readouterr().err
+    assert not disk_cache.everything()
+    assert cli.main(["cache", "import", str(place / "whole"), "--trust"]) == 0
+    assert disk_cache.load("key") == 1
+
+
+def test_what_is_too_large_is_refused_before_it_is_read(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(caching, "_LARGEST_ENTRY", 10_000)
+    monkeypatch.setattr(caching, "_LARGEST", 30_000)
+    monkeypatch.setattr(caching, "_MOST", 10)
+    large = entry(value="x" * 20_000)
+    many = [entry(str(number)) for number in range(11)]
+    sum_of_all = [entry(str(number), "x" * 8000) for number in range(5)]
+    header = [member(_FILE, b"x", pax_headers={"comment": "x" * 20_000})]
+    for members in ([large], many, sum_of_all, header):
+        archive = packed(place / "large", manifest(), *members)
+        assert cli.main(["cache", "import", str(archive), "--trust"]) == 1
+        assert "is too large" in capsys.readouterr().err
+    assert not disk_cache.everything()
 
 
 def test_a_file_is_given_where_it_belongs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,3 +287,5 @@ def test_a_file_is_given_where_it_belongs(capsys: pytest.CaptureFixture[str]) ->
     assert cli.main(["cache", "clear", "file"]) == 2
     assert "takes a FILE" in (said := capsys.readouterr().err)
     assert "takes no FILE" in said
+    assert cli.main(["cache", "clear", "--trust"]) == 2
+    assert "takes no --trust" in capsys.readouterr().err

@@ -28,7 +28,8 @@ compiles = pytest.mark.skipif(
 @pytest.fixture(autouse=True)
 def asked_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing is known of the surroundings, and the folder for compiled code is empty."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
+    monkeypatch.setenv("SWITCHGEAR_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
     environment._fault.cache_clear()
     warn_once.cache_clear()
     yield
@@ -94,22 +95,17 @@ def test_compiler_that_works_is_tried_once(tmp_path: Path, monkeypatch: pytest.M
     assert "status 3" in (InductorExecutor().unavailable() or "")
 
 
-def test_folder_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "file" / "compiled"))
-    reason = InductorExecutor().unavailable()
-    assert reason is not None
-    assert reason.startswith(f"the folder for compiled code, {tmp_path}/file/compiled, cannot be written to (")
-    assert reason.endswith("name another in the variable TORCHINDUCTOR_CACHE_DIR")
-
-
-def test_no_temporary_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.filterwarnings("ignore:nothing is kept on disk")
+def test_no_folder_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def gettempdir() -> str:
         raise FileNotFoundError("No usable temporary directory found")
 
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SWITCHGEAR_CACHE_DIR", str(tmp_path / "file"))
     monkeypatch.setattr(tempfile, "gettempdir", gettempdir)
-    assert (InductorExecutor().unavailable() or "").startswith("no temporary folder")
+    reason = InductorExecutor().unavailable() or ""
+    assert reason.startswith("no folder for compiled code can be written to (No usable temporary directory found)")
+    assert reason.endswith("name one in the variable SWITCHGEAR_CACHE_DIR or TMPDIR")
 
 
 #: Compiles a region of its own with Inductor, forward and backward, without a warning.
@@ -183,14 +179,14 @@ def test_a_full_disk() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 
     (warned,) = eval(run(FALLS_BACK, {}, none_may_be_written))
-    assert "the folder for compiled code" in warned
+    assert "no folder for compiled code can be written to" in warned
 
 
 @unix
 @compiles
 @pytest.mark.parametrize("home", [None, "/dev/null/home", "/proc"], ids=["none", "none to be made", "read-only"])
 def test_home(home: str | None) -> None:
-    variables: dict[str, str | None] = {"HOME": home, "XDG_CACHE_HOME": None, "TORCHINDUCTOR_CACHE_DIR": None}
+    variables: dict[str, str | None] = {"HOME": home, "XDG_CACHE_HOME": None, "SWITCHGEAR_CACHE_DIR": None}
     run(PROGRAM.format(number=len(home or "") + 2), variables)
 
 
@@ -204,12 +200,13 @@ def test_folders_with_odd_names(tmp_path: Path) -> None:
     surroundings: dict[str, str | None] = {
         "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]),
         "TMPDIR": str(folder),
-        "TORCHINDUCTOR_CACHE_DIR": None,
+        "SWITCHGEAR_CACHE_DIR": str(folder / "cache"),
     }
     place = run("import torch; print(torch.__file__)", surroundings)
     assert place.strip() == str(folder / "torch" / "__init__.py")
     run(PROGRAM.format(number=5), surroundings)
-    assert [*folder.glob("torchinductor_*/**/*.main.so")]
+    assert [*(folder / "cache" / "entries").glob("*.file")]
+    assert not [*folder.glob("torchinductor_*/**/*.main.so")]
 
 
 @unix

@@ -48,6 +48,11 @@ IDLE = 60.0
 PATIENCE = 1800.0
 #: So often a program is sent, should its worker die.
 ATTEMPTS = 2
+#: How a worker starts, given `sys.path`: in PYTHONPATH, no folder has a colon in its name.
+_START = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); "
+    "from switchgear.compile.worker import main; main()"
+)
 
 
 class Job:
@@ -142,6 +147,8 @@ def objection(selection: Selection) -> str:
             return f"executor {own.name} is an object that another process cannot make"
     if any(placement.owner == OF_THE_CALL for placement in selection.passes):
         return "the call has passes of its own"
+    if disk_cache.entries() is None:
+        return "there is no cache on disk to leave the results in"
     if not sys.executable:
         return "this Python does not say which program it is (sys.executable)"
     return ""
@@ -262,15 +269,15 @@ class Pool:
     def _started(self) -> subprocess.Popen[bytes]:
         if self.process is None or self.process.poll() is not None:
             self.end()
-            places = [place or os.getcwd() for place in sys.path]
-            variables = {"PYTHONPATH": os.pathsep.join(places), COMPILE_VARIABLE: "now"}
+            # Python ignores all else in there
+            places = [place or os.getcwd() for place in sys.path if isinstance(place, str)]
             self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the worker
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "switchgear.compile.worker"],
+                [sys.executable, "-P", "-c", _START, json.dumps(places)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
-                env={**os.environ, **variables},
+                env={**os.environ, COMPILE_VARIABLE: "now"},
                 # a group, no session: where Linux shares out the processor by sessions, niceness would not count
                 process_group=0,
                 bufsize=0,

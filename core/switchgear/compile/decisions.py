@@ -75,7 +75,7 @@ class Decisions:
         fields = [{name: getattr(one, name) for name in Decision.__slots__} for one in self.known]
         text = json.dumps({"format": _FORMAT, "programs": fields}, indent=1)
         try:
-            write(self.file, text)
+            write(self.file, text.encode())
         except OSError as error:
             raise InvalidInput(
                 f"decisions={str(self.file)!r} cannot be written: {error}"

@@ -133,7 +133,3 @@ def _selection(task: dict[str, Any], answers: Answers) -> Selection:
         preferences=task["preferences"],
         written=answers,
     )
-
-
-if __name__ == "__main__":
-    main()

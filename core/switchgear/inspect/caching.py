@@ -1,17 +1,22 @@
-"""What is kept on disk, Switchgear's and the executors': how much, and how it gets to another machine."""
+"""The cache on disk: what is in it, how it is emptied, and how it gets to another machine.
+
+An archive holds code that runs as whoever imports it. All of it is checked before the first entry is written.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import gzip
 import io
 import json
 import os
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, Any, NamedTuple
 
 import torch
 
@@ -19,119 +24,187 @@ from switchgear import disk_cache
 from switchgear.errors import InvalidInput
 from switchgear.machine import machine
 from switchgear.progress import Progress
-from switchgear.who.executor import FusionExecutor
-from switchgear.who.plugins import Plugins
 
-#: The name of what Switchgear itself keeps: times that were measured, and who runs which region.
-OWN = "switchgear"
 _MANIFEST = "manifest.json"
+_FORMAT = 2
+#: Of an archive, and of one entry in it, in bytes.
+_LARGEST, _LARGEST_ENTRY = 1 << 33, 1 << 28
+_MOST = 100_000
+#: More than what fills up a tar file.
+_ROOM = 1 << 16
 
 
 class CacheUse(NamedTuple):
-    """What one keeps on disk."""
+    """What lies in the folder of the cache."""
 
-    owner: str
     folder: Path
     files: int
     bytes: int
 
 
-def cache_uses(plugins: Plugins) -> list[CacheUse]:
-    """Who keeps how much, and where."""
-    uses = []
-    for owner, folder in _folders(plugins).items():
-        sizes = [file.stat().st_size for file in _files(folder)]
-        uses.append(CacheUse(owner, folder, len(sizes), sum(sizes)))
-    return uses
+def cache_use() -> CacheUse | None:
+    """Return what the cache holds; None if there is none."""
+    folder = disk_cache.entries()
+    if folder is None:
+        return None
+    sizes = [file.lstat().st_size for one in disk_cache.everything() for file in _files(one)]
+    return CacheUse(folder, len(sizes), sum(sizes))
 
 
-def clear_cache(plugins: Plugins, everything: bool) -> list[CacheUse]:
-    """Delete what Switchgear itself keeps, or `everything`, which others may use too; returns what there was."""
-    uses = [use for use in cache_uses(plugins) if everything or use.owner == OWN]
-    for use in uses:
-        shutil.rmtree(use.folder, ignore_errors=True)
-    return uses
+def clear_cache() -> CacheUse | None:
+    """Delete what Switchgear keeps, and nothing else; return what there was."""
+    use = cache_use()
+    for one in disk_cache.everything():
+        if not one.is_dir():
+            one.unlink(missing_ok=True)
+        elif not one.name.startswith("work-") or disk_cache.is_abandoned(one):
+            shutil.rmtree(one, ignore_errors=True)
+    return use
 
 
-def export_cache(plugins: Plugins, file: Path) -> int:
-    """Put it into an archive, with what it depends on; returns the number of files. Raises `InvalidInput`."""
-    manifest = json.dumps({"machine": _machine()}).encode()
-    members = [
-        (one, f"{owner}/{one.relative_to(folder)}")
-        for owner, folder in _folders(plugins).items()
-        for one in _files(folder)
-    ]
-    unfinished = file.parent / f"{file.name}.{os.getpid()}.new"
+def export_cache(file: Path) -> int:
+    """Put the sound entries into an archive; return their number. Raises `InvalidInput`."""
+    manifest = json.dumps({"format": _FORMAT, "machine": _machine()}).encode()
+    entries = [one for one in disk_cache.everything() if disk_cache.ENTRY.fullmatch(one.name)]
+    count, new = 0, None
     try:
+        # a new file that nobody else knows of: at a name that can be guessed, a link may lie
+        descriptor, new = tempfile.mkstemp(dir=file.parent, prefix=file.name, suffix=".new")
         with (
-            tarfile.open(unfinished, "w:gz") as archive,
-            Progress(len(members), "exporting", shown=True, unit="files") as progress,
+            os.fdopen(descriptor, "wb") as written,
+            tarfile.open(fileobj=written, mode="w:gz") as archive,
+            Progress(len(entries), "exporting", shown=True, unit="files") as progress,
         ):
-            described = tarfile.TarInfo(_MANIFEST)
-            described.size = len(manifest)
-            archive.addfile(described, io.BytesIO(manifest))
-            for one, name in members:
-                archive.add(one, name, recursive=False)
+            _add(archive, _MANIFEST, manifest)
+            for one in entries:
+                content = one.read_bytes()
+                if disk_cache.is_sound(one.name, content):
+                    _add(archive, one.name, content)
+                    count += 1
                 progress.after(one)
-        os.replace(unfinished, file)
+        os.replace(new, file)
     except OSError as error:
         raise InvalidInput(f"{file} cannot be written: {error}") from error
     finally:
-        with contextlib.suppress(OSError):
-            unfinished.unlink()
-    return len(members)
-
-
-def import_cache(plugins: Plugins, file: Path) -> int:
-    """Take in what `export_cache` made on a machine of the same kind; what is there already stays.
-
-    Returns the number of files taken in. Raises `InvalidInput` for another kind of machine, naming what differs, and
-    for what is no such archive.
-    """
-    with tempfile.TemporaryDirectory() as place:
-        try:
-            with tarfile.open(file) as archive:
-                archive.extractall(place, filter="data")
-            manifest = json.loads(Path(place, _MANIFEST).read_text())["machine"]
-        except (OSError, tarfile.TarError, ValueError, KeyError, TypeError) as error:
-            raise InvalidInput(
-                f"{file} is no exported cache: {type(error).__name__}: {error}"
-            ) from error
-        here = _machine()
-        differences = [
-            f"{what} is {here.get(what, 'missing')} here, and {value} there"
-            for what, value in manifest.items()
-            if here.get(what) != value
-        ]
-        if differences:
-            raise InvalidInput(f"{file} is of no use here: {'; '.join(differences)}")
-        return sum(
-            _taken_in(Path(place, owner), folder) for owner, folder in _folders(plugins).items()
-        )
-
-
-def _taken_in(source: Path, folder: Path) -> int:
-    count = 0
-    for one in _files(source):
-        target = folder / one.relative_to(source)
-        if not target.exists():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.move(one, target)
-            count += 1
+        if new is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(new)
     return count
 
 
-def _folders(plugins: Plugins) -> Mapping[str, Path]:
-    folders = {OWN: disk_cache.folder()}
-    for executor in plugins.executors:
-        folder = executor.cache_folder() if isinstance(executor, FusionExecutor) else None
-        if folder is not None:
-            folders[executor.name] = folder
-    return folders
+def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
+    described = tarfile.TarInfo(name)
+    described.size = len(content)
+    archive.addfile(described, io.BytesIO(content))
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    yield from (one for one in sorted(folder.rglob("*")) if one.is_file() and not one.is_symlink())
+def import_cache(file: Path) -> int:
+    """Take in what `export_cache` wrote on a machine of the same kind; entries that are there already stay.
+
+    Returns:
+        The number of entries taken in.
+
+    Raises:
+        InvalidInput: for another kind of machine, naming what differs, for anything else than such an archive, and
+            where there is no cache to take it in.
+    """
+    place = disk_cache.entries()
+    if place is None:
+        raise InvalidInput("there is no folder to import to")
+    try:
+        with file.open("rb") as opened:
+            for _ in _sound_entries(opened):
+                pass
+            opened.seek(0)
+            count = 0
+            for name, content in _sound_entries(opened):
+                if not (place / name).exists():
+                    disk_cache.write(place / name, content)
+                    count += 1
+            return count
+    except InvalidInput as error:
+        raise InvalidInput(f"{file} {error}") from error
+    except (OSError, EOFError, tarfile.TarError, zlib.error, ValueError, RecursionError) as error:
+        raise InvalidInput(
+            f"{file} is no exported cache: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _sound_entries(file: IO[bytes]) -> Iterator[tuple[str, bytes]]:
+    """Yield the entries of an archive, each checked. Raises `InvalidInput`, and the errors of `tarfile`."""
+    names: set[str] = set()
+    size = 0
+    with (
+        gzip.GzipFile(fileobj=file) as unzipped,
+        tarfile.open(fileobj=_Bounded(unzipped), mode="r:") as archive,  # type: ignore[call-overload]
+    ):
+        for member in archive:
+            size += member.size
+            if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.pax_headers:
+                raise InvalidInput(f"is no exported cache: {member.name!r} is no plain file")
+            if max(member.size - _LARGEST_ENTRY, size - _LARGEST, len(names) - _MOST) > 0:
+                raise InvalidInput(f"is too large: {member.name!r} goes beyond what is imported")
+            content = _read(archive, member)
+            if not names:
+                if member.name != _MANIFEST:
+                    raise InvalidInput(f"is no exported cache: it does not begin with {_MANIFEST}")
+                _check_machine(content)
+            elif member.name in names or not disk_cache.ENTRY.fullmatch(member.name):
+                raise InvalidInput(f"is no exported cache: {member.name!r} is no name of an entry")
+            elif not disk_cache.is_sound(member.name, content):
+                raise InvalidInput(f"is damaged: {member.name} is not what was exported")
+            else:
+                yield member.name, content
+            names.add(member.name)
+        # up to the checksum at its end, which tells of one that is cut off
+        if len(unzipped.read(_ROOM)) == _ROOM:
+            raise InvalidInput("is no exported cache: other bytes follow it")
+    if not names:
+        raise InvalidInput("is no exported cache: it is empty")
+
+
+def _read(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    content = archive.extractfile(member)
+    assert content is not None
+    return content.read()
+
+
+class _Bounded:
+    """A file that `tarfile` reads: as many bytes at once as a header says, but not more than an entry may have."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def read(self, size: int) -> bytes:
+        """Read so many bytes. Raises `InvalidInput`."""
+        if size > _LARGEST_ENTRY:
+            raise InvalidInput("is too large: a header in it goes beyond what is imported")
+        content: bytes = self._file.read(size)
+        return content
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+def _check_machine(manifest: bytes) -> None:
+    """Raise `InvalidInput` unless an archive comes from a machine of this kind, in every respect."""
+    held = json.loads(manifest)
+    if not isinstance(held, dict) or held.get("format") != _FORMAT:
+        raise InvalidInput(f"is no exported cache of format {_FORMAT}")
+    there, here = held.get("machine"), _machine()
+    if not isinstance(there, dict):
+        raise InvalidInput("does not say which machine it is from")
+    differences = [
+        f"{key} is {here.get(key, 'missing')} here, and {there.get(key, 'missing')} there"
+        for key in sorted({*here, *there})
+        if key not in here or here[key] != there.get(key)
+    ]
+    if differences:
+        raise InvalidInput(f"is of no use here: {'; '.join(differences)}")
+
+
+def _files(one: Path) -> Iterator[Path]:
+    yield from one.rglob("*") if one.is_dir() else (one,)
 
 
 def _machine() -> dict[str, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from switchgear.errors import InvalidInput, RegistrationError
@@ -152,10 +151,6 @@ class FusionExecutor(Executor):
     def fingerprint(self) -> str:
         """What decides how fast its regions are beside its version: its arguments, versions of libraries it calls."""
         return ""
-
-    def cache_folder(self) -> Path | None:
-        """Where it leaves on disk what `load` finds, in files that mean the same at another place; None for nowhere."""
-        return None
 
     def claim(
         self, bound_symbol: BoundSymbol, entry: ImplementationEntry | None

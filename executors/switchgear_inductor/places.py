@@ -1,0 +1,81 @@
+"""Where Inductor keeps the files of what we compile: in a folder of this process's alone, which is empty at first.
+
+Its own folder, by default `torchinductor_USER` in the temporary folder, may have been made by somebody else, whose code
+it would run; and in there it takes a damaged file as it is. What other processes are to find is kept by
+`sg.disk_cache`. Precompiled headers alone, which take ten seconds, are shared, and compared with a digest before use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch._inductor import codecache, config
+from torch.utils._filelock import FileLock
+
+import switchgear as sg
+
+
+@contextlib.contextmanager
+def files_in_place() -> Iterator[None]:
+    """Have Inductor write its files to this process's folder, and share no precompiled header but those of ours."""
+    headers = sg.disk_cache.shared("headers")
+    folder, locks = codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR
+    precompile, is_shared = codecache._precompile_header, config.cpp_cache_precompile_headers
+    # TRITON_CACHE_DIR is by default a part of the other, and Inductor sets it
+    variables = {"TORCHINDUCTOR_CACHE_DIR": str(sg.disk_cache.workplace()), "TRITON_CACHE_DIR": None}
+    before = {name: os.environ.get(name) for name in variables}
+    try:
+        _set(variables)
+        config.cpp_cache_precompile_headers = is_shared and headers is not None
+        if headers is not None:
+            codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR = str(headers), str(headers)
+            codecache._precompile_header = functools.partial(_precompiled, headers)
+        yield
+    finally:
+        _set(before)
+        config.cpp_cache_precompile_headers = is_shared
+        codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR = folder, locks
+        codecache._precompile_header = precompile
+
+
+def files_of_ours() -> frozenset[Path]:
+    """Return the files in this process's folder that hold something."""
+    files = (one for one in sg.disk_cache.workplace().rglob("*") if one.suffix not in (".lock", ".tmp"))
+    return frozenset(one for one in files if one.is_file())
+
+
+def _set(variables: Mapping[str, str | None]) -> None:
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+_build: Callable[..., str] = codecache._precompile_header.__wrapped__
+
+
+@functools.cache
+def _precompiled(folder: Path, header: str, *args: Any, **command: Any) -> str:
+    """What Inductor's function does, with a header that was compiled before only if its digest is the one noted."""
+    with FileLock(str(folder / "lock"), timeout=codecache.LOCK_TIMEOUT):
+        before = {*folder.iterdir()}
+        source = Path(_build(header, *args, **command))
+        note, digests = f"inductor header {source.name}", _digests(source)
+        if not before.isdisjoint(digests) and sg.disk_cache.load(note) != [*digests.values()]:
+            for one in digests:
+                one.unlink()
+            digests = _digests(Path(_build(header, *args, **command)))
+        sg.disk_cache.store(note, [*digests.values()])
+    return str(source)
+
+
+def _digests(source: Path) -> dict[Path, str]:
+    """The digests of a header and of what was compiled of it."""
+    files = [source, *sorted(source.parent.glob(f"{source.name}.?ch"))]
+    return {one: sg.disk_cache.digest_of(one.read_bytes()) for one in files}
