@@ -39,7 +39,7 @@ class InductorExecutor(sg.FusionExecutor):
     `options` are Inductor's own (`torch._inductor.config`), such as `max_autotune=True`; one with a dot in its name is
     given as `**{"cpp.simdlen": 1}`. A long compilation shows
     how far it is, on a terminal by a bar and in a log by lines; `progress=False` switches that off. Regions that are
-    alike, in layers that repeat, are compiled once; Inductor's cache on disk serves other processes. One of symbolic
+    alike, in layers that repeat, are compiled once; the cache on disk serves other processes. One of symbolic
     sizes is compiled when it is first called, and once more for sizes that Inductor decided otherwise by.
     """
 

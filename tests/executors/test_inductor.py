@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ import switchgear as sg
 import switchgear_inductor
 from switchgear import disk_cache
 from switchgear.disk_cache import CACHE_VARIABLE
-from switchgear_inductor import InductorExecutor
+from switchgear_inductor import InductorExecutor, loading
 from switchgear_inductor.executor import _internals, _is_surely_lowered
 from tests.core.training import backward, forward, leaf, lines
 from tests.oracle import step
@@ -507,9 +508,9 @@ def test_unavailable_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None
 def emptied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Inductor finds nothing on disk but what it keeps from now on."""
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
-    monkeypatch.setattr(torch._inductor.config, "cpp_cache_precompile_headers", False)
     torch._inductor.utils.clear_caches()
-    yield
+    with torch._inductor.config.patch(cpp_cache_precompile_headers=False):
+        yield
     torch._inductor.utils.clear_caches()
 
 
@@ -578,6 +579,53 @@ def test_what_inductor_keeps_no_more_is_compiled_again(tmp_path: Path) -> None:
     library.unlink()
     assert_near(jit(lambda a: (a.sin() * 2).exp())(a), (a.sin() * 2).exp())
     assert library.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("emptied")
+def test_what_needs_inductor_is_found_by_files_that_are_sound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "_EXTERN", frozenset())
+    compile_all, seen = InductorExecutor.compile_all, list[sg.Trace]()
+
+    def noting(executor: InductorExecutor, regions: list[sg.Trace]) -> Any:
+        seen.extend(regions)
+        return compile_all(executor, regions)
+
+    monkeypatch.setattr(InductorExecutor, "compile_all", noting)
+    a, b = torch.randn(3, 3), torch.randn(3, 3)
+    expected = jit(lambda a, b: ((a @ b).sin() * 2).exp(), dynamic=False)(a, b)
+    (region,) = seen
+    files = {one: one.read_bytes() for one in disk_cache.everything() if one.is_file()}
+    kinds = [one for one in files if one.suffix == ".file" or b'"files"' in files[one]]
+    assert len(kinds) >= 4  # a record, Inductor's, code in Python and a library
+
+    def built(*args: Any) -> None:
+        raise AssertionError("something is built")
+
+    monkeypatch.setattr("torch._inductor.cpp_builder.CppBuilder.build", built)
+
+    def loaded() -> Any:
+        for file, content in files.items():
+            file.write_bytes(content)
+        return as_in_another_process()
+
+    def as_in_another_process() -> Any:
+        disk_cache._workplace.cache_clear()
+        torch._inductor.utils.clear_caches()
+        return InductorExecutor().load(region)
+
+    draw = random.Random(0)
+    assert torch.equal(loaded()([a, b])[0], expected)
+    for damaged in kinds:
+        for number in range(100):
+            for file, content in files.items():
+                file.write_bytes(content)
+            place = draw.randrange(len(files[damaged]))
+            altered = bytes([files[damaged][place] ^ 1]) + files[damaged][place + 1 :] if number % 2 else b""
+            damaged.write_bytes(files[damaged][:place] + altered)
+            assert as_in_another_process() is None
+            assert not damaged.exists()
+    assert torch.equal(loaded()([a, b])[0], expected)
 
 
 # Around it.
