@@ -14,10 +14,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from torch._inductor import codecache, config
+from torch._inductor import codecache as _codecache
+from torch._inductor import config
 from torch.utils._filelock import FileLock
 
 import switchgear as sg
+
+codecache: Any = _codecache
 
 
 @contextlib.contextmanager

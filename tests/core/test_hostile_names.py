@@ -150,11 +150,10 @@ def global_names(names: Sequence[str]) -> Any:
 def keywords(names: Sequence[str]) -> Any:
     own = tensors(names)
 
-    def called(x: T) -> T:
-        return inner(x, **own)
+    def inner(x: T, **given: T) -> T:
+        return total([x * one for one in given.values()])
 
-    inner = lambda x, **given: total([x * one for one in given.values()])  # noqa: E731
-    return called
+    return lambda x: inner(x, **own)
 
 
 def keyword_arguments(names: Sequence[str]) -> Any:
@@ -195,7 +194,7 @@ def attributes(names: Sequence[str]) -> Any:
 
 
 def keys(names: Sequence[str]) -> Any:
-    own = {"inner": dict.fromkeys(names, 2), "odd": dict.fromkeys(map(Odd, names), 3)}
+    own: dict[str, dict[str, int]] = {"inner": dict.fromkeys(names, 2), "odd": dict.fromkeys(map(Odd, names), 3)}
     return lambda x: total([x * own["inner"][name] * own["odd"][name] for name in names])
 
 
@@ -219,7 +218,7 @@ def custom_functions(names: Sequence[str]) -> Any:
                 return x * 2
 
             @staticmethod
-            def backward(ctx: Any, grad: T) -> T:  # type: ignore[override]
+            def backward(ctx: Any, grad: T) -> T:
                 return grad * 2
 
         Double.__name__ = Double.__qualname__ = of_a_class(name)
@@ -332,9 +331,12 @@ def test_names_of_plugins_run_nothing(name: str, sentinel: list[str]) -> None:
 
     sine.__name__ = sine.__qualname__ = sine.__module__ = name
     table.implementation(torch.sin)(sine)
-    executors = [sg.Executor(name, table=table), Fuser(f"{name} too"), "torch"]
+    executors: list[sg.Executor | str] = [sg.Executor(name, table=table), Fuser(f"{name} too"), "torch"]
     passes = [sg.PassPlacement(name, "before_claim", lambda trace, context: trace)]
-    function = lambda x: torch.sin(x).exp() * 2 + x.tanh()  # noqa: E731
+
+    def function(x: T) -> T:
+        return torch.sin(x).exp() * 2 + x.tanh()
+
     jitted = sg.jit(function, executors=executors, passes=passes, compile="now", fallback="error")
     assert all(map(torch.equal, trained(jitted, {}), trained(function, {})))
     for trace in (*sg.last_traces(jitted), *sg.last_backward_traces(jitted)):

@@ -269,8 +269,8 @@ class Pool:
     def _started(self) -> subprocess.Popen[bytes]:
         if self.process is None or self.process.poll() is not None:
             self.end()
-            # Python ignores all else in there
-            places = [place or os.getcwd() for place in sys.path if isinstance(place, str)]
+            paths: Sequence[object] = sys.path  # Python ignores anything but strings in there
+            places = [path or os.getcwd() for path in paths if isinstance(path, str)]
             self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the worker
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-c", _START, json.dumps(places)],

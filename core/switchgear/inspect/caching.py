@@ -136,7 +136,7 @@ def _sound_entries(file: IO[bytes]) -> Iterator[tuple[str, bytes]]:
     size = 0
     with (
         gzip.GzipFile(fileobj=file) as unzipped,
-        tarfile.open(fileobj=_Bounded(unzipped), mode="r:") as archive,  # type: ignore[call-overload]
+        tarfile.open(fileobj=_Bounded(unzipped), mode="r:") as archive,
     ):
         for member in archive:
             size += member.size
