@@ -53,7 +53,7 @@ def reproduce(region: sg.Region, executor: sg.Executor, fault: str) -> Path | st
     try:
         name = re.sub(r"\W", "_", executor.name)
         file = sg.disk_cache.folder() / "faults" / f"{name}_{digest}.py"
-        sg.disk_cache.write(file, script)
+        sg.disk_cache.write(file, script.encode())
     except (OSError, RuntimeError) as error:
         return f"no file reproduces it: {error}"
     return file
