@@ -60,13 +60,22 @@ class _NoTorchvision(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """It stays empty."""
 
 
+class _Kind(type):
+    """The type of its classes, whose attributes are their names."""
+
+    def __getattr__(cls, name: str) -> str:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return name
+
+
 class _Empty(types.ModuleType):
     __version__ = "0.0"
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return type(name, (nn.Module,), {})
+        return _Kind(name, (nn.Module,), {})
 
 
 def _without_torchvision() -> None:
@@ -760,7 +769,7 @@ def segmentation_unet(jit: Jit) -> object:
     _without_torchvision()
     import segmentation_models_pytorch as segmentation
 
-    model = segmentation.Unet("resnet18", encoder_weights=None, encoder_depth=3, decoder_channels=(16, 8, 8))
+    model = segmentation.Unet("mit_b0", encoder_weights=None)
     return _trained(jit, model, _images(2))
 
 
@@ -769,4 +778,4 @@ def segmentation_fpn(jit: Jit) -> object:
     _without_torchvision()
     import segmentation_models_pytorch as segmentation
 
-    return _trained(jit, segmentation.FPN("resnet18", encoder_weights=None), _images(2))
+    return _trained(jit, segmentation.FPN("tu-resnet18", encoder_weights=None), _images(2))

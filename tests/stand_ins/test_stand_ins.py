@@ -21,7 +21,15 @@ _SAMPLE = {
         "f-string",
         "as_subclass",
     ),
-    *("caught: array_equal", "suppressed: asarray", "in a thread: asarray", "of a view", "torch.save", "list"),
+    *(
+        "caught: array_equal",
+        "caught: to_dlpack",
+        "suppressed: asarray",
+        "in a thread: asarray",
+        "of a view",
+        "torch.save",
+        "list",
+    ),
     *("array in an index", "hasattr"),
 }
 

@@ -77,6 +77,7 @@ _DOES: Mapping[str, str] = {
     "_thread.start_joinable_thread": "starts a thread",
     "_socket": "uses a socket",
     "_warnings.warn": _WARNS,
+    "torch._C._to_dlpack": "reads the memory of a tensor",
     "torch.is_inference_mode_enabled": "asks whether inference mode is on",
     "torch.is_anomaly_enabled": "asks whether anomalies are looked for",
 }
