@@ -15,6 +15,7 @@ from torch.nn import functional
 
 import switchgear as sg
 from switchgear import errors
+from switchgear.capture.known_calls import what_it_does
 from switchgear.capture.user_code import is_own_file
 from tests.core.against_eager import check, numbers
 from tests.databases.verdict import global_state
@@ -1383,6 +1384,12 @@ def test_autocast_inside_and_outside() -> None:
     check(inside, x, w)
     with torch.autocast("cpu", torch.bfloat16):
         check(composites, x[:, :2].detach().clone().repeat(2, 1)[:3], w[:, :2].detach().clone())
+
+
+def test_functions_bound_by_pybind_are_known_by_their_module() -> None:
+    function = torch._C._are_functorch_transforms_active
+    assert type(function.__self__).__module__ == "pybind11_builtins"
+    assert what_it_does(function) == ""
 
 
 def test_a_library_whose_name_begins_like_pytorchs_is_the_users_code() -> None:

@@ -186,7 +186,8 @@ def refuse(what: str) -> None:
 def what_it_does(function: Any) -> str:
     """Return a verb phrase for a function written in C, empty if it depends on its arguments alone."""
     owner, name = function.__self__, function.__name__
-    if owner is None or isinstance(owner, types.ModuleType):
+    is_of_pybind = type(owner).__module__ == "pybind11_builtins"  # a record of the function
+    if owner is None or is_of_pybind or isinstance(owner, types.ModuleType):
         return _what(function.__module__ or getattr(owner, "__name__", "?"), name)
     is_of_class = isinstance(owner, type) and any(name in vars(base) for base in owner.__mro__)
     return _what_a_method_does(owner if is_of_class else type(owner), name)
