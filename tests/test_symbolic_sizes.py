@@ -66,6 +66,10 @@ def grids(last: int = 4) -> list[list[T]]:
 # -- one entry for all sizes -------------------------------------------------------------------------------------------
 
 
+def test_a_function_may_ask_for_types_where_no_integer_among_the_arguments_is_symbolic() -> None:
+    check(lambda x: x * 2 if type(x) is T else x, rows())
+
+
 def test_a_function_and_its_gradient_print_with_sizes_and_run() -> None:
     jitted = check(lambda x: (x * 2).reshape(x.numel()).sum(), rows())
     forward, backward = sg.last_traces(jitted)[-1], sg.last_backward_traces(jitted)[-1]

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import switchgear as sg
 
 
@@ -44,7 +46,7 @@ class Patient(sg.FusionExecutor):
             time.sleep(0.05)
         if self._has("full"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self._file(region).write_text(str(os.getpid()))
+        self._file(region).write_text(f"{os.getpid()} {torch.get_default_dtype()}")
         return region.function()
 
     def load(self, region: sg.Trace) -> Callable[..., Any] | None:

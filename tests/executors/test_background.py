@@ -258,6 +258,19 @@ def test_regions_beside_an_operator_that_the_worker_does_not_know(folder: Path) 
     assert torch.equal(first, gradient(around, x, w))
 
 
+def test_the_worker_has_the_default_dtype(folder: Path) -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        jitted, (x, w) = jit(folder), inputs(grad=False)
+        jitted(x, w)
+        sg.wait(jitted, timeout=120)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    compiled = [file.read_text() for file in folder.iterdir() if file.is_file()]
+    assert compiled
+    assert all(text.endswith("torch.float64") for text in compiled)
+
+
 def test_a_corrupt_cache_is_compiled_anew(folder: Path) -> None:
     jitted, (x, w) = jit(folder), inputs(grad=False)
     expected = jitted(x, w)
