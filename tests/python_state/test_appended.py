@@ -383,6 +383,7 @@ def assert_logs_as_eager(model: Model, eager: Model) -> None:
         x = torch.full((2, 3), float(call))
         assert torch.equal(jitted(x), eager(x))
         assert len(model.losses) == len(eager.losses) == call + 1
+    assert sg.cache_info(jitted).entries
 
 
 @pytest.mark.parametrize("read", NESTED_READS)

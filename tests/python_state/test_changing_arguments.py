@@ -101,6 +101,7 @@ def test_what_is_made_of_it_is_eagers(function: Any) -> None:
         assert not list(differences(expected, found, "call"))
         assert state == LAST
         assert str(found) == str(expected)
+    assert sg.cache_info(jitted).entries
 
 
 def test_what_cannot_be_symbolic_leaves_sizes_so() -> None:
