@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +11,6 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 import switchgear as sg
-from switchgear_torch.write_to_inputs import write_to_inputs
 from tests.core.training import forward
 from tests.falling_back import assert_falls_back
 from tests.oracle import assert_same
@@ -142,20 +139,6 @@ def test_what_is_returned_is_no_input() -> None:
     found = sg.jit(value_is_returned, executors=["torch"])(w, g)
     found.zero_()
     assert w.detach().any()
-
-
-def test_a_value_that_comes_out_twice_is_not_in_the_inputs_memory() -> None:
-    @torch.no_grad()
-    def function(w: Tensor, g: Tensor) -> None:
-        w.mul_(g)
-
-    jitted = sg.jit(function, executors=["torch"])
-    jitted(matrix(False), gradient())
-    (claimed,) = [stage for stage in sg.last_traces(jitted) if stage.provenance[-1].name == "claim"]
-    context: Any = SimpleNamespace(destined={0: 0})
-    assert write_to_inputs(claimed, context).written == {"t_0"}
-    twice = replace(claimed, outputs=claimed.outputs * 2)
-    assert write_to_inputs(twice, context) is twice
 
 
 def test_a_new_value_that_is_saved_is_not_in_the_inputs_memory() -> None:
