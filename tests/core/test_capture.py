@@ -1387,7 +1387,7 @@ def test_autocast_inside_and_outside() -> None:
 
 
 def test_functions_bound_by_pybind_are_known_by_their_module() -> None:
-    function = torch._C._are_functorch_transforms_active
+    function: Any = torch._C._are_functorch_transforms_active
     assert type(function.__self__).__module__ == "pybind11_builtins"
     assert what_it_does(function) == ""
 
