@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import types
 import weakref
 from collections.abc import Callable, Sequence
@@ -13,18 +12,20 @@ import torch
 from torch import nn
 
 from switchgear import torch_private as internals
+from switchgear.capture.attempts import undoing
 from switchgear.capture.guards import OtherData
 from switchgear.capture.recorder import active_recorder
-from switchgear.capture.session import ContainerMatters, is_of_the_function, refusal_of
+from switchgear.capture.session import ContainerMatters, is_of_the_function
 from switchgear.capture.signature import check_devices, flatten_arguments, number_place
 from switchgear.capture.sizes import Dynamic, Marks, check_dynamic, marked
 from switchgear.capture.structure import Structure
 from switchgear.capture.unread import unread
 from switchgear.errors import DataDependent, SwitchgearError, Unsupported
 from switchgear.jitted import MISSES
+from switchgear.patches import Lock
 from switchgear.runtime.cache import Cache, call_key, sizes_of
 from switchgear.runtime.entry import Entry
-from switchgear.runtime.fallback import Fallback, Fallbacks
+from switchgear.runtime.fallback import Fallback, Fallbacks, fault
 from switchgear.runtime.module_state import is_uninitialised
 from switchgear.runtime.prologue import MISS
 from switchgear.runtime.split import Split
@@ -98,7 +99,7 @@ class Compiler:
         self._compile_graph = lambda graph, dynamic: Compiler(
             graph.forward, graph, selection, graphs | {"dynamic": dynamic}
         )
-        self._lock = threading.RLock()
+        self._lock = Lock()
 
     @internals.opaque
     def __call__(self, *args: object, **kwargs: object) -> object:
@@ -172,7 +173,7 @@ class Compiler:
         if failure is not None:
             result = self.function(*args, **kwargs)  # raises eager's own error
             self.others -= 1
-            found = self._refused(refusal_of(failure))
+            found = self._refused(fault(failure))
             self.fallbacks.count(found, False, self._fallback == "quiet")
             return result
         assert isinstance(found, Fallback)
@@ -201,6 +202,7 @@ class Compiler:
             self.splits[function] = Split(function, self._compile_graph, dynamic)
         return self.splits[function].run
 
+    @undoing
     def _find(
         self, args: tuple[object, ...], kwargs: dict[str, object], unfit: dict[Entry, str]
     ) -> _Found | Fallback:
@@ -236,6 +238,12 @@ class Compiler:
                 return self._find(args, kwargs, unfit)
             except (Unsupported, DataDependent) as error:
                 return self._refused(error, call and call.key)
+            except Exception as error:
+                if is_of_the_function(error) or (
+                    self.strict and isinstance(error, SwitchgearError)
+                ):
+                    raise
+                return self._refused(fault(error), call and call.key)
 
     def _described(self, args: tuple[object, ...], kwargs: dict[str, object]) -> _Call:
         leaves, spec = flatten_arguments(args, kwargs, self._whole)

@@ -8,6 +8,8 @@ import threading
 import warnings
 from collections.abc import Iterator
 
+from switchgear.patches import replaced
+
 
 class SwitchgearError(Exception):
     """Base of all errors of this package."""
@@ -38,11 +40,9 @@ _THREAD = _Thread()
 @contextlib.contextmanager
 def capture_errors_made() -> Iterator[list[CaptureError]]:
     """Those made in this thread inside, for the code that runs there may catch them."""
-    before, _THREAD.made = _THREAD.made, []
-    try:
-        yield _THREAD.made
-    finally:
-        _THREAD.made = before
+    made: list[CaptureError] = []
+    with replaced(_THREAD, "made", made):
+        yield made
 
 
 class Unsupported(CaptureError):

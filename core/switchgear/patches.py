@@ -1,33 +1,155 @@
-"""Attributes replaced for a while, and who calls what stands in their place."""
+"""Attributes replaced for a while, changes that an interrupt would leave, and who calls what stands in their place."""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
+import os
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 
-@contextlib.contextmanager
-def replaced(holder: object, name: str, value: object) -> Iterator[None]:
-    """`holder.name`, an attribute of its own or inherited, is `value`."""
-    inherited = name not in vars(holder)
-    original = None if inherited else vars(holder)[name]
-    setattr(holder, name, value)
-    try:
-        yield
-    finally:
-        if inherited:
-            delattr(holder, name)
+class Change:
+    """A change of the process or of this thread, until `undo`. Write it down before it is made.
+
+    An interrupt may arrive between any two instructions: `put_back` undoes the changes whose own `undo` did not run.
+
+    Args:
+        undo: Restores the former state; called more than once if it is interrupted.
+        args: The arguments of `undo`.
+    """
+
+    __slots__ = ("_args", "_undo")
+
+    def __init__(self, undo: Callable[..., object], *args: object) -> None:
+        self._undo, self._args = undo, args
+        changes().append(self)
+
+    def forget(self) -> None:
+        """Let the change be: it is no longer to be undone."""
+        changes().remove(self)
+
+    def undo(self) -> None:
+        """Undo the change, unless that is done."""
+        pending = changes()
+        if self in pending:
+            self._undo(*self._args)
+            pending.remove(self)
+
+
+#: The changes that are to be undone, by thread.
+_CHANGES: dict[int, list[Change]] = {}
+
+
+def changes() -> list[Change]:
+    """The changes of this thread that are to be undone, in their order."""
+    return _CHANGES.setdefault(threading.get_ident(), [])
+
+
+def put_back(before: Collection[Change]) -> None:
+    """Undo the changes of this thread that are not among those of `before`, the last one first."""
+    for change in reversed([*changes()]):
+        if change not in before:
+            change.undo()
+
+
+class Lock:
+    """A re-entrant lock that `put_back` frees, and that is free in the child of a fork."""
+
+    def __init__(self) -> None:
+        self._lock: Any = threading.RLock()
+        self._change: Change | None = None
+        _LOCKS.add(self)
+
+    def __enter__(self) -> None:
+        if not self._lock._is_owned():
+            change = Change(self._free)
+            self._lock.acquire()
+            self._change = change
         else:
-            setattr(holder, name, original)
+            self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        change = self._change
+        self._lock.release()
+        if change is not None and not self._lock._is_owned():
+            change.undo()
+
+    def _free(self) -> None:
+        while self._lock._is_owned():
+            self._lock.release()
+
+    def again(self) -> None:
+        """Make the lock anew: the thread that holds it may not be there."""
+        self._lock._at_fork_reinit()
+
+
+_LOCKS: weakref.WeakSet[Lock] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """Free all locks, and undo the changes of other threads: there are none in the child of a fork."""
+    for lock in _LOCKS:
+        lock.again()
+    thread = threading.get_ident()
+    own = _CHANGES.pop(thread, [])
+    _CHANGES[thread] = [change for pending in _CHANGES.values() for change in pending]
+    put_back(())
+    _CHANGES.clear()
+    _CHANGES[thread] = own
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _restore(put: Callable[..., object], holder: object, name: str, original: object) -> None:
+    if original is not _INHERITED:
+        put(holder, name, original)
+    elif name in vars(holder):
+        (delattr if put is setattr else type.__delattr__)(holder, name)  # type: ignore[operator]
+
+
+_INHERITED = object()
+
+
+def replace(
+    holder: object, name: str, value: object, put: Callable[..., object] = setattr
+) -> Change:
+    """Replace `holder.name`, an attribute of its own or inherited, by `value`."""
+    change = Change(_restore, put, holder, name, vars(holder).get(name, _INHERITED))
+    put(holder, name, value)
+    return change
+
+
+class replaced(contextlib.AbstractContextManager[None]):
+    """`holder.name`, an attribute of its own or inherited, is `value`."""
+
+    def __init__(self, holder: object, name: str, value: object) -> None:
+        self._what = holder, name, value
+
+    def __enter__(self) -> None:
+        self._change = replace(*self._what)
+
+    def __exit__(self, *error: object) -> None:
+        self._change.undo()
 
 
 @contextlib.contextmanager
-def redirected(holder: object, name: str, target: Callable[..., object]) -> Iterator[None]:
+def together(contexts: Iterable[contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
+    """Enter all of these, in their order."""
+    with contextlib.ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context)
+        yield
+
+
+def redirected(
+    holder: object, name: str, target: Callable[..., object]
+) -> contextlib.AbstractContextManager[None]:
     """Calls of `holder.name` from this thread are calls of `target`, which is handed the original as first argument."""
     found, thread = inspect.getattr_static(holder, name), threading.get_ident()
     original = getattr(found, "__func__", found)
@@ -39,8 +161,7 @@ def redirected(holder: object, name: str, target: Callable[..., object]) -> Iter
 
     # `types.ClassMethodDescriptorType`: from PyTorch 2.14 on, `autograd.Function.apply` is a class method written in C
     of_class = isinstance(found, classmethod | types.ClassMethodDescriptorType)
-    with replaced(holder, name, classmethod(call) if of_class else call):
-        yield
+    return replaced(holder, name, classmethod(call) if of_class else call)
 
 
 def is_redirection(value: object) -> bool:

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
+import traceback
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
 from switchgear import torch_private as internals
+from switchgear.capture.user_code import is_own_file
 from switchgear.errors import Unsupported
+from switchgear.patches import Change, changes, put_back
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 #: A capture puts a stand-in where `torch` has it.
 _DEFAULT_STREAM = torch.default_generator
@@ -53,18 +61,87 @@ def modes_kept() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def undone_on(errors: tuple[type[Exception], ...]) -> Iterator[None]:
-    """After one of these errors the random streams are what they were.
+def draws_undone() -> Iterator[None]:
+    """After an error the random streams are what they were.
 
     What other threads drew from Python's and NumPy's meanwhile is undone, too: whose draws they were cannot be told.
     """
     streams = _random_streams()
     try:
         yield
-    except errors:
+    except BaseException:
         for put_back, state in streams:
             put_back(state)
         raise
+
+
+def _cleared(error: BaseException, before: Collection[Change]) -> BaseException:
+    """Undo all changes but those of `before`; the error to raise: an interrupt, if that led to `error`.
+
+    The frames that an error came through let go of context managers, which would else end at any time later. The user's
+    own keep their variables, but for an interrupt: there these are stand-ins for tensors.
+    """
+    chain = [error]
+    while chain[-1].__context__ is not None and chain[-1].__context__ not in chain:
+        chain.append(chain[-1].__context__)
+    interrupt = next((one for one in chain if isinstance(one, KeyboardInterrupt)), None)
+    for one in chain:
+        for frame, _ in traceback.walk_tb(one.__traceback__):
+            if interrupt is not None or is_own_file(frame.f_code.co_filename):
+                with contextlib.suppress(RuntimeError):  # it runs
+                    frame.clear()
+    put_back(before)
+    return interrupt or error
+
+
+def undoing(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a function: whatever ends it at any instruction, the changes that it has made are undone.
+
+    Twice: an interrupt may arrive while they are undone.
+    """
+
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        before = [*changes()]
+        try:
+            try:
+                return function(*args, **kwargs)
+            except BaseException as error:
+                raise _cleared(error, before)  # noqa: B904 - it is the same, or was first
+        except BaseException as error:
+            raise _cleared(error, before)  # noqa: B904
+
+    return run
+
+
+def leaves_nothing(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a function that compiles: `undoing`, and modes, random streams and warnings are as before."""
+
+    @undoing
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        asked = *[(ask, put) for _, ask, put in _MODES], *internals.THREAD_STATES
+        modes = [(ask(), ask, put) for ask, put in asked]
+        filters = warnings.filters, [*warnings.filters]
+        change = Change(_put_states, modes, _random_streams(), filters)
+        result = function(*args, **kwargs)
+        change.forget()
+        return result
+
+    return run
+
+
+def _put_states(
+    modes: Iterable[tuple[Any, Callable[[], Any], Callable[[Any], object]]],
+    streams: Iterable[tuple[Callable[[object], object], object]],
+    filters: tuple[Any, list[Any]],
+) -> None:
+    for state, ask, put in modes:
+        if ask() != state:
+            put(state)
+    for put_stream, state in streams:
+        put_stream(state)
+    warnings.filters, warnings.filters[:] = filters  # type: ignore[index]
 
 
 def _random_streams() -> list[tuple[Callable[[object], object], object]]:

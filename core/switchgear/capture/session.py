@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import operator
-import threading
 import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
 from switchgear import torch_private as internals
-from switchgear.capture.attempts import modes_kept, undone_on
+from switchgear.capture.attempts import draws_undone, leaves_nothing, modes_kept
 from switchgear.capture.doors import Doors
 from switchgear.capture.guards import Guard, Known, still_there
 from switchgear.capture.handler import Handlers
@@ -36,26 +36,43 @@ from switchgear.capture.user_code import is_own_file, raising_line, raising_modu
 from switchgear.errors import CaptureError, DataDependent, Unsupported, capture_errors_made
 from switchgear.ir.composites import splice_escaping
 from switchgear.ir.trace import Names, Trace
-from switchgear.patches import redirected
+from switchgear.patches import Change, Lock, redirected
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 #: How often a function is captured at most, each time knowing what had to be known before.
 _ATTEMPTS = 20
 #: Held while capturing and differentiating: the patches and flags below are process-wide.
-CAPTURE_LOCK = threading.RLock()
+CAPTURE_LOCK = Lock()
+
+
+def compiles(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a function that captures or compiles: one thread runs it, and whatever ends it leaves nothing.
+
+    The garbage collector does not look at the many objects made, again and again.
+    """
+
+    @leaves_nothing
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        with CAPTURE_LOCK, _no_garbage(), internals.saved_tensors_hooks_off():
+            return function(*args, **kwargs)
+
+    return run
 
 
 @contextlib.contextmanager
-def compiling() -> Iterator[None]:
-    """Hold the lock, and keep the garbage collector from looking at the many objects made, again and again."""
-    with CAPTURE_LOCK:
-        enabled = gc.isenabled()
+def _no_garbage() -> Iterator[None]:
+    if not gc.isenabled():
+        yield
+        return
+    change = Change(gc.enable)
+    try:
         gc.disable()
-        try:
-            with internals.saved_tensors_hooks_off():
-                yield
-        finally:
-            if enabled:
-                gc.enable()
+        yield
+    finally:
+        change.undo()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -182,7 +199,7 @@ def capture(
         for _ in range(_ATTEMPTS):
             try:
                 with (
-                    undone_on((CaptureError, SharedMemory, ContainerMatters, Again)),
+                    draws_undone(),
                     _errors_of_stand_ins(),
                 ):
                     return attempt(
@@ -319,17 +336,6 @@ def is_of_the_function(error: Exception) -> bool:
     """Whether the function raised it while it was captured: where it would in eager, or in the words of wrappers."""
     frames = traceback.walk_tb(error.__traceback__)
     return any(frame.f_code is _run.__code__ for frame, _ in frames)
-
-
-def refusal_of(error: Exception) -> Unsupported:
-    """Why a function is refused that raises this when it is captured, and nothing in eager.
-
-    Raises it where capture itself or a feature, which a note names, has failed.
-    """
-    if raising_module(error).startswith("switchgear.") or hasattr(error, "__notes__"):
-        raise error
-    what = f"when it is captured it raises {type(error).__name__}: {error}"
-    return Unsupported(f"{what}, and not in eager; please report this")
 
 
 def _refuse_generators(result: object) -> None:

@@ -244,7 +244,9 @@ def flatten_arguments(
     try:
         leaves, spec = flatten((args, kwargs), apart=kwargs if whole else None)
     except RecursionError:
-        raise Unsupported("a container among the arguments lies inside of itself") from None
+        raise Unsupported(
+            "a container among the arguments lies inside of itself, or is nested too deep"
+        ) from None
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
             check_tensor(leaf, f"argument {index}")

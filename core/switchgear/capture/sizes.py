@@ -27,7 +27,7 @@ from switchgear.errors import InvalidInput, Unsupported
 from switchgear.ir.proxy import NumberProxy, TensorProxy, is_symbolic
 from switchgear.ir.symbol import BoundSymbol
 from switchgear.nesting import instances_in, map_instances
-from switchgear.patches import replaced
+from switchgear.patches import Change, replaced
 
 Made = TypeVar("Made")
 Part = TypeVar("Part")
@@ -141,14 +141,15 @@ class Sizes:
     ) -> tuple[Made, tuple[Constraint | Computed, ...]]:
         """What is made later on for the same entry, and what its sizes must be beyond the constraints."""
         start, known = internals.guard_count(self.env), len(self.computed)
-        internals.set_closed(self.env, False)
+        change = Change(internals.set_closed, self.env, True)
         try:
+            internals.set_closed(self.env, False)
             with symbolic(self):
                 made = make()
             more = [Constraint(*decided) for decided in internals.decided(self.env, start)]
             return made, (*more, *self.computed[known:])
         finally:
-            internals.set_closed(self.env, True)
+            change.undo()
             del self.computed[known:]
             # from now on it takes for granted what is true of some calls alone
             self.is_narrowed = self.is_narrowed or internals.guard_count(self.env) > start

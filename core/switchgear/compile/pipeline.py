@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from switchgear import torch_private as internals
-from switchgear.capture.session import compiling
+from switchgear.capture.session import compiles
 from switchgear.capture.sizes import Sizes, active_sizes, concrete
 from switchgear.compile.background import Job, resettled, settle
 from switchgear.compile.checks_first import checks_first
@@ -256,7 +256,11 @@ class LazyProgram:
         program = self.program
         if program is not None and not program.is_outdated:
             return program
-        with compiling(), torch.no_grad(), self.mode():
+        return self._compiled()
+
+    @compiles
+    def _compiled(self) -> Program:
+        with torch.no_grad(), self.mode():
             if self.program is None:
                 self.program = self.make()
             elif self.program.is_outdated:

@@ -23,7 +23,7 @@ import torch
 
 from switchgear import disk_cache
 from switchgear import torch_private as internals
-from switchgear.capture.session import compiling
+from switchgear.capture.session import compiles
 from switchgear.capture.sizes import symbolic
 from switchgear.compile.background import receive, send
 from switchgear.compile.parcel import unpack
@@ -112,8 +112,8 @@ def _compile(task: dict[str, Any], answers: Answers) -> str:
         if own != fingerprint:
             return f"executor {name} is {own} in the worker, not {fingerprint}"
     trace, sizes = unpack(task["trace"])
-    with compiling(), torch.no_grad(), internals.autocast_off(), symbolic(sizes):
-        fused(trace, selection, task["boxed"])
+    with torch.no_grad(), internals.autocast_off(), symbolic(sizes):
+        compiles(fused)(trace, selection, task["boxed"])
     if answers.last:
         disk_cache.store(task["key"], as_json(answers))
     return ""

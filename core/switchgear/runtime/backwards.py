@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import torch
 
 from switchgear import torch_private as internals
-from switchgear.capture.session import compiling
+from switchgear.capture.session import compiles
 from switchgear.capture.sizes import Computed, Constraint, Sizes, concrete
 from switchgear.compile.pipeline import (
     LazyProgram,
@@ -117,9 +117,18 @@ class Backwards:
     ) -> Program:
         general = pattern if self.sizes is None else self._general(pattern, sizes)
         program = self._known(pattern, general, sizes)
-        if program is not None:
-            return program
-        with compiling(), torch.no_grad():
+        return program or self._compile(pattern, general, grads, wanted, sizes)
+
+    @compiles
+    def _compile(
+        self,
+        pattern: object,
+        general: object,
+        grads: Arriving,
+        wanted: tuple[bool, ...],
+        sizes: tuple[int, ...],
+    ) -> Program:
+        with torch.no_grad():
             program = self._known(pattern, general, sizes)
             if (
                 program is None
@@ -202,8 +211,8 @@ class Backwards:
         found = self._differentiable.get(key)
         if found is None:
             training = self._training_at(sizes)
-            with compiling(), torch.no_grad():
-                trace = differentiable_backward(
+            with torch.no_grad():
+                trace = compiles(differentiable_backward)(
                     training, self._selection, _proxies(training, _pattern(grads, wanted)), wanted
                 )
             found = self._rejit(_evaluated(trace)), trace

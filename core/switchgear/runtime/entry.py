@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import warnings
 import weakref
 from collections import Counter
@@ -17,7 +18,7 @@ import torch
 from switchgear import torch_private as internals
 from switchgear.capture.guards import still_there
 from switchgear.capture.outputs import Outputs, reshaped_inputs
-from switchgear.capture.session import capture, compiling
+from switchgear.capture.session import capture, compiles
 from switchgear.capture.shared_memory import sharing
 from switchgear.capture.signature import Base, HeldNumber, number_place, tensor_of
 from switchgear.capture.sizes import Marks, symbolic
@@ -56,6 +57,7 @@ Run = Callable[[Sequence[torch.Tensor]], Any]
 class Entry:
     """A captured call, compiled; `prologue` says whether it fits another call, `run` runs it."""
 
+    @compiles
     def __init__(
         self,
         function: Callable[..., object],
@@ -111,7 +113,7 @@ class Entry:
             self._prologue = make_prologue(self.captured, leaves, spec, tensors, unread)
             self.prologue = self._prologue.before(["return inputs"], {}, None)
 
-        with compiling(), rare_modes_watched():
+        with rare_modes_watched():
             try:
                 make(marks)
             except Exception as error:
@@ -184,9 +186,11 @@ class Entry:
 
     def _watch(self, drop: Callable[[], Callable[[Entry], None] | None]) -> None:
         """Once a module that it is for is gone, fit no call, and be dropped; `drop` refers weakly to what does that."""
-        this, gone = weakref.ref(self), self.captured.gone
+        this, gone, is_ending = weakref.ref(self), self.captured.gone, sys.is_finalizing
 
         def notice(part: object) -> None:
+            if is_ending():  # there is no module any more whose functions could hash a key
+                return
             gone.append(part)
             entry, dropping = this(), drop()
             if entry is not None and dropping is not None:
@@ -221,19 +225,19 @@ class Entry:
 
         return run_waiting
 
+    @compiles
     def exchange(self) -> None:
         """Take the forward that there is by now in the place of an outdated one."""
-        with compiling():
-            job = self.forward.job
-            if job is None or not job.done:
-                return
-            for message in job.told(self._name):
-                warnings.warn(message, PluginWarning, stacklevel=user_frame()[1])
-            self.calls_before = next(self._calls)
-            self.forward = self._make_forward()
-            if self.bridge is not None:
-                self.bridge.take_forward(self.forward)
-            self._finish()
+        job = self.forward.job
+        if job is None or not job.done:
+            return
+        for message in job.told(self._name):
+            warnings.warn(message, PluginWarning, stacklevel=user_frame()[1])
+        self.calls_before = next(self._calls)
+        self.forward = self._make_forward()
+        if self.bridge is not None:
+            self.bridge.take_forward(self.forward)
+        self._finish()
 
     def programs(self) -> list[Program]:
         """The forward, and the backwards that were asked for."""
@@ -321,17 +325,22 @@ class Entry:
 
     def _copying(self, inputs: Sequence[torch.Tensor]) -> Any:
         """Run a program that writes to no input, and copy."""
-        if self._copies is None:
-            make, sizes = partial(compile_forward, *self._prepared), self.captured.sizes
-            with compiling(), torch.no_grad(), internals.autocast_off():
-                program, decided = (make(), []) if sizes is None else sizes.compile_more(make)
-            if decided:
-                return MISS  # it would hold for fewer sizes
+        if self._copies is None and not self._make_copies():
+            return MISS  # it would hold for fewer sizes
+        assert self._copies is not None
+        run, complete = self._copies
+        return complete(run(*inputs), inputs)
+
+    @compiles
+    def _make_copies(self) -> bool:
+        make, sizes = partial(compile_forward, *self._prepared), self.captured.sizes
+        with torch.no_grad(), internals.autocast_off():
+            program, decided = (make(), []) if sizes is None else sizes.compile_more(make)
+        if not decided:
             outputs = self.captured.outputs
             missing = versions_to_add(outputs, outputs, {}, self.captured.trace.inputs)
             self._copies = self._without_gradients(program), self._completing(outputs, missing)
-        run, complete = self._copies
-        return complete(run(*inputs), inputs)
+        return not decided
 
     def _without_gradients(self, program: Program) -> Callable[..., Sequence[Any]]:
         """What gives the trace's outputs where autograd is to know nothing of them."""
@@ -344,8 +353,8 @@ class Entry:
 
         def outputs_of(*inputs: torch.Tensor) -> Sequence[Any]:
             if hidden:
-                set_grad_enabled(False)
                 try:
+                    set_grad_enabled(False)
                     outputs = run(*inputs)
                 finally:
                     set_grad_enabled(True)

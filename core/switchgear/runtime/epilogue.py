@@ -75,8 +75,8 @@ def _writing_first(
                 tensor.data if index in hidden else tensor for index, tensor in enumerate(inputs)
             ]
         grad_enabled = torch.is_grad_enabled()
-        internals.set_grad_enabled(False)
         try:
+            internals.set_grad_enabled(False)
             if at_once and not internals.forward_mode_active():
                 internals.foreach_copy(
                     [written[index] for index in targets], [results[index] for index in sources]

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from switchgear import torch_private as internals
-from switchgear.capture.session import compiling
+from switchgear.capture.session import compiles
 from switchgear.compile.pipeline import Program
 from switchgear.ir.aliasing import aliased_argument
 from switchgear.ir.composites import leaves_of
@@ -76,6 +76,7 @@ def _by_operators_in_forward_mode(
     forward_mode_active = internals.forward_mode_active
 
     @cache
+    @compiles
     def by_operators() -> Callable[..., object]:
         trace = program.stages[
             -2
@@ -84,7 +85,7 @@ def _by_operators_in_forward_mode(
             item if is_never_blamed(item) else changed(item, implementation=None)
             for item in trace.bound_symbols
         ]
-        with compiling(), torch.no_grad(), internals.autocast_off():
+        with torch.no_grad(), internals.autocast_off():
             freed = free_last_used(replace(trace, bound_symbols=tuple(body)))
             return compile_trace(freed, boxed=program.boxed)
 

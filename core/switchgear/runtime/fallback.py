@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import sys
+import traceback
+import types
 import warnings
 from collections import OrderedDict
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 
 from switchgear.capture.user_code import user_frame
-from switchgear.errors import CaptureError, FallbackWarning
+from switchgear.errors import (
+    CaptureError,
+    ExecutorFailed,
+    FallbackWarning,
+    InvalidTrace,
+    NotDifferentiable,
+    RuleError,
+    SwitchgearError,
+    Unsupported,
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -42,6 +55,52 @@ class Fallback:
 
     def __str__(self) -> str:
         return f"{type(self.error).__name__}: {self.error}"
+
+
+def fault(error: Exception) -> Unsupported:
+    """Why a call falls back in which an error of ours arose.
+
+    Raises the error as it is where it is somebody else's: a plugin's, that of an option, a warning made an error.
+    """
+    root: BaseException = error
+    while root.__cause__ is not None:
+        root = root.__cause__
+    frames = [frame for frame, _ in traceback.walk_tb(root.__traceback__)]
+    if isinstance(error, (RuleError, ExecutorFailed)):
+        owners = [name for name in map(_package, frames) if name not in _CALLED]
+        is_ours = error is not root and not _own_packages().isdisjoint(owners[:1])
+    elif isinstance(error, (SwitchgearError, Warning)):
+        is_ours = isinstance(error, (InvalidTrace, NotDifferentiable))
+    else:  # features name themselves in a note
+        is_ours = not hasattr(error, "__notes__") or _package(frames[-1]) == "switchgear"
+    if not is_ours:
+        raise error
+    where = f" ({frames[-1].f_code.co_filename}:{frames[-1].f_lineno})" if frames else ""
+    told = (
+        error if isinstance(error, SwitchgearError) else root
+    )  # which says where the user calls what fails
+    what = f"{type(told).__name__}: {told}".partition("\n")[0]
+    return Unsupported(
+        f"Switchgear itself fails in the capture, with {what}{where}, and eager does not; please report this",
+        splits=False,
+    )
+
+
+#: Packages that call code of plugins, or that it calls.
+_CALLED = frozenset({"switchgear", "torch", "pluggy", "numpy", *sys.stdlib_module_names})
+
+
+def _package(frame: types.FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+
+
+@functools.cache
+def _own_packages() -> frozenset[str]:
+    """The packages of the executors that ship with us."""
+    entries = entry_points(group="switchgear")
+    return frozenset(
+        e.module for e in entries if e.dist is not None and e.dist.name == "switchgear"
+    )
 
 
 class Fallbacks:

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from switchgear import torch_private as internals
+from switchgear.capture.attempts import leaves_nothing
 from switchgear.errors import Unsupported
 from switchgear.runtime.entry import Entry
 from switchgear.runtime.fallback import Fallbacks
@@ -73,7 +74,11 @@ class Split:
         self._compile_graph = compile_graph
         self._function = function
         self._parts = internals.taken_apart(
-            function, self._graph, lambda reason: self.breaks.update([reason]), dynamic
+            function,
+            self._graph,
+            lambda reason: self.breaks.update([reason]),
+            dynamic,
+            leaves_nothing,
         )
         self._calls = 0
         self._seconds: tuple[list[float], list[float]] = [], []

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import functools
+import itertools
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, cast
@@ -11,7 +15,7 @@ import torch
 import torch.utils.checkpoint
 from torch.autograd import forward_ad
 
-from switchgear.patches import redirected
+from switchgear.patches import Change, redirected
 from switchgear.torch_private.fakes import OpOverload
 from switchgear.torch_private.names import private
 
@@ -55,15 +59,22 @@ def make_non_leaf(wrapper: torch.Tensor) -> None:
 def saved_tensors_hooks_off() -> Iterator[None]:
     """Set aside the hooks for saved tensors that are active: what is traced saves nothing real."""
     autograd: Any = torch._C._autograd
-    stack: list[Any] = []
-    while (top := autograd._top_saved_tensors_default_hooks(True)) is not None:
-        stack.append(top)
-        autograd._pop_saved_tensors_default_hooks()
+    # each step runs in C as a whole, so an interrupt finds a pair of hooks in PyTorch's stack or in this one
+    tops = iter(functools.partial(autograd._top_saved_tensors_default_hooks, True), None)
+    pops = itertools.starmap(autograd._pop_saved_tensors_default_hooks, itertools.repeat(()))
+    stack: list[Any] = [None]
+    change = Change(_push_hooks, stack)
     try:
+        stack.extend(map(operator.itemgetter(0), zip(tops, pops, strict=False)))
         yield
     finally:
-        for hooks in reversed(stack):
-            autograd._push_saved_tensors_default_hooks(*hooks)
+        change.undo()
+
+
+def _push_hooks(stack: list[Any]) -> None:
+    push: Any = torch._C._autograd._push_saved_tensors_default_hooks
+    if stack:
+        collections.deque(itertools.starmap(push, iter(stack.pop, None)), maxlen=0)
 
 
 #: The `context_fn` of `torch.utils.checkpoint.checkpoint` that stands for none.

@@ -51,15 +51,16 @@ def taken_apart(
     backend: Callable[[torch.fx.GraphModule, Sequence[object]], Callable[..., object]],
     note: Callable[[str], None],
     dynamic: bool | None,
+    guarded: Callable[[Callable[..., Any]], Callable[..., Any]],
 ) -> Callable[..., Any]:
     """The function as TorchDynamo runs it, each graph by what `backend` makes of it; `note(reason)` for each break.
 
-    A frame in which TorchDynamo itself fails runs in eager from then on.
+    `guarded` decorates the conversion of a frame. A frame in which TorchDynamo itself fails runs in eager from then on.
     """
     dynamo = importlib.import_module("torch._dynamo")
     context = dynamo.optimize(backend, dynamic=dynamic)
     if hasattr(context, "callback"):  # else it is switched off
-        context.callback = _Conversion(context.callback, note)
+        context.callback = _Conversion(guarded(context.callback), note)
     taken: Callable[..., object] = context(function)
     return taken
 

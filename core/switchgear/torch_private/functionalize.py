@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
+from switchgear.patches import Change
 from switchgear.torch_private.names import private
 
 is_wrapper: Callable[[torch.Tensor], bool] = private("torch._is_functional_tensor")
@@ -96,29 +96,33 @@ def exact_functionalization() -> Iterator[None]:
     Batch norms write their running statistics without declaring it; the overloads that declare it are used.
     `masked_fill_` keeps strides, which its functional overload does not; formulas of PyTorch's gradients call it.
     """
-    with _EXACT_LOCK:
-        _EXACT.append(_EXACT[0] if _EXACT else _exact_kernels())
+    if _EXACT:  # PyTorch 2.11 refuses to register them twice
+        yield
+        return
+    library = torch.library.Library("aten", "IMPL")
+    change = Change(_destroy, library)
     try:
+        _EXACT.append(library)
+        _register_exact(library)
         yield
     finally:
-        with _EXACT_LOCK:
-            library = _EXACT.pop()
-            if not _EXACT:
-                library._destroy()
+        change.undo()
 
 
-#: The library of those kernels, once for everyone who is inside: PyTorch 2.11 refuses to register them twice.
+#: The library of those kernels, while it is there.
 _EXACT: list[torch.library.Library] = []
-_EXACT_LOCK = threading.Lock()
 
 
-def _exact_kernels() -> torch.library.Library:
-    library = torch.library.Library("aten", "IMPL")
+def _destroy(library: torch.library.Library) -> None:
+    library._destroy()
+    _EXACT.clear()
+
+
+def _register_exact(library: torch.library.Library) -> None:
     library.impl("native_batch_norm", _declared_batch_norm, "Functionalize")
     library.impl(torch.ops.aten.cudnn_batch_norm.default, _declared_gpu_batch_norm, "Functionalize")
     for overload in ("Scalar", "Tensor"):
         library.impl(f"masked_fill_.{overload}", _masked_fill_, "Functionalize")
-    return library
 
 
 #: What these write in place to parts of rows, which nobody else sees: functional operators have other strides.
@@ -132,6 +136,7 @@ def writes_noticed(fn: object, restrided: Callable[[torch.Tensor, Any], None]) -
         yield
         return
     library = torch.library.Library("aten", "IMPL")
+    change = Change(library._destroy)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
@@ -140,7 +145,7 @@ def writes_noticed(fn: object, restrided: Callable[[torch.Tensor, Any], None]) -
                 library.impl(name, kernel, "Functionalize", with_keyset=True)
         yield
     finally:
-        library._destroy()
+        change.undo()
 
 
 def _noticing(name: str, restrided: Callable[[torch.Tensor, Any], None]) -> Callable[..., Any]:
@@ -210,4 +215,5 @@ def _masked_fill_(self: torch.Tensor, mask: torch.Tensor, value: object) -> torc
 # PyTorch says once that there is a kernel already: ignored in a capture, warnings that were shown would come again
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", UserWarning)
-    _exact_kernels()._destroy()
+    with exact_functionalization():
+        pass

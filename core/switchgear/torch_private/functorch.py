@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 import torch._functorch.vmap as functorch_vmap
 from torch._functorch import eager_transforms, pyfunctorch
 
-from switchgear.patches import redirected
+from switchgear.patches import redirected, together
 
 
 def outside_functorch() -> AbstractContextManager[Any]:
@@ -20,39 +19,33 @@ def outside_functorch() -> AbstractContextManager[Any]:
     return pyfunctorch.temporarily_clear_interpreter_stack()
 
 
-@contextlib.contextmanager
-def functorch_operands(operand: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+def functorch_operands(
+    operand: Callable[[torch.Tensor], torch.Tensor],
+) -> AbstractContextManager[None]:
     """The `torch.func` transforms of this thread wrap `operand(tensor)` in place of each tensor that they wrap."""
 
     def wrap(original: Callable[..., object], tensor: torch.Tensor, *rest: object) -> Any:
         return original(operand(tensor), *rest)
 
-    with contextlib.ExitStack() as stack:
-        for place, name in (
-            (eager_transforms, "_wrap_for_grad"),
-            (functorch_vmap, "_add_batch_dim"),
-        ):
-            stack.enter_context(redirected(place, name, wrap))
-        yield
+    places = (eager_transforms, "_wrap_for_grad"), (functorch_vmap, "_add_batch_dim")
+    return together(redirected(place, name, wrap) for place, name in places)
 
 
-@contextlib.contextmanager
-def tracers_refused(refuse: Callable[[str], None]) -> Iterator[None]:
+def tracers_refused(refuse: Callable[[str], None]) -> AbstractContextManager[None]:
     """`refuse(name)` is called when this thread calls a `torch.func` transform that is a tracer itself."""
 
     def refused(name: str, original: Any, *args: Any) -> Any:
         refuse(name)
         return original(*args)
 
-    with contextlib.ExitStack() as stack:
-        for name, part in (
-            ("functionalize", "_wrap_all_tensors_to_functional"),
-            ("linearize", "lazy_dynamo_disallow"),
-        ):
-            stack.enter_context(
-                redirected(eager_transforms, part, functools.partial(refused, name))
-            )
-        yield
+    parts = {
+        "functionalize": "_wrap_all_tensors_to_functional",
+        "linearize": "lazy_dynamo_disallow",
+    }
+    return together(
+        redirected(eager_transforms, part, functools.partial(refused, name))
+        for name, part in parts.items()
+    )
 
 
 def inside_functorch() -> bool:

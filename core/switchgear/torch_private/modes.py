@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from switchgear.patches import redirected
+from switchgear.patches import redirected, together
 from switchgear.torch_private.functionalize import functionalize_keys
 from switchgear.torch_private.names import private
 
@@ -250,18 +250,14 @@ def rare_modes() -> tuple[object, ...]:
     return autocast_nested(), float32_precision(), *attention_backends()
 
 
-@contextlib.contextmanager
-def rare_modes_noticed(note: Callable[[], object]) -> Iterator[None]:
+def rare_modes_noticed(note: Callable[[], object]) -> AbstractContextManager[None]:
     """`note` is called when this thread asks for one of `rare_modes` or sets it, other than by this module."""
 
     def noticed(original: Callable[..., object], *args: object, **kwargs: object) -> object:
         note()
         return original(*args, **kwargs)
 
-    with contextlib.ExitStack() as stack:
-        for holder, name in _RARE:
-            stack.enter_context(redirected(holder, name, noticed))
-        yield
+    return together(redirected(holder, name, noticed) for holder, name in _RARE)
 
 
 def attention_backends() -> tuple[Any, ...]:
@@ -300,6 +296,65 @@ def _order_on_gpu() -> tuple[int, ...]:
         torch._fused_sdp_choice(heads, heads, heads)
     found = tuple(_get_attention_order())
     return found if before == _FIRST_ORDER else _FIRST_ORDER
+
+
+def _set_function_modes(modes: Sequence[Any]) -> None:
+    while function_mode_count():
+        torch._C._pop_torch_function_stack()
+    for mode in modes:
+        torch._C._push_on_torch_function_stack(mode)
+
+
+def _dispatch_modes() -> list[Any]:
+    """The active `__torch_dispatch__` modes, outermost first."""
+    return [torch._C._get_dispatch_stack_at(i) for i in range(dispatch_mode_count())]
+
+
+def _set_dispatch_modes(modes: Sequence[Any]) -> None:
+    while dispatch_mode_count():
+        torch._C._pop_torch_dispatch_stack(None)
+    for mode in modes:
+        torch._C._push_on_torch_dispatch_stack(mode)
+
+
+def _dispatch_flags() -> dict[str, object]:
+    """The variables in which PyTorch remembers that a dispatch mode is on."""
+    return {key: value for key, value in _DISPATCH.items() if key.startswith("_is_in_")}
+
+
+def _dispatch_keys() -> tuple[Any, Any]:
+    return torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+
+
+def _set_dispatch_keys(state: tuple[Any, Any]) -> None:
+    include, exclude = state
+    for key in _KEYS:
+        torch._C._dispatch_tls_set_dispatch_key_included(key, include.has(key))
+        torch._C._dispatch_tls_set_dispatch_key_excluded(key, exclude.has(key))
+
+
+_KEYS = [
+    key for key in vars(torch._C.DispatchKey).values() if isinstance(key, torch._C.DispatchKey)
+]
+_DISPATCH = vars(torch.utils._python_dispatch)
+#: The states of a thread that an interrupt of a capture might leave: how to ask for each, and how to set it.
+THREAD_STATES: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
+    (function_modes, _set_function_modes),
+    (_dispatch_modes, _set_dispatch_modes),
+    (_dispatch_flags, _DISPATCH.update),
+    (private("torch._C._get_torch_function_state"), private("torch._C._set_torch_function_state")),
+    (private("torch._C._only_lift_cpu_tensors"), private("torch._C._set_only_lift_cpu_tensors")),
+    (
+        private("torch._C._functorch.get_dynamic_layer_stack_depth"),
+        private("torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth"),
+    ),
+    (_dispatch_keys, _set_dispatch_keys),
+    (
+        lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+        lambda state: torch.set_anomaly_enabled(*state),
+    ),
+    (private("torch._C._is_multithreading_enabled"), torch.autograd.set_multithreading_enabled),
+)
 
 
 def dispatch_mode_count() -> int:

@@ -30,7 +30,13 @@ _BY_USE = {
         torch._C.DispatchKeySet torch._C._dispatch_has_kernel_for_dispatch_key torch._C._dispatch_key_for_device
         torch._C._dispatch_key_set torch._C._dispatch_tls_is_dispatch_key_included
         torch._C._dispatch_tls_local_exclude_set torch._C._dispatch_tls_local_include_set
+        torch._C.DispatchKey torch.utils._python_dispatch
+        torch._C._dispatch_tls_set_dispatch_key_excluded torch._C._dispatch_tls_set_dispatch_key_included
         torch._C._len_torch_dispatch_stack torch._C._len_torch_function_stack torch._C._get_function_stack_at
+        torch._C._get_dispatch_stack_at torch._C._get_torch_function_state torch._C._set_torch_function_state
+        torch._C._pop_torch_dispatch_stack torch._C._push_on_torch_dispatch_stack
+        torch._C._pop_torch_function_stack torch._C._push_on_torch_function_stack
+        torch._C._only_lift_cpu_tensors torch._C._set_only_lift_cpu_tensors
         torch._dispatch.python.enable_python_dispatcher torch._ops.OpOverload torch._ops.OpOverloadPacket
         torch.utils._device.DeviceContext torch.utils._python_dispatch.TorchDispatchMode
         torch.utils._python_dispatch._disable_current_modes torch._library.custom_ops.CustomOpDef
@@ -52,6 +58,7 @@ _BY_USE = {
         torch._is_functional_tensor torch._mirror_autograd_meta_to torch._sync torch._to_functional_tensor
     """,
     "autograd": """
+        torch._C._is_multithreading_enabled
         torch.Tensor._base torch.Tensor._is_view torch.Tensor._version torch._C._autograd.CreationMeta.MULTI_OUTPUT_NODE
         torch._C._autograd._get_creation_meta torch._C._current_graph_task_id torch._C._set_grad_enabled
         torch.autograd.forward_ad._current_level torch.autograd.graph._engine_run_backward
@@ -78,6 +85,8 @@ _BY_USE = {
         torch._C._DisableAutocast torch._C._autocast_supported_devices torch._C._is_any_autocast_enabled
     """,
     "torch.func": """
+        torch._C._functorch.get_dynamic_layer_stack_depth
+        torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth
         torch._C._are_functorch_transforms_active torch._C._functorch.is_functorch_wrapped_tensor
         torch._C._functorch.peek_interpreter_stack torch._functorch.eager_transforms._wrap_for_grad
         torch._functorch.eager_transforms._wrap_all_tensors_to_functional

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from switchgear.errors import Unsupported
+from switchgear.patches import Change
 from switchgear.torch_private.fakes import enable_python_dispatcher
 
 
@@ -131,13 +132,17 @@ def shown_class(kind: type, shown: Callable[[Any], type]) -> Iterator[None]:
     """Have instances tell `isinstance` another class than their own."""
     # setattr would set the class of the class; the attribute that is set anew makes Python forget what it has looked up
     attributes = gc.get_referents(vars(kind))[0]
-    attributes["__class__"] = property(shown)
-    kind.__doc__ = kind.__doc__
+
+    def put(shown: property | None) -> None:
+        attributes.pop("__class__", None) if shown is None else attributes.update(__class__=shown)
+        kind.__doc__ = kind.__doc__
+
+    change = Change(put, None)
     try:
+        put(property(shown))
         yield
     finally:
-        del attributes["__class__"]
-        kind.__doc__ = kind.__doc__
+        change.undo()
 
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)

@@ -6,7 +6,6 @@ import difflib
 import functools
 import inspect
 import logging
-import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,6 +18,7 @@ import pluggy
 from switchgear.capture.handler import Feature, left_out
 from switchgear.errors import PluginWarning, RegistrationError
 from switchgear.ir.symbol import BoundSymbol
+from switchgear.patches import Lock
 from switchgear.who import hookspecs
 from switchgear.who.executor import Executor, reason_limited, reason_unavailable
 from switchgear.who.hookspecs import CONTRACT, HOOKS, PROJECT, PassPlacement
@@ -33,7 +33,7 @@ Status: TypeAlias = Literal["loaded", "disabled", "unavailable", "conflict", "fa
 #: What became of a plugin that is not as it should be, and why.
 Fault: TypeAlias = tuple[Status, str]
 _Item = TypeVar("_Item")
-_LOADING = threading.RLock()
+_LOADING = Lock()
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.symbol import BoundSymbol, RuleOrigin, map_proxies, proxies, renamed
 from switchgear.ir.writes import IDENTITY
 from switchgear.nesting import tensors_in
+from switchgear.patches import Change
 from switchgear.who.registry import GradRule, describe
 
 Grads: TypeAlias = tuple[TensorProxy | None, ...]
@@ -181,14 +182,15 @@ class _Application:
     def transform(self) -> Applied:
         """`rule(*args, **kwargs) -> outputs`, with calls of `get_grad` and `put_grad` on the way."""
         state = _Transform(self.recorder)
-        token = _transform.set(state)
+        change = Change(_transform.set, _transform.get())
         try:
+            _transform.set(state)
             with self._recording(), torch.enable_grad():
                 made = self._outputs(self.rule.fn(*self.args, **self.kwargs))
                 asked = self._asked(state, made)
                 gradients = self._put(state)
         finally:
-            _transform.reset(token)
+            change.undo()
         spliced = splice_escaping(self.recorder.tape.take(), proxies((made, gradients)))
         recorded, outputs = self._named(spliced, made)
         forward, backward = _split(recorded, proxies(asked))

@@ -44,7 +44,7 @@ from switchgear.features.python_state.unforeseen import (
 from switchgear.features.python_state.user_objects import compared_by_identity, globals_in, names_in
 from switchgear.features.python_state.writes import Write, changes
 from switchgear.nesting import tensors_in
-from switchgear.patches import replaced
+from switchgear.patches import Change, replaced
 
 
 @dataclass(slots=True, eq=False)
@@ -122,6 +122,7 @@ class PythonState(Handler):
         reached.watch_global_streams()
         reached.places.has_objects = bool(arguments)
         world.arguments = arguments
+        change = Change(_put_back, reached)
         try:
             for root in roots:
                 reached.reach(root, getattr(root, "__name__", type(root).__name__))
@@ -142,9 +143,7 @@ class PythonState(Handler):
             error.splits &= not (any(drawn) or reached.reads_environment)
             raise
         finally:
-            reached.held.put_back()
-            for stream in reached.streams.values():
-                stream.put_back()
+            change.undo()
 
     def source(self, recorder: Recorder, tensor: torch.Tensor) -> InputSource | None:
         """Where in Python's objects a tensor lies."""
@@ -222,6 +221,12 @@ class PythonState(Handler):
         places = tuple(packing.places.values())
         recorder.after.append(Replay(writes, template, places, tuple(world.arguments), sizes))
         return packing.leaves
+
+
+def _put_back(reached: Reached) -> None:
+    reached.held.put_back()
+    for stream in reached.streams.values():
+        stream.put_back()
 
 
 def _changed(reached: Reached) -> list[tuple[int, list[tuple[object, int]]]]:

@@ -23,7 +23,7 @@ from switchgear.errors import Unsupported
 from switchgear.features.python_state import user_objects
 from switchgear.features.python_state.holders import MISSING
 from switchgear.features.python_state.reached import MODULE_STATE, Reached, part_of
-from switchgear.patches import caller, redirected, replaced
+from switchgear.patches import Change, caller, redirected, replace, replaced
 
 #: What reads attributes of modules for its own ends: of what it does with them, there are other guards.
 _OF_MODULES = vars(nn.modules.module)
@@ -82,8 +82,8 @@ class Recording:
         self._packages = packages
         self._enter_module = enter_module
         self._thread = threading.get_ident()
-        self._originals: dict[type, Any] = {}
-        self._modules: list[tuple[types.ModuleType, type]] = []
+        #: What was put in the place of attributes of classes, and of the classes of modules.
+        self._changes: dict[int, Change] = {}
         #: Which code runs.
         self.code = RunningCode(functools.partial(self._look, self._start), self._call)
         #: Why what the function has reached is refused: it may catch that.
@@ -110,15 +110,9 @@ class Recording:
                     stack.enter_context(redirected(variables, name, self._environment))
                 yield
         finally:
-            for kind, own in self._originals.items():
-                if own is None:
-                    type.__delattr__(kind, "__getattribute__")
-                else:
-                    type.__setattr__(kind, "__getattribute__", own)
-            self._originals.clear()
-            for module, kind in self._modules:
-                module.__class__ = kind
-            self._modules.clear()
+            for change in self._changes.values():
+                change.undo()
+            self._changes.clear()
 
     def _look(self, look: Callable[..., None], *what: object) -> None:
         """Look into something, and note the reads of what that leads to."""
@@ -153,19 +147,17 @@ class Recording:
     def _patch(self) -> None:
         while self._reached.modules:
             module = self._reached.modules.pop()
-            self._modules.append((module, type(module)))
-            noting = self._noting_variables(type(module).__getattribute__)
-            module.__class__ = type("module", (type(module),), {"__getattribute__": noting})
+            kind = type(module)
+            noting = self._noting_variables(kind.__getattribute__)
+            self._changes[id(module)] = Change(setattr, module, "__class__", kind)
+            module.__class__ = type("module", (kind,), {"__getattribute__": noting})
         while self._reached.classes:
             kind = self._reached.classes.pop()
-            if any(
-                base in self._originals for base in kind.__mro__
-            ) and "__getattribute__" not in vars(kind):
-                continue
-            if kind not in self._originals:
-                self._originals[kind] = vars(kind).get("__getattribute__")
-                noting = self._noting(kind.__getattribute__)
-                type.__setattr__(kind, "__getattribute__", noting)
+            patched = any(id(base) in self._changes for base in kind.__mro__)
+            if not patched or ("__getattribute__" in vars(kind) and id(kind) not in self._changes):
+                # past a metaclass of the user's
+                noting, put = self._noting(kind.__getattribute__), type.__setattr__
+                self._changes[id(kind)] = replace(kind, "__getattribute__", noting, put)
 
     def _noting(self, original: Any) -> Any:
         thread, noted, get_ident = self._thread, self._reached.noted, threading.get_ident
