@@ -190,7 +190,7 @@ def interrupted(
             sys.setprofile(None)
         if timer is not None:
             timer.join()
-            time.sleep(1)  # where it arrives after the call
+            time.sleep(0.05)  # where it arrives after the call
     except KeyboardInterrupt as error:
         frames = list(traceback.walk_tb(error.__traceback__))
         code = frames[-1][0].f_code
