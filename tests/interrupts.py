@@ -3,8 +3,8 @@
     python -m tests.interrupts --number 2000 --seed 0
 
 Each child process interrupts many first calls, one after another: by a `KeyboardInterrupt` raised at a random bytecode
-or at a random call or return, by real SIGINTs, and by asynchronous exceptions. While the exception is still referred to,
-as notebooks do, all patched names, modes, random streams and locks are compared with those of before.
+or at a random call or return, by real SIGINTs, and by asynchronous exceptions. While the exception is there, as in
+notebooks, all patched names, modes, random streams and locks are compared with those of before.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -115,6 +116,8 @@ PROGRAMS: dict[str, Callable[[], Call]] = {
 }
 
 
+#: So many seconds a child may take for one call.
+PATIENCE = 300
 #: What takes far longer than others under a trace.
 _SLOW = {"symbolic sizes", "split"}
 
@@ -122,8 +125,8 @@ _SLOW = {"symbolic sizes", "split"}
 class Injection:
     """Raises `KeyboardInterrupt` at one instruction: that of a frame, or at a call or a return."""
 
-    def __init__(self, rng: random.Random, length: int) -> None:
-        self.at, self.opcode = rng.randrange(max(length, 1)), rng.choice([rng.randrange(8), rng.randrange(200)])
+    def __init__(self, at: int, opcode: int = 0) -> None:
+        self.at, self.opcode = at, opcode
         self.events = 0
         self.where = ""
 
@@ -173,7 +176,8 @@ def interrupted(
     call: Call, kind: str, rng: random.Random, lengths: dict[str, float]
 ) -> tuple[BaseException | None, str]:
     """Run a call that is interrupted; the exception that came out, and where it was raised."""
-    injection = Injection(rng, int(lengths[kind]))
+    opcode = rng.choice([rng.randrange(8), rng.randrange(200)])
+    injection = Injection(rng.randrange(int(lengths[kind]) or 1), opcode)
     timer = None
     try:
         if kind == "trace":
@@ -205,8 +209,7 @@ def measured(program: Callable[[], Call]) -> dict[str, float]:
     """How many events of each kind a first call has, and how long it takes."""
     lengths = {}
     for kind in ("trace", "profile"):
-        counter, call = Injection(random.Random(0), 0), program()
-        counter.at = -1
+        counter, call = Injection(-1), program()
         put = sys.settrace if kind == "trace" else sys.setprofile
         put(getattr(counter, kind))
         try:
@@ -221,7 +224,7 @@ def measured(program: Callable[[], Call]) -> dict[str, float]:
 
 
 def _holders() -> tuple[list[Any], list[Any]]:
-    """Whatever capture may patch: the namespaces that it does patch, and all of PyTorch's and the standard library's."""
+    """The namespaces that capture patches; all of PyTorch's, and of the standard library where users call C."""
     often = [builtins, importlib, sys, logging, logging.Logger, warnings, time, torch, torch._C, torch.Tensor]
     often += [nn.Module, torch.autograd.Function, torch.overrides, torch.compiler, torch.random, torch.SymInt]
     often += [torch.utils.checkpoint, type(os.environ), socket.socket, os, Net, Double]
@@ -230,7 +233,7 @@ def _holders() -> tuple[list[Any], list[Any]]:
     return often, [*modules, *classes]
 
 
-_WATCHED = {*"torch io threading subprocess contextlib random copy datetime uuid tempfile shutil signal".split()}
+_WATCHED = {"torch", "io", "threading", "subprocess", "contextlib", "random", "copy", "datetime", "uuid", "tempfile"}
 
 
 class Before:
@@ -250,8 +253,7 @@ class Before:
     def _state() -> dict[str, Any]:
         c: Any = torch._C
         include, exclude = c._dispatch_tls_local_include_set(), c._dispatch_tls_local_exclude_set()
-        import torch.utils._python_dispatch as dispatch
-
+        dispatch = torch.utils._python_dispatch
         return {
             "dispatch modes": c._len_torch_dispatch_stack(),
             "function modes": c._len_torch_function_stack(),
@@ -329,12 +331,12 @@ def _is_patch(one: object, other: object) -> bool:
 
 
 def child(number: int, seed: int, first: int, programs: list[str]) -> None:
-    """Interrupt calls `first` to `number`; a line for each on standard output."""
+    """Interrupt calls `first` to `number`; print two lines for each; end with one that leaves something."""
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    for name in ("torch._dynamo", "sympy", "numpy"):
+    for name in ("numpy", "torch._dynamo", "sympy"):  # else a first call may import them
         importlib.import_module(name)
     expected = {}
     for name in programs:
@@ -342,19 +344,14 @@ def child(number: int, seed: int, first: int, programs: list[str]) -> None:
         expected[name] = PROGRAMS[name]()()
     lengths = {name: measured(PROGRAMS[name]) for name in programs}
     before = Before()
-    print(
-        json.dumps({"ready": {n: {k: round(v, 3) for k, v in one.items()} for n, one in lengths.items()}}), flush=True
-    )
     for index in range(first, number):
         rng = random.Random(f"{seed} {index}")
         slow = [name for name in programs if name in _SLOW and rng.random() < 0.8]
         name = rng.choice([name for name in programs if name not in slow] or programs)
         kind = rng.choice(["trace", "trace", "profile", "signal", "async"])
-        print(json.dumps({"begin": index, "name": name, "kind": kind}), flush=True)
+        _tell(begin=index, name=name, kind=kind)
         call = PROGRAMS[name]()
-        start = time.perf_counter()
         error, where = interrupted(call, kind, rng, lengths[name])
-        middle = time.perf_counter()
         is_thorough = index % 20 == 19
         left = list(before.left(is_thorough))
         del error
@@ -363,68 +360,63 @@ def child(number: int, seed: int, first: int, programs: list[str]) -> None:
             if not all(map(torch.equal, found, expected[name])):
                 left.append("a later call gives something else")
             left += before.left(is_thorough)
-        print(
-            json.dumps(
-                {
-                    "end": index,
-                    "where": where,
-                    "left": left,
-                    "times": [round(middle - start, 3), round(time.perf_counter() - middle, 3)],
-                }
-            ),
-            flush=True,
-        )
+        _tell(end=index, where=where, left=left)
         if left:
             break
-    else:
-        print(json.dumps({"done": True}), flush=True)
-    os._exit(0)
+    _tell(done=True)
+    os._exit(0)  # threads may be left in the middle of a capture
+
+
+def _tell(**event: object) -> None:
+    print(json.dumps(event), flush=True)
 
 
 def run(number: int, seed: int, programs: list[str], first: int = 0) -> list[str]:
     """Interrupt so many calls in child processes; what each of them left, and where."""
-    failures, counts = [], collections.Counter[str]()
+    failures, counts = list[str](), collections.Counter[str]()
     while first < number:
         command = [sys.executable, "-m", "tests.interrupts", "--child", "--number", str(number)]
         command += ["--seed", str(seed), "--first", str(first), "--programs", *programs]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None and process.stderr is not None
-            errors: list[str] = []
-            reader = threading.Thread(target=lambda: errors.append(process.stderr.read()))
-            reader.start()
-            last: dict[str, Any] = {}
-            is_done = False
-            watchdog = threading.Timer(0, lambda: None)
-            for line in process.stdout:
-                watchdog.cancel()
-                if not line.startswith("{"):
-                    continue
-                event = json.loads(line)
-                is_done |= "done" in event
-                if "begin" in event:
-                    last = event
-                elif "end" in event:
-                    counts[last["kind"] if event["where"] else "not met"] += 1
-                    first = event["end"] + 1
-                    if os.environ.get("SHOW"):
-                        print(last, event, flush=True)
-                    if event["left"]:
-                        failures.append(f"{last} at {event['where']}:\n    " + "\n    ".join(event["left"]))
-                        print(failures[-1], flush=True)
-                    last = {}
-                watchdog = threading.Timer(120, process.kill)
-                watchdog.start()
-            watchdog.cancel()
-            process.wait()
-            reader.join()
-        if last:
-            first = last["begin"] + 1
-            failures.append(f"{last}: the process ended with {process.returncode}\n{errors[0][-3000:]}")
+        begun, errors, is_done = dict[str, Any](), "", False
+        with tempfile.TemporaryFile("w+") as file:
+            with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file, text=True) as process:
+                for event in _events(process):
+                    is_done |= "done" in event
+                    if "begin" in event:
+                        begun = event
+                    elif "end" in event:
+                        counts[begun["kind"] if event["where"] else "not met"] += 1
+                        first = event["end"] + 1
+                        if event["left"]:
+                            failures.append(f"{begun} at {event['where']}: " + "; ".join(event["left"]))
+                            print(failures[-1], flush=True)
+                        begun = {}
+            file.seek(0)
+            errors = file.read()[-3000:]
+        if begun:
+            first = begun["begin"] + 1
+            failures.append(f"{begun}: the process ended with {process.returncode}\n{errors}")
             print(failures[-1], flush=True)
-        elif not is_done and not failures:
-            raise SystemExit(f"no interrupts: {errors[0][-3000:]}")
-    print(f"{sum(counts.values())} interrupts ({dict(counts)}), {len(failures)} left something", flush=True)
+        elif not is_done:
+            raise SystemExit(f"no interrupts: {errors}")
+    print(
+        f"{sum(counts.values())} first calls interrupted ({dict(counts)}), {len(failures)} left something", flush=True
+    )
     return failures
+
+
+def _events(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
+    """What a child tells; it is ended where it tells nothing for long."""
+    assert process.stdout is not None
+    while True:
+        watchdog = threading.Timer(PATIENCE, process.kill)
+        watchdog.start()
+        line = process.stdout.readline()
+        watchdog.cancel()
+        if not line:
+            return
+        if line.startswith("{"):
+            yield json.loads(line)
 
 
 def main() -> None:
