@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 import pluggy
 
+from switchgear.capture.attempts import undoing
 from switchgear.capture.handler import Feature, left_out
 from switchgear.errors import PluginWarning, RegistrationError
 from switchgear.ir.symbol import BoundSymbol
@@ -289,6 +290,7 @@ class Discovery:
         return faults
 
 
+@undoing
 def installed(listed: object = None, tables: Iterable[object] = ()) -> Plugins:
     """The plugins of this process that may take part where `listed` is the option `executors`, `tables` `grad_rules`.
 
