@@ -336,8 +336,6 @@ def child(number: int, seed: int, first: int, programs: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    for name in ("numpy", "torch._dynamo", "sympy"):  # else a first call may import them
-        importlib.import_module(name)
     expected = {}
     for name in programs:
         PROGRAMS[name]()()

@@ -13,9 +13,10 @@ from torch import nn
 
 import switchgear as sg
 from switchgear import errors
+from switchgear.compile import pipeline
 from tests.falling_back import falls_back
 
-FAULT = "Switchgear itself fails in the capture, with "
+FAULT = "Switchgear itself fails, with "
 
 
 class Odd(tuple[int, ...]):
@@ -78,6 +79,24 @@ def test_a_fault_of_ours_is_an_error_where_that_is_asked_for(name: str) -> None:
     jitted = sg.jit(function, executors=["torch"], fallback="error")
     with pytest.raises(errors.SwitchgearError, match=what.rpartition(": ")[2]):
         jitted(torch.ones(3, 3, requires_grad=True), *more)
+
+
+def test_a_fault_in_a_backward_is_raised_as_ours_and_later_calls_run_in_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    claim = pipeline.claim
+
+    def failing(trace: Any, *more: Any, **options: Any) -> Any:
+        if trace.name == "backward":
+            raise ZeroDivisionError
+        return claim(trace, *more, **options)
+
+    monkeypatch.setattr(pipeline, "claim", failing)
+    jitted, x = sg.jit(lambda x: x.sin().sin(), executors=["torch"]), torch.zeros(3, requires_grad=True)
+    result = jitted(x * 1)
+    with pytest.raises(errors.Unsupported, match=r"itself fails, with ZeroDivisionError.*Later calls"):
+        result.sum().backward()
+    with falls_back(f"{FAULT}ZeroDivisionError"):
+        jitted(x * 1).sum().backward()
+    assert torch.equal(x.grad, torch.ones(3))
 
 
 def test_what_a_method_of_the_users_raises_in_a_guard_is_not_raised_by_the_call(recwarn: Any) -> None:

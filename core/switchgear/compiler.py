@@ -297,11 +297,13 @@ class Compiler:
         self.last = entry
         return entry, inputs, True
 
-    def _drop(self, entry: Entry) -> None:
-        """Let go of an entry, at any time."""
-        self.cache.drop(entry)
+    def _drop(self, entry: Entry, fault: str = "") -> None:
+        """Let go of an entry, at any time. If it has a fault, later calls of its kind run in eager."""
+        key = self.cache.drop(entry)
         if self.last is entry:
             self.last = None
+        if fault and key is not None and not self.strict:
+            self.fallbacks.add(Unsupported(fault, splits=False), key)
 
     def _marks(
         self,

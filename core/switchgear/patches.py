@@ -110,7 +110,7 @@ def _restore(put: Callable[..., object], holder: object, name: str, original: ob
     if original is not _INHERITED:
         put(holder, name, original)
     elif name in vars(holder):
-        (delattr if put is setattr else type.__delattr__)(holder, name)  # type: ignore[operator]
+        (delattr if put is setattr else type.__delattr__)(holder, name)
 
 
 _INHERITED = object()

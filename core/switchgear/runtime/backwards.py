@@ -24,12 +24,13 @@ from switchgear.compile.pipeline import (
     compile_backward,
     differentiable_backward,
 )
-from switchgear.errors import DataDependent, Unsupported
+from switchgear.errors import CaptureError, DataDependent, Unsupported
 from switchgear.ir.evaluation import evaluate
 from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.symbol import DEL, proxies
 from switchgear.ir.trace import Trace
 from switchgear.runtime.execution import runner
+from switchgear.runtime.fallback import fault
 from switchgear.who.rules import Grads
 from switchgear.who.selection import Selection
 
@@ -82,6 +83,8 @@ class Backwards:
         self._backwards: dict[object, LazyProgram] = {}
         self._differentiable: dict[object, tuple[Callable[..., object], Trace]] = {}
         self.last: Last | None = None
+        #: Called with the text of an error of ours: no later call is to need such a backward.
+        self.failed: Callable[[str], object] = lambda fault: None
         self._last_backward: Program | None = None
 
     def programs(self) -> list[LazyProgram]:
@@ -105,7 +108,14 @@ class Backwards:
         if last is not None and last.fits(grads, wanted, sizes) and not last.program.is_outdated:
             return last
         _check_strided(grads)
-        program = self._program(_pattern(grads, wanted), grads, wanted, sizes)
+        try:
+            program = self._program(_pattern(grads, wanted), grads, wanted, sizes)
+        except CaptureError:
+            raise
+        except Exception as error:
+            own = fault(error)
+            self.failed(str(own))
+            raise Unsupported(f"{own}. Later calls of this kind run in eager") from error
         self._last_backward = program
         last = self.last = Last(
             program, grads, wanted, sizes, sparse=self._sparse, inner=len(self.training.inner)

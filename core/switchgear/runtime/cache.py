@@ -163,9 +163,11 @@ class Cache:
         if len(self._order) > self._size:
             self._remove(*self._order.popitem(last=False))
 
-    def drop(self, entry: Entry) -> None:
-        """Let go of an entry, if it is there; in any thread and at any time, garbage collections too."""
-        self._remove(entry, self._order.pop(entry, None))
+    def drop(self, entry: Entry) -> object:
+        """Let go of an entry, if it is there; in any thread and at any time, garbage collections too. Gives its key."""
+        key = self._order.pop(entry, None)
+        self._remove(entry, key)
+        return key
 
     def _remove(self, entry: Entry, place: object) -> None:
         self._by_sizes.clear()

@@ -71,7 +71,7 @@ class Entry:
         whole: bool = False,
         unread: Container[int] = (),
         *,
-        drop: Callable[[], Callable[[Entry], None] | None],
+        drop: Callable[[], Callable[..., None] | None],
     ) -> None:
         self.spec = spec
         #: The integers among the arguments of the call that was captured.
@@ -104,6 +104,8 @@ class Entry:
             tensors = [tensor_of(source, leaves) for source in self.captured.sources]
             with torch.no_grad(), internals.autocast_off(), symbolic(self.captured.sizes):
                 self._compile(tensors, selection, rejit)
+            if self.bridge is not None:
+                self.bridge.backwards.failed = partial(_give_up, weakref.ref(self), drop)
             if self.captured.sizes is not None:
                 self.captured.sizes.close(self.captured.trace.inputs)
                 self.captured.sizes.check(tensors)
@@ -184,7 +186,7 @@ class Entry:
         forgotten = [one.forget(two, leaves) for one, two in pairs if one.forget and two.forget]
         return any(forgotten)
 
-    def _watch(self, drop: Callable[[], Callable[[Entry], None] | None]) -> None:
+    def _watch(self, drop: Callable[[], Callable[..., None] | None]) -> None:
         """Once a module that it is for is gone, fit no call, and be dropped; `drop` refers weakly to what does that."""
         this, gone, is_ending = weakref.ref(self), self.captured.gone, sys.is_finalizing
 
@@ -433,6 +435,14 @@ class Entry:
         read.update(index for _, kind, index in outputs.roots if kind == "output")
         mutations = [one for one in outputs.mutations if not one.tracked and one.output not in read]
         return {one.output: one.input for one in mutations}
+
+
+def _give_up(
+    this: weakref.ref[Entry], drop: Callable[[], Callable[..., None] | None], fault: str
+) -> None:
+    entry, dropping = this(), drop()
+    if entry is not None and dropping is not None:
+        dropping(entry, fault)
 
 
 def _then(complete: Finisher, after: Callable[[object, Sequence[object]], object]) -> Finisher:

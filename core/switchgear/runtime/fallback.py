@@ -81,7 +81,7 @@ def fault(error: Exception) -> Unsupported:
     )  # which says where the user calls what fails
     what = f"{type(told).__name__}: {told}".partition("\n")[0]
     return Unsupported(
-        f"Switchgear itself fails in the capture, with {what}{where}, and eager does not; please report this",
+        f"Switchgear itself fails, with {what}{where}, and eager does not; please report this",
         splits=False,
     )
 
