@@ -36,9 +36,18 @@ class Change:
     def undo(self) -> None:
         """Undo the change, unless that is done."""
         pending = changes()
-        if self in pending:
-            self._undo(*self._args)
-            pending.remove(self)
+        if self not in pending:
+            return
+        for later in reversed(pending[pending.index(self) + 1 :]):
+            if later._is_of(self):  # its own undo was interrupted
+                later.undo()
+        self._undo(*self._args)
+        pending.remove(self)
+
+    def _is_of(self, earlier: Change) -> bool:
+        """Whether it changed again what `earlier` had changed: all arguments but the last, a former state, are one."""
+        pairs = zip(self._args[:-1], earlier._args[:-1], strict=False)
+        return self._undo == earlier._undo and all(one is other for one, other in pairs)
 
 
 #: The changes that are to be undone, by thread.
