@@ -347,7 +347,7 @@ def uses_opaque(x: Tensor) -> Tensor:
 
 
 def test_operator_without_a_formula() -> None:
-    jitted = sg.jit(uses_opaque, executors=["torch"])
+    jitted = sg.jit(uses_opaque, executors=["torch"], fallback="error")
     with pytest.raises(NotDifferentiable) as caught:
         jitted(leaf(3))
     for part in (

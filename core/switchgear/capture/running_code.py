@@ -10,11 +10,12 @@ import importlib._bootstrap
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
 from switchgear.capture.user_code import is_of_pytorch, is_standard
 from switchgear.errors import Unsupported
+from switchgear.patches import Change
 
 _MONITORING: Any = getattr(sys, "monitoring", None)
 _set_profile, _get_profile = sys.setprofile, sys.getprofile
@@ -97,19 +98,23 @@ class _Profile:
             raise Unsupported(
                 "a profiler is active, so nothing tells which code runs; make the first call without it"
             )
-        if is_profiler:
-            other.disable()
-        self._is_active = True
-        _set_profile(self._profile)
+        change = Change(self._stop, other, is_profiler)
         try:
+            if is_profiler:
+                other.disable()
+            self._is_active = True
+            _set_profile(self._profile)
             yield
         finally:
-            self._is_active = False
-            if sys.gettrace() == self._resumed:
-                sys.settrace(None)
-            _set_profile(None if is_profiler else other)
-            if is_profiler:
-                other.enable()
+            change.undo()
+
+    def _stop(self, other: Any, is_profiler: bool) -> None:
+        self._is_active = False
+        if sys.gettrace() == self._resumed:
+            sys.settrace(None)
+        _set_profile(None if is_profiler else other)
+        if is_profiler:
+            other.enable()
 
     def __enter__(self) -> None:
         self._depth += 1
@@ -197,8 +202,9 @@ class _Events:
             events.PY_RETURN: self._ended,
             events.PY_UNWIND: self._ended,
         }
-        _MONITORING.use_tool_id(tool, "switchgear")
+        change = Change(_free, tool, callbacks)
         try:
+            _MONITORING.use_tool_id(tool, "switchgear")
             for event, callback in callbacks.items():
                 _MONITORING.register_callback(tool, event, callback)
             _MONITORING.set_local_events(tool, _LOADS, events.PY_RETURN)
@@ -206,15 +212,20 @@ class _Events:
             _MONITORING.restart_events()  # of code that has started before
             yield
         finally:
-            _MONITORING.set_events(tool, 0)
-            _MONITORING.set_local_events(tool, _LOADS, 0)
-            for event in callbacks:
-                _MONITORING.register_callback(tool, event, None)
-            _MONITORING.free_tool_id(tool)
+            change.undo()
 
     def ran(self) -> dict[int, types.CodeType]:
         """The code objects that started until now, by id."""
         return {**self._ran}
+
+
+def _free(tool: int, callbacks: Iterable[int]) -> None:
+    if _MONITORING.get_tool(tool) == "switchgear":
+        _MONITORING.set_events(tool, 0)
+        _MONITORING.set_local_events(tool, _LOADS, 0)
+        for event in callbacks:
+            _MONITORING.register_callback(tool, event, None)
+        _MONITORING.free_tool_id(tool)
 
 
 RunningCode: type[_Profile | _Events] = _Profile if _MONITORING is None else _Events
