@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
 import warnings
-from collections.abc import Iterator
-
-from switchgear.patches import replaced
 
 
 class SwitchgearError(Exception):
@@ -26,23 +22,16 @@ class CaptureError(SwitchgearError):
         super().__init__(*args)
         self.splits = splits
         self.final = final
-        if _THREAD.made is not None:
-            _THREAD.made.append(self)
+        if CAPTURE_ERRORS.made is not None:
+            CAPTURE_ERRORS.made.append(self)
 
 
 class _Thread(threading.local):
     made: list[CaptureError] | None = None
 
 
-_THREAD = _Thread()
-
-
-@contextlib.contextmanager
-def capture_errors_made() -> Iterator[list[CaptureError]]:
-    """Those made in this thread inside, for the code that runs there may catch them."""
-    made: list[CaptureError] = []
-    with replaced(_THREAD, "made", made):
-        yield made
+#: Those made in a thread, which the code that runs there may catch.
+CAPTURE_ERRORS = _Thread()
 
 
 class Unsupported(CaptureError):

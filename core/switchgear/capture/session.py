@@ -33,7 +33,7 @@ from switchgear.capture.sources import Sources
 from switchgear.capture.stand_ins import reads_memory
 from switchgear.capture.structure import Structure, containers_in, flatten
 from switchgear.capture.user_code import is_own_file, raising_line, raising_module
-from switchgear.errors import CaptureError, DataDependent, Unsupported, capture_errors_made
+from switchgear.errors import CAPTURE_ERRORS, CaptureError, DataDependent, Unsupported
 from switchgear.ir.composites import splice_escaping
 from switchgear.ir.trace import Names, Trace
 from switchgear.patches import Change, Lock, redirected
@@ -317,7 +317,7 @@ def _run(
 @contextlib.contextmanager
 def _caught_refusals_raised() -> Iterator[None]:
     """Raise the first error of capture that the function itself has caught, in a `try`, which eager would not raise."""
-    with capture_errors_made() as errors:
+    with CAPTURE_ERRORS() as errors:
         try:
             yield
         except Exception as other:
