@@ -47,7 +47,7 @@ MUTANTS = {
 def judged(text: str, active: int, monkeypatch: pytest.MonkeyPatch) -> Any:
     switch = SimpleNamespace(on=lambda number: number == active)
     monkeypatch.setattr(switchgear, "mutation_switch", switch, raising=False)
-    monkeypatch.setitem(sys.modules, "switchgear.mutation_switch", switch)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "switchgear.mutation_switch", switch)
     namespace: dict[str, Any] = {}
     exec(text, namespace)
     try:
