@@ -287,6 +287,17 @@ def test_a_corrupt_cache_is_compiled_anew(folder: Path) -> None:
     assert regions(again) == 2
 
 
+@pytest.mark.usefixtures("new_worker")
+def test_python_s_path_may_hold_what_python_ignores(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # once: with a pathlib.Path in sys.path, nothing was compiled
+    monkeypatch.setattr(sys, "path", [*sys.path, folder, str(folder / "12:30")])
+    jitted, (x, w) = jit(folder), inputs(grad=False)
+    expected = jitted(x, w)
+    sg.wait(jitted, timeout=120)
+    assert torch.equal(jitted(x, w), expected)
+    assert regions(jitted) == 2
+
+
 def test_what_is_gone_from_the_disk_is_compiled_anew(folder: Path) -> None:
     jitted, (x, w) = jit(folder), inputs(grad=False)
     jitted(x, w)
