@@ -36,7 +36,7 @@ from switchgear.capture.user_code import is_own_file, raising_line, raising_modu
 from switchgear.errors import CAPTURE_ERRORS, CaptureError, DataDependent, Unsupported
 from switchgear.ir.composites import splice_escaping
 from switchgear.ir.trace import Names, Trace
-from switchgear.patches import Change, Lock, redirected
+from switchgear.patches import Change, Lock, redirected, replaced
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -317,7 +317,8 @@ def _run(
 @contextlib.contextmanager
 def _caught_refusals_raised() -> Iterator[None]:
     """Raise the first error of capture that the function itself has caught, in a `try`, which eager would not raise."""
-    with CAPTURE_ERRORS() as errors:
+    errors: list[CaptureError] = []
+    with replaced(CAPTURE_ERRORS, "made", errors):
         try:
             yield
         except Exception as other:
