@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,6 +26,8 @@ from switchgear.jit import last_entry
 GUARDS = {"GPT-2": 12.0, "Llama": 12.0, "BERT": 12.0, "a small module": 0.5}
 #: The first call, by that without the feature; of a split function, by torch.compile's; around a module, by without.
 CAPTURE, SPLIT, AROUND = 1.08, 1.3, 1.3
+#: A cached call by that of the same function without what is guarded; the seconds of a first call.
+BESIDE, FIRST = 1.5, 10.0
 LAYERS = 12
 IDS = torch.arange(32).reshape(2, 16)
 
@@ -38,12 +40,14 @@ class Result:
     capture: list[Samples]
     split: list[Samples]
     around: list[Samples]
+    scale: dict[str, Scale]
 
     @property
     def ratio(self) -> dict[str, float]:
         """Of each pair, the first by the second."""
         pairs = {"capture": self.capture, "split": self.split, "around": self.around}
-        return {name: found[0].ratio_to(found[1]) for name, found in pairs.items()}
+        ratios = {name: found[0].ratio_to(found[1]) for name, found in pairs.items()}
+        return ratios | {name: scale.hit / scale.without for name, scale in self.scale.items()}
 
     def __str__(self) -> str:
         lines = [f"guards on Python state, cached call, {LAYERS} layers"]
@@ -56,7 +60,91 @@ class Result:
         ):
             lines += [what, table(found, found[1], unit="s")]
             lines.append(verdict("ratio", found[0].ratio_to(found[1]), limit))
+        for name, scale in self.scale.items():
+            lines.append(verdict(f"{name}, hit by that without", scale.hit / scale.without, BESIDE))
+            lines.append(verdict(f"{name}, first call, s", scale.first, FIRST))
+            lines.append(verdict(f"{name}, second call by the first", scale.second / scale.first, 1.0))
         return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Seconds of the first two calls, of a cached one, and of one of the same function without what is guarded."""
+
+    first: float
+    second: float
+    hit: float
+    without: float
+
+
+class Holder(nn.Module):
+    """Reads one of many words, and uses none of its many parameters."""
+
+    def __init__(self, words: int, parameters: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*[nn.Linear(128, 128) for _ in range(12)])
+        self.words = [f"word {n}" for n in range(words)]
+        self.unread = nn.ParameterList([nn.Parameter(torch.zeros(1)) for _ in range(parameters)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Its output depends on the length of one word."""
+        return self.layers(x) * len(self.words[7])  # type: ignore[no-any-return]
+
+
+def closures(count: int) -> Callable[[Tensor], Tensor]:
+    """A function that calls others, each with a variable of its own."""
+    scales = [(lambda scale: lambda x: x * scale)(float(n)) for n in range(count)]
+
+    def call(x: Tensor) -> Tensor:
+        for one in scales:
+            x = one(x)
+        return x
+
+    return call
+
+
+def constants(count: int) -> Callable[[Tensor], Tensor]:
+    """The same of numbers in the code."""
+    space: dict[str, Any] = {}
+    lines = [f"    x = x * {float(n)}" for n in range(count)]
+    exec("\n".join(["def call(x):", *lines, "    return x"]), space)
+    return space["call"]  # type: ignore[no-any-return]
+
+
+def in_turn(function: Any, batches: list[Tensor], rounds: int) -> Scale:
+    """Of a call each with these, compiled each by itself."""
+    jitted = sg.jit(function, executors=["torch"], dynamic=False, recompile_limit=1000, cache_size=1000)
+    seconds = []
+    for _ in range(2):
+        start = time.perf_counter()
+        jitted(batches[0])
+        seconds.append(time.perf_counter() - start)
+
+    def turn() -> None:
+        for batch in batches:
+            jitted(batch)
+
+    turn()
+    hit = min(per_call(turn, calls=max(1, 200 // len(batches))) for _ in range(rounds)) / len(batches)
+    return Scale(seconds[0], seconds[1], hit, hit)
+
+
+def scales(rounds: int) -> dict[str, Scale]:
+    """What grows with the size of Python's objects, beside the same functions without them."""
+    one, kinds = [torch.randn(32, 128)], [torch.randn(n + 2, 128) for n in range(64)]
+    pairs = {
+        "a list of 100,000": ((Holder(100_000, 0), one), (Holder(10, 0), one)),
+        "20,000 parameters": ((Holder(10, 20_000), one), (Holder(10, 0), one)),
+        "5,000 unread parameters": ((Holder(10, 5_000), one), (Holder(10, 0), one)),
+        "100 closures' cells": ((closures(100), one), (constants(100), one)),
+        "64 kinds in turn": ((Holder(10, 0), kinds), (Holder(10, 0), kinds[30:31])),
+    }
+    found = {}
+    with torch.no_grad():
+        for name, (large, small) in pairs.items():
+            scale, without = in_turn(*large, rounds), in_turn(*small, rounds)
+            found[name] = replace(scale, without=without.hit)
+    return found
 
 
 def models() -> dict[str, tuple[nn.Module, dict[str, Tensor]]]:
@@ -158,4 +246,4 @@ def run(rounds: int) -> Result:
     for pair in pairs:
         for measurement in pair.values():
             measurement()
-    return Result(guards, *[interleave(rounds, pair) for pair in pairs])
+    return Result(guards, *[interleave(rounds, pair) for pair in pairs], scales(rounds))
