@@ -18,19 +18,18 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
 from switchgear import torch_private as internals
 from switchgear.capture.sizes import has_numbers
-from switchgear.ir.aliasing import in_place_twin, storages, viewed_argument
+from switchgear.ir.aliasing import in_place_twin, viewed_argument
 from switchgear.ir.choice import Implementation
-from switchgear.ir.composites import leaves_of
 from switchgear.ir.proxy import TensorProxy, changed_proxy, is_symbolic
-from switchgear.ir.purity import frozen
-from switchgear.ir.symbol import AFTER, IN_PLACE, BoundSymbol, Symbol, changed, with_parts
+from switchgear.ir.symbol import AFTER, IN_PLACE, BoundSymbol, Symbol, changed
 from switchgear.ir.trace import Names, Trace, names_of
+from switchgear.optimise.places import Place, Places, extent, geometry, place_of_call, strides
 
 _aten = torch.ops.aten
 #: What brings a write through a view back to its base, and the view.
@@ -80,7 +79,7 @@ def reinplace(
         lines += [item] if step is None else step.lines(item, names)
     inputs = {proxy.name for proxy in trace.inputs}
     written = Counter(write.memory for write in plan.writes if write.memory in inputs)
-    outputs = [None if plan.is_home(place) else p for place, p in enumerate(trace.outputs)]
+    outputs = [None if plan.is_home(place, p) else p for place, p in enumerate(trace.outputs)]
     return replace(
         trace,
         bound_symbols=tuple(lines),
@@ -141,10 +140,6 @@ def _renamed(item: BoundSymbol, part: TensorProxy, base: TensorProxy) -> BoundSy
     )
 
 
-#: Sizes, strides and offset in memory; or the calls that make the view, where one of these is symbolic.
-_Place: TypeAlias = tuple[Any, ...]
-
-
 @dataclass(frozen=True, slots=True)
 class _Write:
     """A write in place: its memory by the name of the first value there, and the lines that it changes."""
@@ -168,64 +163,41 @@ class _Chain:
 
 
 class _Plan:
-    """Which lines of a trace are written in place; the lines are gone through once.
-
-    `memory` has for each value defined so far where it lies, by the name of the first value there; `_left` has for
-    each memory how often lines yet to come read values that lie there.
-    """
+    """Which lines of a trace are written in place; the lines are gone through once."""
 
     def __init__(
         self, trace: Trace, source: Sequence[BoundSymbol], destined: Mapping[int, int]
     ) -> None:
-        self.trace, self._lines = trace, trace.bound_symbols
-        self._home = storages((*source, *trace.bound_symbols))
-        self._known = {proxy.name for item in with_parts(source) for proxy in item.outputs}
-        lines = leaves_of(
-            (*trace.bound_symbols, *source)
-        )  # the trace has no parts of claimed calls
-        self._leaves = {proxy.name: leaf for leaf in lines for proxy in leaf.outputs}
+        self._lines = trace.bound_symbols
+        self._values = Places(trace, source)
         self._places = {place: trace.inputs[number].name for place, number in destined.items()}
-        self._targets = frozenset(self._places.values())
         #: The inputs that a value is copied into after the call, and the memory of the values that come out otherwise.
         self._destined: defaultdict[str, set[str]] = defaultdict(set)
         self._returned: set[str] = set()
-        self._readers: defaultdict[str, list[int]] = defaultdict(list)
         self._makers = {p.name: i for i, item in enumerate(self._lines) for p in item.outputs}
-        for index, item in enumerate(self._lines):
-            for proxy in item.inputs:
-                self._readers[proxy.name].append(index)
         for place, proxy in enumerate(trace.outputs):
             if proxy is not None:
-                self._readers[proxy.name].append(len(self._lines))
                 self._note_output(place, proxy)
         self._checked = max((i for i, item in enumerate(self._lines) if item.is_check), default=-1)
         strided = (item for item in self._lines if item.symbol.name.startswith("aten.as_strided"))
-        self._strided = {self._root(proxy.name) for item in strided for proxy in item.inputs}
-        self.memory: dict[str, str] = {}
+        self._strided = {self._values.root(proxy.name) for item in strided for proxy in item.inputs}
         self.steps: dict[int, _Step] = {}
         self.writes: list[_Write] = []
-        self._left: Counter[str] = Counter()
-        #: Where in its memory each value lies, and how much further on than its proxy says, where that is a number.
-        self._at: dict[str, _Place] = {}
-        self._shift: dict[str, int | None] = {}
-        #: The values that are all of their memory, the memory that the trace made, and that a plugin's call may keep.
-        self._full: set[str] = set()
+        #: The memory that the trace made, and that a plugin's call may keep.
         self._own: set[str] = set()
         self._barred: set[str] = set()
-        for proxy in trace.inputs:
-            self._define(proxy, proxy.name, 0, ("all", proxy.name), is_full=True)
         for index, item in enumerate(self._lines):
             self._pass(index, item)
 
-    def is_home(self, place: int) -> bool:
+    def is_home(self, place: int, proxy: TensorProxy | None) -> bool:
         """Whether an output was written to the input that it is for."""
-        proxy, target = self.trace.outputs[place], self._places.get(place)
+        target = self._places.get(place)
         if proxy is None or target is None or proxy.name == target:
             return False
-        return self.memory.get(proxy.name) == target and proxy.name in self._full
+        return self._values.of(proxy.name) == target and proxy.name in self._values.full
 
     def _note_output(self, place: int, proxy: TensorProxy) -> None:
-        root = self._root(proxy.name)
+        root = self._values.root(proxy.name)
         made = self._lines[self._makers[root]].outputs if root in self._makers else ()
         is_whole = any(one.name == root and one.layout == proxy.layout for one in made)
         if place in self._places and is_whole:
@@ -233,106 +205,56 @@ class _Plan:
         else:
             self._returned.add(root)
 
-    def _root(self, name: str) -> str:
-        """The first value in the memory of a value, as the functional trace has it."""
-        return self._home.get(name, name)
-
-    def _memory(self, name: str) -> str:
-        return self.memory.get(name, name)
-
-    def _define(
-        self,
-        proxy: TensorProxy,
-        memory: str,
-        shift: int | None,
-        place: _Place,
-        *,
-        is_full: bool,
-    ) -> None:
-        """Define a value; `place` is where it lies if that is no number."""
-        name = proxy.name
-        known = shift is not None and not is_symbolic(proxy)
-        self.memory[name], self._shift[name] = memory, shift if known else None
-        self._at[name] = _geometry(proxy, shift) if known and shift is not None else place
-        self._left[memory] += len(self._readers.get(name, ()))
-        if is_full or self._at[name] == self._at.get(memory):
-            self._full.add(name)
-
-    def _alias(self, proxy: TensorProxy, base: TensorProxy) -> None:
-        """Define another name for `base`, or for what is written to it."""
-        self._define(
-            proxy,
-            self.memory[base.name],
-            self._moved(proxy, base),
-            self._at[base.name],
-            is_full=base.name in self._full,
-        )
-
-    def _moved(self, proxy: TensorProxy, base: TensorProxy) -> int | None:
-        """How much further on in memory than its proxy says a value begins that lies where `base` does."""
-        shift = self._shift.get(base.name)
-        if shift is None or is_symbolic(proxy, base):
-            return None
-        return shift + base.storage_offset - proxy.storage_offset
-
     def _pass(self, index: int, item: BoundSymbol) -> None:
         for proxy in item.inputs:
-            self._left[self._memory(proxy.name)] -= 1
+            self._values.left[self._values.of(proxy.name)] -= 1
         if index not in self.steps and not self._is_written(index, item):
             self._compute(item)
 
     def _compute(self, item: BoundSymbol) -> None:
         """Define what a line makes that is no write in place."""
-        is_plain = item.is_leaf and _is_pytorch(item)
+        values, is_plain = self._values, item.is_leaf and _is_pytorch(item)
         for proxy in item.outputs:
-            root = self._root(proxy.name)
-            memory, is_full = self._memory(root), root == proxy.name
-            place = ("all", memory) if is_full else self._viewed_place(proxy.name)
-            shift = 0 if is_full else self._shift.get(root)
-            self._define(proxy, memory, shift, place, is_full=is_full)
-            if is_plain and is_full and len(item.outputs) == 1:
+            values.compute(proxy)
+            memory = values.memory[proxy.name]
+            if is_plain and memory == proxy.name and len(item.outputs) == 1:
                 self._own.add(memory)
-            if proxy.name not in self._known and not is_plain:
-                self._barred |= {memory, *[self._memory(one.name) for one in item.inputs]}
-
-    def _viewed_place(self, name: str) -> _Place:
-        """Where a view lies: as the call says that makes it, of a value at a place."""
-        leaf = self._leaves.get(name)
-        viewed = None if leaf is None or len(leaf.outputs) > 1 else viewed_argument(leaf)
-        if leaf is None or viewed is None or viewed is not leaf.args[0]:
-            return (name,)
-        place = self._at.get(viewed.name) or self._viewed_place(viewed.name)
-        return _call(leaf.symbol.fn, leaf.args[1:], leaf.kwargs, place)
+            if proxy.name not in values.known and not is_plain:
+                self._barred |= {memory, *[values.of(one.name) for one in item.inputs]}
 
     def _is_written(self, index: int, item: BoundSymbol) -> bool:
         """Whether a line is a write in place from here on; its steps are entered, and what they define."""
         base, output = item.args[0] if item.args else None, item.output
         if not isinstance(base, TensorProxy) or not isinstance(output, TensorProxy):
             return False
-        if not item.is_leaf or not _is_pytorch(item) or self._root(output.name) != output.name:
+        if (
+            not item.is_leaf
+            or not _is_pytorch(item)
+            or self._values.root(output.name) != output.name
+        ):
             return False
-        memory = self._memory(base.name)
-        is_input = memory in self._targets and index > self._checked
-        in_part = base.name not in self._full or _writes_in_part(item.symbol.fn)
+        memory = self._values.of(base.name)
+        is_input = memory in self._places.values() and index > self._checked
+        in_part = base.name not in self._values.full or _writes_in_part(item.symbol.fn)
         # the trace's own memory that is computed anew as a whole is no concern of this pass
         if memory in self._barred or not (is_input or (in_part and memory in self._own)):
             return False
         step = self._step(item, base, output)
         chain = None if step is None else self._chain(index, base, output, step)
-        if step is None or chain is None or self._left[memory] != chain.reads:
+        if step is None or chain is None or self._values.left[memory] != chain.reads:
             return False
         if any(self._is_seen(memory, *value) for value in chain.values):
             return False
         self.steps |= {index: step, **chain.steps}
         self.writes.append(_Write(memory, (index, *chain.steps), in_part))
         for proxy, source in chain.values:
-            self._alias(proxy, source)
+            self._values.alias(proxy, source)
         return True
 
     def _is_seen(self, memory: str, proxy: TensorProxy, base: TensorProxy) -> bool:
         """Whether a value comes out that would be none of its own, or is read by its place in memory."""
-        name, is_full = proxy.name, base.name in self._full
-        if name in self._strided and self._moved(proxy, base) != 0:
+        name, is_full = proxy.name, base.name in self._values.full
+        if name in self._strided and self._values.moved(proxy, base) != 0:
             return True
         if memory not in self._own:
             return name in self._returned or (
@@ -348,23 +270,19 @@ class _Plan:
         target, view = base, None
         if fn in _SCATTERS:
             target = view = self._view(item, base)
-            if (
-                view is None
-                or item.args[1].shape != view.shape
-                or _strides(output) != _strides(base)
-            ):
+            if view is None or item.args[1].shape != view.shape or strides(output) != strides(base):
                 return None
         elif not _has_twin(fn) or (
             _is_computed(fn) and any(one.dtype not in _EXACT for one in (*item.inputs, output))
         ):
             return None
         for proxy in item.inputs[1:]:
-            if self._memory(proxy.name) == self._memory(base.name):
+            if self._values.of(proxy.name) == self._values.of(base.name):
                 is_itself = _is_computed(fn) and proxy.name == base.name
                 is_copied = view is not None or fn is _aten.copy.default
                 if not is_itself and not (is_copied and self._are_apart(target, base, proxy)):
                     return None
-        if _strides(output) != _strides(base):
+        if strides(output) != strides(base):
             layout = {"stride": base.stride, "storage_offset": base.storage_offset}
             output = changed_proxy(output, **layout)
         return _Step(base, view, output)
@@ -376,7 +294,7 @@ class _Plan:
         numbers = (*item.args[2:], *item.kwargs.values())
         if is_symbolic(base, *item.inputs) or has_numbers(numbers):
             return None
-        if is_absolute and self._shift.get(base.name) != 0:
+        if is_absolute and self._values.shift.get(base.name) != 0:
             return None
         with internals.real_dispatch():
             whole = torch.empty_strided(base.shape, base.stride, device="meta")
@@ -387,11 +305,11 @@ class _Plan:
 
     def _are_apart(self, target: TensorProxy, base: TensorProxy, other: TensorProxy) -> bool:
         """Whether two values of one memory have no element in common, as far as their extents tell."""
-        shift, further = self._shift[base.name], self._shift[other.name]
+        shift, further = self._values.shift[base.name], self._values.shift[other.name]
         if shift is None or further is None or is_symbolic(target):
             return False
-        start, stop = _extent(target, shift)
-        begin, end = _extent(other, further)
+        start, stop = extent(target, shift)
+        begin, end = extent(other, further)
         return stop <= begin or end <= start
 
     def _chain(
@@ -400,14 +318,14 @@ class _Plan:
         """The lines that bring a write at `index` back to its base; None if others read what they leave out."""
         chain = _Chain([(output, base)])
         part = output if step.view is not None or step.output is None else step.output
-        name, place = output.name, self._at[base.name]
+        name, place = output.name, self._values.at[base.name]
         # read by the next of the chain alone, for it is laid out otherwise, or left out
-        is_inner = _strides(part) != _strides(output)
+        is_inner = strides(part) != strides(output)
         while (scatter := self._scatter(index, name, place)) is not None:
             number, views, place = scatter
             whole, result = self._lines[number].args[0], self._lines[number].output
-            is_read = is_inner and self._readers[name] != [number]
-            if is_read or _strides(whole) != _strides(result):
+            is_read = is_inner and self._values.readers[name] != [number]
+            if is_read or strides(whole) != strides(result):
                 return None
             chain.reads += 1
             is_inner = bool(views)
@@ -418,74 +336,52 @@ class _Plan:
                 chain.values.append((result, whole))
                 part = result
             name = result.name
-        return None if is_inner and self._readers[name] else chain
+        return None if is_inner and self._values.readers[name] else chain
 
-    def _scatter(
-        self, index: int, name: str, place: _Place
-    ) -> tuple[int, list[int], _Place] | None:
+    def _scatter(self, index: int, name: str, place: Place) -> tuple[int, list[int], Place] | None:
         """The line that puts a value written at `place` back into an older one.
 
         With it the views, made later than `index`, by which the older one is reached, and the place of that.
         """
-        for number in self._readers[name]:
+        for number in self._values.readers[name]:
             item = self._lines[number] if number < len(self._lines) else None
             if item is None or item.symbol.fn not in _SCATTERS or not _is_pytorch(item):
                 continue
-            whole, source = item.args[:2]
-            root, views = self._reached(index, whole)
-            if root is None or source.name != name:
-                continue
-            at, shift = self._at[root], self._shift[root]
-            for line in reversed(views):
-                made = self._lines[line]
-                known = shift is not None and not is_symbolic(made.output)
-                at = (
-                    _geometry(made.output, shift)
-                    if known and shift is not None
-                    else _call(made.symbol.fn, made.args[1:], made.kwargs, at)
-                )
-            view = None if shift is None else self._view(item, whole)
-            if view is not None and shift is not None:
-                target = _geometry(view, shift)
-            else:
-                target = _call(_SCATTERS[item.symbol.fn], item.args[2:], item.kwargs, at)
-            if target == place:
-                return number, views, at
+            root, views = self._reached(index, item.args[0])
+            if root is not None and item.args[1].name == name:
+                at, target = self._target(item, root, views)
+                if target == place:
+                    return number, views, at
         return None
+
+    def _target(self, item: BoundSymbol, root: str, views: Sequence[int]) -> tuple[Place, Place]:
+        """Where a scatter's base lies, a view of `root` by these lines, and where the scatter writes to."""
+        at, shift = self._values.at[root], self._values.shift[root]
+        for line in reversed(views):
+            made = self._lines[line]
+            is_number = shift is not None and not is_symbolic(made.output)
+            at = (
+                geometry(made.output, shift)
+                if shift is not None and is_number
+                else place_of_call(made.symbol.fn, made.args[1:], made.kwargs, at)
+            )
+        view = None if shift is None else self._view(item, item.args[0])
+        if view is not None and shift is not None:
+            return at, geometry(view, shift)
+        return at, place_of_call(_SCATTERS[item.symbol.fn], item.args[2:], item.kwargs, at)
 
     def _reached(self, index: int, proxy: TensorProxy) -> tuple[str | None, list[int]]:
         """The value defined by `index` that another is a view of, and the lines, read once, that make the view."""
         views: list[int] = []
-        while proxy.name not in self.memory:
+        while proxy.name not in self._values.memory:
             maker = self._makers.get(proxy.name, -1)
             item = self._lines[maker]
             viewed = viewed_argument(item) if maker > index and _is_pytorch(item) else None
-            if viewed is None or len(item.outputs) > 1 or len(self._readers[proxy.name]) > 1:
+            if viewed is None or len(item.outputs) > 1 or len(self._values.readers[proxy.name]) > 1:
                 return None, []
             views.append(maker)
             proxy = viewed
         return proxy.name, views
-
-
-def _geometry(proxy: TensorProxy, shift: int) -> _Place:
-    return proxy.shape, proxy.stride, proxy.storage_offset + shift
-
-
-def _call(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], of: _Place) -> _Place:
-    """The place of a view by the call that makes it; symbolic numbers as they are written."""
-    return str(fn), frozen(args), frozen(dict(kwargs)), of
-
-
-def _extent(proxy: TensorProxy, shift: int) -> tuple[int, int]:
-    """Where in memory its first element lies, and the place behind its last."""
-    start = proxy.storage_offset + shift
-    steps = [(size - 1) * step for size, step in zip(proxy.shape, proxy.stride, strict=True)]
-    return start, start if 0 in proxy.shape else start + sum(steps) + 1
-
-
-def _strides(proxy: TensorProxy) -> tuple[Any, ...]:
-    """The strides, symbolic ones as they are written: nothing is decided about sizes."""
-    return proxy.layout[1][len(proxy.shape) :][: len(proxy.shape)]  # type: ignore[no-any-return]
 
 
 def _kind(proxy: TensorProxy) -> tuple[Any, ...]:

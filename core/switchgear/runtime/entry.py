@@ -6,9 +6,7 @@ import itertools
 import sys
 import warnings
 import weakref
-from collections import Counter
 from collections.abc import Callable, Container, Sequence
-from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -42,6 +40,8 @@ from switchgear.runtime.epilogue import (
     add_versions,
     assembly,
     finisher,
+    left_to_copy,
+    through_data,
     versions_to_add,
 )
 from switchgear.runtime.execution import maybe_views, runner
@@ -268,11 +268,11 @@ class Entry:
                     "functorch_active": internals.functorch_active,
                     "copying": self._copying,
                 }
-                outputs, counts, apart = self._written()
+                outputs, counts, apart = left_to_copy(outputs, self.forward.stages[-1])
                 if apart:
                     program, scope["through_data"] = (
                         "program(*through_data(inputs))",
-                        partial(_through_data, apart),
+                        partial(through_data, apart),
                     )
         missing = versions_to_add(
             self.captured.outputs, outputs, counts, self.captured.trace.inputs
@@ -295,25 +295,6 @@ class Entry:
                 "miss": MISS,
             }
         return lines, scope
-
-    def _written(self) -> tuple[Outputs, dict[int, int], frozenset[int]]:
-        """What is left to copy, where the forward writes to inputs itself.
-
-        With it by how much that raises the versions of inputs, and the inputs that it is given as `.data`: of some
-        writes no version tells.
-        """
-        trace, outputs = self.forward.stages[-1], self.captured.outputs
-        names = [proxy.name for proxy in trace.inputs]
-        written = {names.index(name): count for name, count in trace.written.items()}
-        left = [one for one in outputs.mutations if trace.outputs[one.output] is not None]
-        rises = Counter(written) + Counter(one.input for one in left if not one.hidden)
-        apart = frozenset(
-            one.input
-            for one in outputs.mutations
-            if one.input in written and rises[one.input] > one.versions
-        )
-        counts = {number: 0 if number in apart else count for number, count in written.items()}
-        return replace(outputs, mutations=(*left,)), counts, apart
 
     def _completing(self, outputs: Outputs, missing: Sequence[int]) -> Finisher:
         """What finishes a call: the epilogue, versions that are `missing`, and what features do after it."""
@@ -447,7 +428,3 @@ def _give_up(
 
 def _then(complete: Finisher, after: Callable[[object, Sequence[object]], object]) -> Finisher:
     return lambda results, inputs: after(complete(results, inputs), inputs)
-
-
-def _through_data(apart: frozenset[int], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    return [one.data if index in apart else one for index, one in enumerate(inputs)]

@@ -6,6 +6,7 @@ input's sizes or strides are repeated on it, and returned views are made again.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -18,6 +19,7 @@ from switchgear.capture.outputs import Outputs, reshaped_inputs
 from switchgear.capture.sizes import Sizes, concrete, has_numbers
 from switchgear.ir.evaluation import evaluate
 from switchgear.ir.proxy import TensorProxy
+from switchgear.ir.trace import Trace
 
 #: From what a trace gave and its inputs to what the function returns.
 Finisher = Callable[[Sequence[Any], Sequence[torch.Tensor]], Any]
@@ -89,6 +91,30 @@ def _writing_first(
         return assemble(results, inputs)
 
     return write
+
+
+def left_to_copy(outputs: Outputs, trace: Trace) -> tuple[Outputs, dict[int, int], frozenset[int]]:
+    """What a program leaves to copy that writes to inputs itself.
+
+    With it by how much that raises the versions of inputs, and the inputs that it is given as `.data`: of some writes
+    no version tells.
+    """
+    names = [proxy.name for proxy in trace.inputs]
+    written = {names.index(name): count for name, count in trace.written.items()}
+    left = [one for one in outputs.mutations if trace.outputs[one.output] is not None]
+    rises = Counter(written) + Counter(one.input for one in left if not one.hidden)
+    apart = frozenset(
+        one.input
+        for one in outputs.mutations
+        if one.input in written and rises[one.input] > one.versions
+    )
+    counts = {number: 0 if number in apart else count for number, count in written.items()}
+    return replace(outputs, mutations=(*left,)), counts, apart
+
+
+def through_data(apart: frozenset[int], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The inputs, those in `apart` as `.data`, which counts versions by itself."""
+    return [one.data if index in apart else one for index, one in enumerate(inputs)]
 
 
 def versions_to_add(

@@ -1,0 +1,132 @@
+"""Places: where the values of a trace lie in memory, as its lines are gone through in order."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from switchgear.ir.aliasing import storages, viewed_argument
+from switchgear.ir.composites import leaves_of
+from switchgear.ir.proxy import TensorProxy, is_symbolic
+from switchgear.ir.purity import frozen
+from switchgear.ir.symbol import BoundSymbol, with_parts
+from switchgear.ir.trace import Trace
+
+#: Sizes, strides and offset in memory; or the calls that make the view, where one of these is symbolic.
+Place: TypeAlias = tuple[Any, ...]
+
+
+class Places:
+    """Where the values defined so far lie.
+
+    `memory` names for each value the first one in its memory, `left` counts for each memory how often lines yet to
+    come read values there, and `full` are the values that are all of their memory. `at` is where in memory a value
+    lies, and `shift` how much further on than its proxy says, None where that is no number.
+
+    Args:
+        trace: The trace whose lines are gone through.
+        source: The lines before they were claimed, which tell what composites that run whole return views of.
+    """
+
+    def __init__(self, trace: Trace, source: Sequence[BoundSymbol]) -> None:
+        self._home = storages((*source, *trace.bound_symbols))
+        #: The values that were there before lines were claimed.
+        self.known = {proxy.name for item in with_parts(source) for proxy in item.outputs}
+        # claimed calls have lost their parts, which the source has
+        lines = leaves_of((*trace.bound_symbols, *source))
+        self._leaves = {proxy.name: leaf for leaf in lines for proxy in leaf.outputs}
+        #: The lines that read each value; outputs count as one line more.
+        self.readers: defaultdict[str, list[int]] = defaultdict(list)
+        for index, item in enumerate(trace.bound_symbols):
+            for proxy in item.inputs:
+                self.readers[proxy.name].append(index)
+        for output in trace.outputs:
+            if output is not None:
+                self.readers[output.name].append(len(trace.bound_symbols))
+        self.memory: dict[str, str] = {}
+        self.left: Counter[str] = Counter()
+        self.at: dict[str, Place] = {}
+        self.shift: dict[str, int | None] = {}
+        self.full: set[str] = set()
+        for proxy in trace.inputs:
+            self.define(proxy, proxy.name, 0)
+
+    def root(self, name: str) -> str:
+        """The first value in the memory of a value, as the functional trace has it."""
+        return self._home.get(name, name)
+
+    def of(self, name: str) -> str:
+        """The memory of a value, which is its own where it is not defined yet."""
+        return self.memory.get(name, name)
+
+    def define(
+        self,
+        proxy: TensorProxy,
+        memory: str,
+        shift: int | None,
+        place: Place | None = None,
+    ) -> None:
+        """Define a value; `place` is where it lies where that is no number, by default all of the memory."""
+        name = proxy.name
+        is_number = shift is not None and not is_symbolic(proxy)
+        self.memory[name], self.shift[name] = memory, shift if is_number else None
+        whole = ("all", memory)
+        self.at[name] = (
+            geometry(proxy, shift) if is_number and shift is not None else place or whole
+        )
+        self.left[memory] += len(self.readers.get(name, ()))
+        if place is None or self.at[name] in (whole, self.at.get(memory)):
+            self.full.add(name)
+
+    def compute(self, proxy: TensorProxy) -> None:
+        """Define what a line makes that writes to nothing: memory of its own, or a view."""
+        root = self.root(proxy.name)
+        if root == proxy.name:
+            self.define(proxy, root, 0)
+        else:
+            place = self._viewed_place(proxy.name)
+            self.define(proxy, self.of(root), self.shift.get(root), place)
+
+    def alias(self, proxy: TensorProxy, base: TensorProxy) -> None:
+        """Define another name for `base`, or for what is written to it."""
+        place = None if base.name in self.full else self.at[base.name]
+        self.define(proxy, self.memory[base.name], self.moved(proxy, base), place)
+
+    def moved(self, proxy: TensorProxy, base: TensorProxy) -> int | None:
+        """How much further on in memory than its proxy says a value begins that lies where `base` does."""
+        shift = self.shift.get(base.name)
+        if shift is None or is_symbolic(proxy, base):
+            return None
+        return shift + base.storage_offset - proxy.storage_offset
+
+    def _viewed_place(self, name: str) -> Place:
+        """Where a view lies: as the call says that makes it, of a value at a place."""
+        leaf = self._leaves.get(name)
+        viewed = None if leaf is None or len(leaf.outputs) > 1 else viewed_argument(leaf)
+        if leaf is None or viewed is None or viewed is not leaf.args[0]:
+            return (name,)
+        place = self.at.get(viewed.name) or self._viewed_place(viewed.name)
+        return place_of_call(leaf.symbol.fn, leaf.args[1:], leaf.kwargs, place)
+
+
+def geometry(proxy: TensorProxy, shift: int) -> Place:
+    """The place of a value that begins by `shift` further on than its proxy says."""
+    return proxy.shape, proxy.stride, proxy.storage_offset + shift
+
+
+def place_of_call(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], of: Place) -> Place:
+    """The place of a view by the call that makes it; symbolic numbers as they are written."""
+    return str(fn), frozen(args), frozen(dict(kwargs)), of
+
+
+def extent(proxy: TensorProxy, shift: int) -> tuple[int, int]:
+    """Where in memory its first element lies, and the place behind its last."""
+    start = proxy.storage_offset + shift
+    steps = [(size - 1) * step for size, step in zip(proxy.shape, proxy.stride, strict=True)]
+    return start, start if 0 in proxy.shape else start + sum(steps) + 1
+
+
+def strides(proxy: TensorProxy) -> tuple[Any, ...]:
+    """The strides, symbolic ones as they are written: nothing is decided about sizes."""
+    return proxy.layout[1][len(proxy.shape) :][: len(proxy.shape)]  # type: ignore[no-any-return]
