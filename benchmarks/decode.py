@@ -122,7 +122,7 @@ class _Allocated(TorchDispatchMode):
     """Counts the bytes of the tensors that operators make, those of one storage once."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.bytes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

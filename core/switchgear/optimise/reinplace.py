@@ -267,9 +267,11 @@ class _Plan:
         fn: Any = item.symbol.fn
         if _kind(base) != _kind(output) or base.is_conj or base.is_neg or _repeats(base):
             return None
-        target, view = base, None
+        target: TensorProxy = base
+        view: TensorProxy | None = None
         if fn in _SCATTERS:
-            target = view = self._view(item, base)
+            view = self._view(item, base)
+            target = view or base
             if view is None or item.args[1].shape != view.shape or strides(output) != strides(base):
                 return None
         elif not _has_twin(fn) or (

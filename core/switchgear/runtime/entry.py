@@ -254,7 +254,8 @@ class Entry:
 
     def _finishing(self) -> tuple[list[str], dict[str, object]]:
         """From `inputs` to what the function returns: lines, and what they refer to."""
-        outputs, counts, first = self.captured.outputs, {}, []
+        outputs, first = self.captured.outputs, list[str]()
+        counts: dict[int, int] = {}
         if self.bridge is not None:
             program, scope = self.bridge.connected()
         else:
