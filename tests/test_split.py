@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import re
 import subprocess
 import sys
 import types
@@ -21,8 +23,10 @@ from switchgear import torch_private as internals
 from switchgear.errors import DataDependent, FallbackWarning, Unsupported
 from switchgear.jit import compiler_of, dynamo_backend
 from switchgear.runtime import split as splitting
+from switchgear.runtime.doubts import Doubts
 from tests.python_state.cases import CASES
 from tests.python_state.running import examine
+from tests.split_programs import PROGRAMS, verdict
 
 #: TorchDynamo reads `.grad` of everything that it wraps.
 GRAD = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
@@ -330,6 +334,185 @@ def test_python_state(name: str) -> None:
     with sg.defaults(fallback="split"):
         finding = examine(CASES[name])
     assert finding.is_good, f"{finding.outcome.value}: {finding.detail}"
+
+
+# --- where TorchDynamo is not trusted ---
+
+#: Of programs that were wrong, one of each kind, and how each is run; `python -m tests.split_programs` runs all.
+SAMPLE = {
+    "grad": "eager",
+    "vmap_of_grad": "eager",
+    "custom_function_behind_a_registry": "split",
+    "helper_is_replaced": "split",
+    "subclass_of_int_comes": "split",
+    "class_changes": "split",
+    "is_compiling": "split",
+    "numpy_ufunc": "split",
+    "own_random_generators": "eager",
+    "defaults_change": "split",
+    "code_changes": "split",
+    "sizes_change": "split",
+}
+
+
+@GRAD
+@pytest.mark.parametrize("name", SAMPLE)
+def test_a_program_that_torchdynamo_gets_wrong_alone(name: str) -> None:
+    how, why = verdict(name, "print")
+    assert how == SAMPLE[name], why
+
+
+#: Programs that are not split at all, by the reason.
+DOUBTED = {
+    "version": "_version tells of",
+    "is_leaf_of_input_and_result": "is_leaf tells of",
+    "grad_fn_name": "grad_fn tells of",
+    "base": "_base tells of",
+    "output_nr": "output_nr tells of",
+    "inplace_versions": "_version tells of",
+    "swap": "swap_tensors changes",
+    "data_assigned": r"\.data is assigned",
+    "weak_reference": "weakref asks how long",
+    "getframe": "_getframe looks at frames",
+    "forward_mode": "dual_level differentiates forwards",
+    "try_attribute": "AttributeError catches",
+    "suppressed": "AttributeError catches",
+    "str_enum": "Word, a str with operators",
+    "float_subclass": "SpecialFloat, a float with operators",
+    "own_random_generators": "draws from a random.Random",
+    "branch_to_another_function": r"_version .*test|_version .*split_programs.py:\d+",
+    "user_compiled_inside": "compiled by torch.compile",
+}
+
+
+@pytest.mark.parametrize("name", DOUBTED)
+def test_what_torchdynamo_gets_wrong_is_recognised(name: str) -> None:
+    made = PROGRAMS[name](print)
+    function = made[0] if isinstance(made, tuple) else made
+    assert re.search(DOUBTED[name], Doubts(function, (torch.ones(2, 3),)).reason)
+
+
+def test_nothing_is_held_against_ordinary_programs() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout())
+    for function in (branch, broken, drawing_from_numpy, regions, hooked, lambda x: model(x).item()):
+        assert not Doubts(function, (torch.ones(3, 4),)).reason
+
+
+def test_why_a_call_is_not_split_is_told_when_it_becomes_known() -> None:
+    def reading(x: Tensor) -> Any:
+        return x.sum().item(), x._version
+
+    x = torch.ones(2)
+    with pytest.warns(FallbackWarning, match=r"runs in eager.*not split, because _version tells of .*test_split.py:\d"):
+        split(reading)(x)
+    helper = {"run": torch.sin}
+
+    def function(x: Tensor) -> Any:
+        return x.sum().item(), helper["run"](x)
+
+    jitted = split(function)
+    with says_split():
+        jitted(x)
+    helper["run"] = reading  # type: ignore[assignment]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FallbackWarning)
+        jitted(x)
+    with pytest.warns(FallbackWarning, match=r"function runs in eager.*not split, because _version"):
+        assert jitted(x) == (2, (2, 0))
+
+
+def test_a_function_that_the_user_compiled_runs_compiled() -> None:
+    runs = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        return lambda *args: (runs.append(graph), graph.forward(*args))[1]
+
+    inner = torch.compile(lambda x: x.sin() * 2, backend=backend)
+    jitted = split(lambda x: (x.sum().item(), inner(x)))
+    with pytest.warns(FallbackWarning, match=r"runs in eager.*compiled by torch.compile, which would be taken apart"):
+        jitted(torch.ones(2))
+    jitted(torch.ones(2))
+    assert len(runs) == 2
+
+
+def test_closures_of_one_factory_are_all_split() -> None:
+    def scaled(factor: float) -> Any:
+        def function(x: Tensor) -> Tensor:
+            torch._dynamo.graph_break()
+            return x * factor if x.sum() > 0 else x
+
+        return split(function)
+
+    jitted = [scaled(float(factor)) for factor in range(10)]
+    with pytest.warns(FallbackWarning, match="is split"):
+        assert [one(torch.ones(1)).item() for one in jitted] == [*range(10)]
+    splits = [split for one in jitted for split in compiler_of(one).splits.values()]
+    assert [len(one.graphs) for one in splits] == [2] * 10
+
+
+def test_sizes_that_vary_compile_each_graph_twice() -> None:
+    model = nn.Linear(4, 4)
+
+    def function(x: Tensor) -> Tensor:
+        h = model(x).relu()
+        torch._dynamo.graph_break()
+        return model(h).sum() if h.sum() > -1 else h  # type: ignore[no-any-return]
+
+    jitted = split(function)
+    with says_split():
+        for rows in range(3, 13):
+            jitted(torch.ones(rows, 4))
+    (graphs,) = [one.graphs for one in compiler_of(jitted).splits.values()]
+    assert len(graphs) == 6
+    assert [len(graph.compiler.cache.reasons) for graph in graphs] == [1] * 6  # type: ignore[attr-defined]
+
+
+def test_code_that_is_taken_apart_too_often_runs_in_eager_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(splitting, "_CONVERSIONS", 2)
+    state = {"factor": 0.5}
+
+    def function(x: Tensor) -> Any:
+        return x.sum().item(), x * state["factor"]
+
+    jitted, x = split(function), torch.ones(2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for factor in range(6):
+            state["factor"] = factor + 0.5
+            assert torch.equal(jitted(x)[1], x * state["factor"])
+    assert re.search(r"function .*test_split.py:\d+\) was taken apart for 2 kinds of calls", str(caught[-1].message))
+    assert len(caught) == 2
+
+
+def test_graphs_are_named_by_their_function_and_line() -> None:
+    jitted = split(broken)
+    with says_split():
+        jitted(torch.ones(3, 4))
+    line = broken.__code__.co_firstlineno
+    text = sg.explain(jitted)
+    assert f"broken, graph 1 of 2, {__file__}:{line + 1}: a graph of 2 calls" in text
+    assert f"broken, graph 2 of 2, {__file__}:{line + 4}: a graph of 2 calls" in text
+    (graphs,) = [one.graphs for one in compiler_of(jitted).splits.values()]
+    assert graphs[1].compiler.cache._name == f"broken, graph 2, {__file__}:{line + 4}"  # type: ignore[attr-defined]
+
+
+def test_torchdynamo_says_nothing_of_its_own(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    logger = logging.getLogger("torch._dynamo")
+    monkeypatch.setattr(logger, "handlers", [*logger.handlers, caplog.handler])
+    line_of = splitting._line_of
+
+    def advising(graph: torch.fx.GraphModule) -> str:
+        logging.getLogger("torch._dynamo.symbolic_convert").warning("set torch._dynamo.config.this")
+        return line_of(graph)
+
+    monkeypatch.setattr(splitting, "_line_of", advising)
+    with says_split():
+        split(broken)(torch.ones(3, 4))
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    logging.getLogger("torch._dynamo.symbolic_convert").warning("of another's torch.compile")
+    assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == [
+        "of another's torch.compile"
+    ]
 
 
 # --- the backend ---

@@ -74,7 +74,7 @@ class Compiler:
         self.specialize_on_data: bool | None = options["specialize_on_data"]
         self.dynamic: Dynamic | None = options["dynamic"]
         self._parameters = check_dynamic(self.dynamic, function)
-        name = getattr(function, "__qualname__", None) or repr(function)
+        name = options.get("name") or getattr(function, "__qualname__", None) or repr(function)
         self.strict: bool = options["strict"] or options["fallback"] == "error"
         self._fallback: str = options["fallback"]
         self._is_part: bool = options.get("is_part", False)
@@ -96,8 +96,8 @@ class Compiler:
         )
         # what it refuses is told by who split the function
         graphs = options | {"strict": False, "fallback": "quiet", "is_part": True}
-        self._compile_graph = lambda graph, dynamic: Compiler(
-            graph.forward, graph, selection, graphs | {"dynamic": dynamic}
+        self._compile_graph = lambda graph, dynamic, name: Compiler(
+            graph.forward, graph, selection, graphs | {"dynamic": dynamic, "name": name}
         )
         self._lock = Lock()
 
@@ -178,8 +178,10 @@ class Compiler:
             return result
         assert isinstance(found, Fallback)
         splits = self._fallback == "split" and found.error.splits and self._can_be_split()
-        self.fallbacks.count(found, splits, self._fallback == "quiet")
-        return (self._split() if splits else self.function)(*args, **kwargs)
+        split = self._split((args, kwargs)) if splits else None
+        doubt = split.trust() if split is not None else ""
+        self.fallbacks.count(found, splits and not doubt, self._fallback == "quiet", doubt)
+        return (self.function if split is None or doubt else split.run)(*args, **kwargs)
 
     def examined(
         self, selection: Selection, args: tuple[object, ...], kwargs: dict[str, object]
@@ -194,13 +196,14 @@ class Compiler:
         is_python = isinstance(self.function, (types.FunctionType, types.MethodType))
         return is_python and not internals.tracing() and internals.can_take_apart()
 
-    def _split(self) -> Callable[..., object]:
-        """The function as TorchDynamo takes it apart."""
+    def _split(self, call: object) -> Split:
+        """The function as TorchDynamo takes it apart, looked into with the arguments of its first call."""
         function = getattr(self.function, "now", lambda: self.function)()
         if function not in self.splits:
             dynamic = True if self.dynamic is True else None
-            self.splits[function] = Split(function, self._compile_graph, dynamic)
-        return self.splits[function].run
+            name = getattr(self.function, "__qualname__", "")
+            self.splits[function] = Split(function, self._compile_graph, dynamic, call, name)
+        return self.splits[function]
 
     @undoing
     def _find(

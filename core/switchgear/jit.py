@@ -102,8 +102,8 @@ def jit(
     - `passes`: passes for this function alone, after those of plugins; "-name" leaves out one of theirs.
     - `fallback`: what becomes of a call that cannot be captured, with one `FallbackWarning` for each reason. "split":
       TorchDynamo takes the function apart, each graph that it finds is compiled as a function is, by the same
-      executors, and the rest runs in eager; where the call itself is refused, all of it; and in calls without
-      gradients on a CPU the original function, once that was faster. "eager": the original function runs.
+      executors, and the rest runs in eager; where the call itself is refused, or TorchDynamo is known to be wrong, all
+      of it; and in calls without gradients on a CPU the original function, once that was faster. "eager": the original function runs.
       "error": the call raises `CaptureError`.
     - `strict`: raise where otherwise a fallback happens with a reason: a call that cannot be captured, as with
       fallback="error"; an executor listed but unavailable; a forward that an executor claims and nobody
@@ -200,7 +200,7 @@ def dynamo_backend(
     """The backend "switchgear" of `torch.compile`, whose `options` are those of `jit`: each graph is jitted."""
 
     def compile_graph(
-        graph: torch.fx.GraphModule, dynamic: Mapping[str, frozenset[int]]
+        graph: torch.fx.GraphModule, dynamic: Mapping[str, frozenset[int]], name: str
     ) -> Compiler:
         chosen: dict[str, Any] = {"fallback": "eager", "dynamic": dynamic, **(options or {})}
         return compiler_of(jit(graph, **chosen))

@@ -38,6 +38,8 @@ class Fallback:
     tries: int = 3
     #: Whether something has changed from call to call, and there are entries for many of these.
     is_crowded: bool = False
+    #: Why calls are not split that would be.
+    doubt: str = ""
 
     def crowded(self) -> Fallback:
         """Itself, where what changes may stop to, as after a warm-up, however late."""
@@ -54,7 +56,8 @@ class Fallback:
         return is_due
 
     def __str__(self) -> str:
-        return f"{type(self.error).__name__}: {self.error}"
+        reason = f"{type(self.error).__name__}: {self.error}"
+        return f"{reason}; not split, because {self.doubt}" if self.doubt else reason
 
 
 def fault(error: Exception) -> Unsupported:
@@ -136,11 +139,16 @@ class Fallbacks:
             self._by_key.popitem(last=False)
         return fallback
 
-    def count(self, fallback: Fallback, split: bool, quiet: bool) -> None:
-        """Count a call that falls back; the first for its reason warns, unless somebody else tells it."""
+    def count(self, fallback: Fallback, split: bool, quiet: bool, doubt: str = "") -> None:
+        """Count a call that falls back; the first for its reason warns, unless somebody else tells it.
+
+        So does the first that is not split any more, with the `doubt` why.
+        """
         fallback.calls += 1
         fallback.splits += split
-        if fallback.calls == 1 and not quiet:
+        is_news = fallback.calls == 1 or doubt != fallback.doubt
+        fallback.doubt = doubt
+        if is_news and not quiet:
             how = (
                 "is split by TorchDynamo, graphs compiled and the rest in eager,"
                 if split

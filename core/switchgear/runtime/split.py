@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import operator
+import re
 import time
+import types
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Protocol
@@ -14,7 +17,9 @@ from torch import fx
 
 from switchgear import torch_private as internals
 from switchgear.capture.attempts import leaves_nothing
+from switchgear.capture.user_code import is_own_file
 from switchgear.errors import Unsupported
+from switchgear.runtime.doubts import Doubts, is_library, of_code
 from switchgear.runtime.entry import Entry
 from switchgear.runtime.fallback import Fallbacks
 
@@ -29,13 +34,16 @@ class GraphCompiler(Protocol):
         """Run the graph."""
 
 
-#: What compiles a graph for the dynamic dimensions of the tensors among its parameters.
-CompileGraph = Callable[[fx.GraphModule, Mapping[str, frozenset[int]]], GraphCompiler]
+#: What compiles a graph, by its name, for the dynamic dimensions of the tensors among its parameters.
+CompileGraph = Callable[[fx.GraphModule, Mapping[str, frozenset[int]], str], GraphCompiler]
 
 
 #: Seen with PyTorch 2.13: TorchDynamo goes on with the dimensions that a tensor had before.
 _RESHAPES = {"unsqueeze_", "squeeze_", "t_", "transpose_", "swapaxes_", "swapdims_", "resize_"}
 
+
+#: Code is converted so often, for so many kinds of calls.
+_CONVERSIONS = 16
 
 #: So many calls run in parts before any is timed, and so many are timed of each way to run it.
 WARM, TIMED = 32, 16
@@ -47,6 +55,8 @@ class Graph:
 
     compiler: GraphCompiler
     operators: int
+    #: The first line of the user's that it comes from.
+    line: str = ""
 
     @property
     def refusals(self) -> list[str]:
@@ -67,36 +77,78 @@ class Split:
     """
 
     def __init__(
-        self, function: Callable[..., object], compile_graph: CompileGraph, dynamic: bool | None
+        self,
+        function: Callable[..., object],
+        compile_graph: CompileGraph,
+        dynamic: bool | None,
+        call: object = (),
+        name: str = "",
     ) -> None:
         self.graphs: list[Graph] = []
         self.breaks: Counter[str] = Counter()
+        self.name = name or getattr(function, "__qualname__", "")
         self._compile_graph = compile_graph
         self._function = function
-        self._parts = internals.taken_apart(
-            function,
-            self._graph,
-            lambda reason: self.breaks.update([reason]),
-            dynamic,
-            leaves_nothing,
-        )
+        self._dynamic = dynamic
+        self._doubts = Doubts(function, call)
+        #: Why calls run as they are from now on, if they do.
+        self.doubt = self._doubts.reason
+        self._conversions: Counter[types.CodeType] = Counter()
+        self._own: tuple[object, object] | None = None
+        self._parts: Callable[..., object]
         self._calls = 0
         self._seconds: tuple[list[float], list[float]] = [], []
         #: The time of the parts to that of the function itself, once it is known.
         self.ratio: float | None = None
+
+    def trust(self) -> str:
+        """Return why a call is not run in parts, empty if it is; before it runs."""
+        self.doubt = self.doubt or self._doubts.changed()
+        return self.doubt
 
     def run(self, *args: object, **kwargs: object) -> object:
         """Run the parts, or the function itself where that was faster, or while all modules have hooks.
 
         TorchDynamo does not notice such hooks that come or go after the first call.
         """
-        if any(internals.global_module_hooks()):
+        if self.doubt or any(internals.global_module_hooks()):
             return self._function(*args, **kwargs)
+        own = getattr(self._function, "__func__", self._function)
+        state = getattr(own, "__code__", None), getattr(own, "__defaults__", None)
+        if self._own is None or any(map(operator.is_not, state, self._own)):
+            self._own = state
+            self._parts = internals.taken_apart(
+                _with_own_code(self._function),
+                self._graph,
+                self._note,
+                self._dynamic,
+                leaves_nothing,
+                self._distrusts,
+            )
         if torch.is_grad_enabled():
             return self._parts(*args, **kwargs)
         if self.ratio is None:
             return self._timed(*args, **kwargs)
         return (self._function if self.ratio > 1 else self._parts)(*args, **kwargs)
+
+    def _note(self, reason: str) -> None:
+        self.breaks[reason] += 1
+
+    def _distrusts(self, frame: types.FrameType | None) -> bool:
+        """Whether the frame that is about to be converted, or was just now (None), is to run as it is."""
+        if not self.doubt and frame is not None:
+            code, values = frame.f_code, frame.f_locals.values()
+            self._conversions[code] += 1
+            if self._conversions[code] > _CONVERSIONS:
+                self.doubt = (
+                    f"{code.co_qualname} ({code.co_filename}:{code.co_firstlineno}) was taken apart for {_CONVERSIONS} "
+                    "kinds of calls, and there are more; keep the arguments and what it reads as they are"
+                )
+            else:
+                modules = [one for one in values if isinstance(one, torch.nn.Module)]
+                roots = modules if is_library(code) else [code, *values]
+                self.doubt = Doubts(*roots, variables=frame.f_globals).reason
+        return bool(self.doubt)
 
     def _timed(self, *args: object, **kwargs: object) -> object:
         self._calls += 1
@@ -116,6 +168,9 @@ class Split:
         return all(device.type == "cpu" for trace in traces for device in trace.devices)
 
     def _graph(self, graph: fx.GraphModule, inputs: Sequence[object]) -> Callable[..., object]:
+        self.doubt = self.doubt or _doubt_of(graph)
+        if self.doubt:
+            raise Unsupported(self.doubt)
         # a graph that is refused runs in eager, where such a region takes what it wrote itself for overwritten
         if any(part is not graph and _writes(part) for part in graph.modules()):
             raise Unsupported("a write inside a region of torch.utils.checkpoint, or one like it")
@@ -125,22 +180,28 @@ class Split:
             raise Unsupported("an autograd.Function")
         if not _RESHAPES.isdisjoint(node.target for node in graph.graph.nodes if _is_call(node)):
             raise Unsupported("a tensor that is given other sizes or strides in place")
-        compiler, run = graph_runner(graph, inputs, self._compile_graph)
-        self.graphs.append(Graph(compiler, sum(map(_is_call, graph.graph.nodes))))
+        line = _line_of(graph)
+        name = ", ".join(filter(None, (self.name, f"graph {len(self.graphs) + 1}", line)))
+        compiler, run = graph_runner(graph, inputs, self._compile_graph, name)
+        self.graphs.append(Graph(compiler, sum(map(_is_call, graph.graph.nodes)), line))
         return run
 
     def __str__(self) -> str:
         compiled = [graph for graph in self.graphs if graph.is_compiled]
         done, all_ = (sum(graph.operators for graph in some) for some in (compiled, self.graphs))
+        if self.doubt and not self.graphs:
+            return f"TorchDynamo: nothing was split, because {self.doubt}"
         share = f" ({done / all_:.0%})" if all_ else ""
         lines = [
             f"TorchDynamo: {len(compiled)} of {len(self.graphs)} graphs compiled, with {done} of {all_} calls{share}"
         ]
-        lines += [
-            f"  in eager: a graph of {graph.operators} calls: {reason}"
-            for graph in self.graphs
-            for reason in graph.refusals
-        ]
+        for number, graph in enumerate(self.graphs, 1):
+            place = f"graph {number} of {len(self.graphs)}" + (graph.line and f", {graph.line}")
+            lines.append(f"  {self.name}, {place}: a graph of {graph.operators} calls")
+            lines += [
+                f"  in eager: a graph of {graph.operators} calls: {reason}"
+                for reason in graph.refusals
+            ]
         if self.ratio is not None and self.ratio > 1:
             lines.append(
                 f"  without gradients the parts took {self.ratio:.2f} of eager's time: calls run in eager"
@@ -150,8 +211,9 @@ class Split:
 
 
 def _writes(part: torch.nn.Module) -> bool:
-    nodes = part.graph.nodes if isinstance(part, fx.GraphModule) else ()
-    names = [getattr(node.target, "__name__", node.target) for node in nodes if _is_call(node)]
+    names = [
+        getattr(node.target, "__name__", node.target) for node in _nodes(part) if _is_call(node)
+    ]
     return any(name.endswith("_") and not name.endswith("__") for name in names)
 
 
@@ -176,17 +238,73 @@ def _applies_function(graph: fx.GraphModule) -> bool:
     )
 
 
+def _doubt_of(graph: fx.GraphModule) -> str:
+    """Return why the function of a graph is not split, by the code that was traced and by the graph; empty if it is."""
+    codes = internals.traced_code()
+    reason = next(filter(None, map(of_code, codes)), "")
+    targets = [node.target for part in graph.modules() for node in _nodes(part) if _is_call(node)]
+    if any("flex_attention" in str(target) for target in targets):
+        return "it calls flex_attention, which would run unfused"
+    is_transformed = any("functorch" in str(getattr(one, "__module__", "")) for one in targets)
+    if is_transformed and not _codes_of_functions().isdisjoint(codes):
+        return "it calls an autograd.Function under torch.func, where TorchDynamo drops its backward, jvp and vmap"
+    return reason
+
+
+def _codes_of_functions() -> set[types.CodeType]:
+    """Return the code of all methods of autograd.Functions."""
+    kinds = [torch.autograd.Function]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    methods = [getattr(value, "__func__", value) for kind in kinds for value in vars(kind).values()]
+    return {method.__code__ for method in methods if isinstance(method, types.FunctionType)}
+
+
+def _line_of(graph: fx.GraphModule) -> str:
+    """Return the first line of the user's that a graph comes from, as file:line."""
+    for node in graph.graph.nodes:
+        lines = re.findall(r'File "(.+)", line (\d+)', node.meta.get("stack_trace") or "")
+        user = [f"{file}:{number}" for file, number in lines if not is_own_file(file)]
+        if user and _is_call(node):
+            return user[-1]
+    return ""
+
+
+def _with_own_code(function: Callable[..., object]) -> Callable[..., object]:
+    """Return a function with code of its own: TorchDynamo keeps what it makes, and counts it, by code.
+
+    Closures of one factory have one code, and that is looked through from end to end.
+    """
+    if isinstance(function, types.MethodType):
+        return types.MethodType(_with_own_code(function.__func__), function.__self__)
+    if not isinstance(function, types.FunctionType):
+        return function
+    parts = function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    twin = types.FunctionType(function.__code__.replace(), *parts)
+    twin.__kwdefaults__ = function.__kwdefaults__
+    twin.__qualname__, twin.__module__ = function.__qualname__, function.__module__
+    return twin
+
+
+def _nodes(part: object) -> Iterable[fx.Node]:
+    return part.graph.nodes if isinstance(part, fx.GraphModule) else ()
+
+
 def _is_call(node: fx.Node) -> bool:
     return node.op.startswith("call_")
 
 
 def graph_runner(
-    graph: fx.GraphModule, inputs: Sequence[object], compile_graph: CompileGraph
+    graph: fx.GraphModule, inputs: Sequence[object], compile_graph: CompileGraph, name: str = ""
 ) -> tuple[GraphCompiler, Callable[..., object]]:
     """The compiler of a graph of TorchDynamo's, and what takes the arguments that TorchDynamo gives."""
+    # a copy: TorchDynamo still goes by the placeholders of its own
+    copy = fx.Graph()
+    copy.output(copy.graph_copy(graph.graph, {}))
+    graph = fx.GraphModule(graph, copy)
     kept, dynamic = _without_sizes(graph, inputs)
     # its code is written now: a graph of TorchDynamo's would do it in the first call, while that is captured
-    compiler = compile_graph(fx.GraphModule(graph, graph.graph), dynamic)
+    compiler = compile_graph(fx.GraphModule(graph, graph.graph), dynamic, name)
     if len(kept) == len(inputs):
         return compiler, compiler
     return compiler, lambda *args: compiler(*[args[index] for index in kept])
@@ -198,7 +316,9 @@ def _without_sizes(
     """Let a graph ask its tensors for the sizes that it is given; the other inputs, and which dimensions vary."""
     nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
     dynamic, homes = {}, dict[str, tuple[fx.Node, int]]()
-    for node, value in zip(nodes, inputs, strict=True):
+    for node, given in zip(nodes, inputs, strict=True):
+        # the inputs themselves may be those of the call at hand, whose sizes are numbers
+        value = node.meta.get("example_value", given)
         shape: Sequence[object] = value.shape if isinstance(value, torch.Tensor) else ()
         dims = [dim for dim, size in enumerate(shape) if isinstance(size, torch.SymInt)]
         if dims:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 import sys
+import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -51,69 +53,98 @@ def taken_apart(
     backend: Callable[[torch.fx.GraphModule, Sequence[object]], Callable[..., object]],
     note: Callable[[str], None],
     dynamic: bool | None,
-    guarded: Callable[[Callable[..., Any]], Callable[..., Any]],
+    guarded: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda convert: convert,
+    distrusts: Callable[[Any], bool] = bool,
 ) -> Callable[..., Any]:
     """The function as TorchDynamo runs it, each graph by what `backend` makes of it; `note(reason)` for each break.
 
-    `guarded` decorates the conversion of a frame. A frame in which TorchDynamo itself fails runs in eager from then on.
+    `guarded` decorates the conversion of a frame. A frame in which TorchDynamo itself fails runs in eager from then on, as does one that `distrusts` returns True for,
+    before or after it was converted, with everything that it calls.
     """
     dynamo = importlib.import_module("torch._dynamo")
     context = dynamo.optimize(backend, dynamic=dynamic)
     if hasattr(context, "callback"):  # else it is switched off
-        context.callback = _Conversion(guarded(context.callback), note)
+        context.callback = _Conversion(guarded(context.callback), note, distrusts)
     taken: Callable[..., object] = context(function)
     return taken
 
 
-#: Numbers are specialised on, as by capture: else they are tensors whose `item()` no trace holds. NumPy draws from its
-#: own stream: by default, TorchDynamo draws from that of PyTorch. `addcmul_` stays what it is: an `fma` rounds once. An
-#: `assert` of a tensor stays one, which raises AssertionError. Hooks that come to a module later are noticed.
+def traced_code() -> list[types.CodeType]:
+    """Return the code of the frame that is being converted, and all code that was inlined into it so far."""
+    return importlib.import_module("torch._dynamo.utils").get_traced_code() or []
+
+
+#: Numbers are specialised on, as by capture: else they are tensors whose `item()` no trace holds. NumPy runs as it is:
+#: TorchDynamo takes PyTorch's operators, which give other bits and types. `addcmul_` stays what it is: an `fma` rounds
+#: once. An `assert` of a tensor stays one, which raises AssertionError. Hooks that come to a module later are noticed.
+#: How often code is converted is for `distrusts` to count: code that functions share would share a limit.
 _FAITHFUL = {
     "specialize_float": True,
-    "use_numpy_random_stream": True,
+    "trace_numpy": False,
     "enable_dynamo_decompositions": False,
     "rewrite_assert_with_torch_assert": False,
     "skip_nnmodule_hook_guards": False,
+    "recompile_limit": sys.maxsize,
+    "accumulated_recompile_limit": sys.maxsize,
 }
 
 
-def _left_alone(rules: Any) -> contextlib.AbstractContextManager[None]:
-    """Optimizers run in eager.
+@contextlib.contextmanager
+def _own_settings() -> Iterator[None]:
+    """Convert as eager would run, and quietly.
 
-    Seen with PyTorch 2.13: TorchDynamo takes Adam's path for captured graphs, which rounds otherwise, and gives NaN
-    where the learning rate is 0, as at the start of a warm-up.
+    Optimizers run in eager. Seen with PyTorch 2.13: TorchDynamo takes Adam's path for captured graphs, which rounds
+    otherwise, and gives NaN where the learning rate is 0, as at the start of a warm-up. `is_compiling()` is False, as
+    in eager and under capture: code that asks for it computes something else.
     """
+    config, rules = map(
+        importlib.import_module, ("torch._dynamo.config", "torch._dynamo.trace_rules")
+    )
+    answers = private("torch._dynamo.variables.torch.tracing_state_functions")()
+    before, logger = dict(answers), logging.getLogger("torch._dynamo")
     files = map(str, Path(torch.optim.__file__).parent.glob("*.py"))
-    name = "FORCE_SKIP_FILES"
-    known = getattr(rules, name, None)
-    return replaced(rules, name, {*known, *files}) if known else contextlib.nullcontext()
+    with (
+        private("torch._dynamo.convert_frame.compile_lock"),
+        config.patch({key: value for key, value in _FAITHFUL.items() if hasattr(config, key)}),
+        replaced(rules, "FORCE_SKIP_FILES", {*rules.FORCE_SKIP_FILES, *files}),
+        warnings.catch_warnings(),
+        contextlib.ExitStack() as stack,
+    ):
+        answers.update(dict.fromkeys([one for one in before if "compiling" in one.__name__], False))
+        stack.callback(answers.update, before)
+        # of how it traces, which the caller did not ask it to; who asks by TORCH_LOGS is told
+        warnings.filterwarnings("ignore", module=r"torch\._dynamo")
+        if logger.level == logging.WARNING:
+            stack.callback(logger.setLevel, logger.level)
+            logger.setLevel(logging.ERROR)
+        yield
 
 
 class _Conversion:
     """TorchDynamo's conversion of a frame, once for each kind of call; PyTorch knows the backend by the attribute."""
 
-    def __init__(self, convert: Callable[..., object], note: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        convert: Callable[..., object],
+        note: Callable[[str], None],
+        distrusts: Callable[[Any], bool],
+    ) -> None:
         self._torchdynamo_orig_backend = convert
         self._note = note
-        self._config = importlib.import_module("torch._dynamo.config")
-        self._settings = {
-            key: value for key, value in _FAITHFUL.items() if hasattr(self._config, key)
-        }
-        self._rules = importlib.import_module("torch._dynamo.trace_rules")
+        self._distrusts = distrusts
         self._counters = importlib.import_module("torch._dynamo.utils").counters
         self._left = importlib.import_module("torch._dynamo.types").ConvertFrameReturn
 
-    def __call__(self, *frame: object) -> object:
+    def __call__(self, frame: Any, *rest: object) -> object:
+        strategy = _Strategy(_Action.SKIP, _Action.SKIP)
+        # other functions that share code go on to have theirs converted
+        original = self._left(frame_exec_strategy=strategy, apply_to_code=False)
+        if self._distrusts(frame):
+            return original
         before = self._counters["graph_break"].copy()
         try:
-            with (
-                self._config.patch(**self._settings),
-                _left_alone(self._rules),
-                warnings.catch_warnings(),
-            ):
-                # of how it traces what it takes apart, which the caller did not ask it to
-                warnings.filterwarnings("ignore", module=r"torch\._dynamo")
-                result = self._torchdynamo_orig_backend(*frame)
+            with _own_settings():
+                result = self._torchdynamo_orig_backend(frame, *rest)
         except Exception as error:
             # raised, it would end a call that has done half of what it does
             reason = str(error).strip().partition("\n\n")[0].replace("\n", " ")
@@ -123,8 +154,8 @@ class _Conversion:
             self._note(reason.strip().partition("\n")[0])
             if "torch.autograd.grad`" in reason:
                 # of two results of one graph, autograd does not know that one is made of the other
-                result = self._left(frame_exec_strategy=_Strategy(_Action.SKIP, _Action.SKIP))
-        return result
+                result = self._left(frame_exec_strategy=strategy)
+        return original if self._distrusts(None) else result
 
 
 @contextlib.contextmanager

@@ -79,7 +79,9 @@ _BY_USE = {
         torch._C._dynamo.eval_frame.set_code_exec_strategy torch._C._dynamo.eval_frame._FrameAction
         torch._C._dynamo.eval_frame._FrameExecStrategy torch._dynamo.optimize
         torch._dynamo.eval_frame.DynamoStance torch._dynamo.eval_frame._stance
-        torch._dynamo.types.ConvertFrameReturn torch._dynamo.utils.counters
+        torch._dynamo.types.ConvertFrameReturn torch._dynamo.utils.counters torch._dynamo.utils.get_traced_code
+        torch._dynamo.convert_frame.compile_lock torch._dynamo.trace_rules.FORCE_SKIP_FILES
+        torch._dynamo.variables.torch.tracing_state_functions
     """,
     "autocast": """
         torch._C._DisableAutocast torch._C._autocast_supported_devices torch._C._is_any_autocast_enabled
