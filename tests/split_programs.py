@@ -114,6 +114,10 @@ class Scaled(torch.autograd.Function):
         return g * 7 + x * 0
 
 
+def apply(kind: Any, x: Any) -> Any:
+    return kind.apply(x)
+
+
 def clipped_sum(x: Tensor) -> Tensor:
     return Clip.apply(x).sum()  # type: ignore[no-any-return, no-untyped-call]
 
@@ -148,9 +152,9 @@ for title, called in {
     "transform_by_name": lambda x: getattr(torch.func, "gr" + "ad")(clipped_sum)(x),
     "plain_grad": lambda x: torch.func.grad(lambda x: x.sin().sum())(x),
     "plain_vmap": lambda x: torch.vmap(torch.sin)(x),
-    "plain_apply": lambda x: Clip.apply(x),
-    "old_apply": lambda x: Scaled.apply(x) * 2,
-    "old_apply_under_vmap_grad": lambda x: torch.autograd.grad(Scaled.apply(x).sum(), x, create_graph=True)[0],
+    "plain_apply": lambda x: apply(Clip, x),
+    "old_apply": lambda x: apply(Scaled, x) * 2,
+    "old_apply_under_vmap_grad": lambda x: torch.autograd.grad(apply(Scaled, x).sum(), x, create_graph=True)[0],
     "version": lambda x: (x * 2, x._version),
     "is_leaf_of_input_and_result": lambda x: (x.is_leaf, (x * 2).is_leaf, (x * 2).detach().is_leaf),
     "is_leaf_under_no_grad": lambda x: torch.no_grad()(lambda: (x * 2).is_leaf)(),
@@ -200,7 +204,7 @@ for title, called in {
     "float_subclass": lambda x: x * (SpecialFloat(3.0) * 2),
     "str_subclass": lambda x: {"shout": x, "loud": x * 2}[SpecialText("loud") + ""],
     "bool_of_int_enum": lambda x: x * Kind.TWO + (Kind(2) is Kind.TWO) + Kind.TWO.value,
-    "str_enum": lambda x: (Word.A == "a", Word.A + "b", x * len(Word.A)),
+    "str_enum": lambda x: (Word.A in ("a", "b"), Word.A + "b", x * len(Word.A)),
     "tuple_subclass": lambda x: sum(SpecialTuple((x, x * 2)), x) + len(SpecialTuple((x,))),
     "list_subclass": lambda x: SpecialList([x, x * 2])[0] + len(SpecialList([x])),
     "dict_subclass": lambda x: SpecialDict(a=x)["b"] + SpecialDict(a=x)["a"],
@@ -281,7 +285,7 @@ for title, called in {
 
 class Special(int):
     def __mul__(self, other: Any) -> int:
-        return int(self) * other + 100
+        return int(self) * int(other) + 100
 
     def __add__(self, other: Any) -> int:
         return -1
@@ -520,7 +524,7 @@ def counted_calls(x: Tensor) -> Any:
             names.append(func.__name__)
             return func(*args, **(kwargs or {}))
 
-    with Mode():
+    with Mode():  # type: ignore[no-untyped-call]
         y = torch.sin(x) * 2
     return y, names
 
@@ -539,7 +543,8 @@ def counted_operators(x: Tensor) -> Any:
 
 
 def matched(x: Tensor) -> Any:
-    match {"kind": "double", "value": x}:
+    case: Any = {"kind": "double", "value": x}
+    match case:
         case {"kind": "double", "value": value}:
             return value * 2
     return x
@@ -668,7 +673,7 @@ def custom_function_behind_a_registry(stop: Any) -> Any:
 
     def f(x: Tensor) -> Any:
         stop(x)
-        return torch.func.grad(lambda x: registry[state["name"]](x).sum())(x)  # type: ignore[no-untyped-call]
+        return torch.func.grad(lambda x: registry[state["name"]](x).sum())(x)
 
     return f, lambda call: state.update(name="clip")
 
@@ -676,7 +681,7 @@ def custom_function_behind_a_registry(stop: Any) -> Any:
 @program
 def module_in_training(stop: Any) -> Any:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Dropout(0.5))
+    model: Any = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Dropout(0.5))
 
     def f(x: Tensor) -> Any:
         stop(x)
@@ -935,7 +940,7 @@ def differentiated(result: Any, x: Tensor) -> Any:
     if not losses or not torch.is_grad_enabled():
         return None
     with torch.enable_grad():
-        return described(torch.autograd.grad(sum(one * one for one in losses), x, allow_unused=True)[0])
+        return described(torch.autograd.grad([one * one for one in losses], x, allow_unused=True)[0])
 
 
 def observations(name: str, stop: str, jit: bool) -> tuple[list[Any], Any]:
@@ -946,7 +951,7 @@ def observations(name: str, stop: str, jit: bool) -> tuple[list[Any], Any]:
     torch.manual_seed(0)
     random.seed(0)
     numpy.random.seed(0)
-    seen = []
+    seen: list[Any] = []
     for call in range(3):
         if change is not None and call:
             change(call)

@@ -425,7 +425,11 @@ def test_a_function_that_the_user_compiled_runs_compiled() -> None:
     runs = []
 
     def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
-        return lambda *args: (runs.append(graph), graph.forward(*args))[1]
+        def run(*args: Any) -> Any:
+            runs.append(graph)
+            return graph.forward(*args)
+
+        return run
 
     inner = torch.compile(lambda x: x.sin() * 2, backend=backend)
     jitted = split(lambda x: (x.sum().item(), inner(x)))

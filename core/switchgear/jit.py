@@ -103,8 +103,8 @@ def jit(
     - `fallback`: what becomes of a call that cannot be captured, with one `FallbackWarning` for each reason. "split":
       TorchDynamo takes the function apart, each graph that it finds is compiled as a function is, by the same
       executors, and the rest runs in eager; where the call itself is refused, or TorchDynamo is known to be wrong, all
-      of it; and in calls without gradients on a CPU the original function, once that was faster. "eager": the original function runs.
-      "error": the call raises `CaptureError`.
+      of it; and in calls without gradients on a CPU the original function, once that was faster. "eager": the original
+      function runs. "error": the call raises `CaptureError`.
     - `strict`: raise where otherwise a fallback happens with a reason: a call that cannot be captured, as with
       fallback="error"; an executor listed but unavailable; a forward that an executor claims and nobody
       differentiates.

@@ -212,7 +212,9 @@ class Split:
 
 def _writes(part: torch.nn.Module) -> bool:
     names = [
-        getattr(node.target, "__name__", node.target) for node in _nodes(part) if _is_call(node)
+        str(getattr(node.target, "__name__", node.target))
+        for node in _nodes(part)
+        if _is_call(node)
     ]
     return any(name.endswith("_") and not name.endswith("__") for name in names)
 

@@ -114,7 +114,7 @@ def _own_settings() -> Iterator[None]:
         stack.callback(answers.update, before)
         # of how it traces, which the caller did not ask it to; who asks by TORCH_LOGS is told
         warnings.filterwarnings("ignore", module=r"torch\._dynamo")
-        if logger.level == logging.WARNING:
+        if logger.getEffectiveLevel() == logging.WARNING:
             stack.callback(logger.setLevel, logger.level)
             logger.setLevel(logging.ERROR)
         yield
