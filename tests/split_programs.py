@@ -524,7 +524,7 @@ def counted_calls(x: Tensor) -> Any:
             names.append(func.__name__)
             return func(*args, **(kwargs or {}))
 
-    with Mode():  # type: ignore[no-untyped-call]
+    with Mode():
         y = torch.sin(x) * 2
     return y, names
 
@@ -537,7 +537,7 @@ def counted_operators(x: Tensor) -> Any:
             names.append(func.__name__)
             return func(*args, **(kwargs or {}))
 
-    with Mode():
+    with Mode():  # type: ignore[no-untyped-call]
         y = torch.sin(x) * 2
     return y, names
 
