@@ -58,8 +58,8 @@ def taken_apart(
 ) -> Callable[..., Any]:
     """The function as TorchDynamo runs it, each graph by what `backend` makes of it; `note(reason)` for each break.
 
-    `guarded` decorates the conversion of a frame. A frame in which TorchDynamo itself fails runs in eager from then on, as does one that `distrusts` returns True for,
-    before or after it was converted, with everything that it calls.
+    `guarded` decorates the conversion of a frame. A frame in which TorchDynamo itself fails runs in eager from then on,
+    as does one that `distrusts` returns True for, before or after it was converted, with everything that it calls.
     """
     dynamo = importlib.import_module("torch._dynamo")
     context = dynamo.optimize(backend, dynamic=dynamic)
