@@ -54,7 +54,7 @@ def taken_apart(
     note: Callable[[str], None],
     dynamic: bool | None,
     guarded: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda convert: convert,
-    distrusts: Callable[[Any], bool] = bool,
+    distrusts: Callable[[Any], bool] = lambda frame: False,
 ) -> Callable[..., Any]:
     """The function as TorchDynamo runs it, each graph by what `backend` makes of it; `note(reason)` for each break.
 
