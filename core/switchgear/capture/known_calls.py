@@ -149,7 +149,7 @@ def refuse_call(frame: types.FrameType, function: Any) -> None:
         return
     if what == _WARNS and not _every_warning_is_shown():
         return
-    if is_standard(file) and (_is_its_own(function) or _is_shown(frame)):
+    if is_standard(file) and (_is_its_own(function) or not _is_for_the_user(frame)):
         return
     refuse(what)
 
@@ -217,11 +217,13 @@ def _is_its_own(function: Any) -> bool:
     return module in _OF_THE_LIBRARY and not name.startswith("start_")
 
 
-def _is_shown(frame: types.FrameType | None) -> bool:
-    """Check whether a log or a warning is being shown."""
-    while frame is not None and frame.f_code.co_filename not in _SHOW:
+def _is_for_the_user(frame: types.FrameType | None) -> bool:
+    """Check whether the standard library runs for code of the user's: not for PyTorch, and to show no log or warning."""
+    while frame is not None and is_standard(file := frame.f_code.co_filename):
+        if file in _SHOW:
+            return False
         frame = frame.f_back
-    return frame is not None
+    return frame is not None and not is_of_pytorch(frame.f_code.co_filename)
 
 
 def _every_warning_is_shown() -> bool:

@@ -210,6 +210,10 @@ class PythonState(Handler):
         identities = reached.identities(packing.places)
         state = State(reads, arguments, written, identities)
         recorder.guards.append(guard_on(state, arguments, reached.settle))
+        if bases := tuple(reached.bases.values()):
+            scope = {"classes_stay": partial(_classes_stay, bases, tuple(reached.instances))}
+            why = "the class of an object, or the bases of one"
+            recorder.guards.append(Guard("classes_stay()", why, scope))
         if reached.registrations is not None:
             condition = f"abc.get_cache_token() == {reached.registrations}"
             recorder.guards.append(
@@ -223,10 +227,19 @@ class PythonState(Handler):
         return packing.leaves
 
 
+<<<<<<< HEAD
 def _put_back(reached: Reached) -> None:
     reached.held.put_back()
     for stream in reached.streams.values():
         stream.put_back()
+=======
+def _classes_stay(
+    bases: Iterable[tuple[type, tuple[type, ...]]], instances: Iterable[tuple[object, type]]
+) -> bool:
+    return all(kind.__mro__ is mro for kind, mro in bases) and all(
+        type(value) is kind for value, kind in instances
+    )
+>>>>>>> 863478a (python state: classes of objects, and bases of classes, that are exchanged)
 
 
 def _changed(reached: Reached) -> list[tuple[int, list[tuple[object, int]]]]:

@@ -145,6 +145,10 @@ class Reached:
         self.runs_later = False
         #: Whether the function asks for variables of the environment.
         self.reads_environment = False
+        #: The user's classes by id, each with its bases, which may be exchanged.
+        self.bases: dict[int, tuple[type, tuple[type, ...]]] = {}
+        #: Objects of these, each with its class, which may be exchanged, too.
+        self.instances: list[tuple[object, type]] = []
         #: How many classes were registered with abstract ones in this process, if the function depends on that.
         self.registrations: object = None
         #: Where they lie.
@@ -456,6 +460,8 @@ class Reached:
             return
         _refuse_alive(kind, label)
         self._instance_of(kind)
+        if id(kind) in self.bases and not (issubclass(kind, nn.Module) or self.is_of_call(value)):
+            self.instances.append((value, kind))
         own = own_dict(value)
         if own is not None:
             self._hold_own(value, own, label)
@@ -881,6 +887,8 @@ class Reached:
 
     def _class(self, kind: type) -> None:
         _refuse_metaclass(kind)
+        if not _is_installed(kind):
+            self.bases[id(kind)] = kind, kind.__mro__
         self._read_names_of_class(kind)
         for base in _users_bases(kind):
             if id(base) in self.holders:
@@ -944,16 +952,19 @@ def _refuse_alive(kind: type, label: str) -> None:
 def _refuse_metaclass(kind: type) -> None:
     """Refuse a class whose metaclass has attributes that answer for the class: no guard tells of these."""
     for meta in () if issubclass(type(kind), enum.EnumMeta) else _users_bases(type(kind)):
-        module = sys.modules.get(meta.__module__)
-        is_installed = user_objects.is_installed(str(getattr(module, "__file__", "")))
-        if "__getattr__" in vars(meta) or not (
-            is_installed or _OF_METACLASSES.issuperset(vars(meta))
-        ):
+        is_fixed = _is_installed(meta) or _OF_METACLASSES.issuperset(vars(meta))
+        if "__getattr__" in vars(meta) or not is_fixed:
             raise Unsupported(
                 f"the function reaches {kind.__qualname__}, and {meta.__qualname__}, a metaclass, answers for it in "
                 "ways that no guard tells; read outside of the function what it needs",
                 splits=False,
             )
+
+
+def _is_installed(kind: type) -> bool:
+    """Check whether a class is of an installed package, which defines it once."""
+    module = sys.modules.get(kind.__module__)
+    return user_objects.is_installed(str(getattr(module, "__file__", "")))
 
 
 def _assigned_forward(module: nn.Module) -> object:
