@@ -218,7 +218,7 @@ def _is_its_own(function: Any) -> bool:
 
 
 def _is_for_the_user(frame: types.FrameType | None) -> bool:
-    """Check whether the standard library runs for code of the user's: not for PyTorch, and to show no log or warning."""
+    """Check whether the standard library runs for the user, not for PyTorch, and not to show a log or a warning."""
     while frame is not None and is_standard(file := frame.f_code.co_filename):
         if file in _SHOW:
             return False

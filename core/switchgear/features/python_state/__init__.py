@@ -227,19 +227,18 @@ class PythonState(Handler):
         return packing.leaves
 
 
-<<<<<<< HEAD
 def _put_back(reached: Reached) -> None:
     reached.held.put_back()
     for stream in reached.streams.values():
         stream.put_back()
-=======
+
+
 def _classes_stay(
     bases: Iterable[tuple[type, tuple[type, ...]]], instances: Iterable[tuple[object, type]]
 ) -> bool:
     return all(kind.__mro__ is mro for kind, mro in bases) and all(
         type(value) is kind for value, kind in instances
     )
->>>>>>> 863478a (python state: classes of objects, and bases of classes, that are exchanged)
 
 
 def _changed(reached: Reached) -> list[tuple[int, list[tuple[object, int]]]]:
