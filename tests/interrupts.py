@@ -336,6 +336,8 @@ def child(number: int, seed: int, first: int, programs: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    for name in ("torch._dynamo", "sympy"):  # else a first call imports them, and they replace functions
+        importlib.import_module(name)
     expected = {}
     for name in programs:
         PROGRAMS[name]()()
