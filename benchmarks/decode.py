@@ -210,7 +210,7 @@ def _timed(called: Callable[..., Any], arguments: tuple[Any, ...], calls: int) -
 def _bytes(called: Callable[..., Any], arguments: tuple[Any, ...]) -> int:
     with _Allocated() as allocated:
         called(*arguments)
-    return allocated.bytes
+    return int(allocated.bytes)
 
 
 def _allocated(jitted: Any, arguments: tuple[Any, ...]) -> int:

@@ -93,7 +93,11 @@ class Holder(nn.Module):
 
 def closures(count: int) -> Callable[[Tensor], Tensor]:
     """A function that calls others, each with a variable of its own."""
-    scales = [(lambda scale: lambda x: x * scale)(float(n)) for n in range(count)]
+
+    def scaling(scale: float) -> Callable[[Tensor], Tensor]:
+        return lambda x: x * scale
+
+    scales = [scaling(float(n)) for n in range(count)]
 
     def call(x: Tensor) -> Tensor:
         for one in scales:
@@ -246,4 +250,5 @@ def run(rounds: int) -> Result:
     for pair in pairs:
         for measurement in pair.values():
             measurement()
-    return Result(guards, *[interleave(rounds, pair) for pair in pairs], scales(rounds))
+    captures, splits, arounds = [interleave(rounds, pair) for pair in pairs]
+    return Result(guards, captures, splits, arounds, scales(rounds))

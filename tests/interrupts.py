@@ -54,7 +54,8 @@ class Net(nn.Module):
         self.calls += 1
         with torch.no_grad():
             scale = x.norm()
-        return self.norm(checkpoint(self.layers, x, use_reentrant=False)) / scale
+        result: torch.Tensor = self.norm(checkpoint(self.layers, x, use_reentrant=False)) / scale
+        return result
 
 
 class Double(torch.autograd.Function):
@@ -68,14 +69,15 @@ class Double(torch.autograd.Function):
 
 
 def arithmetic(x: torch.Tensor) -> torch.Tensor:
-    rows = [Double.apply(row).sin() for row in x]
+    rows = [Double.apply(row).sin() for row in x]  # type: ignore[no-untyped-call]
     LOG.append(1.0)
     with torch.autocast("cpu", torch.bfloat16):
         return torch.stack(rows) @ x.mT.exp()
 
 
 def derivatives(x: torch.Tensor) -> torch.Tensor:
-    return torch.func.vmap(torch.func.grad(lambda row: row.sin().sum()))(x)
+    result: torch.Tensor = torch.func.vmap(torch.func.grad(lambda row: row.sin().sum()))(x)
+    return result
 
 
 def data_dependent(x: torch.Tensor) -> torch.Tensor:
@@ -207,7 +209,7 @@ def interrupted(
 
 def measured(program: Callable[[], Call]) -> dict[str, float]:
     """How many events of each kind a first call has, and how long it takes."""
-    lengths = {}
+    lengths: dict[str, float] = {}
     for kind in ("trace", "profile"):
         counter, call = Injection(-1), program()
         put = sys.settrace if kind == "trace" else sys.setprofile

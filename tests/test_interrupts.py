@@ -101,7 +101,7 @@ def test_a_child_of_a_fork_captures_though_another_thread_was_capturing() -> Non
         thread.join()
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def wait(started: threading.Event, ended: threading.Event) -> None:
     started.set()
     ended.wait(90)

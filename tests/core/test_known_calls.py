@@ -45,7 +45,7 @@ FALL_BACK: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "in a dict": (lambda x: x * (TABLE["clock"]() > 0), "asks what time it is"),
     "by a computed name": (lambda x: x * (getattr(time, "ti" + "me")() > 0), "asks what time it is"),
     "handed to map": (lambda x: x * len([*map(print, ())]), "hands on print, which prints"),
-    "handed on as an attribute": (lambda x: x * sum(map(time.localtime, ())), "hands on time.localtime"),
+    "handed on as an attribute": (lambda x: x * len([*map(time.localtime, ())]), "hands on time.localtime"),
     "in a partial": (lambda x: x * (functools.partial(os.getpid)() > 0), "hands on os.getpid, which calls"),
     "unknown": (lambda x: x * (sys.getrefcount(x) > 0), "calls sys.getrefcount, which is written in C and not known"),
     "by the standard library": (lambda x: x * os.path.exists("/"), "asks the file system"),
@@ -107,7 +107,10 @@ def test_a_backward_of_the_users_is_watched() -> None:
             return grad * 2
 
     with falls_back("prints"):
-        sg.jit(lambda x: Prints.apply(x), executors=["torch"])(torch.ones(2, requires_grad=True))
+        sg.jit(
+            lambda x: Prints.apply(x),  # type: ignore[no-untyped-call]
+            executors=["torch"],
+        )(torch.ones(2, requires_grad=True))
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="from Python 3.12 on nothing is paused")
@@ -122,4 +125,4 @@ def test_a_profiler_is_paused_while_a_function_is_captured() -> None:
     finally:
         profiler.disable()
     profiler.create_stats()
-    assert any("floor" in key[2] for key in profiler.stats)  # type: ignore[attr-defined]
+    assert any("floor" in key[2] for key in profiler.stats)

@@ -101,7 +101,7 @@ def test_a_write_to_a_cache_copies_nothing_of_its_size(function: Callable[..., T
     trace = forward(jitted)
     assert all(proxy is None for proxy in trace.outputs[1:])
     inputs = [{"t_0": ours, "t_1": x, "t_2": place}[proxy.name] for proxy in trace.inputs]
-    with Largest() as largest:
+    with Largest() as largest:  # type: ignore[no-untyped-call]
         trace.function()(*inputs)
     assert largest.bytes < cache().nbytes // 32
 
@@ -153,6 +153,7 @@ def test_an_average_of_parameters_is_written_in_place() -> None:
     class Average(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
+            self.average: Tensor
             self.register_buffer("average", torch.zeros(5, 3))
             self.weight = torch.nn.Parameter(torch.ones(5, 3))
 

@@ -220,13 +220,14 @@ def _arguments(program: Program, seed: int) -> tuple[list[Tensor], list[Tensor]]
     if program.is_bad and draw.random() < 0.5:
         w = torch.randn(1, generator=generator).expand(COLUMNS)
     k = torch.randn(2, ROWS, COLUMNS, generator=generator)
-    b = {
+    others: dict[str, Callable[[], Tensor]] = {
         "same": lambda: a,
         "view": lambda: a[:],
         "detached": a.detach,
         "row": lambda: k[0],
         "no": lambda: torch.randn(ROWS, COLUMNS, generator=generator),
-    }[program.alias]()
+    }
+    b = others[program.alias]()
     leaves = []
     if "w" in program.grads:
         leaves.append(w.requires_grad_())
@@ -345,7 +346,8 @@ def examine(seed: int, executors: tuple[str, ...] | None) -> tuple[str, str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         eager, ours = list(calls(program, function, seed)), list(calls(program, jitted, seed))
-    for number, (one, other) in enumerate(itertools.zip_longest(eager, ours, fillvalue={})):
+    nothing: dict[str, Any] = {}
+    for number, (one, other) in enumerate(itertools.zip_longest(eager, ours, fillvalue=nothing)):
         if "error" in one and "error" not in other:
             return "eager alone raises", ""  # in a call that nobody reads, which is not run
         unlike = _differences(one, other, executors == ("torch",))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.python_state.families.running import FAMILIES, examine
+from tests.python_state.families.program import FAMILIES
+from tests.python_state.families.running import examine
 
 PER_FAMILY = 3
 

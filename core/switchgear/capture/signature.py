@@ -298,9 +298,8 @@ def is_object(leaf: object) -> bool:
 
 def has_attributes(leaf: object) -> bool:
     """Whether it is a value of a class that a class statement made, or such a class."""
-    return isinstance(leaf, type) or (
-        isinstance(leaf, _PYTHON) and bool(type(leaf).__flags__ & _HEAP)
-    )
+    flags: int = type(leaf).__flags__
+    return isinstance(leaf, type) or (isinstance(leaf, _PYTHON) and bool(flags & _HEAP))
 
 
 def _class_name(leaf: object) -> str:

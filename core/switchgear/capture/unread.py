@@ -109,11 +109,12 @@ def _reads(code: types.CodeType) -> dict[str, frozenset[str] | None]:
         for name in {*names}.intersection(one for one in used if isinstance(one, str)):
             if line.opname in ("LOAD_CONST", "LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "KW_NAMES"):
                 continue
-            key, action = [*lines[place + 1 : place + 3], None, None][:2]
-            is_item = key is not None and key.opname == "LOAD_CONST" and type(key.argval) is str
+            behind = lines[place + 1 : place + 3]
+            operations = [one.opname for one in behind]
+            is_item = operations == ["LOAD_CONST", "BINARY_SUBSCR"]
             before = found.get(name, _NOTHING)
-            if line.opname in _LOADS and is_item and action.opname == "BINARY_SUBSCR":
-                found[name] = None if before is None else before | {key.argval}
+            if line.opname in _LOADS and is_item and type(behind[0].argval) is str:
+                found[name] = None if before is None else before | {behind[0].argval}
             else:
                 found[name] = None
     return found

@@ -158,7 +158,7 @@ def descriptors_and_properties(rng: Random) -> Program:
 
         @property
         def computed(self) -> float:
-            return self.b * state.factor
+            return float(self.b * state.factor)
 
         @functools.cached_property
         def cached(self) -> float:
@@ -290,7 +290,8 @@ def classes_that_are_made(rng: Random) -> Program:
         return float(made().a)
 
     def by_enum() -> float:
-        return float(enum.Enum("Made", {"A": state.a}).A.value)
+        made: Any = functools.partial(enum.Enum)("Made", {"A": state.a})
+        return float(made.A.value)
 
     def by_replace() -> float:
         @dataclasses.dataclass(frozen=True)

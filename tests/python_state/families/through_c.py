@@ -153,7 +153,8 @@ def _held_matched(held: Any) -> float:
 
 @family
 def content_of_a_dict(rng: Random) -> Program:
-    kind = rng.choice([dict, collections.OrderedDict, lambda held: collections.defaultdict(float, held)])
+    kinds: list[Any] = [dict, collections.OrderedDict, functools.partial(collections.defaultdict, float)]
+    kind = rng.choice(kinds)
     held, way = kind({"a": 2.0}), rng.choice([*HELD])
     at = place(rng, held, lambda held, x: x * HELD[way](held))
     steps = [lambda: held.update(a=5.0)]
@@ -204,7 +205,8 @@ def iteration(rng: Random) -> Program:
         "max": lambda rows: float(max(rows)),
         "yield from": lambda rows: float(sum(_yielded(rows))),
     }
-    rows, way = rng.choice([Rows, Old])(), rng.choice([*ways])
+    rows: Any = rng.choice([Rows, Old])()
+    way = rng.choice([*ways])
     at = place(rng, rows, lambda rows, x: x * ways[way](rows))
     steps = [
         lambda: rows.rows.append(4.0),
@@ -335,7 +337,7 @@ def tensors_through_c(rng: Random) -> Program:
         "vars": lambda box: vars(box)["scale"],
         "copy": lambda box: copy.copy(box).scale,
         "reduce": lambda box: functools.reduce(operator.mul, [box.scale, box.scale]),
-        "sum": lambda box: sum([box.scale, box.scale]),  # type: ignore[return-value]
+        "sum": lambda box: sum([box.scale, box.scale], torch.zeros(())),
         "map": lambda box: next(map(operator.neg, [box.scale])),
         "max": lambda box: max([box.scale], key=len),
         "deepcopy": lambda box: copy.deepcopy(box.scale),

@@ -140,9 +140,10 @@ def items_of(value: Any) -> list[Any]:
         return [*dict_base(value).values(value)]
     if isinstance(value, types.MappingProxyType):
         return [*value.values()]
-    for kind in (tuple, list, set, frozenset, deque):
-        if isinstance(value, kind):
-            return [*kind.__iter__(value)]
+    bases: tuple[Any, ...] = (tuple, list, set, frozenset, deque)
+    for base in bases:
+        if isinstance(value, base):
+            return [*base.__iter__(value)]
     return [*value]
 
 
