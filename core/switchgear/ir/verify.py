@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from switchgear.errors import InvalidTrace
 from switchgear.ir.aliasing import storages, written_arguments
 from switchgear.ir.proxy import TensorProxy
-from switchgear.ir.symbol import AFTER, DEL
+from switchgear.ir.symbol import AFTER, DEL, BoundSymbol
 from switchgear.ir.trace import Trace
 from switchgear.source_text import is_name
 
@@ -34,53 +34,67 @@ def verify(trace: Trace) -> Trace:
 
 
 def _faults(trace: Trace) -> Iterator[tuple[int, str]]:
-    """What is wrong, and in which line of the body; all that follows the first may follow from it."""
-    defined: dict[str, TensorProxy] = {}
-    freed: set[str] = set()
-    overwritten: set[str] = set()
-    home = storages(trace.bound_symbols)
-    sharing: defaultdict[str, set[str]] = defaultdict(set)
-    given = trace.tensors.keys() | {proxy.name for proxy in trace.inputs}
-
-    def misused(proxies: Iterable[TensorProxy], read: bool = True) -> Iterator[str]:
-        for proxy in proxies:
-            if proxy.name in overwritten and read:
-                yield f"{proxy.name} is used after its memory is written to"
-            if proxy.name in trace.tensors:
-                continue
-            if proxy.name in freed:
-                yield f"{proxy.name} is used after it is freed"
-            elif proxy.name not in defined:
-                yield f"{proxy.name} is used before it is defined"
-            elif defined[proxy.name] != proxy:
-                yield f"{proxy.name} is used as {proxy} but defined as {defined[proxy.name]}"
-
+    """Yield each fault and its line of the body; all that follows the first may follow from it."""
+    names = _Names(trace)
     for proxy in trace.inputs:
-        if not is_name(proxy.name):
-            yield 0, f"{proxy.name!r} is no name"
-        if proxy.name in defined:
-            yield 0, f"input {proxy.name} is defined twice"
-        defined[proxy.name] = proxy
-        sharing[proxy.name].add(proxy.name)
+        for fault in names.define(proxy, f"input {proxy.name}"):
+            yield 0, fault
     for index, bound_symbol in enumerate(trace.bound_symbols):
-        is_read, renames = bound_symbol.symbol is not DEL, bound_symbol.symbol is AFTER
-        for place, proxy in enumerate(bound_symbol.inputs):
-            for fault in misused([proxy], read=is_read and not (renames and place)):
-                yield index, fault
-        written = bound_symbol.inputs[1:] if renames else written_arguments(bound_symbol)
-        for proxy in written:
-            memory = home.get(proxy.name, proxy.name)
-            if memory in given - trace.written.keys():
-                yield index, f"{proxy.name} is written to, which is not the trace's own"
-            overwritten |= sharing.pop(memory, set())
-        for proxy in bound_symbol.outputs:
-            if not is_name(proxy.name):
-                yield index, f"{proxy.name!r} is no name"
-            if proxy.name in defined or proxy.name in trace.tensors:
-                yield index, f"{proxy.name} is defined twice"
-            defined[proxy.name] = proxy
-            sharing[home.get(proxy.name, proxy.name)].add(proxy.name)
-        if bound_symbol.symbol is DEL:
-            freed.update(proxy.name for proxy in bound_symbol.inputs)
-    for fault in misused(proxy for proxy in trace.outputs if proxy is not None):
+        for fault in names.run(bound_symbol):
+            yield index, fault
+    for fault in names.use(proxy for proxy in trace.outputs if proxy is not None):
         yield len(trace.bound_symbols), f"output: {fault}"
+
+
+class _Names:
+    """The names of a trace, line by line: which are defined, freed, and lie in memory that was overwritten."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._defined: dict[str, TensorProxy] = {}
+        self._freed: set[str] = set()
+        self._overwritten: set[str] = set()
+        self._memory = storages(trace.bound_symbols)
+        self._sharing: defaultdict[str, set[str]] = defaultdict(set)
+        given = trace.tensors.keys() | {proxy.name for proxy in trace.inputs}
+        self._not_written = given - trace.written.keys()
+
+    def run(self, line: BoundSymbol) -> Iterator[str]:
+        """Yield the faults of the next line."""
+        is_read, renames = line.symbol is not DEL, line.symbol is AFTER
+        for place, proxy in enumerate(line.inputs):
+            yield from self.use([proxy], is_read and not (renames and place))
+        for proxy in line.inputs[1:] if renames else written_arguments(line):
+            memory = self._memory.get(proxy.name, proxy.name)
+            if memory in self._not_written:
+                yield f"{proxy.name} is written to, which is not the trace's own"
+            self._overwritten |= self._sharing.pop(memory, set())
+        for proxy in line.outputs:
+            yield from self.define(proxy, proxy.name)
+        if not is_read:
+            self._freed.update(proxy.name for proxy in line.inputs)
+
+    def define(self, proxy: TensorProxy, label: str) -> Iterator[str]:
+        """Yield the faults of a definition."""
+        name = proxy.name
+        if not is_name(name):
+            yield f"{name!r} is no name"
+        if name in self._defined or (name in self._trace.tensors and name == label):
+            yield f"{label} is defined twice"
+        self._defined[name] = proxy
+        self._sharing[self._memory.get(name, name)].add(name)
+
+    def use(self, proxies: Iterable[TensorProxy], is_read: bool = True) -> Iterator[str]:
+        """Yield the faults of uses, `is_read` unless only the name is meant."""
+        for proxy in proxies:
+            if proxy.name in self._overwritten and is_read:
+                yield f"{proxy.name} is used after its memory is written to"
+            if proxy.name in self._trace.tensors:
+                continue
+            if proxy.name in self._freed:
+                yield f"{proxy.name} is used after it is freed"
+            elif proxy.name not in self._defined:
+                yield f"{proxy.name} is used before it is defined"
+            elif self._defined[proxy.name] != proxy:
+                definition = self._defined[proxy.name]
+                yield f"{proxy.name} is used as {proxy} but defined as {definition}"

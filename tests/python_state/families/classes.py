@@ -290,7 +290,8 @@ def classes_that_are_made(rng: Random) -> Program:
         return float(made().a)
 
     def by_enum() -> float:
-        made: Any = functools.partial(enum.Enum)("Made", {"A": state.a})
+        functional: Any = enum.Enum
+        made = functional("Made", {"A": state.a})
         return float(made.A.value)
 
     def by_replace() -> float:
