@@ -15,6 +15,7 @@ import switchgear as sg
 from switchgear.fusion.choose import Contestants
 from switchgear.who import plugins
 from switchgear.who.modes import COMPILE_VARIABLE
+from switchgear.who.plugin import DISABLE_VARIABLE
 from tests import under_test
 from tests.under_test import fraction, part
 
@@ -82,7 +83,7 @@ def isolated_plugins(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
         yield
         plugins.loaded_once.cache_clear()
     else:
-        monkeypatch.delenv(plugins.DISABLE_VARIABLE, raising=False)
+        monkeypatch.delenv(DISABLE_VARIABLE, raising=False)
         monkeypatch.setattr(plugins, "entry_points", shipped)
         yield
 

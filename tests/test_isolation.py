@@ -10,6 +10,7 @@ import torch
 
 import switchgear as sg
 from switchgear.who import plugins
+from switchgear.who.plugin import DISABLE_VARIABLE
 
 STRANGER = EntryPoint("stranger", "a_module_that_nobody_wrote", "switchgear")
 
@@ -40,7 +41,7 @@ def test_discovery_leaves_nothing_behind() -> None:
 
 
 def test_nothing_is_switched_off() -> None:
-    assert plugins.DISABLE_VARIABLE not in os.environ
+    assert DISABLE_VARIABLE not in os.environ
 
 
 @pytest.mark.parametrize("repetition", range(2))

@@ -26,7 +26,8 @@ from switchgear.options import Defaults, defaults, executors_in
 from switchgear.testing.checks import plugin_checks
 from switchgear.testing.template import new_plugin
 from switchgear.torch_private.names import PRIVATE_NAMES, surroundings
-from switchgear.who.plugins import PluginStatus, installed, plugin_report
+from switchgear.who.plugin import PluginStatus
+from switchgear.who.plugins import installed, plugin_report
 from switchgear.who.trying import crashes, tried_report
 
 _STATUS = """exit status: 0 if all is well; 1 if something is wrong or is not there: a plugin

@@ -19,7 +19,8 @@ from conftest import shipped
 from switchgear.cli import main
 from switchgear.errors import PluginWarning, RegistrationError
 from switchgear.who import plugins, trying
-from switchgear.who.plugins import Discovery, Plugins, PluginStatus, load
+from switchgear.who.plugin import PluginStatus
+from switchgear.who.plugins import Discovery, Plugins, load
 from tests.core.made_up import SIN, Site, call, executor_plugin, rules_plugin
 
 

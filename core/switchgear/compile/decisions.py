@@ -20,7 +20,7 @@ from switchgear.errors import InvalidInput, OtherDecisions
 from switchgear.ir.trace import Trace
 from switchgear.machine import surroundings
 from switchgear.who.answers import Answer, Answers, as_json, from_json
-from switchgear.who.plugins import Chooser
+from switchgear.who.plugin import Chooser
 from switchgear.who.region import Region, RegionChoice
 from switchgear.who.selection import Selection
 

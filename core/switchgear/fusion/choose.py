@@ -18,8 +18,8 @@ from switchgear.source_text import as_name
 from switchgear.who.answers import Answer, Answers
 from switchgear.who.claim import claim
 from switchgear.who.executor import Executor, FusionExecutor
+from switchgear.who.plugin import Chooser
 from switchgear.who.plugin_passes import run_passes
-from switchgear.who.plugins import Chooser
 from switchgear.who.region import Region, RegionChoice
 from switchgear.who.registry import describe
 from switchgear.who.selection import Claimant, Selection

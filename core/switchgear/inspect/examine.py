@@ -21,7 +21,7 @@ from switchgear.jitted import JitFunction, JitModule
 from switchgear.runtime.fallback import Fallback
 from switchgear.runtime.module_state import is_uninitialised
 from switchgear.who.executor import Executor, FusionExecutor
-from switchgear.who.plugins import Chooser
+from switchgear.who.plugin import Chooser
 from switchgear.who.region import Region, RegionChoice
 from switchgear.who.selection import Selection
 

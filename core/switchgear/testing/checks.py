@@ -29,7 +29,8 @@ from switchgear.testing.samples import Sample, samples_of, variants
 from switchgear.torch_private import new_fake_mode
 from switchgear.who.executor import Executor
 from switchgear.who.hookspecs import PassPlacement
-from switchgear.who.plugins import Plugin, installed
+from switchgear.who.plugin import Plugin
+from switchgear.who.plugins import installed
 from switchgear.who.registry import GradRule, ImplementationEntry, Table
 
 #: The most failures that are told of one operator.

@@ -17,7 +17,8 @@ from typing import Any, Literal, TypeAlias
 
 from switchgear.errors import InvalidInput, UnknownExecutor
 from switchgear.who.executor import Executor, FusionExecutor
-from switchgear.who.plugins import Plugin, Plugins
+from switchgear.who.plugin import Plugin
+from switchgear.who.plugins import Plugins
 from switchgear.who.registry import Table
 
 #: The option `executors` of `jit`.

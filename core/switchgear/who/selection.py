@@ -33,7 +33,8 @@ from switchgear.who.order import (
     order,
     passed_over,
 )
-from switchgear.who.plugins import Chooser, Plugin, Plugins, SkipRule
+from switchgear.who.plugin import Chooser, Plugin, SkipRule
+from switchgear.who.plugins import Plugins
 from switchgear.who.plugins import installed as all_installed
 from switchgear.who.preferences import PerOperator, Preferences, preferences
 from switchgear.who.registry import GradRule, ImplementationEntry, Table, describe

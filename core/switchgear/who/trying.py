@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import EntryPoint
 
 from switchgear.who.hookspecs import PROJECT
-from switchgear.who.plugins import PluginStatus, load, loaded_once, plugin_report
+from switchgear.who.plugin import PluginStatus
+from switchgear.who.plugins import load, loaded_once, plugin_report
 
 #: Seconds that a plugin may take, the import of PyTorch included.
 PATIENCE = 120.0
