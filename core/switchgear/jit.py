@@ -141,8 +141,8 @@ def jit(
       own, and what the function decides by a size (a branch, `range(len(x))`) an entry holds other calls to.
     - `fuel`: fuse so many regions only, the first ones, to find the one that makes a result differ.
 
-    Raises `UnknownExecutor`, `ExecutorUnavailable`; calls raise `NotDifferentiable`, `RuleError`, `OtherDecisions`, and
-    `CaptureError` where they are strict.
+    Raises `UnknownExecutor`, `ExecutorUnavailable`; calls raise `RuleError`, `OtherDecisions`, and, where they are
+    strict, `CaptureError` and `NotDifferentiable`.
     """
     own = {name: value for name, value in locals().items() if name in Defaults.__annotations__}
     check_options({**unknown, **own, "methods": methods}, names=("methods",))
