@@ -124,7 +124,8 @@ _HEAP, _IMMUTABLE = 1 << 9, 1 << 8
 
 def is_written_in_python(kind: type) -> bool:
     """Check whether a class is, and so may be changed."""
-    return kind.__flags__ & (_HEAP | _IMMUTABLE) == _HEAP and kind.__module__ not in _BINDINGS
+    is_heap = kind.__flags__ & (_HEAP | _IMMUTABLE) == _HEAP
+    return is_heap and _BINDINGS.isdisjoint(base.__module__ for base in kind.__mro__)
 
 
 def is_known(kind: type) -> bool:
@@ -135,6 +136,10 @@ def is_known(kind: type) -> bool:
     is_shared = kind.__module__.partition(".")[0] in sys.stdlib_module_names
     for base in kind.__mro__:
         package = str(base.__module__).partition(".")[0]
+        if (
+            base.__module__ in _BINDINGS
+        ):  # the base of their classes, which have modules of their own
+            continue
         if base is bytearray or (package not in _PURE and not is_written_in_python(base)):
             return False
         if is_shared and package in _SHARED:
@@ -195,7 +200,7 @@ def what_it_does(function: Any) -> str:
 
 def _what_a_method_does(kind: type, name: str) -> str:
     base = next((base for base in kind.__mro__ if name in vars(base)), kind)
-    if is_written_in_python(base) and base.__module__ not in _BINDINGS:
+    if is_written_in_python(base):
         return ""
     return _what(base.__module__, f"{base.__qualname__}.{name}")
 
