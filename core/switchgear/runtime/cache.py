@@ -226,7 +226,10 @@ def _is_value(part: object) -> bool:
 
 def sizes_of(args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     """The sizes of the tensors among arguments, and plain values: soon made, and no more than a hint."""
-    return _sizes(args), _sizes(kwargs.values())
+    try:
+        return _sizes(args), _sizes(kwargs.values())
+    except RuntimeError:  # a nested tensor has none
+        return ()
 
 
 def _sizes(values: Iterable[Any], depth: int = 3) -> tuple[object, ...]:

@@ -266,7 +266,7 @@ class Reached:
     def _reference(self, reference: weakref.ref[Any], label: str) -> None:
         """Follow a weak reference to what lives as long as a program; a guard would keep other objects alive."""
         target = reference()
-        if target is not None and not isinstance(target, (nn.Module, *_SETTLED)):
+        if target is not None and not isinstance(target, (nn.Module, torch.Tensor, *_SETTLED)):
             raise Unsupported(
                 f"the function reaches {label}, a weak reference to a {type(target).__name__}, which may be gone in "
                 "another call; hold the object itself"
