@@ -24,7 +24,7 @@ from switchgear.compile.pipeline import (
     compile_backward,
     differentiable_backward,
 )
-from switchgear.errors import CaptureError, DataDependent, Unsupported
+from switchgear.errors import CaptureError, DataDependent, NotDifferentiable, Unsupported
 from switchgear.ir.evaluation import evaluate
 from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.symbol import DEL, proxies
@@ -110,7 +110,7 @@ class Backwards:
         _check_strided(grads)
         try:
             program = self._program(_pattern(grads, wanted), grads, wanted, sizes)
-        except CaptureError:
+        except (CaptureError, NotDifferentiable):
             raise
         except Exception as error:
             own = fault(error)
