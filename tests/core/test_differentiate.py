@@ -148,7 +148,7 @@ def _(x: Tensor) -> Tensor:
 
 def test_nobody_differentiates() -> None:
     with pytest.raises(NotDifferentiable, match=r"no gradient for switchgear_test_differentiate\.no_formula\.default"):
-        sg.jit(lambda x: no_formula(x) * 2, executors=["torch"])(leaf(3))
+        sg.jit(lambda x: no_formula(x) * 2, executors=["torch"], fallback="error")(leaf(3))
     assert_same(sg.jit(no_formula, executors=["torch"])(torch.ones(3)), torch.ones(3))
 
 

@@ -78,6 +78,8 @@ def fault(error: Exception) -> Unsupported:
         is_ours = not hasattr(error, "__notes__") or _package(frames[-1]) == "switchgear"
     if not is_ours:
         raise error
+    if isinstance(error, NotDifferentiable):  # a rule is missing, maybe one of ours
+        return Unsupported(f"NotDifferentiable: {error}", splits=False)
     where = f" ({frames[-1].f_code.co_filename}:{frames[-1].f_lineno})" if frames else ""
     told = (
         error if isinstance(error, SwitchgearError) else root
