@@ -309,7 +309,6 @@ GUARDS: dict[str, tuple[Callable[[Any], None], Any, Any]] = {
     "identity": (lambda node: node.add_id_match_guard(id(Owner), ["0"], None), Owner, object),
     "type": (lambda node: node.add_type_match_guard(id(int), ["0"], None), 3, 3.0),
     "length": (lambda node: node.add_length_check_guard(2, ["0"], None), [1, 2], [1]),
-    "keys": (lambda node: node.add_mapping_keys_guard({"a": 0, "b": 0}, ["0"], None), {"a": 1, "b": 2}, {"b": 2}),
     "contains": (lambda node: node.add_dict_contains_guard(False, "a", ["0"], None), {}, {"a": 1}),
     "no attribute": (
         lambda node: node.add_no_hasattr_guard("other", ["0"], None),

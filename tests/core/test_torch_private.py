@@ -13,6 +13,7 @@ import sys
 import threading
 import types
 import weakref
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from pathlib import Path
@@ -69,6 +70,24 @@ def test_every_public_name_is_tested_here() -> None:
     assert len(public) > 50
     text = Path(__file__).read_text()
     assert {name for name in public if not re.search(rf"\.{name}\b", text)} == set()
+
+
+@pytest.mark.parametrize("size", [2, 500])
+def test_a_container_holds_still_until_something_else_lies_in_it(size: int) -> None:
+    values: list[Any] = [object() for _ in range(size)]
+    containers: list[Any] = [values, dict.fromkeys(values, 1), {*values}, deque(values), OrderedDict.fromkeys(values)]
+    checks = [internals.holds_still(one) for one in containers]
+    assert all(check() for check in checks)
+    new = object()
+    values[1] = new
+    containers[1][new] = containers[4][new] = 2
+    containers[2].add(new)
+    containers[3][1] = new
+    assert not any(check() for check in checks)
+
+
+def test_no_code_is_traced_outside_of_torchdynamo() -> None:
+    assert internals.traced_code() == []
 
 
 # --- TorchDynamo ---

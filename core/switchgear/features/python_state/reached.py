@@ -188,6 +188,8 @@ class Reached:
         changed = self.held.put_back() if self.runs_later else ""
         of_objects = self.held, self._seen, self.opened, self.tensors, self._spaces
         self._tensors.clear()
+        self.instances.clear()
+        self.bases.clear()
         self._places_of_tensors.clear()
         for one in (*of_objects, self.reads, self.streams, self.places, self._functions):
             one.clear()
