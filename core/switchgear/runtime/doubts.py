@@ -83,7 +83,9 @@ _ATOMS = frozenset(
 _SHARED = getattr(random.random, "__self__", None)
 _CONTAINERS = (list, tuple, set, frozenset, deque)
 #: So many values are looked at.
-_MOST = 20_000
+_MOST = 4_000
+#: In the place of a count: a class of which no name was looked up.
+_NEW = -1
 #: Special methods that split code has no need of.
 _UNCALLED = frozenset(
     {
@@ -185,7 +187,7 @@ class Doubts:
         for base in kind.__mro__:
             if id(base) not in self._classes and not _is_known(base):
                 self._classes[id(base)] = base.__dict__
-                self._owners[id(base)] = base.__dict__, 0
+                self._owners[id(base)] = base.__dict__, _NEW
         if value is kind:
             return [vars(base).get("__init__") for base in kind.__mro__ if not _is_known(base)]
         if _is_known(kind) and not isinstance(value, torch.nn.Module):
@@ -195,9 +197,13 @@ class Doubts:
     def _attributes(self) -> list[object]:
         """What the names stand for where they were not looked up yet; special methods have no need of one."""
         names, values = list(self._names), list[object]()
+        counts = {count for _, count in self._owners.values()}
+        new = {count: set(names[max(count, 0) :]) for count in counts}
         for key, (owner, count) in list(self._owners.items()):
-            named = [name for name in names[count:] if name in owner]
-            if key in self._classes and not count:
+            if count != _NEW and not new[count]:
+                continue
+            named = sorted(owner.keys() & new[count])
+            if count == _NEW:
                 named += [name for name in owner if name[:2] == "__" and name not in _UNCALLED]
                 named += ["forward"] * ("forward" in owner)
             values += [owner[name] for name in named]

@@ -70,6 +70,8 @@ _NOT_IMPLICIT = frozenset(
         *("__instancecheck__", "__subclasscheck__", "__getattribute__", "__del__"),
     }
 )
+#: What special methods begin with that ask the next class for what they give or set themselves.
+_ACCESSORS = ("__get", "__set", "__del")
 #: Methods that users replace.
 _REPLACED = frozenset({"forward", "__call__", "__getattr__", "__setattr__", "__getitem__"})
 #: What a metaclass may have: it makes classes, and answers for nothing that these are asked later.
@@ -774,7 +776,7 @@ class Reached:
             raise Unsupported(
                 f"{code.co_name} asks for {part}, by which a function can be changed", splits=False
             )
-        if "__getattribute__" in code.co_names and code.co_name != "__getattribute__":
+        if "__getattribute__" in code.co_names and not code.co_name.startswith(_ACCESSORS):
             raise Unsupported(
                 f"{code.co_name} names __getattribute__, by which it may read what no guard tells; use getattr"
             )
