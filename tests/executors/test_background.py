@@ -139,7 +139,7 @@ def test_an_executor_that_finds_nothing_again_holds_nobody_up(folder: Path, monk
     sg.wait(jitted, timeout=120)
     assert torch.equal(jitted(x, w), expected)
     assert regions(jitted) == 2
-    assert {file.read_text() for file in folder.glob("?" * 64)} == {str(os.getpid())}
+    assert {file.read_text().split()[0] for file in folder.glob("?" * 64)} == {str(os.getpid())}
     never = jit(folder, compile="never")
     assert torch.equal(never(x, w), expected)
     assert regions(never) == 0

@@ -207,7 +207,7 @@ def objects_of_c_beside() -> Scenario:
     return changed(forward, lambda: put(holder, scale=2.0), lambda: put(holder, pattern=re.compile("b+")))
 
 
-@case(falls_back="the object may be gone in another call")
+@case()
 def weak_reference() -> Scenario:
     owner = Plain(scale=1.0)
     reference = weakref.ref(owner)

@@ -27,7 +27,7 @@ def test_an_index_that_is_not_used_is_captured_for_all() -> None:
     for index in range(CALLS):
         batch = {"x": torch.randn(2, 3)}
         assert torch.equal(jitted(batch, index), training_step(batch, index))
-    assert sg.cache_info(jitted).misses == 3  # 0, 1 and all others
+    assert sg.cache_info(jitted).misses == 1
 
 
 def _arithmetic(x: Tensor, n: int) -> Any:
@@ -137,7 +137,6 @@ def test_a_schedule_is_compiled_once_it_is_through() -> None:
 @pytest.mark.filterwarnings("ignore::switchgear.errors.RecompileWarning")
 def test_names_of_samples() -> None:
     jitted = sg.jit(lambda batch: batch["x"] * 2, executors=["torch"])
-    with falls_back(r"argument 1, a str, was another in 16"):
-        for call in range(CALLS):
-            jitted({"x": torch.ones(2), "name": f"sample {call}"})
-    assert sg.cache_info(jitted).misses == 16
+    for call in range(CALLS):
+        jitted({"x": torch.ones(2), "name": f"sample {call}"})
+    assert sg.cache_info(jitted).misses == 1  # nothing reads them

@@ -308,9 +308,9 @@ def _send(socket_number: int) -> None:
 
 #: What reaches the world outside, of a file and the number of a socket.
 OUTSIDE: dict[str, tuple[Callable[[Path, int], object], str]] = {
-    "stdout": (lambda file, number: sys.stdout.write("out"), "writes to standard output or error"),
-    "stderr": (lambda file, number: sys.stderr.write("err"), "writes to standard output or error"),
-    "bytes": (lambda file, number: sys.stdout.buffer.write(b"out"), "writes to standard output or error"),
+    "stdout": (lambda file, number: sys.stdout.write("out"), "uses a file or a stream"),
+    "stderr": (lambda file, number: sys.stderr.write("err"), "uses a file or a stream"),
+    "bytes": (lambda file, number: sys.stdout.buffer.write(b"out"), "uses a file or a stream"),
     "descriptor": (lambda file, number: os.write(number, b"x"), "writes to a file"),
     "socket": (lambda file, number: _send(number), "uses a socket"),
     "process": (lambda file, number: subprocess.run(["true"], check=True), "starts or ends a process"),

@@ -11,6 +11,7 @@ import dis
 import functools
 import inspect
 import logging
+import subprocess
 import sys
 import types
 import warnings
@@ -22,7 +23,7 @@ from torch.utils.dlpack import to_dlpack
 
 from switchgear import torch_private as internals
 from switchgear.capture.recorder import active_recorder
-from switchgear.capture.user_code import is_of_pytorch, is_standard
+from switchgear.capture.user_code import is_installed, is_of_pytorch, is_standard
 from switchgear.errors import Unsupported
 
 #: Modules whose functions, and the methods of whose types, depend on their arguments alone.
@@ -86,10 +87,12 @@ _DOES: Mapping[str, str] = {
 _DOES_IN_PYTHON = {
     id(torch.save.__code__): "saves a file",
     id(torch.load.__code__): "loads a file",
+    id(subprocess.Popen.__init__.__code__): "starts or ends a process",
     id(internals.JiteratorFunction.__call__.__code__): "runs a kernel of torch.cuda.jiterator",
     id(inspect.getattr_static.__code__): "reads attributes past what a guard tells",
 }
 #: Of these, the standard library's own affair when its code calls them: the state of the interpreter, its locks.
+_LOCKS = frozenset({"_thread"})
 _OF_THE_LIBRARY = frozenset({"sys", "_thread", "_imp", "_signal", "gc", "marshal", "_locale"})
 #: Functions of other modules that depend on nothing that changes between calls.
 _FIXED = frozenset(
@@ -129,6 +132,15 @@ def is_written_in_python(kind: type) -> bool:
     return is_heap and _BINDINGS.isdisjoint(base.__module__ for base in kind.__mro__)
 
 
+#: Modules whose types hold in C what changes: made inside they are the function's own, reached they are refused.
+_STATEFUL = frozenset(
+    {
+        *("_hashlib", "_md5", "_sha1", "_sha2", "_sha256", "_sha512", "_sha3", "_blake2", "zlib"),
+        *("_csv", "_codecs", "_pickle"),
+    }
+)
+
+
 def is_known(kind: type) -> bool:
     """Check whether instances of a class hold nothing but Python objects, or data that never change.
 
@@ -141,7 +153,8 @@ def is_known(kind: type) -> bool:
             base.__module__ in _BINDINGS
         ):  # the base of their classes, which have modules of their own
             continue
-        if base is bytearray or (package not in _PURE and not is_written_in_python(base)):
+        is_safe = package in _PURE - _STATEFUL or is_written_in_python(base)
+        if base is bytearray or not is_safe:
             return False
         if is_shared and package in _SHARED:
             return False
@@ -156,6 +169,10 @@ def refuse_call(frame: types.FrameType, function: Any) -> None:
     if what == _WARNS and not _every_warning_is_shown():
         return
     if is_standard(file) and (_is_its_own(function) or not _is_for_the_user(frame)):
+        return
+    if is_installed(file) and _is_its_own(
+        function, _LOCKS
+    ):  # the locks of a package are its own affair
         return
     refuse(what)
 
@@ -216,11 +233,11 @@ def _what(module: str, name: str) -> str:
     return f"calls {module}.{name}, which is written in C and not known to capture"
 
 
-def _is_its_own(function: Any) -> bool:
+def _is_its_own(function: Any, modules: frozenset[str] = _OF_THE_LIBRARY) -> bool:
     owner, name = function.__self__, function.__name__
     is_of_module = owner is None or isinstance(owner, types.ModuleType)
     module = str(function.__module__ if is_of_module else type(owner).__module__)
-    return module in _OF_THE_LIBRARY and not name.startswith("start_")
+    return module in modules and not name.startswith("start_")
 
 
 def _is_for_the_user(frame: types.FrameType | None) -> bool:

@@ -53,8 +53,12 @@ def is_of_pytorch(file: str) -> bool:
 @functools.cache
 def is_standard(file: str) -> bool:
     """Check whether a file is of the standard library, wherever `sys.modules` says that its modules lie."""
-    is_installed = any(folder in file for folder in ("site-packages", "dist-packages"))
-    return file.startswith("<frozen ") or (file.startswith(_STANDARD) and not is_installed)
+    return file.startswith("<frozen ") or (file.startswith(_STANDARD) and not is_installed(file))
+
+
+def is_installed(file: str) -> bool:
+    """Check whether a file is of an installed package."""
+    return any(folder in file for folder in ("site-packages", "dist-packages"))
 
 
 @functools.cache

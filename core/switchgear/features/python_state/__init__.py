@@ -210,9 +210,13 @@ class PythonState(Handler):
         identities = reached.identities(packing.places)
         state = State(reads, arguments, written, identities)
         recorder.guards.append(guard_on(state, arguments, reached.settle))
-        if bases := tuple(reached.bases.values()):
-            scope = {"classes_stay": partial(_classes_stay, bases, tuple(reached.instances))}
-            why = "the class of an object, or the bases of one"
+        if (bases := tuple(reached.bases.values())) or reached.references:
+            scope = {
+                "classes_stay": partial(
+                    _classes_stay, bases, tuple(reached.instances), tuple(reached.references)
+                )
+            }
+            why = "the class of an object, the bases of one, or whether an object lives"
             recorder.guards.append(Guard("classes_stay()", why, scope))
         if reached.registrations is not None:
             condition = f"abc.get_cache_token() == {reached.registrations}"
@@ -234,10 +238,14 @@ def _put_back(reached: Reached) -> None:
 
 
 def _classes_stay(
-    bases: Iterable[tuple[type, tuple[type, ...]]], instances: Iterable[tuple[object, type]]
+    bases: Iterable[tuple[type, tuple[type, ...]]],
+    instances: Iterable[tuple[object, type]],
+    references: Iterable[weakref.ref[Any]],
 ) -> bool:
-    return all(kind.__mro__ is mro for kind, mro in bases) and all(
-        type(value) is kind for value, kind in instances
+    return (
+        all(kind.__mro__ is mro for kind, mro in bases)
+        and all(type(value) is kind for value, kind in instances)
+        and all(reference() is not None for reference in references)
     )
 
 

@@ -151,6 +151,8 @@ class Reached:
         self.bases: dict[int, tuple[type, tuple[type, ...]]] = {}
         #: Objects of these, each with its class, which may be exchanged, too.
         self.instances: list[tuple[object, type]] = []
+        #: Weak references whose objects live.
+        self.references: list[weakref.ref[Any]] = []
         #: How many classes were registered with abstract ones in this process, if the function depends on that.
         self.registrations: object = None
         #: Where they lie.
@@ -190,8 +192,8 @@ class Reached:
         changed = self.held.put_back() if self.runs_later else ""
         of_objects = self.held, self._seen, self.opened, self.tensors, self._spaces
         self._tensors.clear()
-        self.instances.clear()
-        self.bases.clear()
+        for kept in (self.instances, self.bases, self.references):
+            kept.clear()
         self._places_of_tensors.clear()
         for one in (*of_objects, self.reads, self.streams, self.places, self._functions):
             one.clear()
@@ -248,9 +250,11 @@ class Reached:
             self.reach(value.__self__, label)
             self.reach(value.__func__, label)
         elif isinstance(value, types.BuiltinMethodType):
+            of = value.__self__
+            if of is not None and not isinstance(of, (type, types.ModuleType, *KINDS)):
+                self.reach(of, label)
             if what := what_it_does(value):
                 refuse(f"holds {label}, which {what}")
-            of = value.__self__
             if value.__name__ == "append" or not isinstance(of, KINDS):  # `append = log.append`
                 self.reach(of, label)
             else:
@@ -268,14 +272,12 @@ class Reached:
             self._object(value, label)
 
     def _reference(self, reference: weakref.ref[Any], label: str) -> None:
-        """Follow a weak reference to what lives as long as a program; a guard would keep other objects alive."""
+        """Follow a weak reference, and take note that its object lives: nothing here may keep it alive."""
         target = reference()
-        if target is not None and not isinstance(target, (nn.Module, torch.Tensor, *_SETTLED)):
-            raise Unsupported(
-                f"the function reaches {label}, a weak reference to a {type(target).__name__}, which may be gone in "
-                "another call; hold the object itself"
-            )
         self.reach(target, label)
+        if target is not None:
+            self.references.append(reference)
+            self.instances = [pair for pair in self.instances if pair[0] is not target]
 
     def identities(self, located: Iterable[int]) -> Identities:
         """Which objects of the call are one by several ways, and which not, and of containers located by these ids."""
@@ -590,7 +592,9 @@ class Reached:
             for base in _users_bases(type(value)):
                 self._read_names(dict_of(base), base.__name__)
             for kind in MODULE_STATE if is_module else ():
-                self._note(vars(value)[kind], name, MISSING, label)
+                held = vars(value).get(kind)
+                if isinstance(held, dict):  # a traced module has them in C++
+                    self._note(held, name, MISSING, label)
 
     def _read_made(self, value: object, own: Mapping[str, object] | None, name: str) -> None:
         """Of an object that the function has made, take note of what it has of its class."""
