@@ -147,7 +147,7 @@ def new_leaf_returned(x: Tensor, y: Tensor) -> Tensor:
 
 
 MEMORY: list[tuple[Callable[..., Any], str]] = [
-    (resized, "untyped_storage inside a jitted function"),
+    (resized, "untyped_storage asks for the data or the memory"),
     (assigned, "gives t_1 other memory"),
     (new_leaf_returned, "returns a view of t_1"),
 ]

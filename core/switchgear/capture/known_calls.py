@@ -182,9 +182,8 @@ def refuse_start(frame: types.FrameType) -> None:
 
     Nor may it hand on a function written in C that it may not call, as in `map(print, x)`: nothing tells of that call.
     """
-    code, space, caller = frame.f_code, frame.f_globals, frame.f_back
-    what = _DOES_IN_PYTHON.get(id(code))
-    if what and caller is not None and not is_of_pytorch(caller.f_code.co_filename):
+    code, space = frame.f_code, frame.f_globals
+    if what := _DOES_IN_PYTHON.get(id(code)):
         refuse(what)
     if is_of_pytorch(code.co_filename) or is_standard(code.co_filename):
         return

@@ -86,7 +86,7 @@ _OF_METACLASSES = frozenset(
             "__prepare__",
             "__firstlineno__",
         ),
-        *("__static_attributes__", "__classcell__", "mro"),
+        *("__static_attributes__", "__classcell__", "mro", "__dict__", "__weakref__"),
     }
 )
 #: Those that run where a class is used by its name.
@@ -960,7 +960,8 @@ def _refuse_alive(kind: type, label: str) -> None:
 def _refuse_metaclass(kind: type) -> None:
     """Refuse a class whose metaclass has attributes that answer for the class: no guard tells of these."""
     for meta in () if issubclass(type(kind), enum.EnumMeta) else _users_bases(type(kind)):
-        is_fixed = _is_installed(meta) or _OF_METACLASSES.issuperset(vars(meta))
+        methods = {name for name, value in vars(meta).items() if hasattr(type(value), "__get__")}
+        is_fixed = _is_installed(meta) or methods <= _OF_METACLASSES
         if "__getattr__" in vars(meta) or not is_fixed:
             raise Unsupported(
                 f"the function reaches {kind.__qualname__}, and {meta.__qualname__}, a metaclass, answers for it in "
