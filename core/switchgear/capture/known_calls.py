@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.utils.dlpack import to_dlpack
+from torch.utils import dlpack
 
 from switchgear import torch_private as internals
 from switchgear.capture.recorder import active_recorder
@@ -79,7 +79,7 @@ _DOES: Mapping[str, str] = {
     "_thread.start_joinable_thread": "starts a thread",
     "_socket": "uses a socket",
     "_warnings.warn": _WARNS,
-    f"{to_dlpack.__module__}.{to_dlpack.__name__}": "reads the memory of a tensor",
+    f"torch._C.{vars(dlpack)['to_dlpack'].__name__}": "reads the memory of a tensor",
     "torch.is_inference_mode_enabled": "asks whether inference mode is on",
     "torch.is_anomaly_enabled": "asks whether anomalies are looked for",
 }

@@ -250,15 +250,7 @@ class Reached:
             self.reach(value.__self__, label)
             self.reach(value.__func__, label)
         elif isinstance(value, types.BuiltinMethodType):
-            of = value.__self__
-            if of is not None and not isinstance(of, (type, types.ModuleType, *KINDS)):
-                self.reach(of, label)
-            if what := what_it_does(value):
-                refuse(f"holds {label}, which {what}")
-            if value.__name__ == "append" or not isinstance(of, KINDS):  # `append = log.append`
-                self.reach(of, label)
-            else:
-                self._note(value, "__self__", of, f"{label}.__self__")
+            self._method_in_c(value, label)
         elif isinstance(value, functools.partial):
             for name in ("func", "args", "keywords"):
                 self._note(value, name, getattr(value, name), f"{label}.{name}")
@@ -270,6 +262,17 @@ class Reached:
             self.held.hold(Array, value, label)
         else:
             self._object(value, label)
+
+    def _method_in_c(self, method: types.BuiltinMethodType, label: str) -> None:
+        """Look into the object of a function written in C, which capture may know."""
+        of = method.__self__
+        is_read = isinstance(of, KINDS) and method.__name__ != "append"  # `append = log.append`
+        if not (is_read or isinstance(of, (type, types.ModuleType))):
+            self.reach(of, label)
+        if what := what_it_does(method):
+            refuse(f"holds {label}, which {what}")
+        if is_read:
+            self._note(method, "__self__", of, f"{label}.__self__")
 
     def _reference(self, reference: weakref.ref[Any], label: str) -> None:
         """Follow a weak reference, and take note that its object lives: nothing here may keep it alive."""
