@@ -18,6 +18,7 @@ import switchgear as sg
 from switchgear.capture.attempts import undoing
 from switchgear.patches import changes, replaced, together
 from tests import interrupts
+from tests.core.made_up import Meeting
 
 
 class Holder:
@@ -72,18 +73,18 @@ def test_an_interrupt_comes_out_as_one_where_pytorch_fails_to_clean_up_after_it(
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on this system")
 def test_a_child_of_a_fork_captures_though_another_thread_was_capturing() -> None:
-    started, ended = threading.Event(), threading.Event()
+    meeting = Meeting()
 
     class Waiting(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            wait(started, ended)
+            meeting.wait()
             return x + 1
 
     thread = threading.Thread(target=lambda: sg.jit(Waiting(), executors=["torch"])(torch.ones(2)))
     original = nn.Module.__getattr__
     thread.start()
     try:
-        assert started.wait(60)
+        meeting.begin()
         child = os.fork()
         if child == 0:
             is_restored = nn.Module.__getattr__ is original
@@ -97,14 +98,8 @@ def test_a_child_of_a_fork_captures_though_another_thread_was_capturing() -> Non
             os.waitpid(child, 0)
         assert status == (child, 0)
     finally:
-        ended.set()
+        meeting.end()
         thread.join()
-
-
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def wait(started: threading.Event, ended: threading.Event) -> None:
-    started.set()
-    ended.wait(90)
 
 
 #: As `dill` does where it is installed, it has the main module outlive the others.
