@@ -48,4 +48,4 @@ def test_demo_refuses_what_it_cannot_do() -> None:
 def test_benchmarks_refuse_an_unknown_name() -> None:
     done = run("-m", "benchmarks", "nonesuch")
     assert done.returncode == 2
-    assert "compile_latency, dispatch" in done.stderr
+    assert "compile_latency, decode, dispatch" in done.stderr
