@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import dis
 import functools
+import importlib._bootstrap
 import inspect
 import logging
 import subprocess
@@ -91,6 +92,8 @@ _DOES_IN_PYTHON = {
     id(internals.JiteratorFunction.__call__.__code__): "runs a kernel of torch.cuda.jiterator",
     id(inspect.getattr_static.__code__): "reads attributes past what a guard tells",
 }
+#: Loads a module, until it returns.
+_LOADS = importlib._bootstrap._find_and_load.__code__  # type: ignore[attr-defined]
 #: Of these, the standard library's own affair when its code calls them: the state of the interpreter, its locks.
 _LOCKS = frozenset({"_thread"})
 _OF_THE_LIBRARY = frozenset({"sys", "_thread", "_imp", "_signal", "gc", "marshal", "_locale"})
@@ -168,7 +171,7 @@ def refuse_call(frame: types.FrameType, function: Any) -> None:
         return
     if what == _WARNS and not _every_warning_is_shown():
         return
-    if is_standard(file) and (_is_its_own(function) or not _is_for_the_user(frame)):
+    if _is_passed(file) and (_is_its_own(function) or not _is_for_the_user(frame)):
         return
     if is_installed(file) and _is_its_own(
         function, _LOCKS
@@ -198,11 +201,19 @@ def refuse_start(frame: types.FrameType) -> None:
 def refuse(what: str) -> None:
     """Raise `Unsupported` because the function does this, if a recorder is at work."""
     recorder = active_recorder()
-    if recorder is not None and not recorder.tape.is_paused:
+    if recorder is not None and not recorder.tape.is_paused and not _is_loading():
         raise Unsupported(
             f"the function {what}, in {recorder.here()}, which the first call alone would do; do it outside of the "
             "function"
         )
+
+
+def _is_loading() -> bool:
+    """Check whether a module is being loaded: what its code does then is its own affair."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not _LOADS:
+        frame = frame.f_back
+    return frame is not None
 
 
 def what_it_does(function: Any) -> str:
@@ -239,9 +250,14 @@ def _is_its_own(function: Any, modules: frozenset[str] = _OF_THE_LIBRARY) -> boo
     return module in modules and not name.startswith("start_")
 
 
+def _is_passed(file: str) -> bool:
+    """Check whether a file is of the standard library, or of tqdm, which `torch.fx.Interpreter` calls (PyTorch 2.13)."""
+    return is_standard(file) or "/tqdm/" in file.replace("\\", "/")
+
+
 def _is_for_the_user(frame: types.FrameType | None) -> bool:
     """Check whether the standard library runs for the user, not for PyTorch, and not to show a log or a warning."""
-    while frame is not None and is_standard(file := frame.f_code.co_filename):
+    while frame is not None and _is_passed(file := frame.f_code.co_filename):
         if file in _SHOW:
             return False
         frame = frame.f_back

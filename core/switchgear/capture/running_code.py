@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib._bootstrap
 import sys
 import threading
 import types
@@ -23,8 +22,6 @@ _set_profile, _get_profile = sys.setprofile, sys.getprofile
 Started: TypeAlias = Callable[[types.FrameType], None]
 #: Told of a function written in C that code is about to call.
 Called: TypeAlias = Callable[[types.FrameType, Any], None]
-#: Loads a module: the code that runs until it returns is the module's own affair.
-_LOADS = importlib._bootstrap._find_and_load.__code__  # type: ignore[attr-defined]
 
 
 def _is_for_us(frame: types.FrameType, code: types.CodeType) -> bool:
@@ -45,8 +42,6 @@ class _Profile:
         self._is_active = self._is_lost = False
         #: How often it is entered.
         self._depth = 0
-        #: How many modules are being loaded.
-        self._loading = 0
         self._ran: dict[int, types.CodeType] = {}
         #: The ids of code objects that started in PyTorch's own calls: none, since it is off then.
         self.apart = frozenset[int]()
@@ -55,19 +50,14 @@ class _Profile:
     def _told(self, frame: types.FrameType, event: str, argument: object) -> None:
         try:
             if event == "c_call":
-                if not self._loading:
-                    self._called(frame, argument)
+                self._called(frame, argument)
             elif event == "call":
                 self._start(frame, frame.f_code)
-            elif event == "return" and frame.f_code is _LOADS:
-                self._loading -= 1
         except BaseException:
             self._resume_after(frame)
             raise
 
     def _start(self, frame: types.FrameType, code: types.CodeType) -> None:
-        if code is _LOADS:
-            self._loading += 1
         if id(code) not in self._ran and not _is_for_us(frame, code):
             self._started(frame)
             self._ran[id(code)] = code
@@ -145,7 +135,7 @@ class _Events:
     def __init__(self, started: Started, called: Called) -> None:
         self._begin, self._called = started, called
         self._thread = threading.get_ident()
-        self._depth = self._loading = 0
+        self._depth = 0
         self._ran: dict[int, types.CodeType] = {}
         self.apart = set[int]()
 
@@ -158,9 +148,6 @@ class _Events:
     def _started(self, code: types.CodeType, _: int) -> object:
         if threading.get_ident() != self._thread:
             return None
-        if code is _LOADS:
-            self._loading += 1
-            return None
         if _is_for_us(sys._getframe(1), code):
             return None
         self._ran[id(code)] = code
@@ -169,14 +156,10 @@ class _Events:
         self._begin(sys._getframe(1))
         return _MONITORING.DISABLE
 
-    def _ended(self, code: types.CodeType, *_: object) -> None:
-        if code is _LOADS and threading.get_ident() == self._thread:
-            self._loading -= 1
-
     def _calls(self, code: types.CodeType, _: int, function: Any, first: Any) -> object:
         if is_of_pytorch(code.co_filename):
             return _MONITORING.DISABLE
-        if not (self._depth or self._loading) and threading.get_ident() == self._thread:
+        if not self._depth and threading.get_ident() == self._thread:
             if isinstance(function, types.MethodDescriptorType):
                 function = function.__get__(first)
             if isinstance(function, types.BuiltinFunctionType):
@@ -199,16 +182,13 @@ class _Events:
         callbacks = {
             events.PY_START: self._started,
             events.CALL: self._calls,
-            events.PY_RETURN: self._ended,
-            events.PY_UNWIND: self._ended,
         }
         change = Change(_free, tool, callbacks)
         try:
             _MONITORING.use_tool_id(tool, "switchgear")
             for event, callback in callbacks.items():
                 _MONITORING.register_callback(tool, event, callback)
-            _MONITORING.set_local_events(tool, _LOADS, events.PY_RETURN)
-            _MONITORING.set_events(tool, events.PY_START | events.CALL | events.PY_UNWIND)
+            _MONITORING.set_events(tool, events.PY_START | events.CALL)
             _MONITORING.restart_events()  # of code that has started before
             yield
         finally:
@@ -222,7 +202,6 @@ class _Events:
 def _free(tool: int, callbacks: Iterable[int]) -> None:
     if _MONITORING.get_tool(tool) == "switchgear":
         _MONITORING.set_events(tool, 0)
-        _MONITORING.set_local_events(tool, _LOADS, 0)
         for event in callbacks:
             _MONITORING.register_callback(tool, event, None)
         _MONITORING.free_tool_id(tool)
