@@ -188,7 +188,7 @@ def refuse_start(frame: types.FrameType) -> None:
     code, space = frame.f_code, frame.f_globals
     if what := _DOES_IN_PYTHON.get(id(code)):
         refuse(what)
-    if is_of_pytorch(code.co_filename) or is_standard(code.co_filename):
+    if is_of_pytorch(code.co_filename) or _is_passed(code.co_filename):
         return
     for names in _values_in(code):
         value = space.get(names[0], vars(builtins).get(names[0]))
@@ -251,7 +251,7 @@ def _is_its_own(function: Any, modules: frozenset[str] = _OF_THE_LIBRARY) -> boo
 
 
 def _is_passed(file: str) -> bool:
-    """Check whether a file is of the standard library, or of tqdm, which `torch.fx.Interpreter` calls (PyTorch 2.13)."""
+    """Check whether a file is of the standard library, or of tqdm, which torch.fx.Interpreter of PyTorch 2.13 calls."""
     return is_standard(file) or "/tqdm/" in file.replace("\\", "/")
 
 
