@@ -31,7 +31,7 @@ from switchgear.compile.pipeline import (
     expected_grad,
     prepare,
 )
-from switchgear.errors import PluginWarning, Unsupported
+from switchgear.errors import ExecutorUnavailable, PluginWarning, Unsupported
 from switchgear.grad.hidden_writes import refuse_saved
 from switchgear.runtime.autograd_bridge import Bridge, wakes_functions
 from switchgear.runtime.backwards import Jit
@@ -118,6 +118,8 @@ class Entry:
         with rare_modes_watched():
             try:
                 make(marks)
+            except ExecutorUnavailable:
+                raise
             except Exception as error:
                 if not marks:
                     raise
