@@ -31,6 +31,7 @@ from torch import nn
 from switchgear import torch_private as internals
 from switchgear.capture.known_calls import is_written_in_python, refuse, what_it_does
 from switchgear.capture.signature import Argument, Attribute, Held, HeldNumber, sized
+from switchgear.capture.user_code import is_installed
 from switchgear.errors import Unsupported
 from switchgear.features.python_state import user_objects
 from switchgear.features.python_state.frozen import VALUES, freeze, is_array, is_atom
@@ -859,7 +860,7 @@ class Reached:
         holder = self.held.hold(Variables, space, f"module {module}")
         holder.watch(names)
         # the locks of an installed package are its own affair
-        is_apart = user_objects.is_installed(str(space.get("__file__")))
+        is_apart = is_installed(str(space.get("__file__")))
         for name in sorted(names & holder.before.keys()):
             if isinstance(
                 holder.before[name], types.BuiltinFunctionType
@@ -976,7 +977,7 @@ def _refuse_metaclass(kind: type) -> None:
 def _is_installed(kind: type) -> bool:
     """Check whether a class is of an installed package, which defines it once."""
     module = sys.modules.get(kind.__module__)
-    return user_objects.is_installed(str(getattr(module, "__file__", "")))
+    return is_installed(str(getattr(module, "__file__", "")))
 
 
 def _assigned_forward(module: nn.Module) -> object:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from switchgear.capture.user_code import is_installed
 from switchgear.errors import Unsupported
 from switchgear.features.python_state import user_objects
 from switchgear.features.python_state.frozen import is_atom
@@ -139,7 +140,7 @@ def _refuse(code: types.CodeType, what: str) -> None:
 @functools.cache
 def is_users_file(file: str) -> bool:
     """Whether code of that file is the user's own."""
-    if file.startswith(_STANDARD) and not user_objects.is_installed(file):
+    if file.startswith(_STANDARD) and not is_installed(file):
         return False
     name = _module(file)
     if name is None:  # of dataclasses and the like, where it is no file

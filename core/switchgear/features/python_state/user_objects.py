@@ -23,7 +23,6 @@ _FIXED = sys.stdlib_module_names - _LOOKED_INTO | {
 }
 #: What of these reads attributes of modules all the same.
 _MODULES = ("torch.nn.modules.", "torch.nn.utils.", "torch.optim.")
-_INSTALLED = "site-packages", "dist-packages"
 _LOADS = {dis.opmap["LOAD_GLOBAL"]: 1}
 _BINDS = {dis.opmap["STORE_GLOBAL"], dis.opmap["DELETE_GLOBAL"]}
 _IN_CLASSES = ("LOAD_NAME", "STORE_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
@@ -57,11 +56,6 @@ def is_users_function(value: types.FunctionType) -> bool:
 def is_users_class(kind: type) -> bool:
     """Whether a class is written in Python, in one."""
     return is_written_in_python(kind) and is_users(getattr(kind, "__module__", None))
-
-
-def is_installed(file: str) -> bool:
-    """Whether a file is that of an installed package."""
-    return any(folder in file for folder in _INSTALLED)
 
 
 def is_alive(kind: type) -> bool:
