@@ -219,11 +219,17 @@ def _is_loading() -> bool:
 def what_it_does(function: Any) -> str:
     """Return a verb phrase for a function written in C, empty if it depends on its arguments alone."""
     owner, name = function.__self__, function.__name__
-    is_of_pybind = type(owner).__module__ == "pybind11_builtins"  # a record of the function
-    if owner is None or is_of_pybind or isinstance(owner, types.ModuleType):
+    if not is_method(function):
         return _what(function.__module__ or getattr(owner, "__name__", "?"), name)
     is_of_class = isinstance(owner, type) and any(name in vars(base) for base in owner.__mro__)
     return _what_a_method_does(owner if is_of_class else type(owner), name)
+
+
+def is_method(function: types.BuiltinFunctionType) -> bool:
+    """Check whether a function written in C is bound to an object or a class."""
+    owner = function.__self__
+    is_of_pybind = type(owner).__module__ == "pybind11_builtins"  # a record of the function
+    return not (owner is None or is_of_pybind or isinstance(owner, types.ModuleType))
 
 
 def _what_a_method_does(kind: type, name: str) -> str:

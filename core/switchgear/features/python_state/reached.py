@@ -29,7 +29,7 @@ import torch
 from torch import nn
 
 from switchgear import torch_private as internals
-from switchgear.capture.known_calls import is_written_in_python, refuse, what_it_does
+from switchgear.capture.known_calls import is_method, is_written_in_python, refuse, what_it_does
 from switchgear.capture.signature import Argument, Attribute, Held, HeldNumber, sized
 from switchgear.capture.user_code import is_installed
 from switchgear.errors import Unsupported
@@ -862,10 +862,10 @@ class Reached:
         # the locks of an installed package are its own affair
         is_apart = is_installed(str(space.get("__file__")))
         for name in sorted(names & holder.before.keys()):
-            if isinstance(
-                holder.before[name], types.BuiltinFunctionType
-            ):  # told of when it is called
-                self.note_afterwards(space, name, holder.before[name], f"{module}.{name}")
+            value = holder.before[name]
+            if isinstance(value, types.BuiltinFunctionType) and not is_method(value):
+                # told of when it is called
+                self.note_afterwards(space, name, value, f"{module}.{name}")
                 continue
             if is_apart and user_objects.is_lock(type(holder.before[name])):
                 continue
