@@ -123,7 +123,7 @@ class _Comparison:
         """Yield the differences of two values of any known type."""
         if isinstance(expected, torch.Tensor) and isinstance(actual, torch.Tensor):
             yield from _tensor_differences(expected, actual, exact, where, self._exactness)
-            expected, actual = vars(expected), vars(actual)
+            expected, actual = _unmarked(expected), _unmarked(actual)
             if expected or actual:
                 yield from self.differences(expected, actual, None, f"attributes of {where}")
         elif type(expected) is not type(actual):
@@ -153,6 +153,11 @@ class _Comparison:
         for name, part in one.items():
             place = where if len(one) == 1 and name == "[0]" else where + name
             yield from self.differences(part, other[name], (third or {}).get(name), place)
+
+
+def _unmarked(tensor: torch.Tensor) -> dict[str, Any]:
+    """The attributes of a tensor but for PyTorch's marks for TorchDynamo, which no result depends on."""
+    return {name: value for name, value in vars(tensor).items() if not name.startswith("_dynamo_")}
 
 
 def _parts(value: Any) -> dict[str, Any] | None:

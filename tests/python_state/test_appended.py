@@ -463,6 +463,17 @@ def test_a_bound_method_of_a_list() -> None:
     assert [one.item() for one in LOG] == [2.0 * call for call in range(CALLS)]
 
 
+POPPED: deque[float] = deque()
+POP = POPPED.popleft
+
+
+def test_a_bound_method_that_takes_from_a_container() -> None:
+    jitted = sg.jit(lambda x: x * POP(), executors=["torch"], strict=True)
+    POPPED.extend((1.0, 2.0, 3.0))
+    assert [jitted(torch.ones(())).item() for _ in range(3)] == [1.0, 2.0, 3.0]
+    assert not POPPED
+
+
 def _state_of(function: Any) -> Any:
     return copy.deepcopy((function.__defaults__, function.__kwdefaults__))
 

@@ -243,7 +243,9 @@ class _Plan:
         chain = None if step is None else self._chain(index, base, output, step)
         if step is None or chain is None or self._values.left[memory] != chain.reads:
             return False
-        if any(self._is_seen(memory, *value) for value in chain.values):
+        is_of_view = not is_input and _is_computed(item.symbol.fn) and not chain.steps
+        # a view that is computed anew would keep all of the memory that it lies in
+        if is_of_view or any(self._is_seen(memory, *value) for value in chain.values):
             return False
         self.steps |= {index: step, **chain.steps}
         self.writes.append(_Write(memory, (index, *chain.steps), in_part))

@@ -11,6 +11,8 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 
+import torch
+
 from switchgear.capture.user_code import user_frame
 from switchgear.errors import (
     CaptureError,
@@ -63,16 +65,19 @@ class Fallback:
 def fault(error: Exception) -> Unsupported:
     """Why a call falls back in which an error of ours arose.
 
-    Raises the error as it is where it is somebody else's: a plugin's, that of an option, a warning made an error.
+    Raises the error as it is where it is somebody else's: a plugin's, that of an option, a warning made an error; and
+    where there is too little memory, of which eager may need more.
     """
     root: BaseException = error
     while root.__cause__ is not None:
         root = root.__cause__
     frames = [frame for frame, _ in traceback.walk_tb(root.__traceback__)]
+    if isinstance(root, (Warning, MemoryError, torch.OutOfMemoryError)):
+        raise error
     if isinstance(error, (RuleError, ExecutorFailed)):
         owners = [name for name in map(_package, frames) if name not in _CALLED]
         is_ours = error is not root and not _own_packages().isdisjoint(owners[:1])
-    elif isinstance(error, (SwitchgearError, Warning)):
+    elif isinstance(error, SwitchgearError):
         is_ours = isinstance(error, (InvalidTrace, NotDifferentiable))
     else:  # features name themselves in a note
         is_ours = not hasattr(error, "__notes__") or _package(frames[-1]) == "switchgear"

@@ -46,6 +46,9 @@ from switchgear.features.python_state.writes import Write, changes
 from switchgear.nesting import tensors_in
 from switchgear.patches import Change, replaced
 
+#: Attributes by which PyTorch's code marks tensors for TorchDynamo, as caches of transformers do: no result reads them.
+_MARKS = "_dynamo_"
+
 
 @dataclass(slots=True, eq=False)
 class _World:
@@ -295,7 +298,7 @@ def _refuse_attributes_of_results(tensors: Iterable[torch.Tensor]) -> None:
     """Refuse those of what the function makes, which calls make without."""
     for tensor in filter(internals.is_wrapper, tensors):
         for name in vars(tensor):
-            if name[:1] != "_":
+            if not name.startswith(_MARKS):
                 raise Unsupported(
                     f"the function gives a tensor that it makes an attribute, {name}; return that beside it"
                 )
@@ -318,9 +321,10 @@ def _refuse_attributes_of_tensors(recorder: Recorder, reached: Reached) -> None:
         tensor = found.tensor
         if type(tensor) is not torch.Tensor or id(vars(tensor)) in reached.holders:
             continue
-        of_user = {name for name in (*vars(tensor), *vars(found.wrapper)) if name[:1] != "_"}
+        names = {*vars(tensor), *vars(found.wrapper)}
+        of_user = sorted(name for name in names if not name.startswith(_MARKS))
         if of_user:
             raise Unsupported(
-                f"{found.proxy.name} has, or is given, an attribute of its own, {sorted(of_user)[0]}; pass the value "
+                f"{found.proxy.name} has, or is given, an attribute of its own, {of_user[0]}; pass the value "
                 "as an argument"
             )
