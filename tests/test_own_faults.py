@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -130,3 +132,20 @@ def test_an_error_of_the_function_is_the_functions_and_draws_what_it_had_drawn_a
         return str(caught.value)
 
     assert error(sg.jit(failing, executors=["torch"])) == error(failing)
+
+
+def test_a_call_that_raises_holds_its_arguments_no_longer_than_eager() -> None:
+    jitted = sg.jit(lambda x, n: x * 2 if n else [][0], executors=["torch"])
+    for n in (1, 2, 3):  # PyTorch's own imports, for symbolic sizes, keep frames
+        jitted(torch.ones(2), n)
+    x = torch.ones(2)
+    reference = weakref.ref(x)
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.raises(IndexError):
+            jitted(x, 0)
+        del x
+        assert reference() is None
+    finally:
+        gc.enable()

@@ -171,9 +171,12 @@ class Compiler:
                 self.others -= 1
                 break
         if failure is not None:
-            result = self.function(*args, **kwargs)  # raises eager's own error
-            self.others -= 1
-            found = self._refused(fault(failure))
+            try:
+                result = self.function(*args, **kwargs)  # raises eager's own error
+                self.others -= 1
+                found = self._refused(fault(failure))
+            finally:
+                failure = None  # through its traceback it holds this frame, and so the arguments
             self.fallbacks.count(found, False, self._fallback == "quiet")
             return result
         assert isinstance(found, Fallback)

@@ -246,6 +246,29 @@ def test_a_memo_keeps_what_it_holds(size: int | None) -> None:
     assert state.cache_info().currsize == min(3, size or 3)
 
 
+FACTORS = {"a": 2.0}
+
+
+@functools.lru_cache
+def factor(name: str) -> float:
+    return FACTORS[name]
+
+
+@pytest.mark.parametrize("is_warm", [False, True])
+def test_a_memo_that_is_cleared_is_asked_again(is_warm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    jitted = sg.jit(lambda x: x * factor("a"), executors=["torch"], strict=True)
+    factor.cache_clear()
+    if is_warm:
+        factor("a")
+    assert torch.equal(jitted(X), X * 2)
+    monkeypatch.setitem(FACTORS, "a", 3.0)
+    assert torch.equal(jitted(X), X * 2)
+    factor.cache_clear()
+    assert factor("a") == 3
+    assert torch.equal(jitted(X), X * 3)
+    assert sg.cache_info(jitted).fallbacks == 0
+
+
 def test_a_memo_that_drops_what_was_used_longest_ago() -> None:
     def run(jit: Callable[[Any], Any]) -> list[tuple[Any, list[int]]]:
         memo: OrderedDict[int, Tensor] = OrderedDict()

@@ -13,7 +13,7 @@ import contextlib
 import re
 import types
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -213,13 +213,11 @@ class PythonState(Handler):
         identities = reached.identities(packing.places)
         state = State(reads, arguments, written, identities)
         recorder.guards.append(guard_on(state, arguments, reached.settle))
-        if (bases := tuple(reached.bases.values())) or reached.references:
-            scope = {
-                "classes_stay": partial(
-                    _classes_stay, bases, tuple(reached.instances), tuple(reached.references)
-                )
-            }
-            why = "the class of an object, the bases of one, or whether an object lives"
+        memos = [*filter(None, (one.results_stay() for one in reached.streams.values()))]
+        if (bases := tuple(reached.bases.values())) or reached.references or memos:
+            kept = (bases, tuple(reached.instances), tuple(reached.references), memos)
+            scope = {"classes_stay": partial(_classes_stay, *kept)}
+            why = "the class of an object, the bases of one, whether an object lives, or what a memo holds"
             recorder.guards.append(Guard("classes_stay()", why, scope))
         if reached.registrations is not None:
             condition = f"abc.get_cache_token() == {reached.registrations}"
@@ -244,11 +242,13 @@ def _classes_stay(
     bases: Iterable[tuple[type, tuple[type, ...]]],
     instances: Iterable[tuple[object, type]],
     references: Iterable[weakref.ref[Any]],
+    memos: Iterable[Callable[[], bool]],
 ) -> bool:
     return (
         all(kind.__mro__ is mro for kind, mro in bases)
         and all(type(value) is kind for value, kind in instances)
         and all(reference() is not None for reference in references)
+        and all(stays() for stays in memos)
     )
 
 

@@ -8,6 +8,7 @@ import pickle
 import random
 import threading
 import types
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
@@ -47,6 +48,7 @@ class Stream:
         self._before = self._state()
         is_plain = isinstance(value, (_Memo, *OF_CONTEXT))
         self._keys = {*_results(value)} if isinstance(value, _Memo) else set()
+        self._uses = _uses(value)
         self._pickled = None if is_plain else pickle.dumps(self._before)
 
     def _state(self) -> Any:
@@ -96,6 +98,14 @@ class Stream:
             value.set_state(before)
         return True
 
+    def results_stay(self) -> Callable[[], bool] | None:
+        """Return a check that a memo still holds what it holds now, None where the capture did not use it."""
+        if _uses(self._value) == self._uses:
+            return None
+        results = _results(self._value)
+        held = [*results.values()]
+        return lambda: {*map(id, held)} <= {*map(id, results.values())}
+
     def refuse_use(self) -> None:
         """Raise `Unsupported` if it was used."""
         if self.put_back():
@@ -104,6 +114,10 @@ class Stream:
                 "guard can see; use it outside of the function",
                 splits=False,  # nor does TorchDynamo see it
             )
+
+
+def _uses(value: Any) -> object:
+    return value.cache_info()[:2] if isinstance(value, _Memo) else None  # hits and misses
 
 
 def _results(memo: Any) -> dict[Any, Any]:
