@@ -119,17 +119,10 @@ class Compiler:
         """Run the entry that fits, by its key, or compile one; or the original function, where capture refuses."""
         if active_recorder() is not None or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
             return self.function(*args, **kwargs)
-        sizes, last = sizes_of(args, kwargs), self.last
-        for entry in self.cache.recent(sizes):
-            try:
-                result = MISS if entry is last else entry.call(args, kwargs)
-            except MISSES:
-                break
-            if result is not MISS:
-                self.calls += 1
-                self.cache.use(entry, sizes)
-                self.last = entry
-                return result
+        sizes = sizes_of(args, kwargs)
+        result = self.take_turns(args, kwargs, sizes)
+        if result is not MISS:
+            return result
         if any(isinstance(value, torch.fx.Proxy) for value in (*args, *kwargs.values())):
             return self.function(*args, **kwargs)  # a part of what torch.fx traces
         self.calls += 1
@@ -185,6 +178,28 @@ class Compiler:
         doubt = split.trust() if split is not None else ""
         self.fallbacks.count(found, splits and not doubt, self._fallback == "quiet", doubt)
         return (self.function if split is None or doubt else split.run)(*args, **kwargs)
+
+    def take_turns(
+        self, args: tuple[object, ...], kwargs: dict[str, object], sizes: object = None
+    ) -> object:
+        """Run another entry than the last one that ran calls of these sizes, `MISS` if none fits; without `sizes`, one
+        that is for a module's forward alone.
+        """
+        last, is_alone = self.last, sizes is None
+        sizes = sizes_of(args, kwargs) if is_alone else sizes
+        for entry in self.cache.recent(sizes):
+            if entry is last or (is_alone and not entry.is_forward_alone):
+                continue
+            try:
+                result = entry.call(args, kwargs)
+            except MISSES:
+                break
+            if result is not MISS:
+                self.calls += 1
+                self.cache.use(entry, sizes)
+                self.last = entry
+                return result
+        return MISS
 
     def examined(
         self, selection: Selection, args: tuple[object, ...], kwargs: dict[str, object]

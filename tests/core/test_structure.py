@@ -248,6 +248,16 @@ def test_keys_that_are_equal_are_told_apart_by_type() -> None:
         assert found.dtype == (key * torch.tensor([True])).dtype
 
 
+class Text(str):
+    __slots__ = ()
+
+
+def test_a_text_as_a_key_is_told_from_an_equal_one_of_another_class() -> None:
+    jitted = jit(lambda value: [tensor * (type(key) is Text) for key, tensor in value.items()])
+    results = [jitted({key: A})[0] for key in ("a", Text("a"), "a", Text("a"))]
+    assert [bool(result.any()) for result in results] == [False, True, False, True]
+
+
 def test_class_that_is_registered_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     jitted = jit(lambda value: value.left * (2 if value.label else 3))
     given = Registered(A, B, "label")

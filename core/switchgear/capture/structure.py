@@ -124,6 +124,8 @@ def _open(
         if kind is dict and size:
             # in their order, which a function can see
             different.append(f"[*{name}] != {spec.context!r}")
+            if name not in _CALL:  # a key of another class may be equal
+                different.append(f"{{*map(type, {name})}} != {{str}}")
         opened = f"{name}.values()" if kind is dict else name
     else:
         # of named tuples pytree knows one kind, and the class is the context

@@ -13,6 +13,7 @@ from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from functools import cache, partial
+from itertools import chain
 from operator import getitem, itemgetter
 from typing import Any, NamedTuple
 
@@ -122,16 +123,12 @@ def holds_still(container: Any) -> Callable[[], bool]:
         return lambda: _dict_version(container) == version
     if isinstance(container, list) and list.__len__(container) > _MANY:
         return _same_memory(container)
-    ids = _ids(container)
-    return lambda: _ids(container) == ids
-
-
-def _ids(container: Any) -> list[int]:
-    if isinstance(container, dict):
-        base: Any = OrderedDict if isinstance(container, OrderedDict) else dict
-        return [*map(id, base.keys(container)), *map(id, base.values(container))]
-    kind: Any = next(kind for kind in type(container).__mro__ if kind in (list, set, deque))
-    return [*map(id, kind.__iter__(container))]
+    bases: tuple[Any, ...] = (OrderedDict, dict, list, set, deque)
+    kind = next(base for base in bases if isinstance(container, base))
+    walk = kind.items if issubclass(kind, dict) else kind.__iter__
+    parts: Any = chain.from_iterable if issubclass(kind, dict) else iter
+    ids = [*map(id, parts(walk(container)))]
+    return lambda: [*map(id, parts(walk(container)))] == ids
 
 
 def _same_memory(elements: list[Any]) -> Callable[[], bool]:
@@ -141,8 +138,8 @@ def _same_memory(elements: list[Any]) -> Callable[[], bool]:
     place, (address, _) = id(elements) + list.__basicsize__ - 16, known.buffer_info()
     compare, pointer, length = _memcmp(), ctypes.c_void_p.from_address(place), list.__len__
     if pointer.value is None or ctypes.string_at(pointer.value, 8 * count) != known.tobytes():
-        ids = _ids(elements)  # another Python, which keeps them elsewhere
-        return lambda: _ids(elements) == ids
+        ids = [*map(id, elements)]  # another Python, which keeps them elsewhere
+        return lambda: [*map(id, list.__iter__(elements))] == ids
 
     def same() -> bool:
         is_as_long = length(elements) == count and bool(known)
@@ -171,6 +168,7 @@ _TESTS: dict[str, Callable[..., Callable[[Any], object]]] = {
     "add_lambda_guard": lambda test: test,
     "add_type_match_guard": lambda known: lambda value: id(type(value)) == known,
     "add_length_check_guard": lambda known: lambda value: len(value) == known,
+    "add_dict_length_check_guard": lambda known: lambda value: dict.__len__(value) == known,
     "add_dict_contains_guard": lambda known, key: (
         lambda value: dict.__contains__(value, key) is known
     ),

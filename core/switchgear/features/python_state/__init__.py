@@ -213,12 +213,13 @@ class PythonState(Handler):
         identities = reached.identities(packing.places)
         state = State(reads, arguments, written, identities)
         recorder.guards.append(guard_on(state, arguments, reached.settle))
-        memos = [*filter(None, (one.results_stay() for one in reached.streams.values()))]
-        if (bases := tuple(reached.bases.values())) or reached.references or memos:
-            kept = (bases, tuple(reached.instances), tuple(reached.references), memos)
-            scope = {"classes_stay": partial(_classes_stay, *kept)}
-            why = "the class of an object, the bases of one, whether an object lives, or what a memo holds"
-            recorder.guards.append(Guard("classes_stay()", why, scope))
+        stays: list[tuple[str, Any]] = [("{}() is not None", one) for one in reached.references]
+        memos = filter(None, (one.results_stay() for one in reached.streams.values()))
+        stays += [("{}()", one) for one in memos]
+        for number, (condition, check) in enumerate(stays):
+            name = f"stays{number}"
+            why = "whether an object lives, or what a memo holds"
+            recorder.guards.append(Guard(condition.format(name), why, {name: check}))
         if reached.registrations is not None:
             condition = f"abc.get_cache_token() == {reached.registrations}"
             recorder.guards.append(
@@ -236,20 +237,6 @@ def _put_back(reached: Reached) -> None:
     reached.held.put_back()
     for stream in reached.streams.values():
         stream.put_back()
-
-
-def _classes_stay(
-    bases: Iterable[tuple[type, tuple[type, ...]]],
-    instances: Iterable[tuple[object, type]],
-    references: Iterable[weakref.ref[Any]],
-    memos: Iterable[Callable[[], bool]],
-) -> bool:
-    return (
-        all(kind.__mro__ is mro for kind, mro in bases)
-        and all(type(value) is kind for value, kind in instances)
-        and all(reference() is not None for reference in references)
-        and all(stays() for stays in memos)
-    )
 
 
 def _changed(reached: Reached) -> list[tuple[int, list[tuple[object, int]]]]:

@@ -34,7 +34,14 @@ from switchgear.capture.signature import Argument, Attribute, Held, HeldNumber, 
 from switchgear.capture.user_code import is_installed
 from switchgear.errors import Unsupported
 from switchgear.features.python_state import user_objects
-from switchgear.features.python_state.frozen import VALUES, freeze, is_array, is_atom
+from switchgear.features.python_state.frozen import (
+    VALUES,
+    Contents,
+    Instance,
+    freeze,
+    is_array,
+    is_atom,
+)
 from switchgear.features.python_state.holders import (
     CONTAINERS,
     KINDS,
@@ -52,7 +59,14 @@ from switchgear.features.python_state.holders import (
 from switchgear.features.python_state.holdings import Holdings
 from switchgear.features.python_state.identity import Identities, Place, Places
 from switchgear.features.python_state.imports import imported_by, is_being_loaded, loaded
-from switchgear.features.python_state.reads import ITSELF, NAMES, Read, class_attribute, names_of
+from switchgear.features.python_state.reads import (
+    BASES,
+    ITSELF,
+    NAMES,
+    Read,
+    class_attribute,
+    names_of,
+)
 from switchgear.features.python_state.streams import Stream, has_stream, variable_of_context
 from switchgear.patches import is_redirection
 
@@ -148,10 +162,6 @@ class Reached:
         self.runs_later = False
         #: Whether the function asks for variables of the environment.
         self.reads_environment = False
-        #: The user's classes by id, each with its bases, which may be exchanged.
-        self.bases: dict[int, tuple[type, tuple[type, ...]]] = {}
-        #: Objects of these, each with its class, which may be exchanged, too.
-        self.instances: list[tuple[object, type]] = []
         #: Weak references whose objects live.
         self.references: list[weakref.ref[Any]] = []
         #: How many classes were registered with abstract ones in this process, if the function depends on that.
@@ -193,8 +203,7 @@ class Reached:
         changed = self.held.put_back() if self.runs_later else ""
         of_objects = self.held, self._seen, self.opened, self.tensors, self._spaces
         self._tensors.clear()
-        for kept in (self.instances, self.bases, self.references):
-            kept.clear()
+        self.references.clear()
         self._places_of_tensors.clear()
         for one in (*of_objects, self.reads, self.streams, self.places, self._functions):
             one.clear()
@@ -281,7 +290,7 @@ class Reached:
         self.reach(target, label)
         if target is not None:
             self.references.append(reference)
-            self.instances = [pair for pair in self.instances if pair[0] is not target]
+            self.reads.pop((id(target), ITSELF), None)
 
     def identities(self, located: Iterable[int]) -> Identities:
         """Which objects of the call are one by several ways, and which not, and of containers located by these ids."""
@@ -470,8 +479,10 @@ class Reached:
             return
         _refuse_alive(kind, label)
         self._instance_of(kind)
-        if id(kind) in self.bases and not (issubclass(kind, nn.Module) or self.is_of_call(value)):
-            self.instances.append((value, kind))
+        is_followed = (id(kind), BASES) in self.reads
+        if is_followed and not (issubclass(kind, nn.Module) or self.is_of_call(value)):
+            read = Read(value, ITSELF, Instance(kind), f"the class of {label}", kind)
+            self.reads[id(value), ITSELF] = read
         own = own_dict(value)
         if own is not None:
             self._hold_own(value, own, label)
@@ -900,7 +911,10 @@ class Reached:
     def _class(self, kind: type) -> None:
         _refuse_metaclass(kind)
         if not _is_installed(kind):
-            self.bases[id(kind)] = kind, kind.__mro__
+            bases = Contents(tuple, None, kind.__mro__)
+            self.reads[id(kind), BASES] = Read(
+                kind, BASES, bases, f"{kind.__name__}.{BASES}", type(kind)
+            )
         self._read_names_of_class(kind)
         for base in _users_bases(kind):
             if id(base) in self.holders:

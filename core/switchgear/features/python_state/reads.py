@@ -7,6 +7,7 @@ PyTorch's guard tree checks them in C++; where that says no, Python tells which 
 from __future__ import annotations
 
 import types
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -42,6 +43,8 @@ from switchgear.features.python_state.streams import variable_of_context
 ITSELF: Any = type("Itself", (), {})()
 #: In the place of a key: which names the dict of a class or module has.
 NAMES: Any = type("Names", (), {})()
+#: The key of a class's bases, which may be exchanged.
+BASES = "__mro__"
 #: As many may lead to one trace; more are a trace each, until `recompile_limit`.
 _MOST_VALUES = 8
 #: So many places that have changed are named.
@@ -129,6 +132,8 @@ def names_of(space: Any) -> frozenset[str]:
 
 def class_attribute(kind: type, name: str) -> Any:
     """An attribute of a class as it lies in it or a base, unbound."""
+    if name == BASES:
+        return kind.__mro__
     for base in kind.__mro__:
         if name in vars(base):
             return vars(base)[name]
@@ -140,7 +145,7 @@ def guard_on(state: State, arguments: Iterable[int], settle: Callable[[], None])
     names = "".join(f"a{index}, " for index in arguments)
     check = "state.holds(state.fixed) or state.refresh()"
     if names:
-        check = f"state.check({names})"
+        check = f"state.holds((state.owners, {names})) or state.refresh({names})"
     told = state.listed, state.varying, state.modules()
     return Guard(check, state.why, {"state": state}, state.forget, settle, *told)
 
@@ -193,10 +198,6 @@ class State:
         call = (self.owners, *objects.values())
         self._root, self._kept = _tree(self._reads, call, [*objects], looked_into, self._identities)
         self.holds = internals.guard_check(self._root)
-
-    def check(self, *objects: Any) -> bool:
-        """Whether it holds in a call with these objects."""
-        return bool(self.holds((self.owners, *objects))) or self.refresh(*objects)
 
     def refresh(self, *objects: Any) -> bool:
         """Whether it or an alternative holds, where the tree says no.
@@ -361,68 +362,75 @@ def _tree(
     kept: list[object] = []
     by_version: set[int] = set()
     for number, read in enumerate(reads):
-        if read.key is NAMES:
-            continue
-        node, label, owner = nodes.of(read), [str(number)], id(read.owner)
-        if looked_into is not None and owner not in looked_into and _has_version(read):
-            if owner not in by_version:
-                by_version.add(owner)
-                node.add_dict_version_guard(read.owner, label, None)
+        node, label, home = nodes.of(read), [str(number)], read.home
+        is_still = looked_into is not None and id(read.owner) not in looked_into
+        if is_still and _has_version(read):
+            if id(home) not in by_version:
+                by_version.add(id(home))
+                node.add_dict_version_guard(home, label, None)
+        elif read.key is NAMES:
+            node.add_lambda_guard(_names_stay(home), label, None)
         else:
-            _add_read(node, read, objects, label, kept)
+            _add_read(node, read, objects, label, kept, is_still)
 
     def hold(call: Any) -> bool:
         return not identities.missed(dict(zip(indices, call[1:], strict=True)))
 
     identities.add_to(nodes.root, [nodes.at(place) for place in identities.apart], hold)
-    spaces: list[Any] = [read.owner for read in reads if read.key is NAMES]
-    if spaces:
-        nodes.root.add_lambda_guard(_names_stay(spaces), ["names"], None)
     return nodes.root, kept
 
 
-def _names_stay(spaces: list[dict[str, Any]]) -> Callable[[object], bool]:
-    """A check that nobody has added a name to these: it would be the last, and one more."""
-    known = [(space, len(space), next(reversed(space))) for space in spaces]
-
-    def stay(call: object) -> bool:
-        for space, count, last in known:
-            if len(space) != count:
-                return False
-            if next(reversed(space)) is not last:
-                return False
-        return True
-
-    return stay
+def _names_stay(space: Any) -> Callable[[Any], bool]:
+    """Return a check that nobody has added a name to a dict: it would be the last, and one more."""
+    count, last = len(space), next(reversed(space))
+    return lambda now: len(now) == count and next(reversed(now)) is last
 
 
 def _has_version(read: Read) -> bool:
     """Whether what was read is there as it was for as long as nothing is written to the dict."""
-    if read.place is not None or read.kind is not dict:
+    if read.place is not None or type(read.home) is not dict:
         return False
     return read.key is not ITSELF and not can_change(read.value)
 
 
-def _is_by_identity(frozen: object) -> bool:
-    """Whether it is a container that is compared sooner by which it is than by its content: a tuple, a large one."""
+def _is_by_identity(frozen: object, is_still: bool) -> bool:
+    """Check whether a container is compared sooner by which it is than by its content: a tuple, a large one, a dict
+    that has a version.
+    """
     if not isinstance(frozen, Contents) or frozen.kind is types.MethodType:
         return False
+    if is_still and frozen.keys and _is_versioned(frozen.kind):
+        return True
     is_flat = not any(isinstance(item, (Contents, Instance, Data, Known)) for item in frozen.items)
     if frozen.kind is tuple and is_flat:
         return True
     return frozen.size > _FEW_ITEMS and not any(type(one) is Data for one in leaves(frozen))
 
 
-def _add_identity(node: Any, frozen: object, value: Any, label: list[str]) -> None:
+def _is_versioned(kind: type) -> bool:
+    return issubclass(kind, dict) and not issubclass(
+        kind, OrderedDict
+    )  # `move_to_end` writes past the version
+
+
+def _add_identity(node: Any, frozen: object, value: Any, label: list[str], is_still: bool) -> None:
     """Have a node of the tree say that a container is this one, and that it and those inside hold what they do."""
     node.add_id_match_guard(id(value), label, None)
-    checks = [internals.holds_still(one) for one in changing(value, frozen)]
+    has_version = is_still and _is_versioned(type(value))
+    if has_version:
+        node.add_dict_version_guard(value, label, None)
+    checks = [internals.holds_still(one) for one in changing(value, frozen)][has_version:]
     if checks:
         node.add_lambda_guard(lambda _: all(check() for check in checks), label, None)
 
 
 def _add_read(
-    node: Any, read: Read, objects: Mapping[int, object], label: list[str], kept: list[object]
+    node: Any,
+    read: Read,
+    objects: Mapping[int, object],
+    label: list[str],
+    kept: list[object],
+    is_still: bool,
 ) -> None:
     if read.key is ITSELF:
         _add_value(node, read.value, read.now(objects), label)
@@ -437,9 +445,9 @@ def _add_read(
     elif read.kind is dict or _is_plain(read):
         now = read.now(objects)
         child = internals.guard_child(node, _access(read), read.key, now)
-        if read.place is None and _is_by_identity(read.value):
+        if read.place is None and _is_by_identity(read.value, is_still):
             kept.append(now)
-            _add_identity(child, read.value, now, label)
+            _add_identity(child, read.value, now, label, is_still)
         else:
             _add_value(child, read.value, now, label)
     else:
@@ -474,7 +482,9 @@ def _add_value(node: Any, frozen: object, value: Any, label: list[str]) -> None:
     elif isinstance(frozen, Contents) and frozen.kind is dict:
         node.add_type_match_guard(id(frozen.kind), label, None)
         keys = frozen.keys or ()
-        node.add_lambda_guard(lambda now: same_keys(now, keys), label, None)
+        node.add_dict_length_check_guard(len(keys), label, None)
+        if keys:
+            node.add_lambda_guard(lambda now: same_keys(now, keys), label, None)
         for key, item in zip(keys, frozen.items, strict=True):
             now = dict.__getitem__(value, key)
             _add_value(internals.guard_child(node, "dict", key, now), item, now, label)
