@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from unittest.mock import Mock
@@ -414,3 +415,22 @@ def test_containers_that_pytree_does_not_know(value: Any) -> None:
         return
     with falls_back(type(value).__name__):
         jit(given)(A, value)
+
+
+def test_keys_that_are_equal_and_not_alike_are_told_apart() -> None:
+    def function(x: T, held: dict[Any, Any]) -> T:
+        return x * sum(map(ord, " ".join([repr(key) for key in held])))
+
+    groups: list[list[Any]] = [[0.0, -0.0, False], [range(0), range(3, 3)], [(1, 5), (True, 5), (1.0, 5)]]
+    kinds = dict, collections.OrderedDict, lambda pairs: collections.defaultdict(int, pairs)
+    for kind, keys in itertools.product(kinds, groups):
+        jitted = sg.jit(function, executors=["torch"], strict=True)
+        for key in (*keys, *keys):
+            held = kind([(key, 1)])
+            assert torch.equal(jitted(numbers(2), held), function(numbers(2), held))
+
+
+def test_a_dict_with_another_factory_is_another_structure() -> None:
+    jitted = sg.jit(lambda x, held: x * held["missing"], executors=["torch"], strict=True)
+    for factory in (lambda: 2, lambda: 3):
+        assert torch.equal(jitted(torch.ones(2), collections.defaultdict(factory)), torch.full((2,), factory()))

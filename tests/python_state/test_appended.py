@@ -448,6 +448,13 @@ def test_reads_that_no_name_in_code_tells(function: Any) -> None:
     assert sg.cache_info(results).entries
 
 
+def test_a_log_among_the_arguments_that_is_read() -> None:
+    jitted = sg.jit(lambda x, logs: (logs["a"].append(7), x * len(logs["a"]))[1], executors=["torch"], strict=True)
+    for log in (deque([1], maxlen=2), deque([1], maxlen=1), deque([1, 2], maxlen=5)):
+        for _ in range(3):
+            assert jitted(torch.ones(()), {"a": log}) == len(log)
+
+
 APPEND = LOG.append
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from switchgear.capture.guards import value_key
 from switchgear.source_text import attribute
 from switchgear.torch_private import pytree
 
@@ -138,13 +139,17 @@ def _open(
         opened = f"{name}_parts"
         lines.append(f"if type({name}) is not type_{name}: return miss")
         lines.append(f"(*{opened},), {name}_context = registered[kind_{name}].flatten_fn({name})")
-        different = [f"len({opened}) != {size}", f"{name}_context != context_{name}"]
+        different = [f"len({opened}) != {size}"]
         if kind in (dict, OrderedDict, defaultdict):
-            # 1 == True == 1.0
-            scope[f"keys_{name}"] = [
-                *map(type, spec.context[1] if kind is defaultdict else spec.context)
-            ]
-            different.append(f"[*map(type, {name})] != keys_{name}")
+            keys = spec.context[1] if kind is defaultdict else spec.context
+            # 1 == True == 1.0, and 0.0 == -0.0
+            scope |= {"value_key": value_key, f"keys_{name}": [*map(value_key, keys)]}
+            different.append(f"[*map(value_key, {name})] != keys_{name}")
+        else:
+            different.append(f"{name}_context != context_{name}")
+        if kind is defaultdict:
+            scope[f"factory_{name}"] = spec.context[0]
+            different.append(f"{name}.default_factory is not factory_{name}")
     lines.append(f"if {' or '.join(different)}: return miss")
     if parts:
         lines.append(f"{targets}= {opened}")

@@ -17,7 +17,7 @@ import sys
 import sysconfig
 import types
 import weakref
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -245,6 +245,9 @@ def _of_value(value: Any) -> str:
         )
     if value is kind and issubclass(kind, weakref.ref):
         return f"it makes weak references: the code {_NAMES['weakref']}"
+    made = value.default_factory if isinstance(value, defaultdict) else None
+    if isinstance(made, types.FunctionType) or value is defaultdict:
+        return "it uses a defaultdict, whose factory TorchDynamo calls while it compiles, and not again"
     if _is_compiled(value):
         name = getattr(value, "__qualname__", type(value).__name__)
         return f"it holds {name}, compiled by torch.compile, which would be taken apart"

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from switchgear.features.python_state.frozen import Contents, Instance
-from switchgear.features.python_state.reads import Read
+from switchgear.features.python_state.reads import ITSELF, Read
 from switchgear.features.python_state.rebuilding import Packing
 from switchgear.features.python_state.unforeseen import is_users_file
 from switchgear.features.python_state.writes import Write
@@ -60,7 +60,7 @@ def note_appended(
         used |= names if is_users_file(code.co_filename) else names - _BY_ANY_NAME
     for read, value in changed:
         name = read.label if read.kind is types.CellType else read.key
-        if name in ("__defaults__", "__kwdefaults__"):
+        if name in ("__defaults__", "__kwdefaults__", ITSELF):
             continue  # code names the parameters
         if used.isdisjoint({name, *_BY_ANY_NAME}):
             read.unasked = value
