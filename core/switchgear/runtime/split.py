@@ -116,8 +116,7 @@ class Split:
         own = getattr(self._function, "__func__", self._function)
         state = getattr(own, "__code__", None), getattr(own, "__defaults__", None)
         if self._own is None or any(map(operator.is_not, state, self._own)):
-            self._own = state
-            self._parts = internals.taken_apart(
+            parts = internals.taken_apart(
                 _with_own_code(self._function),
                 self._graph,
                 self._note,
@@ -125,6 +124,7 @@ class Split:
                 leaves_nothing,
                 self._distrusts,
             )
+            self._parts, self._own = parts, state  # in this order: an interrupt may come between them
         if torch.is_grad_enabled():
             return self._parts(*args, **kwargs)
         if self.ratio is None:
