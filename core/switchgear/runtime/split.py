@@ -124,7 +124,10 @@ class Split:
                 leaves_nothing,
                 self._distrusts,
             )
-            self._parts, self._own = parts, state  # in this order: an interrupt may come between them
+            self._parts, self._own = (
+                parts,
+                state,
+            )  # in this order: an interrupt may come between them
         if torch.is_grad_enabled():
             return self._parts(*args, **kwargs)
         if self.ratio is None:
