@@ -165,13 +165,9 @@ class Compiler:
                 break
         if failure is not None:
             try:
-                result = self.function(*args, **kwargs)  # raises eager's own error
-                self.others -= 1
-                found = self._refused(fault(failure))
+                return self._run_original(failure, args, kwargs)
             finally:
                 failure = None  # through its traceback it holds this frame, and so the arguments
-            self.fallbacks.count(found, False, self._fallback == "quiet")
-            return result
         assert isinstance(found, Fallback)
         splits = self._fallback == "split" and found.error.splits and self._can_be_split()
         split = self._split((args, kwargs)) if splits else None
@@ -200,6 +196,16 @@ class Compiler:
                 self.last = entry
                 return result
         return MISS
+
+    def _run_original(
+        self, failure: Exception, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> object:
+        """Run the function, which raises eager's own error; if it does not, the fault is ours."""
+        result = self.function(*args, **kwargs)
+        self.others -= 1
+        found = self._refused(fault(failure))
+        self.fallbacks.count(found, False, self._fallback == "quiet")
+        return result
 
     def examined(
         self, selection: Selection, args: tuple[object, ...], kwargs: dict[str, object]

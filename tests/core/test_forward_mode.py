@@ -121,6 +121,18 @@ def test_around_a_kernel_of_an_operator() -> None:
     assert kernel.calls == 1
 
 
+def test_around_a_write_in_place() -> None:
+    def function(x: Tensor) -> Tensor:
+        out = torch.zeros(3, 3)
+        out[1] = x
+        return out * 2
+
+    jitted = sg.jit(function, executors=["torch"])
+    for x, along in ((numbers(3), numbers(3)), (numbers(3), numbers(3))):
+        assert_same(tangents(jitted, x, along=along), tangents(function, x, along=along))
+    assert sg.cache_info(jitted).fallbacks == 0
+
+
 def test_inside() -> None:
     def function(x: Tensor, along: Tensor) -> tuple[Tensor, Tensor]:
         value, tangent = torch.func.jvp(chain, (x,), (along,))  # type: ignore[misc]

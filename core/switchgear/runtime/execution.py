@@ -19,6 +19,7 @@ from switchgear import torch_private as internals
 from switchgear.capture.session import compiles
 from switchgear.compile.pipeline import Program
 from switchgear.ir.aliasing import aliased_argument
+from switchgear.ir.choice import Implementation
 from switchgear.ir.composites import leaves_of
 from switchgear.ir.free_last_used import free_last_used
 from switchgear.ir.symbol import AFTER, BOX, DEL, BoundSymbol, changed
@@ -27,6 +28,7 @@ from switchgear.runtime.checking import fault, is_never_blamed, run_checked
 
 #: So many operators have to be run for going below autograd to pay.
 _WORTHWHILE = 3
+_COPY = torch.ops.aten.copy.default
 
 
 def runner(program: Program, *, autocast: bool) -> Callable[..., Any]:
@@ -40,7 +42,7 @@ def runner(program: Program, *, autocast: bool) -> Callable[..., Any]:
     run = program.function if own else _blaming(program)
     if goes_below(program):
         run = _below_autograd(run)
-    if not own:
+    if not own or any(item.symbol.fn is _COPY for item in lines_of(program)):
         run = _by_operators_in_forward_mode(program, run)
     return _without_autocast(run) if autocast else run
 
@@ -81,10 +83,7 @@ def _by_operators_in_forward_mode(
         trace = program.stages[
             -2
         ]  # before memory is freed, which the last does as the implementations have it
-        body = [
-            item if is_never_blamed(item) else changed(item, implementation=None)
-            for item in trace.bound_symbols
-        ]
+        body = [*map(_with_tangents, trace.bound_symbols)]
         with torch.no_grad(), internals.autocast_off():
             freed = free_last_used(replace(trace, bound_symbols=tuple(body)))
             return compile_trace(freed, boxed=program.boxed)
@@ -93,6 +92,16 @@ def _by_operators_in_forward_mode(
         return by_operators()(*arguments) if forward_mode_active() else function(*arguments)
 
     return run
+
+
+def _with_tangents(item: BoundSymbol) -> BoundSymbol:
+    if item.symbol.fn is _COPY:  # has no formula in PyTorch 2.13; tests/core/test_forward_mode.py
+        return changed(item, implementation=Implementation("torch", _copied))
+    return item if is_never_blamed(item) else changed(item, implementation=None)
+
+
+def _copied(like: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    return torch.empty_like(like).copy_(source)
 
 
 def _without_autocast(function: Callable[..., object]) -> Callable[..., object]:
