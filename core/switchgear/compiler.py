@@ -111,6 +111,9 @@ class Compiler:
                 if result is not MISS:
                     self.calls += 1
                     return result
+                result = self.take_turns(args, kwargs)
+                if result is not MISS:
+                    return result
             except MISSES:
                 pass  # it is found out again, with what else does not fit
         return self.look_up(args, kwargs)
@@ -119,10 +122,6 @@ class Compiler:
         """Run the entry that fits, by its key, or compile one; or the original function, where capture refuses."""
         if active_recorder() is not None or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
             return self.function(*args, **kwargs)
-        sizes = sizes_of(args, kwargs)
-        result = self.take_turns(args, kwargs, sizes)
-        if result is not MISS:
-            return result
         if any(isinstance(value, torch.fx.Proxy) for value in (*args, *kwargs.values())):
             return self.function(*args, **kwargs)  # a part of what torch.fx traces
         self.calls += 1
@@ -146,7 +145,7 @@ class Compiler:
             try:
                 result = entry.run(inputs)
                 if result is not MISS:
-                    self.cache.use(entry, sizes)
+                    self.cache.use(entry, sizes_of(args, kwargs))
                     return result
                 what = "under forward-mode differentiation, of what requires grad as well"
                 found = self._refused(Unsupported(what, splits=False))
@@ -176,20 +175,17 @@ class Compiler:
         return (self.function if split is None or doubt else split.run)(*args, **kwargs)
 
     def take_turns(
-        self, args: tuple[object, ...], kwargs: dict[str, object], sizes: object = None
+        self, args: tuple[object, ...], kwargs: dict[str, object], is_alone: bool = False
     ) -> object:
-        """Run another entry than the last one that ran calls of these sizes, `MISS` if none fits; without `sizes`, one
-        that is for a module's forward alone.
+        """Run another entry than the last one that ran calls of these sizes, `MISS` if none fits.
+
+        `is_alone`: one that is for a module's forward and nothing else.
         """
-        last, is_alone = self.last, sizes is None
-        sizes = sizes_of(args, kwargs) if is_alone else sizes
+        last, sizes = self.last, sizes_of(args, kwargs)
         for entry in self.cache.recent(sizes):
             if entry is last or (is_alone and not entry.is_forward_alone):
                 continue
-            try:
-                result = entry.call(args, kwargs)
-            except MISSES:
-                break
+            result = entry.call(args, kwargs)
             if result is not MISS:
                 self.calls += 1
                 self.cache.use(entry, sizes)

@@ -50,8 +50,10 @@ class Compiled(Protocol):
     def look_up(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Run a call that the entry last run does not fit."""
 
-    def take_turns(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-        """Run another entry that ran calls of these sizes, for a module without hooks."""
+    def take_turns(
+        self, args: tuple[object, ...], kwargs: dict[str, object], is_alone: bool = False
+    ) -> object:
+        """Run another entry that ran calls of these sizes."""
 
 
 @internals.opaque
@@ -65,6 +67,9 @@ def _run(self: Any, *args: Any, **kwargs: Any) -> Any:
             result = entry.call(args, kwargs)
             if result is not MISS:
                 compiler.calls += 1
+                return result
+            result = compiler.take_turns(args, kwargs)
+            if result is not MISS:
                 return result
         except MISSES:
             pass
@@ -252,7 +257,7 @@ def _direct_call(kind: type[nn.Module]) -> Callable[..., object]:
                 if result is not MISS:
                     self._switchgear.calls += 1
                     return result
-                result = self._switchgear.take_turns(args, kwargs)
+                result = self._switchgear.take_turns(args, kwargs, True)
                 if result is not MISS:
                     return result
             except MISSES:

@@ -219,7 +219,7 @@ def test_an_error_that_eager_does_not_raise_is_told_and_eager_runs() -> None:
 
 def test_kinds_of_calls_that_take_turns_need_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     module = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5))
-    jitted = sg.jit(module, executors=["torch"], strict=True, dynamic=False)
+    jitted = sg.jit(module, executors=["torch"], strict=True, dynamic=False, recompile_limit=20)
     inputs = [torch.ones(rows, 2) for rows in (1, 2, 3)]
     for x in inputs:
         jitted(x)
@@ -231,3 +231,11 @@ def test_kinds_of_calls_that_take_turns_need_no_keys(monkeypatch: pytest.MonkeyP
     for x in inputs:
         assert torch.equal(jitted(x), module(x))
     assert sg.cache_info(jitted).misses == 6
+    for hooked in (False, True):  # entries of both take turns
+        handle = module.register_forward_hook(lambda *call: -call[2]) if hooked else None
+        for x in inputs * 2:
+            assert torch.equal(jitted(x), module(x))
+    assert handle is not None
+    handle.remove()
+    for x in inputs * 2:
+        assert torch.equal(jitted(x), module(x))

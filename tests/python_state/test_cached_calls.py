@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 import switchgear as sg
-from switchgear.features.python_state.reads import State
+from switchgear.features.python_state.reads import States
+from switchgear.jit import last_entry
 
 X = torch.ones(2)
 
@@ -84,10 +85,10 @@ def test_no_guard_is_asked_in_python(name: str, in_cpp: bool, monkeypatch: pytes
     for _ in range(3):
         jitted(*make())
 
-    def refuse(state: State, *objects: Any) -> bool:
+    def refuse(state: States, *objects: Any) -> bool:
         raise AssertionError(f"{name}: {state.why((*make(),))}")
 
-    monkeypatch.setattr(State, "refresh", refuse)
+    monkeypatch.setattr(States, "refresh", refuse)
     assert torch.equal(jitted(*make()), function(*make()))
 
 
@@ -101,6 +102,22 @@ def test_an_attribute_of_a_module_among_many_reads() -> None:
         jitted(X)
     drop.p = 0.0
     assert torch.equal(jitted(X), module(X))
+
+
+def test_kinds_of_calls_share_guards_and_forget_them_apart() -> None:
+    holder = SimpleNamespace(number=2)
+    jitted = sg.jit(
+        lambda x: (holder.number, x * (holder.number if len(x) == 2 else 1))[1], executors=["torch"], dynamic=False
+    )
+    inputs = [torch.ones(rows) for rows in (2, 3)]
+    states = set()
+    for x in inputs:
+        jitted(x)
+        states |= {guard.scope["state"] for guard in last_entry(jitted).captured.guards if "state" in guard.scope}
+    assert len(states) == 1
+    holder.number = 5
+    for x in reversed(inputs):  # the second does not depend on the number, and forgets it
+        assert torch.equal(jitted(x), x * (5 if len(x) == 2 else 1))
 
 
 class Numbers:

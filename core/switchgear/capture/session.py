@@ -162,7 +162,8 @@ def capture(
                     with handlers.entered("running", recorder, roots, objects):
                         with _caught_refusals_raised():
                             result = _run(function, leaves, spec, recorder, inputs, whole)
-                        result = handlers.finish(recorder, result)
+                        with recorder.apart:  # the function has run
+                            result = handlers.finish(recorder, result)
                         _refuse_generators(result)
                 except RuntimeError:
                     # to eager they are views, and may be no error

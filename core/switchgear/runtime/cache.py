@@ -23,6 +23,7 @@ from switchgear.runtime.sameness import same_program
 
 #: Of a call: its structure, what its arguments are, the modes, the modules.
 Key: TypeAlias = tuple[Any, ...]
+_TENSOR = torch.Tensor
 _TOPICS = (
     "the structure of the arguments changed from {} to {}",
     "the arguments changed from {} to {}",
@@ -224,25 +225,22 @@ def _is_value(part: object) -> bool:
     return type(part) is tuple and len(part) > 1 and isinstance(part[0], type)
 
 
-def sizes_of(args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+def sizes_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
     """The sizes of the tensors among arguments, and plain values: soon made, and no more than a hint."""
+    values = (*args, *kwargs.values()) if kwargs else args
     try:
-        return _sizes(args), _sizes(kwargs.values())
+        return tuple([one.shape if type(one) is _TENSOR else _size(one) for one in values])
     except RuntimeError:  # a nested tensor has none
         return ()
 
 
-def _sizes(values: Iterable[Any], depth: int = 3) -> tuple[object, ...]:
-    sizes: list[object] = []
-    for value in values:
-        kind = type(value)
-        if kind in (torch.Tensor, torch.nn.Parameter):
-            sizes.append(value.shape)
-        elif kind in (tuple, list, dict) and depth:
-            sizes.append(_sizes(value.values() if kind is dict else value, depth - 1))
-        else:
-            sizes.append(value if kind in (int, bool) else id(kind))
-    return tuple(sizes)
+def _size(value: Any, depth: int = 3) -> object:
+    kind = type(value)
+    if kind in (_TENSOR, torch.nn.Parameter):
+        return value.shape
+    if kind in (tuple, list, dict) and depth:
+        return tuple([_size(one, depth - 1) for one in (value.values() if kind is dict else value)])
+    return value if kind in (int, bool) else id(kind)
 
 
 def call_key(

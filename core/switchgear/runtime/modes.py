@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -11,6 +13,9 @@ from switchgear import torch_private as internals
 from switchgear.capture.rare_modes import RARE_MODES
 from switchgear.errors import Unsupported
 from switchgear.patches import replaced
+
+#: The last ones: entries of one state share one, which costs less where they take turns.
+_GUARDS: deque[Any] = deque(maxlen=8)
 
 
 def modes_key(*, rare: bool = True) -> tuple[object, ...]:
@@ -61,11 +66,11 @@ def same_modes(scope: dict[str, object]) -> str:
 
     It may be false for a state that `modes_key` does not tell from this one.
     """
-    rare, get_count, guard = (
-        RARE_MODES.matter,
-        internals.function_mode_count,
-        internals.GlobalStateGuard(),
-    )
+    rare, get_count = RARE_MODES.matter, internals.function_mode_count
+    guard = next((known for known in _GUARDS if known.check()), None)
+    if guard is None:
+        guard = internals.GlobalStateGuard()
+        _GUARDS.append(guard)
     key, count = modes_key(rare=rare), get_count()
     scope["key_is_same"] = lambda: get_count() == count and modes_key(rare=rare) == key
     # the C++ guard sees no default device, and looks at what changes no result too, such as the number of threads

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Sequence
 from functools import partial
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch.nn.modules.lazy import LazyModuleMixin
@@ -83,8 +84,14 @@ def modules_guard(
 
     if internals.HAS_INLINE_VALUES:
         return same
-    unread = {id(state[kind]): state[kind] for state, kind, _, _ in slots}
-    return _Versions([*map(vars, parts)], [*unread.values()], same_forwards, same).check
+    dicts = [*map(vars, parts)]
+    place = (key, *map(id, dicts), *[(id(state), *slot) for state, *slot in slots])
+    versions = _CHECKS.get(place)
+    if versions is None:
+        unread = {id(state[kind]): state[kind] for state, kind, _, _ in slots}
+        versions = _Versions(dicts, [*unread.values()], same_forwards, same)
+        _CHECKS[place] = versions
+    return versions.check
 
 
 class _Versions:
@@ -129,6 +136,10 @@ class _Versions:
             self._patience *= 2
             self._look()
         return True
+
+
+#: Those that entries have: entries that ask the same share one, which costs less where they take turns.
+_CHECKS: WeakValueDictionary[tuple[Any, ...], _Versions] = WeakValueDictionary()
 
 
 def is_uninitialised(module: torch.nn.Module) -> bool:

@@ -6,6 +6,7 @@ PyTorch's guard tree checks them in C++; where that says no, Python tells which 
 
 from __future__ import annotations
 
+import operator
 import types
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from itertools import chain
 from types import MappingProxyType
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -27,6 +29,7 @@ from switchgear.features.python_state.frozen import (
     Contents,
     Data,
     Instance,
+    alike,
     can_change,
     changing,
     is_atom,
@@ -113,6 +116,15 @@ class Read:
         now = self.now(objects)
         return bool(now == self.value) if self.key is NAMES else same(now, self.value)
 
+    def is_like(self, other: Read) -> bool:
+        """Check whether another read asks the same of every call."""
+        own, others = ((one.owner, one.key, one.kind) for one in (self, other))
+        if not all(map(operator.is_, own, others)) or self.is_later is not other.is_later:
+            return False
+        place, another = self.place, other.place
+        is_there = another is None if place is None else another and place.matches(another)
+        return bool(is_there) and self.unasked is None and alike(self.value, other.value)
+
     def __str__(self) -> str:
         return f"{self.label} is {_shown(self.value)}"
 
@@ -142,12 +154,18 @@ def class_attribute(kind: type, name: str) -> Any:
 
 def guard_on(state: State, arguments: Iterable[int], settle: Callable[[], None]) -> Guard:
     """The guard that all is as it was; `arguments` are the places of the objects among those of a call."""
+    known = _STATES.get(state.place)
+    if known is not None and known.is_like(state):
+        state = known
+    else:
+        _STATES[state.place] = state
     names = "".join(f"a{index}, " for index in arguments)
-    check = "state.holds(state.fixed) or state.refresh()"
+    check = "state.holds(state.fixed) or states.refresh()"
     if names:
-        check = f"state.holds((state.owners, {names})) or state.refresh({names})"
-    told = state.listed, state.varying, state.modules()
-    return Guard(check, state.why, {"state": state}, state.forget, settle, *told)
+        check = f"state.holds((state.owners, {names})) or states.refresh({names})"
+    states, told = States(state), (state.listed, state.varying, state.modules())
+    scope = {"state": state, "states": states}
+    return Guard(check, states.why, scope, states.forget, settle, *told)
 
 
 class State:
@@ -164,15 +182,13 @@ class State:
         identities: Identities,
     ) -> None:
         self._reads = reads
-        self._identities = identities
+        self.identities = identities
         #: The ids of what calls write to.
-        self._written = written
-        self._indices = tuple(arguments)
+        self.written = written
+        self.indices = tuple(arguments)
         #: The ids of dicts that are looked into by every call, for something writes to them between calls.
         self._looked_into = {*written}
         self._writes_met = 0
-        #: What else leads to this trace.
-        self._alternatives: list[State] = []
         self.owners: tuple[object, ...] = ()
         self.fixed: tuple[tuple[object, ...]] = (self.owners,)
         #: The tree, and whether all is as it was in a call made of the owners and the objects among its arguments.
@@ -182,6 +198,17 @@ class State:
         self._is_new = True
         for read in reads:
             read.release()
+        #: What states that may be alike have in common.
+        self.place = tuple([id(part) for read in reads for part in (read.owner, read.key)])
+
+    def is_like(self, other: State) -> bool:
+        """Check whether another state asks the same of every call."""
+        own, others = (
+            (one.indices, one.written, one.identities.ties, one.identities.apart)
+            for one in (self, other)
+        )
+        is_alone = not (self.identities.ties or self.identities.apart)
+        return is_alone and own == others and all(map(Read.is_like, self._reads, other._reads))
 
     def modules(self) -> list[Known]:
         """Those among what was read."""
@@ -196,30 +223,23 @@ class State:
         looked_into = None if self._writes_met > _MOST_WRITES else self._looked_into
         self.fixed = (self.owners,)
         call = (self.owners, *objects.values())
-        self._root, self._kept = _tree(self._reads, call, [*objects], looked_into, self._identities)
+        self._root, self._kept = _tree(self._reads, call, [*objects], looked_into, self.identities)
         self.holds = internals.guard_check(self._root)
 
-    def refresh(self, *objects: Any) -> bool:
-        """Whether it or an alternative holds, where the tree says no.
+    def holds_anew(self, *objects: Any) -> bool:
+        """Check whether it holds, where the tree says no.
 
         The tree compares some places by identity, and dicts by their versions; it is made again where these alone are
         others.
         """
-        if any(one.holds((one.owners, *objects)) for one in self._alternatives):
-            return True
-        return self._holds_anew(*objects) or any(
-            one._holds_anew(*objects) for one in self._alternatives
-        )
-
-    def _holds_anew(self, *objects: Any) -> bool:
-        named = dict(zip(self._indices, objects, strict=True))
+        named = dict(zip(self.indices, objects, strict=True))
         said: list[str] = []
         if self._root is not None:
             said = self._root.check_verbose((self.owners, *objects)).verbose_code_parts
         suspects = [self._reads[int(number)] for number in said[:1] if number.isdecimal()]
         if not all(read.holds(named) for read in (*suspects, *self._reads)):
             return False
-        if self._identities.missed(named):
+        if self.identities.missed(named):
             return False
         self._looked_into.update(id(read.owner) for read in suspects)
         self._writes_met += self._root is not None
@@ -228,49 +248,17 @@ class State:
         self._is_new = False
         return True
 
-    def _objects(self, leaves: Sequence[Any]) -> dict[int, Any]:
-        return {index: leaves[index] for index in self._indices}
+    def objects(self, leaves: Sequence[Any]) -> dict[int, Any]:
+        """The objects among the flattened arguments of a call, by their places."""
+        return {index: leaves[index] for index in self.indices}
 
-    def why(self, leaves: Sequence[Any]) -> str:
-        """What is otherwise in a call with these flattened arguments than in the call, of those known, most like it."""
-        objects = self._objects(leaves)
-        states = (self, *self._alternatives)
-        nearest = min(
-            ([read for read in state._reads if not read.holds(objects)] for state in states),
-            key=len,
-        )
-        changes = [
-            f"{read.label} (from {_shown(read.value)} to {_shown(read.now(objects))})"
-            for read in nearest[:_MOST_TOLD]
-        ]
-        return ", ".join(changes) or self._identities.missed(objects) or "Python state"
+    def missed(self, objects: Mapping[int, object]) -> list[Read]:
+        """The reads that find something else in a call with these objects among its arguments."""
+        return [read for read in self._reads if not read.holds(objects)]
 
-    def forget(self, guard: Guard, leaves: Sequence[Any]) -> bool:
-        """Take what a call that did not fit was captured with, by `guard`, for an alternative; False if it is none.
-
-        Raises `Unsupported` where the function itself has changed at each call what it is captured for.
-        """
-        other = guard.scope["state"]
-        objects = self._objects(leaves)
-        missed = [read for read in self._reads if not read.holds(objects)]
-        if other._indices != self._indices or not missed or any(read.is_later for read in missed):
-            return False
-        if any(one._ask_less(objects) for one in (self, *self._alternatives)):
-            return True
-        if len(self._alternatives) < _MOST_VALUES:
-            self._alternatives.append(other)
-            return True
-        if any(_was_written(read.now(objects), read.value, self._written) for read in missed):
-            raise Unsupported(
-                f"the function changes {missed[0].label}, and every call finds it otherwise; change it outside of the "
-                "jitted function",
-                splits=False,
-            )
-        return False
-
-    def _ask_less(self, objects: Mapping[int, object]) -> bool:
+    def ask_less(self, objects: Mapping[int, object]) -> bool:
         """Ask no longer what lists hold that are appended to, if it then holds."""
-        missed = [read for read in self._reads if not read.holds(objects)]
+        missed = self.missed(objects)
         if any(
             read.unasked is None or not same(read.now(objects), read.unasked) for read in missed
         ):
@@ -282,13 +270,65 @@ class State:
 
     def varying(self, leaves: Sequence[Any]) -> Iterator[str]:
         """The integers that are others in a call with these flattened arguments."""
-        objects = self._objects(leaves)
+        objects = self.objects(leaves)
         for read in self._reads:
             yield from numbers_changed(read.now(objects), read.value, read.label)
 
     def listed(self) -> list[str]:
         """What is asked for, a place each."""
         return sorted(map(str, self._reads))
+
+
+#: Those that entries are for, by their places: entries that ask the same share one and its tree, which costs less
+#: where they take turns.
+_STATES: WeakValueDictionary[tuple[int, ...], State] = WeakValueDictionary()
+
+
+class States:
+    """What leads to one trace: the state that it was captured with, and alternatives."""
+
+    def __init__(self, state: State) -> None:
+        self._states = [state]
+
+    def refresh(self, *objects: Any) -> bool:
+        """Check whether one holds, where the tree of the first says no."""
+        if any(one.holds((one.owners, *objects)) for one in self._states[1:]):
+            return True
+        return any(one.holds_anew(*objects) for one in self._states)
+
+    def why(self, leaves: Sequence[Any]) -> str:
+        """What is otherwise in a call with these flattened arguments than in the call, of those known, most like it."""
+        first = self._states[0]
+        objects = first.objects(leaves)
+        nearest = min((state.missed(objects) for state in self._states), key=len)
+        changes = [
+            f"{read.label} (from {_shown(read.value)} to {_shown(read.now(objects))})"
+            for read in nearest[:_MOST_TOLD]
+        ]
+        return ", ".join(changes) or first.identities.missed(objects) or "Python state"
+
+    def forget(self, guard: Guard, leaves: Sequence[Any]) -> bool:
+        """Take what a call that did not fit was captured with, by `guard`, for an alternative; False if it is none.
+
+        Raises `Unsupported` where the function itself has changed at each call what it is captured for.
+        """
+        first, other = self._states[0], guard.scope["state"]
+        objects = first.objects(leaves)
+        missed = first.missed(objects)
+        if other.indices != first.indices or not missed or any(read.is_later for read in missed):
+            return False
+        if any(one.ask_less(objects) for one in self._states):
+            return True
+        if len(self._states) <= _MOST_VALUES:
+            self._states.append(other)
+            return True
+        if any(_was_written(read.now(objects), read.value, first.written) for read in missed):
+            raise Unsupported(
+                f"the function changes {missed[0].label}, and every call finds it otherwise; change it outside of the "
+                "jitted function",
+                splits=False,
+            )
+        return False
 
 
 def _was_written(now: Any, frozen: object, written: Set[int]) -> bool:
@@ -314,7 +354,7 @@ class _Nodes:
         self.root = internals.guard_root(size)
         self._call = call
         self._places = {id(owner): place for place, owner in enumerate(call[0])}
-        self._indices = indices
+        self.indices = indices
         self._nodes: dict[Any, Any] = {(): self.root}
 
     def of(self, read: Read) -> Any:
@@ -327,7 +367,7 @@ class _Nodes:
         """The node of what lies at a place."""
         if not place.is_of_call:
             return self._at((0, self._places[id(place.owner)], *place.steps))
-        return self._at((1 + self._indices.index(place.owner.index), *place.steps))
+        return self._at((1 + self.indices.index(place.owner.index), *place.steps))
 
     def _at(self, steps: tuple[object, ...]) -> Any:
         if steps not in self._nodes:
@@ -419,9 +459,9 @@ def _add_identity(node: Any, frozen: object, value: Any, label: list[str], is_st
     has_version = is_still and _is_versioned(type(value))
     if has_version:
         node.add_dict_version_guard(value, label, None)
-    checks = [internals.holds_still(one) for one in changing(value, frozen)][has_version:]
-    if checks:
-        node.add_lambda_guard(lambda _: all(check() for check in checks), label, None)
+    for one in [*changing(value, frozen)][has_version:]:
+        check = internals.holds_still(one)
+        node.add_lambda_guard(lambda _, check=check: check(), label, None)
 
 
 def _add_read(
