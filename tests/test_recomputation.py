@@ -36,7 +36,6 @@ pytestmark = pytest.mark.beside_eager
 
 Function = Callable[..., Any]
 WEIGHT = torch.linspace(-1, 1, 16).reshape(4, 4).clone().requires_grad_()
-BOTH = pytest.mark.parametrize("reentrant", [False, True], ids=["hooks", "reentrant"])
 
 
 def observe(function: Function, args: Any, used: int | None = None) -> dict[str, Any]:
@@ -205,11 +204,9 @@ PROGRAMS = [
 ]
 
 
-@BOTH
 @pytest.mark.parametrize("program", PROGRAMS)
-@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
-def test_program(program: Function, reentrant: bool) -> None:
-    check(functools.partial(program, functools.partial(checkpoint, use_reentrant=reentrant)), leaf(3, 4))
+def test_program(program: Function) -> None:
+    check(functools.partial(program, functools.partial(checkpoint, use_reentrant=False)), leaf(3, 4))
 
 
 def each_inside_the_other(again: Function, x: Tensor) -> Any:
@@ -217,12 +214,17 @@ def each_inside_the_other(again: Function, x: Tensor) -> Any:
     return checkpoint(lambda x: checkpoint(block, x, use_reentrant=False).sin(), x, use_reentrant=True)
 
 
-@BOTH
-@pytest.mark.parametrize("program", [nested, nested_alone, each_inside_the_other])
+@pytest.mark.parametrize("program", [*PROGRAMS, nested, each_inside_the_other])
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
-def test_region_inside_another(program: Function, reentrant: bool) -> None:
+def test_regions_with_reentrance_fall_back(program: Function) -> None:
+    with falls_back("checkpointing with use_reentrant=True .pass False. inside a jitted function, in .*test_recomp"):
+        check(functools.partial(program, functools.partial(checkpoint, use_reentrant=True)), leaf(3, 4))
+
+
+@pytest.mark.parametrize("program", [nested, nested_alone])
+def test_region_inside_another(program: Function) -> None:
     with fallbacks_recorded() as reasons:
-        check(functools.partial(program, functools.partial(checkpoint, use_reentrant=reentrant)), leaf(3, 4))
+        check(functools.partial(program, functools.partial(checkpoint, use_reentrant=False)), leaf(3, 4))
     assert [kind for kind, _ in reasons] == ["Unsupported"]
     assert re.search("inside another, in .*test_recomputation.py.*mark one of them alone", reasons[0][1])
 
@@ -234,24 +236,13 @@ def test_keyword_arguments() -> None:
     check(lambda x, y: checkpoint(body, x, factor=3.0, other=y.sin(), use_reentrant=False), leaf(3), leaf(3))
 
 
-def test_closed_over_values_get_gradients_without_reentrance_and_leaves_alone_with_it() -> None:
-    def function(kind: bool, x: Tensor, y: Tensor) -> Any:
+def test_closed_over_values_get_gradients() -> None:
+    def function(x: Tensor, y: Tensor) -> Any:
         made = y.exp()
-        return checkpoint(lambda x: torch.tanh(x * made) * made, x, use_reentrant=kind)
+        return checkpoint(lambda x: torch.tanh(x * made) * made, x, use_reentrant=False)
 
-    check(functools.partial(function, False), leaf(3), leaf(3))
-    check(functools.partial(function, False), torch.randn(3), leaf(3))
-    check(functools.partial(function, True), leaf(3), leaf(3))
-
-
-def test_reentrant_without_an_input_that_requires_grad_is_not_differentiable() -> None:
-    def function(x: Tensor) -> Any:
-        return checkpoint(lambda x: x @ WEIGHT, x, use_reentrant=True)
-
-    jitted = sg.jit(function, executors=["torch"])
-    for called in (function, jitted):
-        with pytest.warns(UserWarning, match="None of the inputs have requires_grad"):
-            assert not called(torch.ones(3, 4)).requires_grad
+    check(function, leaf(3), leaf(3))
+    check(function, torch.randn(3), leaf(3))
 
 
 def test_module_with_parameters_and_frozen_ones() -> None:
@@ -294,11 +285,10 @@ def test_running_statistics_are_written_twice_as_in_eager() -> None:
     assert expected[0]["0.num_batches_tracked"] == 2
 
 
-@BOTH
-def test_parameter_as_an_argument(reentrant: bool) -> None:
+def test_parameter_as_an_argument() -> None:
     def function(x: Tensor) -> Any:
-        y = checkpoint(lambda x, w: (x @ w).tanh() @ w, x, WEIGHT, use_reentrant=reentrant)
-        return y + checkpoint(lambda w: w.sin().sum() * w.mean(), WEIGHT, use_reentrant=reentrant)
+        y = checkpoint(lambda x, w: (x @ w).tanh() @ w, x, WEIGHT, use_reentrant=False)
+        return y + checkpoint(lambda w: w.sin().sum() * w.mean(), WEIGHT, use_reentrant=False)
 
     check(function, leaf(3, 4))
 
@@ -328,10 +318,9 @@ def chain(x: Tensor) -> Tensor:
     return torch.cos(torch.tanh(torch.exp(torch.sin(x))))
 
 
-@BOTH
-def test_a_region_saves_its_inputs_only(reentrant: bool) -> None:
+def test_a_region_saves_its_inputs_only() -> None:
     def function(x: Tensor) -> Any:
-        return checkpoint(chain, x, use_reentrant=reentrant)
+        return checkpoint(chain, x, use_reentrant=False)
 
     jitted = check(function, leaf(3))
     assert saved(jitted) == [proxy.name for proxy in forward(jitted).inputs] == ["t_0"]
@@ -437,12 +426,11 @@ def test_retained_graph_repeats_the_same_draws() -> None:
     assert torch.equal(twice(sg.jit(function, executors=["torch"])), twice(function))
 
 
-@BOTH
-def test_input_written_after_the_region(reentrant: bool) -> None:
+def test_input_written_after_the_region() -> None:
     """Eager's backward runs the region on what is there by then."""
 
     def write(x: Tensor, c: Tensor) -> Any:
-        y = checkpoint(lambda x: torch.tanh(x * c) * c, x, use_reentrant=reentrant)
+        y = checkpoint(lambda x: torch.tanh(x * c) * c, x, use_reentrant=False)
         c.add_(1)
         return y * 2
 
@@ -612,13 +600,6 @@ def test_other_contexts_are_refused() -> None:
         jitted(leaf(3))
 
 
-@pytest.mark.parametrize("body", [lambda x: (x * 2, [x * 3]), lambda x: (x * 2, torch.ones(3)), lambda x: {"y": x * 2}])
-def test_reentrant_regions_whose_outputs_pytorch_sees_otherwise_are_refused(body: Function) -> None:
-    jitted = sg.jit(lambda x: pytree.tree_leaves(checkpoint(body, x, use_reentrant=True)), executors=["torch"])
-    with falls_back("use_reentrant=False"):
-        jitted(leaf(3))
-
-
 # --- executors and rules inside a region ---
 
 
@@ -704,31 +685,29 @@ MODELS: dict[str, Callable[[], Any]] = {
 }
 
 
-@BOTH
 @pytest.mark.parametrize("name", MODELS)
-def test_gradient_checkpointing_of_transformers(name: str, reentrant: bool) -> None:
+def test_gradient_checkpointing_of_transformers(name: str) -> None:
     model, ids = MODELS[name]().train(), torch.randint(0, 60, (2, 10))
-    checkpoint_memory.enable(model, reentrant)
+    checkpoint_memory.enable(model)
     jitted = compare(model, lambda called: called(input_ids=ids, labels=ids).loss)
     assert sum(item.symbol.name == "aten.native_layer_norm.default" for item in recomputed(jitted)) in (0, 2 * 3)
     assert len(repeated(jitted)) > 30
 
 
-@BOTH
-def test_saved_bytes_of_a_checkpointed_gpt2(reentrant: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_saved_bytes_of_a_checkpointed_gpt2(capsys: pytest.CaptureFixture[str]) -> None:
     """By the allocator's account, eager's in the same way; see `benchmarks.memory.measure`."""
-    eager, switchgear = checkpoint_memory.candidates(reentrant)
+    eager, switchgear = checkpoint_memory.candidates(True)
     with capsys.disabled():
         print(f"\n{eager}\n{switchgear}\nratio {switchgear.saved / eager.saved:.4f}")
     assert switchgear.saved <= checkpoint_memory.LIMIT * eager.saved
     assert switchgear.peak <= checkpoint_memory.LIMIT * eager.peak
-    without, _ = checkpoint_memory.candidates(None)
+    without, _ = checkpoint_memory.candidates(False)
     assert eager.saved < without.saved / 4  # eager's is what checkpointing saves, and no empty measure
 
 
 def test_region_intermediates_are_not_saved() -> None:
     model, ids = MODELS["gpt2"]().train(), torch.randint(0, 60, (2, 10))
-    checkpoint_memory.enable(model, False)
+    checkpoint_memory.enable(model)
     jitted = compare(model, lambda called: called(input_ids=ids, labels=ids).loss)
     captured = sg.last_traces(jitted)[0]
     regions: dict[str, set[str]] = {}

@@ -290,7 +290,7 @@ class Compiler:
         return None
 
     def _compiled(self, call: _Call, unfit: dict[Entry, str], reason: str) -> _Found | Fallback:
-        """A new entry; or one of before that computes the same, by now without the guards that kept the call away."""
+        """Return a new entry."""
         key, marks, kind = call.key, call.marks, kind_of(call.spec, call.leaves)
         if self.dynamic is None:
             marks = self._varying.notice(kind, call.leaves, self.cache.entries())
@@ -307,18 +307,14 @@ class Compiler:
         elif marks:
             key = call_key(call.leaves, call.spec, self.module, marks, call.unread)
             self._varying.decide(kind, new.decided())
-        entry = self.cache.general(key, new, (call.args, call.kwargs), call.leaves)
-        inputs = entry.prologue(call.args, call.kwargs)
+        inputs = new.prologue(call.args, call.kwargs)
         if inputs is None:
-            why = entry.why_not(call.args, call.kwargs, call.leaves)
+            why = new.why_not(call.args, call.kwargs, call.leaves)
             what = f"what was compiled for a call does not fit it ({why}); please report this"
             return self._refused(Unsupported(what), key)
-        if entry is new:
-            self.cache.add(key, entry, reason)
-        else:
-            self.cache.reasons.append(reason)
-        self.last = entry
-        return entry, inputs, True
+        self.cache.add(key, new, reason)
+        self.last = new
+        return new, inputs, True
 
     def _drop(self, entry: Entry, fault: str = "") -> None:
         """Let go of an entry, at any time. If it has a fault, later calls of its kind run in eager."""

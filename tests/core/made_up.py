@@ -132,11 +132,11 @@ class Meeting:
     __module__ = "torch"
 
     def __init__(self) -> None:
-        self._inside, self._go_on = threading.Semaphore(0), threading.Semaphore(0)
+        self._inside, self._go_on, self._wait = threading.Semaphore(0), threading.Semaphore(0), _WAIT
 
     def wait(self) -> None:
         """In the function: say that it is there, and wait."""
-        assert _WAIT(self._inside, self._go_on)
+        assert self._wait(self._inside, self._go_on)
 
     def begin(self) -> None:
         """Wait until the function is there."""

@@ -31,7 +31,7 @@ def test_hits_and_misses_with_reasons() -> None:
     assert "3.0" in info.reasons[1]
 
 
-def test_a_call_that_is_compiled_for_an_entry_there_is_a_miss() -> None:
+def test_a_value_that_leads_to_the_same_trace_has_an_entry_of_its_own() -> None:
     class Config:
         tag, scale = "first", 2.0
 
@@ -46,7 +46,7 @@ def test_a_call_that_is_compiled_for_an_entry_there_is_a_miss() -> None:
         config.tag = tag
         jitted(x)
     info = sg.cache_info(jitted)
-    assert (info.calls, info.hits, info.misses, info.entries) == (3, 1, 2, 1)
+    assert (info.calls, info.hits, info.misses, info.entries) == (3, 1, 2, 2)
     assert "tag (from 'first' to 'second')" in info.reasons[1]
     config.tag, config.scale = "second", 3.0
     jitted(x)

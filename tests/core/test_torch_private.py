@@ -732,7 +732,7 @@ def test_outside_inference_mode() -> None:
 
 
 def test_checkpoint_regions() -> None:
-    """A region is entered, run once, and left; a reentrant one is handed over; afterwards checkpoint is PyTorch's."""
+    """A region is entered, run once, and left; afterwards checkpoint is PyTorch's."""
     events: list[str] = []
 
     @contextlib.contextmanager
@@ -749,23 +749,13 @@ def test_checkpoint_regions() -> None:
 
     x = numbers(3, grad=True)
 
-    def reentrant(function: Callable[..., T], args: tuple[Any, ...]) -> T:
-        events.append("over")
-        return function(*args)
-
-    with internals.checkpoint_regions(region, reentrant):
+    with internals.checkpoint_regions(region):
         checkpoint(body, x, use_reentrant=False).sum().backward()
         assert events == ["in", "run", "out"]
-        assert torch.equal(checkpoint(body, numbers(3), use_reentrant=True), numbers(3).sin())
-    assert events == ["in", "run", "out", "over", "run"]
-    del events[3:]
     assert x.grad is not None
     assert torch.equal(x.grad, numbers(3).cos())
     checkpoint(body, x, use_reentrant=False).sum().backward()
     assert events == ["in", "run", "out", "run", "run"]  # PyTorch's own recomputes
-    checkpoint(body, x, use_reentrant=True)
-    assert events[5:] == ["run"]
-    assert "apply" not in vars(torch.utils.checkpoint.CheckpointFunction)
 
 
 def test_selective_policy() -> None:

@@ -17,14 +17,15 @@ from tests.distributed import ranks
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch without torch.distributed")
 ROOT = Path(__file__).parents[2]
-JIT_FIRST = "sg.jit the module first and wrap what it returns"
+COMMUNICATES = r"communicates with other processes, in .*ranks.py"
+JIT_FIRST = r"\(make it a \w+\(sg.jit\(module\)\) instead\)"
 #: By case, what is said where it falls back; None where it is compiled.
 CASES = {
-    **{function.__name__: "the collective .* inside a jitted function, in .*ranks.py" for function in ranks.IN_PLACE},
+    **{function.__name__: COMMUNICATES for function in ranks.IN_PLACE},
     **{function.__name__: None for function in ranks.FUNCTIONAL},
     **{f"{function.__name__}_grad": "its gradient is a collective too" for function in ranks.FUNCTIONAL[:2]},
-    "all_reduce_grad": "c10d.allreduce_",
-    "with_gradients_grad": "c10d.allreduce_",
+    "all_reduce_grad": COMMUNICATES,
+    "with_gradients_grad": COMMUNICATES,
     "ddp_of_jit": None,
     "jit_of_ddp": JIT_FIRST,
     "jit_around_ddp": JIT_FIRST,

@@ -64,9 +64,8 @@ def trained(wrap: Wrap, folder: Path, **options: Any) -> tuple[list[float], dict
         {"gradient_accumulation_steps": 2},
         {"label_smoothing_factor": 0.1},
         {"gradient_checkpointing": True},
-        {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}},
     ],
-    ids=["plain", "bf16", "accumulation", "smoothing", "checkpointing", "reentrant"],
+    ids=["plain", "bf16", "accumulation", "smoothing", "checkpointing"],
 )
 def test_trains_and_evaluates(options: dict[str, Any], tmp_path: Path) -> None:
     losses, parameters, _ = trained(itself, tmp_path / "eager", **options)

@@ -404,7 +404,7 @@ def assigned_a_size() -> Scenario:
     return Scenario(forward, drive)
 
 
-@case(entries=4)
+@case(entries=10)
 def kept_as_it_grows() -> Scenario:
     log: list[int] = []
     module = Counted(calls=2)

@@ -34,7 +34,7 @@ def features_in_a_list() -> Scenario:
     return _steps(module, lambda: features, features.clear)
 
 
-@case()
+@case(entries=2)
 def features_in_a_dict() -> Scenario:
     module, features = _network(), dict[str, Tensor]()
 
@@ -106,7 +106,7 @@ def steering_vector() -> Scenario:
     return _steps(module, lambda: None, lambda: vector.update(add=torch.ones(4)))
 
 
-@case()
+@case(entries=2)
 def state_that_a_hook_sets_for_another() -> Scenario:
     module = _network()
     seen: dict[str, Any] = {}
@@ -115,7 +115,7 @@ def state_that_a_hook_sets_for_another() -> Scenario:
     return _steps(module, lambda: seen)
 
 
-@case()
+@case(entries=4)
 def hook_of_all_modules() -> Scenario:
     module, names = _network(), list[str]()
 

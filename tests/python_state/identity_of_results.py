@@ -31,7 +31,7 @@ def closed_over_object() -> Scenario:
     return _calls(lambda x: (x * 2, state), lambda result, x: result[1] is state)
 
 
-@case()
+@case(entries=4)
 def closed_over_list() -> Scenario:
     names = ["a"]
     return _calls(lambda x: (x * 2, names), lambda result, x: (result[1] is names, result[1].append("b")))

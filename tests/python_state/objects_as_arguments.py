@@ -97,7 +97,7 @@ class Progress:
     total: Tensor = field(default_factory=lambda: torch.zeros(()))
 
 
-@case()
+@case(entries=4)
 def dataclass_written_to() -> Scenario:
     def forward(x: Tensor, progress: Progress) -> tuple[Tensor, Progress]:
         progress.steps += 1

@@ -73,7 +73,7 @@ def grad_mode_of_a_part() -> Scenario:
     return changed(module, lambda: put(module, scale=False), lambda: put(module, scale=True))
 
 
-@case(entries=2)
+@case(entries=4)
 def number_beside_a_parameter_that_is_frozen() -> Scenario:
     class Counting(Scaled):
         def forward(self, x: Tensor) -> Tensor:

@@ -153,7 +153,7 @@ def types_in_a_list() -> Scenario:
     return changed(shaped, lambda: dims.__setitem__(0, 1.0), lambda: dims.__setitem__(0, True))
 
 
-@case()
+@case(entries=4)
 def list_that_matters_from_its_third_length_on() -> Scenario:
     marks = [1]
 

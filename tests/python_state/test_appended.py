@@ -1,8 +1,9 @@
-"""Lists that code appends to: what they hold is asked of a call only where code may read it, or where that matters."""
+"""Lists that code appends to: every call finds them changed, so the function runs in eager after a few."""
 
 from __future__ import annotations
 
 import copy
+import warnings
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,9 +14,11 @@ import torch
 from torch import Tensor, nn
 
 import switchgear as sg
-from switchgear.features.python_state import appended
+from switchgear import errors
+from tests.falling_back import falls_back
 
-CALLS = 12
+#: So many calls are compiled, and so many made.
+LIMIT, CALLS = 16, 18
 LOG: list[Any] = []
 
 
@@ -41,12 +44,6 @@ class Queue(Model):
     def __init__(self) -> None:
         super().__init__()
         self.losses = deque()
-
-
-class Recent(Model):
-    def __init__(self) -> None:
-        super().__init__()
-        self.losses = deque(maxlen=CALLS)
 
 
 class Extends(Model):
@@ -92,18 +89,21 @@ def _of(kind: type[Model]) -> Callable[[], tuple[nn.Module, Any]]:
 
 @pytest.mark.parametrize(
     "make",
-    [*map(_of, (Model, Queue, Recent, Extends, InDict, Twice)), hooked],
-    ids=["list", "deque", "bounded deque", "extend", "in a dict", "global", "hook"],
+    [*map(_of, (Model, Queue, Extends, InDict, Twice)), hooked],
+    ids=["list", "deque", "extend", "in a dict", "global", "hook"],
 )
-def test_a_log_is_compiled_twice(make: Callable[[], tuple[nn.Module, Any]]) -> None:
+def test_a_log_falls_back_after_a_few_calls(make: Callable[[], tuple[nn.Module, Any]]) -> None:
     model, log = make()
     model.load_state_dict({name: torch.ones_like(value) for name, value in model.state_dict().items()})
-    jitted = sg.jit(model, executors=["torch"], strict=True)
+    jitted = sg.jit(model, executors=["torch"])
     LOG.clear()
-    for call in range(CALLS):
-        assert jitted(torch.full((2, 3), float(call))).item() == (3 * call + 1) ** 2
-    info = sg.cache_info(jitted)
-    assert (info.hits, info.misses, info.entries) == (CALLS - 2, 2, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", errors.RecompileWarning)
+        for call in range(LIMIT):
+            assert jitted(torch.full((2, 3), float(call))).item() == (3 * call + 1) ** 2
+    with falls_back("changed, as for all entries before"):
+        for call in range(LIMIT, CALLS):
+            assert jitted(torch.full((2, 3), float(call))).item() == (3 * call + 1) ** 2
     logged = [one.square().mean().sqrt().item() for one in log if isinstance(one, Tensor)]
     squared = make is not hooked
     assert logged == pytest.approx([(3 * call + 1) ** (1 + squared) for call in range(CALLS)])
@@ -166,10 +166,11 @@ def _numbers(held: Any) -> Any:
     return held.item() if isinstance(held, Tensor) else held
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("log", IDIOMS)
-def test_logs_in_containers_are_compiled_twice(log: Callable[[Nested, Tensor], None]) -> None:
+def test_logs_in_containers_hold_what_eager_logs(log: Callable[[Nested, Tensor], None]) -> None:
     model, eager = Nested(log), Nested(log)
-    jitted = sg.jit(model, executors=["torch"], strict=True)
+    jitted = sg.jit(model, executors=["torch"])
     for call in range(2 * CALLS):
         if call == CALLS:
             for one in (model, eager):
@@ -179,7 +180,7 @@ def test_logs_in_containers_are_compiled_twice(log: Callable[[Nested, Tensor], N
         x = torch.full((2, 3), float(call))
         assert torch.equal(jitted(x), eager(x))
         assert _numbers(model.held()) == _numbers(eager.held())
-    assert sg.cache_info(jitted).misses == 2
+    assert sg.cache_info(jitted).entries
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -228,6 +229,7 @@ def test_it_may_be_replaced_and_emptied() -> None:
     assert len(model.losses) == 1
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_bounded_deque_holds_the_last() -> None:
     recent: deque[Tensor] = deque(maxlen=3)
 
@@ -236,16 +238,16 @@ def test_a_bounded_deque_holds_the_last() -> None:
         recent.append(x.sum() * 2)
         return x * 2
 
-    jitted = sg.jit(function, executors=["torch"], strict=True)
+    jitted = sg.jit(function, executors=["torch"])
     for call in range(CALLS):
         jitted(torch.full((2,), float(call)))
         last = [2.0 * call, 4.0 * call]
         assert [one.item() for one in recent][-2:] == last
         assert len(recent) == min(2 * call + 2, 3)
     assert recent[0].item() == 4.0 * (CALLS - 2)
-    assert sg.cache_info(jitted).misses == 2
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_dict_of_logs_that_changes_otherwise() -> None:
     logs: dict[str, list[Any]] = {"a": [], "b": []}
 
@@ -263,6 +265,7 @@ def test_a_dict_of_logs_that_changes_otherwise() -> None:
         assert (len(logs["a"]), len(logs["b"])) == (call + 1, call + 1)
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_an_object_among_the_arguments_has_one() -> None:
     class Metrics:
         def __init__(self) -> None:
@@ -272,12 +275,11 @@ def test_an_object_among_the_arguments_has_one() -> None:
         metrics.sums.append(x.sum())
         return x * 2
 
-    jitted = sg.jit(function, executors=["torch"], strict=True)
+    jitted = sg.jit(function, executors=["torch"])
     both = Metrics(), Metrics()
     for call in range(CALLS):
         jitted(torch.ones(3), both[call % 3 == 0])
-    assert [len(metrics.sums) for metrics in both] == [8, 4]
-    assert sg.cache_info(jitted).misses == 2
+    assert [len(metrics.sums) for metrics in both] == [12, 6]
 
 
 def _length(model: Model) -> int:
@@ -508,7 +510,3 @@ def test_a_list_of_a_class_with_its_own_append() -> None:
     for call in range(CALLS):
         jitted(torch.ones(2, 3))
         assert len(model.losses) == min(call + 1, 3)
-
-
-def test_a_getattr_at_the_end_of_code() -> None:
-    assert appended._used_otherwise((lambda: getattr).__code__) == {"getattr"}

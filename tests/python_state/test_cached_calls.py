@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import switchgear as sg
-from switchgear.features.python_state.reads import States
+from switchgear.features.python_state.reads import State
 from switchgear.jit import last_entry
 
 X = torch.ones(2)
@@ -85,10 +85,10 @@ def test_no_guard_is_asked_in_python(name: str, in_cpp: bool, monkeypatch: pytes
     for _ in range(3):
         jitted(*make())
 
-    def refuse(state: States, *objects: Any) -> bool:
+    def refuse(state: State, *objects: Any) -> bool:
         raise AssertionError(f"{name}: {state.why((*make(),))}")
 
-    monkeypatch.setattr(States, "refresh", refuse)
+    monkeypatch.setattr(State, "refresh", refuse)
     assert torch.equal(jitted(*make()), function(*make()))
 
 

@@ -116,7 +116,7 @@ def test_one_object_and_two(case: tuple[Any, ...], first: int) -> None:
     assert results(jitted) == results(function)
     info = sg.cache_info(jitted)
     assert info.fallbacks == 0
-    assert info.entries <= 2
+    assert info.entries <= (4 if function is asks_for_a_global_list else 2)  # one grows in each call
 
 
 def test_why() -> None:

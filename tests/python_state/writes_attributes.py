@@ -306,7 +306,7 @@ def training_flag_switched_inside() -> Scenario:
     return repeated(module, lambda: module.drop.training)  # type: ignore[union-attr]
 
 
-@case()
+@case(entries=4)
 def object_made_inside_and_kept() -> Scenario:
     holder = types.SimpleNamespace(output=None)
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tests.python_state.scenario import Call, Scenario, Steps, case, points, repeated, step
 
 
-@case()
+@case(entries=4)
 def tensor_appended_to_a_closed_over_list() -> Scenario:
     log: list[Tensor] = []
 
@@ -42,7 +42,7 @@ def tensor_with_history_in_a_list() -> Scenario:
     return Scenario(forward, drive)
 
 
-@case()
+@case(entries=4)
 def number_appended() -> Scenario:
     lengths: list[int] = []
 
@@ -53,7 +53,7 @@ def number_appended() -> Scenario:
     return repeated(forward, lambda: lengths)
 
 
-@case()
+@case(entries=6)
 def length_that_decides_after_appends() -> Scenario:
     log: list[int] = []
 
@@ -160,7 +160,7 @@ def set_of_shapes() -> Scenario:
     return Scenario(forward, drive)
 
 
-@case()
+@case(entries=4)
 def mutable_default() -> Scenario:
     def forward(x: Tensor, seen: list[Tensor] = []) -> Tensor:  # noqa: B006
         seen.append(x.detach().sum())
@@ -197,7 +197,7 @@ def list_sorted_and_sliced() -> Scenario:
     return repeated(forward, lambda: order, times=7)
 
 
-@case()
+@case(entries=4)
 def default_dict_by_layer() -> Scenario:
     statistics: defaultdict[str, list[Tensor]] = defaultdict(list)
 

@@ -27,14 +27,11 @@ class Guard:
 
     `condition` is Python over the flattened arguments `a0`, `a1`, …, the tuple `inputs` of the trace's input tensors,
     and the names in `scope`. `why` says what is otherwise in a call, by its flattened arguments, that does not meet it.
-    `forget(other, arguments)` has it hold for what `other` was made for, too, which was found to lead to the same
-    trace; False if it does not.
     """
 
     condition: str
     why: str | Callable[[Sequence[Any]], str]
     scope: Mapping[str, Any] = field(default_factory=dict)
-    forget: Callable[[Guard, Sequence[Any]], bool] | None = None
     #: Called once the entry is compiled, which runs the backward of a user's Function: all is to be as before.
     settle: Callable[[], None] | None = None
     #: What it asks for in words, a line each; where nothing is given, that is `why`.
@@ -87,7 +84,7 @@ class Same:
 
 
 #: The flag of classes that a class statement made, which may have an `==` of their own.
-_HEAP = 1 << 9
+HEAP = 1 << 9
 
 
 def value_key(value: object) -> object:
@@ -99,7 +96,7 @@ def value_key(value: object) -> object:
     kind = type(value)
     if isinstance(value, nn.Module):
         return Known(value)
-    if kind.__flags__ & _HEAP:
+    if kind.__flags__ & HEAP:
         return (kind, Same(value))
     if isinstance(value, (float, complex)):
         return (kind, repr(value))

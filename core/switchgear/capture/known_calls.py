@@ -12,6 +12,7 @@ import functools
 import importlib._bootstrap
 import inspect
 import logging
+import os
 import subprocess
 import sys
 import types
@@ -92,6 +93,11 @@ _DOES_IN_PYTHON = {
     id(internals.JiteratorFunction.__call__.__code__): "runs a kernel of torch.cuda.jiterator",
     id(inspect.getattr_static.__code__): "reads attributes past what a guard tells",
 }
+#: Where code of PyTorch's lies that communicates, but for functional collectives, which a trace holds.
+_OF_PROCESSES = tuple(
+    f"{os.path.dirname(torch.__file__)}/{name}/" for name in ("distributed", "nn/parallel")
+)
+_FUNCTIONAL = f"{_OF_PROCESSES[0]}_functional_collectives.py"
 #: Loads a module, until it returns.
 _LOADS = importlib._bootstrap._find_and_load.__code__  # type: ignore[attr-defined]
 #: Of these, the standard library's own affair when its code calls them: the state of the interpreter, its locks.
@@ -186,7 +192,7 @@ def refuse_start(frame: types.FrameType) -> None:
     Nor may it hand on a function written in C that it may not call, as in `map(print, x)`: nothing tells of that call.
     """
     code, space = frame.f_code, frame.f_globals
-    if what := _DOES_IN_PYTHON.get(id(code)):
+    if what := _DOES_IN_PYTHON.get(id(code)) or _communicates(frame):
         refuse(what)
     if is_of_pytorch(code.co_filename) or _is_passed(code.co_filename):
         return
@@ -196,6 +202,19 @@ def refuse_start(frame: types.FrameType) -> None:
             value = vars(value).get(name) if isinstance(value, types.ModuleType) else None
         if isinstance(value, types.BuiltinFunctionType) and (what := what_it_does(value)):
             refuse(f"hands on {'.'.join(names)}, which {what}")
+
+
+def _communicates(frame: types.FrameType) -> str:
+    """Return a verb phrase for code by which other processes or devices take part in every call."""
+    code, caller = frame.f_code, frame.f_back
+    if not code.co_filename.startswith(_OF_PROCESSES) or code.co_filename == _FUNCTIONAL:
+        return ""
+    if code.co_name == "forward":
+        wrapper = type(next(iter(frame.f_locals.values()))).__name__
+        return f"calls a {wrapper} (make it a {wrapper}(sg.jit(module)) instead)"
+    is_called = caller is not None and not is_of_pytorch(caller.f_code.co_filename)
+    is_query = code.co_name.startswith(("get_", "is_", "WORLD"))
+    return "communicates with other processes" if is_called and not is_query else ""
 
 
 def refuse(what: str) -> None:
@@ -282,7 +301,7 @@ def _every_warning_is_shown() -> bool:
 def _values_in(code: types.CodeType) -> tuple[tuple[str, ...], ...]:
     """The global variables, and attributes of these, that code loads and does not call at once."""
     values, names, is_called, before = list[tuple[str, ...]](), list[str](), False, 0
-    for operation, argument in _operations(code):
+    for operation, argument in operations(code):
         if operation in _ATTRIBUTES and names:
             low = _ATTRIBUTES[operation]
             names.append(code.co_names[argument >> low])
@@ -299,7 +318,7 @@ def _values_in(code: types.CodeType) -> tuple[tuple[str, ...], ...]:
     return (*dict.fromkeys(values), *(names for part in inner for names in _values_in(part)))
 
 
-def _operations(code: types.CodeType) -> Iterator[tuple[int, int]]:
+def operations(code: types.CodeType) -> Iterator[tuple[int, int]]:
     """The operations of code and their arguments."""
     high = 0
     for operation, low in zip(code.co_code[::2], code.co_code[1::2], strict=True):

@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 import torch
 
 from switchgear import torch_private as internals
-from switchgear.capture.guards import Known
+from switchgear.capture.guards import HEAP, Known
 from switchgear.capture.structure import Structure, flatten
 from switchgear.errors import Unsupported
 
@@ -33,8 +33,6 @@ _TORCH = (torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_form
 _HELD = (torch.Generator, torch.nn.Module)
 #: Python values that a trace is specialised on.
 _VALUES = (*_PYTHON, *_TORCH, types.FunctionType, types.BuiltinFunctionType, *_HELD)
-#: The flag of classes that were made by a class statement.
-_HEAP = 1 << 9
 _LARGEST = 1 << 62
 _ONE = torch.empty(1, dtype=torch.bool, device="cpu")
 _PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
@@ -292,14 +290,14 @@ def is_object(leaf: object) -> bool:
         return "<" in leaf.__qualname__  # <lambda>, or in the <locals> of another
     if type(leaf) is object or isinstance(leaf, (list, dict, set, deque, types.SimpleNamespace)):
         return True
-    is_written_in_python = bool(type(leaf).__flags__ & _HEAP)
+    is_written_in_python = bool(type(leaf).__flags__ & HEAP)
     return is_written_in_python and not isinstance(leaf, torch.Tensor) and not _is_value(leaf)
 
 
 def has_attributes(leaf: object) -> bool:
     """Whether it is a value of a class that a class statement made, or such a class."""
     flags: int = type(leaf).__flags__
-    return isinstance(leaf, type) or (isinstance(leaf, _PYTHON) and bool(flags & _HEAP))
+    return isinstance(leaf, type) or (isinstance(leaf, _PYTHON) and bool(flags & HEAP))
 
 
 def _class_name(leaf: object) -> str:

@@ -2,11 +2,9 @@
 
 from switchgear.capture.handler import Feature
 from switchgear.features.autocast import Autocast
-from switchgear.features.caught_errors import CaughtErrors
 from switchgear.features.checkpointing import Checkpointing
 from switchgear.features.custom_functions import CustomFunctions
 from switchgear.features.data import Data
-from switchgear.features.diagonals import Diagonals
 from switchgear.features.distributed import Distributed
 from switchgear.features.fast_paths import BatchOfOne, FastPaths
 from switchgear.features.foreach import Foreach
@@ -19,14 +17,12 @@ from switchgear.features.outside import Outside
 from switchgear.features.python_state import PythonState
 from switchgear.features.refusals import Refusals
 from switchgear.features.reshapes import Reshapes
-from switchgear.features.saved_tensors_hooks import SavedTensorsHooks
 from switchgear.features.symbolic_sizes import SymbolicSizes
 from switchgear.features.transforms import Transforms
 
 BUILT_IN = (
     Feature("input_queries", (InputQueries(),)),
     Feature("refusals", (Refusals(),)),
-    Feature("caught_errors", (CaughtErrors(),)),
     Feature("distributed", (Distributed(),)),
     Feature("modes_changed", (ModesChanged(),)),
     Feature("transforms", (Transforms(),)),
@@ -38,10 +34,8 @@ BUILT_IN = (
     Feature("autocast", (Autocast(),)),
     Feature("custom_functions", (CustomFunctions(),)),
     Feature("checkpoint", (Checkpointing(),)),
-    Feature("saved_tensors_hooks", (SavedTensorsHooks(),)),
     Feature("foreach", (Foreach(),)),
     Feature("one_hot", (OneHot(),)),
-    Feature("diagonals", (Diagonals(),)),
     Feature("fast_paths", (FastPaths(), BatchOfOne())),
     Feature("outside", (Outside(),)),
     Feature("python_state", (PythonState(),)),

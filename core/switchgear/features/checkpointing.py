@@ -1,8 +1,7 @@
 """Regions marked by `torch.utils.checkpoint`: recorded with a tag of their own, for the backward to run them again.
 
-Values that a selective policy saves have another tag. A region with reentrance runs under autograd as any other, its
-inputs under names of their own, for PyTorch sums up their gradients in the region first. A region inside of another
-is refused, and one that reads what is changed after it: eager's backward would read what is there by then.
+Values that a selective policy saves have another tag. Refused are a region with reentrance (`custom_functions`), one
+inside of another, and one that reads what is changed after it: eager's backward would read what is there by then.
 """
 
 from __future__ import annotations
@@ -12,11 +11,10 @@ import functools
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import torch
-from torch.utils.checkpoint import check_backward_validity
 
 from switchgear import torch_private as internals
 from switchgear.capture.call import Call
@@ -24,11 +22,7 @@ from switchgear.capture.handler import Handler
 from switchgear.capture.inputs import RecordedInput
 from switchgear.capture.recorder import Recorder, active_recorder
 from switchgear.errors import Unsupported
-from switchgear.ir.proxy import TensorProxy
-from switchgear.ir.symbol import CHECKPOINT, SAVED, BoundSymbol, renamed
-from switchgear.ir.trace import Names
-from switchgear.ir.writes import IDENTITY
-from switchgear.nesting import tensors_in
+from switchgear.ir.symbol import CHECKPOINT, SAVED
 from switchgear.patches import replaced
 
 
@@ -95,8 +89,8 @@ class Checkpointing(Handler):
         return result
 
     def around(self) -> AbstractContextManager[None]:
-        """PyTorch's two ways to run a region are redirected."""
-        return internals.checkpoint_regions(self._region, self._run_reentrant)
+        """What runs a region is redirected."""
+        return internals.checkpoint_regions(self._region)
 
     def _region(
         self, function: Callable[..., object], context_fn: Callable[[], object]
@@ -144,32 +138,6 @@ class Checkpointing(Handler):
             _refuse_writes(recorder, memory)
             if recorder.changed_objects() != objects:
                 _refuse_write(recorder, "an object of Python's")
-
-    def _run_reentrant(self, function: Callable[..., object], args: tuple[object, ...]) -> object:
-        """What `checkpoint(function, *args, use_reentrant=True)` does: differentiable if an argument requires grad."""
-        check_backward_validity(args)
-        wanted = [isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args]
-        if not any(wanted) or not torch.is_grad_enabled():
-            with torch.no_grad():
-                return function(*args)
-        recorder = active_recorder()
-        apart = contextlib.nullcontext() if recorder is None else _summed_apart(recorder)
-        with apart, self._region(function, internals.NO_CONTEXT):
-            # its gradients inside the region are summed up first
-            pairs = zip(args, wanted, strict=True)
-            inner = [torch.ops.aten.alias(arg) if want else arg for arg, want in pairs]
-            result = function(*inner)
-        _refuse_other_flags(result)
-        return result
-
-
-@contextlib.contextmanager
-def _summed_apart(recorder: Recorder) -> Iterator[None]:
-    """Sum up the gradients of what is recorded inside by themselves."""
-    lines = recorder.tape.lines
-    start = len(lines)
-    yield
-    lines[start:] = _summed_inside(lines[start:], recorder.tape.names)
 
 
 def _variables(function: Any) -> list[tuple[str, types.CellType, object]]:
@@ -221,37 +189,3 @@ def _refuse_write(recorder: Recorder, what: str) -> NoReturn:
         "BatchNorm in training, out of the region",
         splits=False,
     )
-
-
-def _refuse_other_flags(result: object) -> None:
-    """Refuse a reentrant region of whose results PyTorch makes others differentiable than the function does."""
-    parts = result if isinstance(result, tuple) else (result,)
-    for tensor in tensors_in(result):
-        is_direct, has_grads = any(tensor is part for part in parts), tensor.dtype.is_floating_point
-        if tensor.requires_grad != (is_direct and (has_grads or tensor.is_complex())):
-            raise Unsupported(
-                "a region of torch.utils.checkpoint with use_reentrant=True returns a tensor that PyTorch "
-                f"{'makes' if is_direct else 'does not make'} differentiable, unlike the function; "
-                "use_reentrant=False does not have that flaw"
-            )
-
-
-def _summed_inside(recorded: list[BoundSymbol], names: Names) -> list[BoundSymbol]:
-    """Give each differentiable value from outside a name of its own: its gradients are summed up by themselves.
-
-    PyTorch's backward of the region adds those to a leaf's `.grad` at once. (A leaf that is read outside several times,
-    before and after the region, may get the same sum in another order.)
-    """
-    made: set[str] = set()
-    inner: dict[str, TensorProxy] = {}
-    result: list[BoundSymbol] = []
-    for item in recorded:
-        for proxy in item.inputs if item.symbol != IDENTITY else ():
-            if proxy.requires_grad and proxy.name not in made and proxy.name not in inner:
-                own = inner[proxy.name] = replace(proxy, name=names.fresh())
-                result.append(
-                    BoundSymbol(IDENTITY, (proxy,), {}, own, (), item.source, tags=item.tags)
-                )
-        result.append(renamed(item, inner) if item.symbol != IDENTITY else item)
-        made.update(proxy.name for proxy in item.outputs)
-    return result

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import dis
+import functools
+import itertools
+import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.overrides import resolve_name
@@ -13,8 +19,10 @@ from switchgear.capture.call import Call
 from switchgear.capture.handler import PASS, Handler
 from switchgear.capture.recorder import Recorder
 from switchgear.capture.stand_ins import asker
+from switchgear.capture.user_code import is_own_file
 from switchgear.errors import Unsupported
 from switchgear.nesting import tensors_in
+from switchgear.patches import redirected
 
 #: Torch-level functions that would be captured wrongly, and what to do instead.
 _REFUSED = {
@@ -43,27 +51,68 @@ _REFUSED_ATTRIBUTES = {
 }
 #: What functions of attributes do.
 _ACCESS = {"__get__": "reads", "__set__": "writes to", "__delete__": "deletes"}
-#: Functions by name, and the kind of tensor that they make, which no trace holds.
-_STRANGE = {
-    **{f"sparse_{kind}_tensor": "sparse" for kind in ("csr", "csc", "bsr", "bsc", "compressed")},
-    **{f"to_sparse_{kind}": "sparse" for kind in ("csr", "csc", "bsr", "bsc")},
-    **{f"quantize_per_{kind}": "quantised" for kind in ("tensor", "channel", "tensor_dynamic")},
-    "_nested_tensor_from_mask": "nested",
-    "_nested_tensor_from_mask_left_aligned": "nested",
-    "sparse_coo_tensor": "sparse",
-    "to_mkldnn": "mkldnn",
-    "as_subclass": "tensor subclass",
-}
+#: How functions begin that make tensors of other kinds, which no trace holds: sparse, quantised, nested.
+_STRANGE = ("sparse_", "to_sparse_", "quantize_per_", "_nested_tensor", "to_mkldnn", "as_subclass")
 _REFUSED_NAMES = frozenset(name.rpartition(".")[2] for name in _REFUSED)
+
+
+_OF_LINALG = (
+    *("cholesky", "eig", "eigh", "eigvals", "eigvalsh", "inv", "ldl_factor", "lstsq", "lu_factor"),
+    *("pinv", "solve", "svd", "svdvals", "tensorinv", "tensorsolve"),
+)
+_OTHERS = ("cholesky", "cholesky_inverse", "inverse", "multinomial", "pinverse", "svd")
+#: Functions that raise for what is in their arguments.
+_RAISING = {getattr(torch.linalg, name) for name in _OF_LINALG}
+_RAISING |= {getattr(holder, name) for holder in (torch, torch.Tensor) for name in _OTHERS}
+#: The module that calls the function.
+_START = "switchgear.capture.session"
 
 
 class Refusals(Handler):
     """Calls and attributes by name."""
 
+    def around(self) -> contextlib.AbstractContextManager[None]:
+        """Hooks on saved tensors, as `save_on_cpu` has, are refused: they would see what the capture saves, once."""
+        return redirected(torch.autograd.graph.saved_tensors_hooks, "__enter__", _refuse_hooks)
+
     def take(self, recorder: Recorder, call: Call) -> Any:
         """Refuse the call, or pass."""
         refuse(call.fn, call.args, call.kwargs, recorder.here)
+        if call.fn in _RAISING and recorder.tracker.follow_autograd:
+            _refuse_caught(call.fn, recorder.here)
         return PASS
+
+
+def _refuse_hooks(original: Callable[..., object], hooks: object) -> NoReturn:
+    raise Unsupported(
+        f"{type(hooks).__module__}.{type(hooks).__name__} inside a jitted function: it would see what the capture "
+        "saves, once; set it around the call",
+        splits=False,
+    )
+
+
+def _refuse_caught(fn: Any, here: Callable[[], str]) -> None:
+    """Refuse a call whose error a function catches, as with jitter for `cholesky`: a trace could only raise it."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__") != _START:
+        if not is_own_file(frame.f_code.co_filename) and _catches(frame.f_code):
+            raise Unsupported(
+                f"the function catches what {fn.__name__} raises for its data, in {here()}; ask for it otherwise, as "
+                "torch.linalg.cholesky_ex tells",
+                splits=False,
+            )
+        frame = frame.f_back
+
+
+@functools.cache
+def _catches(code: types.CodeType) -> bool:
+    """Check whether a function has an `except`, wherever that stands, or uses `contextlib.suppress`."""
+    names = [line.opname for line in dis.get_instructions(code)]
+    return (
+        "CHECK_EXC_MATCH" in names
+        or ("PUSH_EXC_INFO", "POP_TOP") in itertools.pairwise(names)
+        or "suppress" in code.co_names
+    )
 
 
 _OWN_FILES = str(Path(__file__).parent.parent)
@@ -91,12 +140,12 @@ def refuse(
         and (args[1:] or (True,), kwargs) == ((True,), {})
     ):
         return  # as it is already; transformers does so when gradient checkpointing is on
-    if name in _STRANGE:
+    if name.startswith(_STRANGE):
         raise Unsupported(
-            f"{name} inside a jitted function, in {here()}: it makes a {_STRANGE[name]} tensor; call it, and what uses "
+            f"{name} inside a jitted function, in {here()}: it makes a tensor of another kind; call it, and what uses "
             "its result, outside the jitted function",
             # TorchDynamo makes no nested tensors, and what is padding differs
-            splits=_STRANGE[name] != "nested",
+            splits="nested" not in name,
         )
     if func is torch.fused_moving_avg_obs_fake_quant and not all(
         tensor.numel() for tensor in tensors_in((args[1:], kwargs))

@@ -79,7 +79,7 @@ def _checkpoints_are_seen() -> bool:
         seen.append(context_fn)
         yield
 
-    with internals.checkpoint_regions(region, lambda function, args: function(*args)):
+    with internals.checkpoint_regions(region):
         checkpoint(torch.sin, torch.ones(1), use_reentrant=False)
     return seen == [internals.NO_CONTEXT]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections import Counter, OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Container, Iterable, Sequence
 from typing import Any, TypeAlias
 
@@ -19,7 +19,6 @@ from switchgear.errors import RecompileWarning
 from switchgear.runtime.entry import Entry
 from switchgear.runtime.modes import modes_key
 from switchgear.runtime.module_state import modules_key
-from switchgear.runtime.sameness import same_program
 
 #: Of a call: its structure, what its arguments are, the modes, the modules.
 Key: TypeAlias = tuple[Any, ...]
@@ -51,10 +50,9 @@ class Cache:
         self._by_sizes: dict[object, list[Entry]] = {}
         #: Keys of calls that were compiled, by what they are without sizes, and Python values among the arguments.
         self._by_kind: defaultdict[object, list[Key]] = defaultdict(list)
-        #: How many more were compiled under a key, and found to be what an entry does.
-        self._merged = Counter[object]()
+        #: How many were compiled.
         self._compilations = 0
-        #: Why each call was compiled that was, for an entry of its own or not.
+        #: Why each call was compiled that was.
         self.reasons: list[str] = []
 
     def find(
@@ -107,7 +105,7 @@ class Cache:
     def crowd(self, key: Key, reason: str) -> str:
         """Why another entry under a key, for this reason, is not worth it: there are so many; empty where it is."""
         most, others = max(_CROWD, 2 * self._limit), self._by_kind[_kind(key)]
-        if len(self._buckets.get(key, ())) + self._merged[key] >= most:
+        if len(self._buckets.get(key, ())) >= most:
             return (
                 f"{reason}, as for all entries before; keep it as it is, or raise recompile_limit"
             )
@@ -134,15 +132,6 @@ class Cache:
     def recent(self, sizes: object) -> Sequence[Entry]:
         """Those that ran calls of these sizes: where kinds of calls take turns, to try them is faster than a key."""
         return self._by_sizes.get(sizes, ())
-
-    def general(self, key: object, new: Entry, call: tuple[Any, Any], leaves: list[Any]) -> Entry:
-        """An older entry that computes what a new one does, by now without the guards that set their calls apart."""
-        for entry in tuple(self._buckets.get(key, ())):
-            alike = same_program(entry.captured, new.captured) and entry.forget(new, leaves)
-            if alike and entry.prologue(*call) is not None:
-                self._merged[key] += 1
-                return entry
-        return new
 
     def add(self, key: tuple[object, ...], entry: Entry, reason: str = "") -> None:
         """Keep a new entry, and drop the one that was used longest ago if there are too many.
@@ -177,7 +166,6 @@ class Cache:
             bucket.remove(entry)
         if not bucket:
             self._buckets.pop(place, None)
-            self._merged.pop(place, None)
 
     def _difference(self, key: tuple[object, ...]) -> str:
         topics = zip(_TOPICS, self._last_key, key, strict=False)

@@ -182,12 +182,6 @@ class Entry:
         """What it takes for granted of a call, in words."""
         return self._prologue.listed()
 
-    def forget(self, other: Entry, leaves: list[Any]) -> bool:
-        """Serve what another entry does, which computes the same for a call that did not fit, if features say so."""
-        pairs = zip(self.captured.guards, other.captured.guards, strict=False)
-        forgotten = [one.forget(two, leaves) for one, two in pairs if one.forget and two.forget]
-        return any(forgotten)
-
     def _watch(self, drop: Callable[[], Callable[..., None] | None]) -> None:
         """Once a module that it is for is gone, fit no call, and be dropped; `drop` refers weakly to what does that."""
         this, gone, is_ending = weakref.ref(self), self.captured.gone, sys.is_finalizing

@@ -81,44 +81,20 @@ def _push_hooks(stack: list[Any]) -> None:
 NO_CONTEXT = torch.utils.checkpoint.noop_context_fn
 
 
-@contextlib.contextmanager
 def checkpoint_regions(
     region: Callable[[Callable[..., Any], Callable[[], Any]], AbstractContextManager[None]],
-    run_reentrant: Callable[[Callable[..., Any], tuple[Any, ...]], Any],
-) -> Iterator[None]:
-    """Run what `torch.utils.checkpoint` marks in `region(fn, context_fn)`, or with reentrance as `run_reentrant`."""
+) -> AbstractContextManager[None]:
+    """Run what `torch.utils.checkpoint` marks in `region(fn, context_fn)`."""
 
-    def before_2_14(
-        original: Any, fn: Any, preserve: Any, context_fn: Any, *rest: Any, **kwargs: Any
-    ) -> Iterator[None]:
-        with region(fn, context_fn):
-            yield
-
-    def from_2_14(
-        original: Any, fn: Any, args: Any, kwargs: Any, *, context_fn: Any, **rest: Any
-    ) -> Iterator[None]:
-        with region(fn, context_fn):
-            yield
-
-    def apply(
-        original: object,
-        cls: object,
-        function: Callable[..., object],
-        preserve: bool,
-        *args: object,
-    ) -> Any:
-        return run_reentrant(function, args)
-
-    module = torch.utils.checkpoint
+    module, name = torch.utils.checkpoint, "_checkpoint_without_reentrant_generator"
     # 2.14 keeps the old name for others, and calls a new one: regions went unseen, and were no regions
-    name, generator = "_checkpoint_without_reentrant_generator", cast(Any, before_2_14)
-    if hasattr(module, f"{name}_impl"):
-        name, generator = f"{name}_impl", from_2_14
-    with (
-        redirected(module, name, generator),
-        redirected(module.CheckpointFunction, "apply", apply),
-    ):
-        yield
+    is_new = hasattr(module, f"{name}_impl")
+
+    def generator(original: Any, fn: Any, *rest: Any, **options: Any) -> Iterator[None]:
+        with region(fn, options["context_fn"] if is_new else rest[1]):
+            yield
+
+    return redirected(module, f"{name}_impl" if is_new else name, cast(Any, generator))
 
 
 def selective_policy(context_fn: Callable[[], Any]) -> Callable[..., bool] | None:

@@ -41,7 +41,7 @@ from switchgear.patches import redirected
 
 _REFUSED = {
     "torch.nn.modules._functions.BackwardHookFunction": "a full backward hook on a module",
-    "torch.utils.checkpoint.CheckpointFunction": "reentrant checkpointing",
+    "torch.utils.checkpoint.CheckpointFunction": "checkpointing with use_reentrant=True (pass False)",
 }
 
 
@@ -108,7 +108,8 @@ def _apply(original: Callable[..., Any], function: Any, *args: Any, **kwargs: An
     name = name_of(function)
     if name in _REFUSED:
         raise Unsupported(
-            f"{_REFUSED[name]} inside a jitted function, in {recorder.here()}: {name} cannot be traced"
+            f"{_REFUSED[name]} inside a jitted function, in {recorder.here()}: {name} cannot be traced",
+            splits="Checkpoint" not in name,  # TorchDynamo runs it as if it were without reentrance
         )
     if kwargs or has_setup_context(function):
         own = () if has_setup_context(function) else (None,)

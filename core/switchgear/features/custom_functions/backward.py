@@ -137,42 +137,33 @@ def _gradients(
     call: FunctionCall, inputs: tuple[TensorProxy, ...], found: tuple[Any, ...]
 ) -> list[torch.Tensor | None]:
     """A gradient or None per tensor among the arguments, as PyTorch's engine passes it on."""
+    proxies = dict(zip(call.tensors, inputs, strict=True))
     for position, grad in enumerate(found):
-        if grad is not None and position not in call.tensors:
+        proxy = proxies.get(position)
+        if grad is not None and not (proxy is not None and _fits(grad, proxy)):
+            of = "no tensor" if proxy is None else f"{proxy.dtype} {proxy.shape} on {proxy.device}"
             raise RuleError(
-                f"returned a gradient different from None for argument {position}, which is no tensor"
-            )
-        if grad is not None and not isinstance(grad, torch.Tensor):
-            raise RuleError(
-                f"returned a {type(grad).__name__} as the gradient of argument {position}"
+                f"returned an invalid gradient for argument {position}: a {type(grad).__name__} "
+                f"{tuple(getattr(grad, 'shape', ()))} for {of}"
             )
     return [
-        _fitting(found[position], proxy, position)
+        found[position].sum_to_size(proxy.shape).to(proxy.device, proxy.dtype)
         if proxy.requires_grad and found[position] is not None
         else None
-        for position, proxy in zip(call.tensors, inputs, strict=True)
+        for position, proxy in proxies.items()
     ]
 
 
-def _fitting(grad: torch.Tensor, proxy: TensorProxy, position: int) -> torch.Tensor:
-    if tuple(grad.shape) != proxy.shape:
-        try:
-            reducible = torch.broadcast_shapes(grad.shape, proxy.shape) == grad.shape
-        except RuntimeError:
-            reducible = False
-        if not reducible:
-            shapes = f"shape {tuple(grad.shape)}, the argument {proxy.shape}"
-            raise RuleError(
-                f"returned an invalid gradient for argument {position}: it has {shapes}"
-            )
-        grad = grad.sum_to_size(proxy.shape)
-    if grad.is_complex() and not proxy.dtype.is_complex:
-        raise RuleError(f"returned a complex gradient for argument {position}, which is real")
-    if grad.device != proxy.device and grad.dim():
-        raise RuleError(
-            f"returned a gradient on {grad.device} for argument {position}, which is on {proxy.device}"
-        )
-    return grad.to(proxy.device, proxy.dtype)
+def _fits(grad: object, proxy: TensorProxy) -> bool:
+    """Check whether a gradient can be summed and cast to what it is of, as PyTorch's engine does."""
+    if not isinstance(grad, torch.Tensor) or not proxy.requires_grad:
+        return isinstance(grad, torch.Tensor)
+    try:
+        is_wider = torch.broadcast_shapes(grad.shape, proxy.shape) == grad.shape
+    except RuntimeError:
+        return False
+    is_there = grad.device == proxy.device or not grad.dim()
+    return is_wider and is_there and grad.is_complex() <= proxy.dtype.is_complex
 
 
 def _refuse_writes(recorder: Recorder) -> None:

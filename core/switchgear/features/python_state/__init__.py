@@ -28,19 +28,13 @@ from switchgear.capture.session import Again
 from switchgear.capture.signature import InputSource
 from switchgear.capture.sizes import Sizes, active_sizes
 from switchgear.errors import CaptureError, Unsupported
-from switchgear.features.python_state.appended import note_appended
 from switchgear.features.python_state.identity import Place
-from switchgear.features.python_state.imports import loaded
 from switchgear.features.python_state.made import note_later, note_set, reads_made, start_later
 from switchgear.features.python_state.reached import Reached
 from switchgear.features.python_state.reads import State, guard_on
 from switchgear.features.python_state.rebuilding import Packing, Results, Template, build, is_odd
 from switchgear.features.python_state.recording import Recording
-from switchgear.features.python_state.unforeseen import (
-    is_users_file,
-    note_unforeseen,
-    refuse_unknown_reads,
-)
+from switchgear.features.python_state.unforeseen import refuse_unforeseen, refuse_unknown_reads
 from switchgear.features.python_state.user_objects import compared_by_identity, globals_in, names_in
 from switchgear.features.python_state.writes import Write, changes
 from switchgear.nesting import tensors_in
@@ -81,19 +75,6 @@ class Replay:
         for write in self.writes:
             write.do(results)
         return build(self.result, results)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Replay) or self._size() != other._size():
-            return False
-        pairs: Iterable[tuple[Any, Any]] = zip(
-            (*self.writes, *self.places), (*other.writes, *other.places), strict=True
-        )
-        return self.result == other.result and all(one.matches(two) for one, two in pairs)
-
-    def _size(self) -> tuple[int, int]:
-        return len(self.writes), len(self.places)
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 class PythonState(Handler):
@@ -161,7 +142,7 @@ class PythonState(Handler):
         reached, running = world.reached, world.recording.code
         if world.recording.failure is not None:
             raise world.recording.failure
-        if any(map(loaded, reached.unloaded)):
+        if world.recording.loads:
             raise Again
         ran = running.ran()
         own = {key: code for key, code in ran.items() if key not in running.apart}
@@ -169,7 +150,7 @@ class PythonState(Handler):
         packing = Packing(reached, recorder)
         writes = tuple(changes(reached, packing))
         note_set(reached, known)
-        refuse_unknown_reads(own.values())
+        refuse_unknown_reads(reached, own.values())
         symbolic = active_sizes()
         if symbolic is not None:
             _refuse_exact_types(known, symbolic.has_arguments)
@@ -179,8 +160,8 @@ class PythonState(Handler):
             replaced_call <= names_in(code) for code in known
         ):
             raise Unsupported("the function asks for Module.__call__, which capture replaces")
-        note_unforeseen(reached, own, recorder.packages_of_features)
-        later = start_later(reached, known)
+        refuse_unforeseen(reached, own, recorder.packages_of_features)
+        later = start_later(reached)
         reached.runs_later = bool(later)
         ran |= later
         note_later(reached, later)
@@ -193,12 +174,6 @@ class PythonState(Handler):
             if index in asked or index in world.arguments
         }
         reads = reads_made(reached, ran)
-        users = [
-            code
-            for key, code in own.items()
-            if key in reached.codes or is_users_file(code.co_filename)
-        ]
-        note_appended(reads, writes, packing, arguments, users)
         for stream in reached.streams.values():
             stream.refuse_use()
         _refuse_attributes_of_tensors(recorder, reached)

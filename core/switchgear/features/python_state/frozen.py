@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from switchgear.capture.guards import Known, value_key
+from switchgear.capture.guards import HEAP, Known, value_key
 from switchgear.features.python_state.holders import Content, dict_base, items_of
 
 #: Values that are compared by type and value; other objects are by identity.
@@ -22,8 +22,6 @@ ATOMS = (
 #: The ids of classes, for those of a user may have no hash: of values that lead nowhere, and of what is kept as it is,
 #: whatever holds it.
 VALUES = frozenset(map(id, (bool, float, str, bytes, type(None))))
-#: The flag of classes that a class statement made: their instances have attributes, and methods of the user's.
-_HEAP = 1 << 9
 _PLAIN = VALUES.union(map(id, (int, type, types.FunctionType, types.ModuleType)))
 #: Stands for a tensor: which one it is matters only where it is an input, which has guards of its own.
 TENSOR: Any = type("AnyTensor", (), {"__repr__": lambda self: "a tensor"})()
@@ -61,30 +59,18 @@ class Instance:
     kind: type
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Data:
-    """What was in an array of NumPy's."""
-
-    array: Any
-
-
 def is_atom(value: object) -> bool:
     """Whether a value is compared by its value."""
     # of a module isinstance asks for `__class__` as well, which is noted meanwhile
     kind = type(value)
-    return issubclass(kind, ATOMS) and not kind.__flags__ & _HEAP
-
-
-def is_array(value: object) -> bool:
-    """Whether it is an array of NumPy's, which need not be installed."""
-    return type(value).__module__ == "numpy" and type(value).__name__ == "ndarray"
+    return issubclass(kind, ATOMS) and not kind.__flags__ & HEAP
 
 
 class Knowledge(Protocol):
     """What is known of the objects of a call."""
 
     def content(self, container: Any) -> Content:
-        """What a container, or an array, held at first, by key."""
+        """What a container held at first, by key."""
 
     def is_of_call(self, value: object) -> bool:
         """Whether an object is one of the arguments, or reached from one."""
@@ -100,8 +86,6 @@ def freeze(value: Any, known: Knowledge, around: tuple[int, ...] = ()) -> object
         return TENSOR
     if kind is torch.SymInt:
         return NUMBER
-    if is_array(value):
-        return Data(known.content(value)[...])
     if issubclass(kind, torch.nn.Module):
         return Known(value)
     if kind is types.MethodType:
@@ -118,7 +102,7 @@ def freeze(value: Any, known: Knowledge, around: tuple[int, ...] = ()) -> object
     if not issubclass(kind, (set, frozenset)):
         items = tuple([freeze(item, known, (*around, id(value))) for item in items])
     has_keys = issubclass(kind, (dict, types.MappingProxyType))
-    has_attributes = kind.__flags__ & _HEAP and kind.__dictoffset__
+    has_attributes = kind.__flags__ & HEAP and kind.__dictoffset__
     itself = value if has_attributes and not known.is_of_call(value) else None
     return Contents(kind, tuple(held) if has_keys else None, items, _setting(value), itself)
 
@@ -141,8 +125,6 @@ def same(value: object, frozen: object) -> bool:
         return frozen.names(value)
     if isinstance(frozen, Instance):
         return type(value) is frozen.kind
-    if isinstance(frozen, Data):
-        return _same_array(value, frozen.array)
     if isinstance(frozen, Contents):
         return type(value) is frozen.kind and _same_contents(value, frozen)
     if not is_atom(frozen) or type(value) is not type(frozen):
@@ -167,12 +149,6 @@ def alike(one: object, two: object) -> bool:
         return one.kind is two.kind
     is_by_value = is_atom(one) or type(one) is frozenset  # of names
     return is_by_value and bool(value_key(one) == value_key(two))
-
-
-def _same_array(value: Any, array: Any) -> bool:
-    if not is_array(value) or (value.dtype, value.shape) != (array.dtype, array.shape):
-        return False
-    return bool(value.tobytes() == array.tobytes())
 
 
 def _same_contents(value: Any, frozen: Contents) -> bool:
@@ -231,7 +207,7 @@ def can_change(frozen: object) -> bool:
     if isinstance(frozen, Contents):
         is_fixed = frozen.kind in (tuple, frozenset, types.MethodType)
         return not is_fixed or any(map(can_change, frozen.items))
-    return isinstance(frozen, (Data, Instance))
+    return isinstance(frozen, Instance)
 
 
 def leaves(frozen: object) -> Iterator[Any]:

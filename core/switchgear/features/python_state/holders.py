@@ -225,22 +225,6 @@ class Members(Holder):
         self.target.update(content)
 
 
-class Array(Holder):
-    """An array of NumPy's."""
-
-    def content(self) -> Content:
-        """A copy."""
-        return {...: self.target.copy()}
-
-    def changed(self) -> bool:
-        """Whether something was written to it."""
-        return bool(self.target.tobytes() != self.before[...].tobytes())
-
-    def put(self, content: Content) -> None:
-        """Write that into it."""
-        self.target[...] = content[...]
-
-
 class Variable(Holder):
     """A variable that functions share: a cell."""
 

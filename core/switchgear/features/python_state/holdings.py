@@ -5,9 +5,7 @@ from __future__ import annotations
 import types
 from typing import Any, TypeVar
 
-from switchgear.features.python_state.frozen import is_array
 from switchgear.features.python_state.holders import (
-    Array,
     Attributes,
     Content,
     Holder,
@@ -62,8 +60,6 @@ class Holdings:
         holder = self.holders.get(id(value))
         if holder is not None:
             return holder.at_first
-        if is_array(value):
-            return Array(value, "").before
         if isinstance(value, dict):
             return dict(dict_base(value).items(value))
         is_proxy = isinstance(value, types.MappingProxyType)

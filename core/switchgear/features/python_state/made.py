@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from collections import defaultdict
-from collections.abc import Collection, Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 from switchgear.errors import Unsupported
 from switchgear.features.python_state.frozen import NUMBER, same
@@ -61,31 +61,24 @@ def note_set(reached: Reached, codes: Iterable[types.CodeType]) -> None:
                     reached.note_afterwards(holder.target, name, value, label)
 
 
-def start_later(reached: Reached, ran: Collection[types.CodeType]) -> dict[int, types.CodeType]:
+def start_later(reached: Reached) -> dict[int, types.CodeType]:
     """Start the code of backwards that run when the function has, and of what they name; it by id."""
     found: dict[int, types.CodeType] = {}
-    while new := _run_later(reached, ran).items() - found.items():
+    while new := _run_later(reached).items() - found.items():
         found.update(new)
         for _, code in new:
             reached.start(code, {})
     return found
 
 
-def _run_later(reached: Reached, ran: Iterable[types.CodeType]) -> dict[int, types.CodeType]:
-    """The code of backwards whose forwards did run, and of what they name."""
+def _run_later(reached: Reached) -> dict[int, types.CodeType]:
+    """Return the code of backwards that are reached, and of what they name, by id."""
     by_name: defaultdict[str, list[types.CodeType]] = defaultdict(list)
     for code in reached.codes.values():
         for name in {code.co_name, *reached.names_of(code)}:
             by_name[name].append(code)
-    left = {code.co_qualname for code in by_name["forward"]}.difference(
-        code.co_qualname for code in ran
-    )
     found: dict[int, types.CodeType] = {}
-    pending = [
-        code
-        for code in by_name["backward"]
-        if code.co_qualname.removesuffix("backward") + "forward" not in left
-    ]
+    pending = [*by_name["backward"]]
     while pending:
         code = pending.pop()
         if id(code) not in found:

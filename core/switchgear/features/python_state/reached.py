@@ -39,14 +39,12 @@ from switchgear.features.python_state.frozen import (
     Contents,
     Instance,
     freeze,
-    is_array,
     is_atom,
 )
 from switchgear.features.python_state.holders import (
     CONTAINERS,
     KINDS,
     MISSING,
-    Array,
     ClassAttributes,
     Holder,
     Items,
@@ -58,7 +56,6 @@ from switchgear.features.python_state.holders import (
 )
 from switchgear.features.python_state.holdings import Holdings
 from switchgear.features.python_state.identity import Identities, Place, Places
-from switchgear.features.python_state.imports import imported_by, is_being_loaded, loaded
 from switchgear.features.python_state.reads import (
     BASES,
     ITSELF,
@@ -110,7 +107,6 @@ _IMPLIED = frozenset(
 )
 #: What a decorator calls, and what a class runs.
 _CALLED = (types.FunctionType, types.MethodType, functools.partial, nn.Module)
-_SETTLED = (type, types.FunctionType, types.MethodType, types.ModuleType)
 METHODS = (types.FunctionType, classmethod, staticmethod, property)
 #: Attributes whose value depends on all attributes of an object: copies and pickles are made by them.
 _WHOLE_OBJECT = frozenset({"__dict__", "__reduce__", "__reduce_ex__", "__getstate__"})
@@ -170,14 +166,8 @@ class Reached:
         self.places = Places()
         #: The attributes of classes that were looked into, and classes of which there is an instance.
         self._met: set[tuple[object, ...]] = set()
-        #: Classes of which there is an instance, each with the names of what is no method of these, and the names in
-        #: code that asks objects for their classes.
-        self._kinds: list[tuple[type, set[str]]] = []
-        self._asked: set[str] = set()
         self._labels: dict[int, str] = {}
         self._seen: dict[int, Any] = {}
-        #: Modules that code imports, and that are not loaded yet.
-        self.unloaded: set[str] = set()
         #: What code that has started names.
         self.names: set[str] = set()
         #: What has attributes that are found in code, by the names of these.
@@ -194,7 +184,8 @@ class Reached:
         self._functions: defaultdict[int, list[tuple[types.FunctionType, str]]] = defaultdict(list)
         #: Their code, of what was reached before it started.
         self.codes: dict[int, types.CodeType] = {}
-        self._started: set[int] = set()
+        #: The global variables of code that has started, by the ids of code objects.
+        self.started: dict[int, dict[str, Any]] = {}
 
     # -- values --------------------------------------------------------------------------------------------------------
 
@@ -268,8 +259,6 @@ class Reached:
             self._reference(value, label)
         elif isinstance(value, (type, types.ModuleType)):
             self._space(value, label)
-        elif is_array(value):
-            self.held.hold(Array, value, label)
         else:
             self._object(value, label)
 
@@ -499,7 +488,7 @@ class Reached:
                 f"the function reaches {label}, a {type(value).__name__}, which every use changes and nothing puts "
                 "back; use it outside of the function"
             )
-        if isinstance(value, _CHANGING):
+        if isinstance(value, _CHANGING) or type(value).__name__ == "ndarray":  # of NumPy's
             raise Unsupported(
                 f"the function reaches {label}, a {type(value).__name__}, of which no guard tells what is in it; pass "
                 "what you need of it"
@@ -531,10 +520,11 @@ class Reached:
         attributes = itertools.chain.from_iterable(
             vars(base).items() for base in _users_bases(kind)
         )
-        own = {name for name, value in attributes if type(value) is not types.FunctionType}
-        self._kinds.append((kind, own))
-        for name in own & self._asked:
-            self._look_up(kind, name)
+        for name, value in attributes:  # code may come by the class of an object
+            if type(value) is not types.FunctionType:
+                self._spaces.setdefault(name, []).append(kind)
+                if name in self.names:
+                    self._look_up(kind, name)
         for hooks in internals.global_module_hooks() if issubclass(kind, nn.Module) else ():
             for hook in hooks.values():
                 self.reach(hook, "a hook of all modules")
@@ -711,9 +701,6 @@ class Reached:
             or isinstance(value, WRITTEN_IN_C)
         ):
             return
-        if type(type(value)) is enum.EnumMeta and type(value) is kind:  # which nobody can replace
-            self.reach(value, f"{kind.__name__}.{name}")
-            return
         if name == "__getattribute__" or is_redirection(value):  # of capture's own
             return
         bases = [base for base in kind.__mro__ if name in vars(base)]
@@ -752,9 +739,9 @@ class Reached:
         self.held.hold(Variables, space, f"module {space.get('__name__')}")
         self._seen[id(code)] = code
         self._functions[id(code)].append((function, label))
-        if id(code) not in self._started:
+        if id(code) not in self.started:
             self.codes[id(code)] = code
-        if id(code) in self._started or code.co_name == "backward":
+        if id(code) in self.started or code.co_name == "backward":
             self._left.append((function, label))
 
     def _attributes_of_function(self, function: Any, label: str) -> None:
@@ -766,11 +753,11 @@ class Reached:
 
     def start(self, code: types.CodeType, space: dict[str, Any]) -> None:
         """Look into the functions of code that starts, in which `space` are the global variables."""
-        self._started.add(id(code))
+        self.started.setdefault(id(code), space)
         if id(code) in self._functions:
             self._left.extend(self._functions[id(code)])
             self._look_into_functions()
-        elif user_objects.is_users_own(space.get("__name__")) and not is_being_loaded(space):
+        elif user_objects.is_users_own(space.get("__name__")) and not _is_loading(space):
             self._hold_variables(code, space)
 
     def _hold_variables(self, code: types.CodeType, space: dict[str, Any]) -> None:
@@ -823,10 +810,6 @@ class Reached:
         self._named(names)
         if user_objects.attributes_asked(code):
             self._ask_functions(function)
-        if user_objects.asks_for_classes(code):
-            self._ask_classes(names)
-        for name, parts in imported_by(function):
-            self._imported(name, parts, code)
 
     def _ask_functions(self, function: types.FunctionType) -> None:
         """Take note of what functions have not that this one asks for by `hasattr` or `getattr`."""
@@ -838,17 +821,6 @@ class Reached:
             asked = variables.get(variable)
             if isinstance(asked, types.FunctionType) and name not in vars(asked):
                 self._note(vars(asked), name, MISSING, f"{variable}.{name}", code)
-
-    def _imported(self, name: str, parts: tuple[str, ...], code: types.CodeType) -> None:
-        module = loaded(name)
-        if module is None:
-            self.unloaded.add(name)
-            return
-        if parts:
-            self._variables(vars(module), {*parts}, code)
-        else:
-            self.reach(module, name)
-        self.unloaded |= {f"{name}.{part}" for part in parts if part not in vars(module)}
 
     def _fixed_function(self, function: types.FunctionType, label: str) -> None:
         """What a decorator made, such as `torch.func.grad`, leads to what it was given."""
@@ -927,14 +899,6 @@ class Reached:
             self.reach(meta, meta.__qualname__)
             self._behind(vars(meta).get("__getattribute__"), f"{meta.__name__}.__getattribute__")
 
-    def _ask_classes(self, names: Set[str]) -> None:
-        """Code that comes by classes of objects names these: the attributes that classes have are read."""
-        new = names - self._asked
-        self._asked |= new
-        for kind, own in tuple(self._kinds):
-            for name in own & new:
-                self._look_up(kind, name)
-
     def _named(self, names: Set[str]) -> None:
         new = names - self.names
         self.names |= names
@@ -963,6 +927,11 @@ def own_dict(value: object) -> dict[str, Any] | None:
     except AttributeError:
         return None
     return own if type(own) is dict else None
+
+
+def _is_loading(space: dict[str, Any]) -> bool:
+    """Check whether a module is being loaded, whose code sets its global variables."""
+    return getattr(space.get("__spec__"), "_initializing", False)
 
 
 def _refuse_alive(kind: type, label: str) -> None:

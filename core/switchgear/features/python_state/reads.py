@@ -22,12 +22,10 @@ import torch
 from switchgear import torch_private as internals
 from switchgear.capture.guards import Guard, Known
 from switchgear.capture.signature import Attribute, follow
-from switchgear.errors import Unsupported
 from switchgear.features.python_state.frozen import (
     NUMBER,
     TENSOR,
     Contents,
-    Data,
     Instance,
     alike,
     can_change,
@@ -38,7 +36,7 @@ from switchgear.features.python_state.frozen import (
     same,
     same_keys,
 )
-from switchgear.features.python_state.holders import MISSING, NOT_SET, dict_of, items_of
+from switchgear.features.python_state.holders import MISSING, NOT_SET, dict_of
 from switchgear.features.python_state.identity import Identities, Place
 from switchgear.features.python_state.streams import variable_of_context
 
@@ -48,8 +46,6 @@ ITSELF: Any = type("Itself", (), {})()
 NAMES: Any = type("Names", (), {})()
 #: The key of a class's bases, which may be exchanged.
 BASES = "__mro__"
-#: As many may lead to one trace; more are a trace each, until `recompile_limit`.
-_MOST_VALUES = 8
 #: So many places that have changed are named.
 _MOST_TOLD = 3
 #: A container of more is compared by which it is, and by the objects in it.
@@ -76,8 +72,6 @@ class Read:
     place: Place | None = None
     #: Whether it is read by what is traced after the function has run.
     is_later: bool = False
-    #: What is compared once captures that found other contents of lists have come to the same.
-    unasked: object = None
 
     @property
     def home(self) -> object:
@@ -123,7 +117,7 @@ class Read:
             return False
         place, another = self.place, other.place
         is_there = another is None if place is None else another and place.matches(another)
-        return bool(is_there) and self.unasked is None and alike(self.value, other.value)
+        return bool(is_there) and alike(self.value, other.value)
 
     def __str__(self) -> str:
         return f"{self.label} is {_shown(self.value)}"
@@ -160,12 +154,11 @@ def guard_on(state: State, arguments: Iterable[int], settle: Callable[[], None])
     else:
         _STATES[state.place] = state
     names = "".join(f"a{index}, " for index in arguments)
-    check = "state.holds(state.fixed) or states.refresh()"
+    check = "state.holds(state.fixed) or state.refresh()"
     if names:
-        check = f"state.holds((state.owners, {names})) or states.refresh({names})"
-    states, told = States(state), (state.listed, state.varying, state.modules())
-    scope = {"state": state, "states": states}
-    return Guard(check, states.why, scope, states.forget, settle, *told)
+        check = f"state.holds((state.owners, {names})) or state.refresh({names})"
+    told = state.listed, state.varying, state.modules()
+    return Guard(check, state.why, {"state": state}, settle, *told)
 
 
 class State:
@@ -226,7 +219,7 @@ class State:
         self._root, self._kept = _tree(self._reads, call, [*objects], looked_into, self.identities)
         self.holds = internals.guard_check(self._root)
 
-    def holds_anew(self, *objects: Any) -> bool:
+    def refresh(self, *objects: Any) -> bool:
         """Check whether it holds, where the tree says no.
 
         The tree compares some places by identity, and dicts by their versions; it is made again where these alone are
@@ -252,21 +245,15 @@ class State:
         """The objects among the flattened arguments of a call, by their places."""
         return {index: leaves[index] for index in self.indices}
 
-    def missed(self, objects: Mapping[int, object]) -> list[Read]:
-        """The reads that find something else in a call with these objects among its arguments."""
-        return [read for read in self._reads if not read.holds(objects)]
-
-    def ask_less(self, objects: Mapping[int, object]) -> bool:
-        """Ask no longer what lists hold that are appended to, if it then holds."""
-        missed = self.missed(objects)
-        if any(
-            read.unasked is None or not same(read.now(objects), read.unasked) for read in missed
-        ):
-            return False
-        for read in missed:
-            read.value = read.unasked
-        self._build(objects)
-        return True
+    def why(self, leaves: Sequence[Any]) -> str:
+        """Return what is different in a call with these flattened arguments."""
+        objects = self.objects(leaves)
+        missed = [read for read in self._reads if not read.holds(objects)]
+        changes = [
+            f"{read.label} (from {_shown(read.value)} to {_shown(read.now(objects))})"
+            for read in missed[:_MOST_TOLD]
+        ]
+        return ", ".join(changes) or self.identities.missed(objects) or "Python state"
 
     def varying(self, leaves: Sequence[Any]) -> Iterator[str]:
         """The integers that are others in a call with these flattened arguments."""
@@ -282,65 +269,6 @@ class State:
 #: Those that entries are for, by their places: entries that ask the same share one and its tree, which costs less
 #: where they take turns.
 _STATES: WeakValueDictionary[tuple[int, ...], State] = WeakValueDictionary()
-
-
-class States:
-    """What leads to one trace: the state that it was captured with, and alternatives."""
-
-    def __init__(self, state: State) -> None:
-        self._states = [state]
-
-    def refresh(self, *objects: Any) -> bool:
-        """Check whether one holds, where the tree of the first says no."""
-        if any(one.holds((one.owners, *objects)) for one in self._states[1:]):
-            return True
-        return any(one.holds_anew(*objects) for one in self._states)
-
-    def why(self, leaves: Sequence[Any]) -> str:
-        """What is otherwise in a call with these flattened arguments than in the call, of those known, most like it."""
-        first = self._states[0]
-        objects = first.objects(leaves)
-        nearest = min((state.missed(objects) for state in self._states), key=len)
-        changes = [
-            f"{read.label} (from {_shown(read.value)} to {_shown(read.now(objects))})"
-            for read in nearest[:_MOST_TOLD]
-        ]
-        return ", ".join(changes) or first.identities.missed(objects) or "Python state"
-
-    def forget(self, guard: Guard, leaves: Sequence[Any]) -> bool:
-        """Take what a call that did not fit was captured with, by `guard`, for an alternative; False if it is none.
-
-        Raises `Unsupported` where the function itself has changed at each call what it is captured for.
-        """
-        first, other = self._states[0], guard.scope["state"]
-        objects = first.objects(leaves)
-        missed = first.missed(objects)
-        if other.indices != first.indices or not missed or any(read.is_later for read in missed):
-            return False
-        if any(one.ask_less(objects) for one in self._states):
-            return True
-        if len(self._states) <= _MOST_VALUES:
-            self._states.append(other)
-            return True
-        if any(_was_written(read.now(objects), read.value, first.written) for read in missed):
-            raise Unsupported(
-                f"the function changes {missed[0].label}, and every call finds it otherwise; change it outside of the "
-                "jitted function",
-                splits=False,
-            )
-        return False
-
-
-def _was_written(now: Any, frozen: object, written: Set[int]) -> bool:
-    """Whether a value is not what was frozen in a container, at any depth, that calls write to."""
-    if same(now, frozen):
-        return False
-    if id(now) in written:
-        return True
-    if not isinstance(frozen, Contents) or not isinstance(now, (tuple, list, dict)):
-        return False
-    pairs = zip(items_of(now), frozen.items, strict=False)
-    return any(_was_written(*pair, written) for pair in pairs)
 
 
 def _is_not_known(call: object) -> bool:
@@ -441,10 +369,10 @@ def _is_by_identity(frozen: object, is_still: bool) -> bool:
         return False
     if is_still and frozen.keys and _is_versioned(frozen.kind):
         return True
-    is_flat = not any(isinstance(item, (Contents, Instance, Data, Known)) for item in frozen.items)
+    is_flat = not any(isinstance(item, (Contents, Instance, Known)) for item in frozen.items)
     if frozen.kind is tuple and is_flat:
         return True
-    return frozen.size > _FEW_ITEMS and not any(type(one) is Data for one in leaves(frozen))
+    return frozen.size > _FEW_ITEMS
 
 
 def _is_versioned(kind: type) -> bool:
@@ -534,18 +462,17 @@ def _add_value(node: Any, frozen: object, value: Any, label: list[str]) -> None:
         node.add_type_match_guard(id(int), label, None)  # more is asked where it is an input
     elif isinstance(frozen, Known):
         node.add_lambda_guard(frozen.names, label, None)
-    elif isinstance(frozen, (Contents, Data)) or frozen is TENSOR:
+    elif isinstance(frozen, Contents) or frozen is TENSOR or _needs_care(frozen):
         node.add_lambda_guard(lambda now: same(now, frozen), label, None)
     elif not is_atom(frozen):
         node.add_id_match_guard(id(frozen), label, None)
-    elif _needs_care(frozen):
-        node.add_lambda_guard(lambda now: same(now, frozen), label, None)
     else:
         node.add_equals_match_guard(frozen, label, None)
 
 
 def _needs_care(value: Any) -> bool:
     """Whether `==` takes it for something else: 0.0 for -0.0, nan for no nan, a slice of them."""
-    if isinstance(value, (float, complex)):
-        return value == 0 or value != value
-    return isinstance(value, (slice, range, torch.Size))
+    if not is_atom(value):
+        return False
+    is_odd = isinstance(value, (float, complex)) and (value == 0 or value != value)
+    return is_odd or isinstance(value, (slice, range, torch.Size))

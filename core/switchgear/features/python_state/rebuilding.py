@@ -22,20 +22,17 @@ from switchgear.capture.recorder import Recorder
 from switchgear.capture.signature import is_bound
 from switchgear.capture.sizes import active_sizes, fixed, has_numbers, python
 from switchgear.errors import Unsupported
-from switchgear.features.python_state.frozen import ATOMS, is_atom, same
+from switchgear.features.python_state.frozen import ATOMS, is_atom
 from switchgear.features.python_state.holders import Slots, dict_base, slots_of
 from switchgear.features.python_state.identity import Place
 from switchgear.features.python_state.reached import Reached, own_dict
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Constant:
     """An object that is the same for every call."""
 
     value: object
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Constant) and same(other.value, self.value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,21 +188,11 @@ def _pattern(value: object) -> object:
     if isinstance(value, deque):
         return value.maxlen
     if isinstance(value, types.FunctionType):
-        return value.__code__, _Same(value.__globals__), value.__name__
+        return value.__code__, value.__globals__, value.__name__
     if isinstance(value, defaultdict):
         return value.default_factory
     has_dict = isinstance(value, dict) and type(value).__dictoffset__
     return _ITSELF if has_dict and vars(value) is value else None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Same:
-    """An object that is compared by identity."""
-
-    value: object
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.value is self.value
 
 
 def _is_fixed(value: object) -> bool:
@@ -295,7 +282,7 @@ def _function(
     cells: Any = tuple([part(cell) for cell in template.items[2:]])
     defaults: Any = part(template.items[0])
     keyword_defaults: Any = part(template.items[1])
-    function = types.FunctionType(code, scope.value, name, defaults, cells or None)
+    function = types.FunctionType(code, scope, name, defaults, cells or None)
     made[template.index] = function
     function.__kwdefaults__ = keyword_defaults
     for attribute, item in template.attributes:

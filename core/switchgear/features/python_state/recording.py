@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import functools
 import importlib
@@ -16,7 +17,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from switchgear import torch_private as internals
 from switchgear.capture.known_calls import refuse_call, refuse_start
 from switchgear.capture.running_code import RunningCode
 from switchgear.errors import Unsupported
@@ -65,12 +65,6 @@ def _missing(reached: Reached, thread: int) -> Callable[[torch.Tensor, str], Any
     return __getattr__
 
 
-def _names_of_attributes(original: Callable[..., list[str]], tensor: torch.Tensor) -> list[str]:
-    """`dir(tensor)` of the tensor itself, for PyTorch would ask the wrapper that stands for it."""
-    with internals.DisableTorchFunction():
-        return original(tensor)
-
-
 class Recording:
     """Notes the reads of attributes of instances of the classes that are reached, by this thread."""
 
@@ -86,6 +80,8 @@ class Recording:
         self._changes: dict[int, Change] = {}
         #: Which code runs.
         self.code = RunningCode(functools.partial(self._look, self._start), self._call)
+        #: Whether the function has loaded a module.
+        self.loads = False
         #: Why what the function has reached is refused: it may catch that.
         self.failure: Exception | None = None
 
@@ -104,8 +100,8 @@ class Recording:
                 if not hasattr(torch.Tensor, "__getattr__"):
                     missing = _missing(self._reached, self._thread)
                     stack.enter_context(replaced(torch.Tensor, "__getattr__", missing))
-                stack.enter_context(redirected(torch.Tensor, "__dir__", _names_of_attributes))
-                stack.enter_context(redirected(importlib, "import_module", self._import))
+                for holder, name in ((importlib, "import_module"), (builtins, "__import__")):
+                    stack.enter_context(redirected(holder, name, self._import))
                 for name in ("__getitem__", "__iter__", "__len__"):
                     stack.enter_context(redirected(variables, name, self._environment))
                 yield
@@ -214,9 +210,13 @@ class Recording:
         return __getattribute__
 
     def _import(self, original: Callable[..., Any], *args: object, **kwargs: object) -> Any:
+        before = len(sys.modules)
         module = original(*args, **kwargs)
-        with self.code:
-            self._look(self._reached.reach, module, module.__name__)
+        # past what `redirected` puts in the place of the original
+        if user_objects.is_users(caller(2)):
+            with self.code:
+                self.loads |= len(sys.modules) > before
+                self._look(self._reached.reach, module, module.__name__)
         return module
 
     def _environment(

@@ -12,7 +12,7 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from switchgear.capture.known_calls import is_known, is_written_in_python
+from switchgear.capture.known_calls import is_known, is_written_in_python, operations
 
 #: Packages whose functions and classes are taken to be as they are.
 _LOOKED_INTO = {"__main__", "argparse", "collections", "configparser", "weakref", "_weakrefset"}
@@ -24,12 +24,12 @@ _FIXED = sys.stdlib_module_names - _LOOKED_INTO | {
 #: What of these reads attributes of modules all the same.
 _MODULES = ("torch.nn.modules.", "torch.nn.utils.", "torch.optim.")
 _LOADS = {dis.opmap["LOAD_GLOBAL"]: 1}
-_BINDS = {dis.opmap["STORE_GLOBAL"], dis.opmap["DELETE_GLOBAL"]}
-_IN_CLASSES = ("LOAD_NAME", "STORE_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
-_IS = dis.opmap["IS_OP"]
-_OF_VARIABLES = dict.fromkeys(
-    [*_BINDS, *(dis.opmap[name] for name in _IN_CLASSES if name in dis.opmap)], 0
+_BINDS = (
+    *("STORE_GLOBAL", "DELETE_GLOBAL"),
+    *("LOAD_NAME", "STORE_NAME", "LOAD_FROM_DICT_OR_GLOBALS"),  # in the bodies of classes
 )
+_IS = dis.opmap["IS_OP"]
+_OF_VARIABLES = dict.fromkeys([dis.opmap[name] for name in _BINDS if name in dis.opmap], 0)
 
 
 @functools.cache
@@ -117,23 +117,13 @@ def variables_in(code: types.CodeType) -> frozenset[str]:
     return frozenset(found)
 
 
-def _named_by(code: types.CodeType, operations: Mapping[int, int]) -> set[str]:
+def _named_by(code: types.CodeType, bits: Mapping[int, int]) -> set[str]:
     """The names that these operations have; of their arguments so many bits say something else."""
-    names, high = set[str](), 0
-    for operation, low in zip(code.co_code[::2], code.co_code[1::2], strict=True):
-        argument, high = high | low, 0
-        if operation == dis.EXTENDED_ARG:
-            high = argument << 8
-        elif operation in operations:
-            names.add(code.co_names[argument >> operations[operation]])
-    return names
-
-
-@functools.cache
-def writes_globals(code: types.CodeType) -> bool:
-    """Whether a code object, or one inside of it, binds a global variable."""
-    inner = (part for part in code.co_consts if isinstance(part, types.CodeType))
-    return not _BINDS.isdisjoint(code.co_code[::2]) or any(map(writes_globals, inner))
+    return {
+        code.co_names[argument >> bits[operation]]
+        for operation, argument in operations(code)
+        if operation in bits
+    }
 
 
 @functools.cache
@@ -143,13 +133,6 @@ def attributes_set(code: types.CodeType) -> frozenset[str]:
     if "setattr" in code.co_names or "__setattr__" in code.co_names:
         found.update(value for value in code.co_consts if isinstance(value, str))
     return frozenset(found)
-
-
-@functools.cache
-def asks_for_classes(code: types.CodeType) -> bool:
-    """Whether a code object comes by the class of an object: as `cls`, by `type` or `__class__`."""
-    is_of_class = code.co_varnames[:1] == ("cls",)
-    return is_of_class or "__class__" in code.co_names or "type" in globals_in(code)
 
 
 @functools.cache

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from switchgear.errors import Unsupported
 from switchgear.features.python_state.frozen import is_atom, same
 from switchgear.features.python_state.holders import (
     MISSING,
-    Array,
     Content,
     Elements,
     Holder,
@@ -42,14 +39,6 @@ class Write:
     is_all: bool = False
     place: int | None = None
 
-    def matches(self, other: Write) -> bool:
-        """Whether it does the same."""
-        is_same_holder = self.holder.target is other.holder.target
-        return (is_same_holder and self.place == other.place) and (
-            (self.stored, self.removed, self.appended, self.is_all)
-            == (other.stored, other.removed, other.appended, other.is_all)
-        )
-
     def do(self, results: Results) -> None:
         """Write for a call."""
         holder = self.holder
@@ -70,10 +59,6 @@ class Write:
 def changes(reached: Reached, packing: Packing) -> Iterator[Write]:
     """What the function has changed in what it reached."""
     for holder in reached.held.changed():
-        if isinstance(holder, Array):
-            raise Unsupported(
-                f"the function writes to {holder.label}, an array of NumPy's; use a tensor"
-            )
         write = _write(holder, packing)
         for key, _ in write.stored if write is not None and holder.hides_absence else ():
             if key not in holder.at_first:
@@ -102,31 +87,16 @@ def _write(holder: Holder, packing: Packing) -> Write | None:
 
 
 def _elements(holder: Elements, now: Content, packing: Packing) -> Write | None:
-    values, before = [*now.values()], [*holder.at_first.values()]
-    most = holder.target.maxlen if isinstance(holder.target, deque) else None
-    count = _appended(values, before, most, packing)
-    if count is not None:
-        new = tuple([_pack(holder, "", value, packing) for value in values[len(values) - count :]])
-        return Write(holder, appended=new) if count else None
+    before = holder.at_first
+    is_longer = len(now) >= len(before) and getattr(holder.target, "maxlen", None) is None
+    if is_longer and all(_is_kept(now[place], before[place], packing) for place in before):
+        new = tuple([_pack(holder, "", now[place], packing) for place in [*now][len(before) :]])
+        return Write(holder, appended=new) if new else None
     return Write(
         holder,
         tuple((place, _pack(holder, place, value, packing)) for place, value in now.items()),
         is_all=True,
     )
-
-
-def _appended(
-    values: list[Any], before: list[Any], most: int | None, packing: Packing
-) -> int | None:
-    """How many elements were appended, of which the last `most` are there; None if more than that has changed."""
-    least = max(len(values) - len(before), 0)
-    for count in range(least, len(values) + 1 if most is not None else least + 1):
-        expected = [*before, *values[len(values) - count :]][-(most or len(before) + count) :]
-        if len(expected) == len(values) and all(
-            _is_kept(*pair, packing) for pair in zip(values, expected, strict=True)
-        ):
-            return count
-    return None
 
 
 def _pack(holder: Holder, key: object, value: object, packing: Packing) -> Template:
