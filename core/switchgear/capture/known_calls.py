@@ -138,7 +138,7 @@ _HEAP, _IMMUTABLE = 1 << 9, 1 << 8
 def is_written_in_python(kind: type) -> bool:
     """Check whether a class is, and so may be changed."""
     is_heap = kind.__flags__ & (_HEAP | _IMMUTABLE) == _HEAP
-    return is_heap and _BINDINGS.isdisjoint(base.__module__ for base in kind.__mro__)
+    return is_heap and _BINDINGS.isdisjoint([base.__module__ for base in kind.__mro__])
 
 
 #: Modules whose types hold in C what changes: made inside they are the function's own, reached they are refused.

@@ -50,7 +50,8 @@ class _Profile:
     def _told(self, frame: types.FrameType, event: str, argument: object) -> None:
         try:
             if event == "c_call":
-                self._called(frame, argument)
+                if not is_of_pytorch(frame.f_code.co_filename):
+                    self._called(frame, argument)
             elif event == "call":
                 self._start(frame, frame.f_code)
         except BaseException:
