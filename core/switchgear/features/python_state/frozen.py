@@ -132,23 +132,16 @@ def same(value: object, frozen: object) -> bool:
     return bool(value_key(value) == value_key(frozen))
 
 
-def alike(one: object, two: object) -> bool:
-    """Check whether two frozen values are of the same value."""
-    if one is two or type(one) is not type(two):
-        return one is two
-    if isinstance(one, Known) and isinstance(two, Known):
-        return one.names(two())
-    if isinstance(one, Contents) and isinstance(two, Contents):
-        own, other = ((each.kind, each.itself, *(each.keys or ())) for each in (one, two))
-        is_same = len(own) == len(other) and len(one.items) == len(two.items)
-        if not is_same or not all(map(operator.is_, own, other)):
-            return False
-        is_set_alike = value_key(one.setting) == value_key(two.setting)
-        return is_set_alike and all(map(alike, one.items, two.items))
-    if isinstance(one, Instance) and isinstance(two, Instance):
-        return one.kind is two.kind
-    is_by_value = is_atom(one) or type(one) is frozenset  # of names
-    return is_by_value and bool(value_key(one) == value_key(two))
+def frozen_key(frozen: object) -> object:
+    """A frozen value as part of a key: equal for what the same values meet."""
+    if isinstance(frozen, Known):
+        return value_key(frozen())
+    if isinstance(frozen, Instance):
+        return frozen.kind.__name__, id(frozen.kind)
+    if not isinstance(frozen, Contents):
+        return frozen if type(frozen) is frozenset else value_key(frozen)  # of names
+    parts = (frozen.kind, frozen.itself, *(frozen.keys or ()))
+    return *map(id, parts), value_key(frozen.setting), *map(frozen_key, frozen.items)
 
 
 def _same_contents(value: Any, frozen: Contents) -> bool:

@@ -6,7 +6,6 @@ PyTorch's guard tree checks them in C++; where that says no, Python tells which 
 
 from __future__ import annotations
 
-import operator
 import types
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -21,15 +20,15 @@ import torch
 
 from switchgear import torch_private as internals
 from switchgear.capture.guards import Guard, Known
-from switchgear.capture.signature import Attribute, follow
+from switchgear.capture.signature import Argument, Attribute, follow
 from switchgear.features.python_state.frozen import (
     NUMBER,
     TENSOR,
     Contents,
     Instance,
-    alike,
     can_change,
     changing,
+    frozen_key,
     is_atom,
     leaves,
     numbers_changed,
@@ -110,14 +109,13 @@ class Read:
         now = self.now(objects)
         return bool(now == self.value) if self.key is NAMES else same(now, self.value)
 
-    def is_like(self, other: Read) -> bool:
-        """Check whether another read asks the same of every call."""
-        own, others = ((one.owner, one.key, one.kind) for one in (self, other))
-        if not all(map(operator.is_, own, others)) or self.is_later is not other.is_later:
-            return False
-        place, another = self.place, other.place
-        is_there = another is None if place is None else another and place.matches(another)
-        return bool(is_there) and alike(self.value, other.value)
+    def as_key(self) -> tuple[object, ...]:
+        """It as part of a key: equal for reads that ask the same of every call."""
+        place = () if self.place is None else (self.place.owner, *self.place.steps)
+        # others may be of any class
+        where = [one if isinstance(one, (str, Argument, Attribute)) else id(one) for one in place]
+        parts = (self.owner, self.key, self.kind)
+        return *map(id, parts), *where, self.is_later, frozen_key(self.value)
 
     def __str__(self) -> str:
         return f"{self.label} is {_shown(self.value)}"
@@ -148,11 +146,7 @@ def class_attribute(kind: type, name: str) -> Any:
 
 def guard_on(state: State, arguments: Iterable[int], settle: Callable[[], None]) -> Guard:
     """The guard that all is as it was; `arguments` are the places of the objects among those of a call."""
-    known = _STATES.get(state.place)
-    if known is not None and known.is_like(state):
-        state = known
-    else:
-        _STATES[state.place] = state
+    state = _STATES.setdefault(state.key, state)
     names = "".join(f"a{index}, " for index in arguments)
     check = "state.holds(state.fixed) or state.refresh()"
     if names:
@@ -175,9 +169,7 @@ class State:
         identities: Identities,
     ) -> None:
         self._reads = reads
-        self.identities = identities
-        #: The ids of what calls write to.
-        self.written = written
+        self._identities = identities
         self.indices = tuple(arguments)
         #: The ids of dicts that are looked into by every call, for something writes to them between calls.
         self._looked_into = {*written}
@@ -191,17 +183,10 @@ class State:
         self._is_new = True
         for read in reads:
             read.release()
-        #: What states that may be alike have in common.
-        self.place = tuple([id(part) for read in reads for part in (read.owner, read.key)])
-
-    def is_like(self, other: State) -> bool:
-        """Check whether another state asks the same of every call."""
-        own, others = (
-            (one.indices, one.written, one.identities.ties, one.identities.apart)
-            for one in (self, other)
-        )
-        is_alone = not (self.identities.ties or self.identities.apart)
-        return is_alone and own == others and all(map(Read.is_like, self._reads, other._reads))
+        #: Equal for states that ask the same of every call.
+        self.key: tuple[object, ...] = (self.indices, *[read.as_key() for read in reads])
+        if identities.ties or identities.apart:
+            self.key = (object(),)
 
     def modules(self) -> list[Known]:
         """Those among what was read."""
@@ -216,7 +201,7 @@ class State:
         looked_into = None if self._writes_met > _MOST_WRITES else self._looked_into
         self.fixed = (self.owners,)
         call = (self.owners, *objects.values())
-        self._root, self._kept = _tree(self._reads, call, [*objects], looked_into, self.identities)
+        self._root, self._kept = _tree(self._reads, call, [*objects], looked_into, self._identities)
         self.holds = internals.guard_check(self._root)
 
     def refresh(self, *objects: Any) -> bool:
@@ -232,7 +217,7 @@ class State:
         suspects = [self._reads[int(number)] for number in said[:1] if number.isdecimal()]
         if not all(read.holds(named) for read in (*suspects, *self._reads)):
             return False
-        if self.identities.missed(named):
+        if self._identities.missed(named):
             return False
         self._looked_into.update(id(read.owner) for read in suspects)
         self._writes_met += self._root is not None
@@ -253,7 +238,7 @@ class State:
             f"{read.label} (from {_shown(read.value)} to {_shown(read.now(objects))})"
             for read in missed[:_MOST_TOLD]
         ]
-        return ", ".join(changes) or self.identities.missed(objects) or "Python state"
+        return ", ".join(changes) or self._identities.missed(objects) or "Python state"
 
     def varying(self, leaves: Sequence[Any]) -> Iterator[str]:
         """The integers that are others in a call with these flattened arguments."""
@@ -266,9 +251,8 @@ class State:
         return sorted(map(str, self._reads))
 
 
-#: Those that entries are for, by their places: entries that ask the same share one and its tree, which costs less
-#: where they take turns.
-_STATES: WeakValueDictionary[tuple[int, ...], State] = WeakValueDictionary()
+#: Those that entries are for: entries that ask the same share one and its tree, which costs less where they take turns.
+_STATES: WeakValueDictionary[tuple[object, ...], State] = WeakValueDictionary()
 
 
 def _is_not_known(call: object) -> bool:
