@@ -104,7 +104,7 @@ def test_an_attribute_of_a_module_among_many_reads() -> None:
     assert torch.equal(jitted(X), module(X))
 
 
-def test_kinds_of_calls_share_guards_and_forget_them_apart() -> None:
+def test_kinds_of_calls_share_one_guard_on_what_they_read() -> None:
     holder = SimpleNamespace(number=2)
     jitted = sg.jit(
         lambda x: (holder.number, x * (holder.number if len(x) == 2 else 1))[1], executors=["torch"], dynamic=False
@@ -116,7 +116,7 @@ def test_kinds_of_calls_share_guards_and_forget_them_apart() -> None:
         states |= {guard.scope["state"] for guard in last_entry(jitted).captured.guards if "state" in guard.scope}
     assert len(states) == 1
     holder.number = 5
-    for x in reversed(inputs):  # the second does not depend on the number, and forgets it
+    for x in reversed(inputs):
         assert torch.equal(jitted(x), x * (5 if len(x) == 2 else 1))
 
 
