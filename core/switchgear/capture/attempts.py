@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import random
 import sys
 import threading
@@ -90,6 +91,8 @@ def _cleared(error: BaseException, before: Collection[Change]) -> BaseException:
             if interrupt is not None or is_own_file(frame.f_code.co_filename):
                 with contextlib.suppress(RuntimeError):  # it runs
                     frame.clear()
+    if interrupt is not None:
+        gc.collect()  # context managers in circles would else end later, and set modes that are put back here
     put_back(before)
     return interrupt or error
 
