@@ -91,7 +91,7 @@ def _cleared(error: BaseException, before: Collection[Change]) -> BaseException:
             if interrupt is not None or is_own_file(frame.f_code.co_filename):
                 with contextlib.suppress(RuntimeError):  # it runs
                     frame.clear()
-    if interrupt is not None:
+    if interrupt is not None and len(changes()) > len(before):
         gc.collect()  # context managers in circles would else end later, and set modes that are put back here
     put_back(before)
     return interrupt or error
