@@ -86,8 +86,7 @@ Case = tuple[Callable[[Tensor], Any], Callable[[], object]]
 
 def cases() -> dict[str, Case]:
     options, key, held = argparse.Namespace(rate=1.0), Key(), {"rate": 1.0}
-    local, of_thread, words = threading.local(), OfThread(), ConfigParser()
-    local.scale = 1.0
+    words = ConfigParser()
     words["a"] = {"b": "1"}
     by_key = weakref.WeakKeyDictionary({key: 1.0})
     view = types.MappingProxyType(held)
@@ -96,8 +95,6 @@ def cases() -> dict[str, Case]:
     return {
         "a namespace": (lambda x: x * options.rate, lambda: setattr(options, "rate", 2.0)),
         "a variable of the context": (lambda x: x * VARIABLE.get(), lambda: VARIABLE.set(2.0)),
-        "what a thread has": (lambda x: x * local.scale, lambda: setattr(local, "scale", 2.0)),
-        "what a thread has, of a class": (lambda x: x * of_thread.scale, lambda: setattr(of_thread, "scale", 2.0)),
         "a weak dictionary": (lambda x: x * by_key[key], lambda: by_key.update({key: 2.0})),
         "a view of a dictionary": (lambda x: x * view["rate"], lambda: held.update(rate=2.0)),
         "a chain of dictionaries": (lambda x: x * chain["rate"], lambda: chain.update(rate=2.0)),
@@ -143,19 +140,27 @@ def test_a_variable_of_the_context_that_is_set_inside() -> None:
 
 
 def test_what_is_not_come_by_does_not_matter() -> None:
-    variable, local = contextvars.ContextVar("variable", default=1.0), threading.local()
-    local.scale = 1.0
+    variable = contextvars.ContextVar("variable", default=1.0)
 
     def other(x: Tensor) -> Any:
-        return x * variable.get() * local.scale
+        return x * variable.get()
 
     jitted = sg.jit(lambda x, flag=False: other(x) if flag else x, executors=["torch"])
     jitted(X)
     variable.set(2.0)
-    local.scale = 2.0
     jitted(X)
     assert sg.cache_info(jitted).hits == 1
-    assert torch.equal(jitted(X, flag=True), X * 4)
+    assert torch.equal(jitted(X, flag=True), X * 2)
+
+
+@pytest.mark.parametrize("kind", [threading.local, OfThread])
+def test_what_a_thread_has_falls_back(kind: Any) -> None:
+    local = kind()
+    local.scale = 1.0
+    jitted = sg.jit(lambda x: x * local.scale, executors=["torch"])
+    with falls_back("reaches local, a .*use it outside of the function"):
+        for local.scale in (1.0, 2.0):
+            assert torch.equal(jitted(X), X * local.scale)
 
 
 def test_a_logger_is_given_another_level(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,22 +6,19 @@ from switchgear.features.checkpointing import Checkpointing
 from switchgear.features.custom_functions import CustomFunctions
 from switchgear.features.data import Data
 from switchgear.features.distributed import Distributed
-from switchgear.features.fast_paths import BatchOfOne, FastPaths
-from switchgear.features.foreach import Foreach
+from switchgear.features.fast_paths import FastPaths
 from switchgear.features.generators import Generators
 from switchgear.features.inner_grad import InnerGrad
-from switchgear.features.input_queries import InputQueries
 from switchgear.features.modes_changed import ModesChanged
-from switchgear.features.one_hot import OneHot
 from switchgear.features.outside import Outside
 from switchgear.features.python_state import PythonState
 from switchgear.features.refusals import Refusals
 from switchgear.features.reshapes import Reshapes
+from switchgear.features.single_functions import BatchOfOne, Foreach, OneHot
 from switchgear.features.symbolic_sizes import SymbolicSizes
 from switchgear.features.transforms import Transforms
 
 BUILT_IN = (
-    Feature("input_queries", (InputQueries(),)),
     Feature("refusals", (Refusals(),)),
     Feature("distributed", (Distributed(),)),
     Feature("modes_changed", (ModesChanged(),)),
@@ -34,9 +31,8 @@ BUILT_IN = (
     Feature("autocast", (Autocast(),)),
     Feature("custom_functions", (CustomFunctions(),)),
     Feature("checkpoint", (Checkpointing(),)),
-    Feature("foreach", (Foreach(),)),
-    Feature("one_hot", (OneHot(),)),
-    Feature("fast_paths", (FastPaths(), BatchOfOne())),
+    Feature("single_functions", (Foreach(), OneHot(), BatchOfOne())),
+    Feature("fast_paths", (FastPaths(),)),
     Feature("outside", (Outside(),)),
     Feature("python_state", (PythonState(),)),
 )

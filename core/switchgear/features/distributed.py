@@ -21,10 +21,6 @@ from switchgear.capture.recorder import Recorder
 from switchgear.errors import Unsupported
 from switchgear.nesting import tensors_in
 
-#: Namespaces of operators that communicate in place.
-_COMMUNICATING = frozenset({"c10d", "symm_mem"})
-#: That of functional ones.
-_FUNCTIONAL = "_c10d_functional"
 _SHARDED = (
     "is sharded (a DTensor, as fully_shard and tensor parallelism make them), which is read and written by Python in "
     "every call; sg.jit the parts first and shard what it returns: fully_shard(sg.jit(layer))"
@@ -48,7 +44,7 @@ class Distributed(Handler):
     def take(self, recorder: Recorder, call: Call) -> Any:
         """Refuse sharded tensors, and functional collectives where a gradient would have to flow through them."""
         module = getattr(call.fn, "__module__", None) or ""
-        is_functional = module.rpartition(".")[2] == _FUNCTIONAL
+        is_functional = module.rpartition(".")[2] == "_c10d_functional"
         if not is_functional and "torch.distributed.tensor" not in sys.modules:
             return PASS
         for tensor in tensors_in((call.args, call.kwargs)):
@@ -63,7 +59,7 @@ class Distributed(Handler):
 
     def operator(self, recorder: Recorder, call: Operation) -> Any:
         """Refuse operators that communicate in place."""
-        if call.func.namespace in _COMMUNICATING:
+        if call.func.namespace in ("c10d", "symm_mem"):
             raise Unsupported(
                 f"the collective {call.func} inside a jitted function, in {recorder.here()}: other processes take "
                 "part, in every call; call it outside the jitted function",

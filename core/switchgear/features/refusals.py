@@ -16,7 +16,7 @@ import torch
 from torch.overrides import resolve_name
 
 from switchgear.capture.call import Call
-from switchgear.capture.handler import PASS, Handler
+from switchgear.capture.handler import PASS, Handler, getter
 from switchgear.capture.recorder import Recorder
 from switchgear.capture.stand_ins import asker
 from switchgear.capture.user_code import is_own_file
@@ -64,6 +64,8 @@ _OTHERS = ("cholesky", "cholesky_inverse", "inverse", "multinomial", "pinverse",
 #: Functions that raise for what is in their arguments.
 _RAISING = {getattr(torch.linalg, name) for name in _OF_LINALG}
 _RAISING |= {getattr(holder, name) for holder in (torch, torch.Tensor) for name in _OTHERS}
+#: Asks whether a tensor is a leaf of autograd, which is guarded.
+_IS_LEAF = getter("is_leaf")
 #: The module that calls the function.
 _START = "switchgear.capture.session"
 
@@ -78,6 +80,7 @@ class Refusals(Handler):
     def take(self, recorder: Recorder, call: Call) -> Any:
         """Refuse the call, or pass."""
         refuse(call.fn, call.args, call.kwargs, recorder.here)
+        recorder.matters.leaves |= call.fn == _IS_LEAF  # PyTorch answers
         if call.fn in _RAISING and recorder.tracker.follow_autograd:
             _refuse_caught(call.fn, recorder.here)
         return PASS

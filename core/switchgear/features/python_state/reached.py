@@ -463,7 +463,7 @@ class Reached:
             return
         if isinstance(value, nn.Module):
             self._module(value, label)
-        elif not user_objects.is_users_class(kind) or issubclass(kind, threading.local):
+        elif not user_objects.is_users_class(kind):
             self._library_object(value, label)
             return
         _refuse_alive(kind, label)
@@ -499,8 +499,6 @@ class Reached:
             if isinstance(content, torch.Tensor):
                 raise Unsupported(f"{label} is a ContextVar that holds a tensor; pass that")
             self._note(value, "get", content, label)
-        if isinstance(value, threading.local):
-            self._note(value, "__dict__", vars(value), label)
         if isinstance(wrapped, types.FunctionType):
             self._note(value, "__wrapped__", wrapped, f"{label}.__wrapped__", wrapped.__code__)
             own = own_dict(value)
@@ -757,7 +755,9 @@ class Reached:
         if id(code) in self._functions:
             self._left.extend(self._functions[id(code)])
             self._look_into_functions()
-        elif user_objects.is_users_own(space.get("__name__")) and not _is_loading(space):
+        elif user_objects.is_users_own(space.get("__name__")) and not getattr(
+            space.get("__spec__"), "_initializing", False
+        ):
             self._hold_variables(code, space)
 
     def _hold_variables(self, code: types.CodeType, space: dict[str, Any]) -> None:
@@ -927,11 +927,6 @@ def own_dict(value: object) -> dict[str, Any] | None:
     except AttributeError:
         return None
     return own if type(own) is dict else None
-
-
-def _is_loading(space: dict[str, Any]) -> bool:
-    """Check whether a module is being loaded, whose code sets its global variables."""
-    return getattr(space.get("__spec__"), "_initializing", False)
 
 
 def _refuse_alive(kind: type, label: str) -> None:

@@ -6,7 +6,6 @@ import functools
 import gc
 import pickle
 import random
-import threading
 import types
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -19,13 +18,11 @@ from switchgear.errors import Unsupported
 from switchgear.features.python_state.holders import MISSING
 
 _Memo: type = type(functools.lru_cache(lambda: None))
-#: What each context or thread has by itself.
-OF_CONTEXT = (ContextVar, threading.local)
 
 
 def has_stream(value: object) -> bool:
-    """Whether it is a random stream of Python's or NumPy's, a memo of functools, or what each thread or context has."""
-    return isinstance(value, (random.Random, _Memo, *OF_CONTEXT)) or (
+    """Whether it is a random stream of Python's or NumPy's, a memo of functools, or a context variable."""
+    return isinstance(value, (random.Random, _Memo, ContextVar)) or (
         type(value).__module__.startswith("numpy.random") and hasattr(value, "random")
     )
 
@@ -46,7 +43,7 @@ class Stream:
         self._value = value
         self._label = label
         self._before = self._state()
-        is_plain = isinstance(value, (_Memo, *OF_CONTEXT))
+        is_plain = isinstance(value, (_Memo, ContextVar))
         self._keys = {*_results(value)} if isinstance(value, _Memo) else set()
         self._uses = _uses(value)
         self._pickled = None if is_plain else pickle.dumps(self._before)
@@ -55,8 +52,6 @@ class Stream:
         value = self._value
         if isinstance(value, random.Random):
             return value.getstate()
-        if isinstance(value, threading.local):
-            return dict(vars(value))
         if isinstance(value, ContextVar):
             return variable_of_context(value)
         if isinstance(value, _Memo):
@@ -67,8 +62,6 @@ class Stream:
         before = self._before
         if self._pickled is not None:
             return pickle.dumps(now) == self._pickled
-        if isinstance(before, dict):
-            return now.keys() == before.keys() and all(now[name] is before[name] for name in now)
         return now is before or (type(now) is int and bool(now == before))
 
     def put_back(self) -> bool:
@@ -89,9 +82,6 @@ class Stream:
                 value.set(before)
         elif isinstance(value, random.Random):
             value.setstate(before)
-        elif isinstance(value, threading.local):
-            vars(value).clear()
-            vars(value).update(before)
         elif hasattr(value, "bit_generator"):
             value.bit_generator.state = before
         else:

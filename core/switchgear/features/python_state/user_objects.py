@@ -7,7 +7,6 @@ import functools
 import itertools
 import re
 import sys
-import threading
 import types
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -60,7 +59,7 @@ def is_users_class(kind: type) -> bool:
 
 def is_alive(kind: type) -> bool:
     """Check whether objects of a class hold state that lies in C: queues, locks, connections, shared memory."""
-    return not (issubclass(kind, threading.local) or is_known(kind))
+    return not is_known(kind)
 
 
 def is_lock(kind: type) -> bool:
