@@ -432,5 +432,6 @@ def test_keys_that_are_equal_and_not_alike_are_told_apart() -> None:
 
 def test_a_dict_with_another_factory_is_another_structure() -> None:
     jitted = sg.jit(lambda x, held: x * held["missing"], executors=["torch"], strict=True)
-    for factory in (lambda: 2, lambda: 3):
+    factories: Any = (lambda: 2, lambda: 3)
+    for factory in factories:
         assert torch.equal(jitted(torch.ones(2), collections.defaultdict(factory)), torch.full((2,), factory()))

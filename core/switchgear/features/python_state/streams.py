@@ -107,7 +107,8 @@ class Stream:
 
 
 def _uses(value: Any) -> object:
-    return value.cache_info()[:2] if isinstance(value, _Memo) else None  # hits and misses
+    # hits and misses
+    return value.cache_info()[:2] if isinstance(value, _Memo) else None  # type: ignore[attr-defined]
 
 
 def _results(memo: Any) -> dict[Any, Any]:
