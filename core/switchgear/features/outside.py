@@ -11,7 +11,6 @@ from switchgear.capture.guards import Guard
 from switchgear.capture.handler import Handler
 from switchgear.capture.known_calls import refuse
 from switchgear.capture.recorder import active_recorder
-from switchgear.features.python_state.user_objects import is_users_own
 from switchgear.patches import caller, redirected
 
 
@@ -34,7 +33,7 @@ def _is_enabled(original: Callable[..., bool], logger: logging.Logger, level: in
     if logger.name.startswith("torch."):  # asked ten thousands of times by symbolic sizes
         return enabled
     recorder = active_recorder()
-    if recorder is not None and is_users_own(caller(2, "logging")):
+    if recorder is not None and _is_users(caller(2, "logging")):
         name = f"logger{id(logger)}"
         condition = f"{name}.isEnabledFor({int(level)}) is {bool(enabled)}"
         if all(guard.condition != condition for guard in recorder.guards):
@@ -48,6 +47,12 @@ def _log(
 ) -> object:
     frame = sys._getframe(3)
     names = frame.f_code.co_name, frame.f_back.f_code.co_name if frame.f_back else ""
-    if is_users_own(caller(2, "logging")) and not any(name.endswith("_once") for name in names):
+    if _is_users(caller(2, "logging")) and not any(name.endswith("_once") for name in names):
         refuse("logs")
     return original(logger, level, *args, **kwargs)
+
+
+def _is_users(module: str) -> bool:
+    return module.partition(".")[0] not in {"torch", "switchgear", *sys.stdlib_module_names} - {
+        "__main__"
+    }
