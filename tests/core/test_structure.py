@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import itertools
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -422,7 +423,7 @@ def test_keys_that_are_equal_and_not_alike_are_told_apart() -> None:
         return x * sum(map(ord, " ".join([repr(key) for key in held])))
 
     groups: list[list[Any]] = [[0.0, -0.0, False], [range(0), range(3, 3)], [(1, 5), (True, 5), (1.0, 5)]]
-    kinds = dict, collections.OrderedDict, lambda pairs: collections.defaultdict(int, pairs)
+    kinds: list[Any] = [dict, collections.OrderedDict, functools.partial(collections.defaultdict, int)]
     for kind, keys in itertools.product(kinds, groups):
         jitted = sg.jit(function, executors=["torch"], strict=True)
         for key in (*keys, *keys):
@@ -431,7 +432,7 @@ def test_keys_that_are_equal_and_not_alike_are_told_apart() -> None:
 
 
 def test_a_dict_with_another_factory_is_another_structure() -> None:
-    jitted = sg.jit(lambda x, held: x * held["missing"], executors=["torch"], strict=True)
+    jitted: Any = sg.jit(lambda x, held: x * held["missing"], executors=["torch"], strict=True)
     factories: Any = (lambda: 2, lambda: 3)
     for factory in factories:
         assert torch.equal(jitted(torch.ones(2), collections.defaultdict(factory)), torch.full((2,), factory()))
