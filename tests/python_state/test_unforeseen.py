@@ -423,8 +423,8 @@ def test_an_attribute_that_a_parameter_is_given_is_given_in_every_call() -> None
 def test_an_attribute_of_a_tensor_that_is_made_inside_is_not_lost_by_its_name() -> None:
     def function(x: Tensor) -> Tensor:
         doubled = x * 2
-        doubled._rate = 3
-        torch._dynamo.mark_static_address(doubled)  # type: ignore[no-untyped-call]
+        doubled._rate = 3  # type: ignore[attr-defined]
+        torch._dynamo.mark_static_address(doubled)
         return doubled
 
     with falls_back("attribute, _rate"):
