@@ -434,5 +434,5 @@ def test_keys_that_are_equal_and_not_alike_are_told_apart() -> None:
 def test_a_dict_with_another_factory_is_another_structure() -> None:
     jitted = sg.jit(lambda x, held: x * held["missing"], executors=["torch"], strict=True)
     for value in (2, 3):
-        held = collections.defaultdict(functools.partial(int, value))
+        held: dict[str, int] = collections.defaultdict(functools.partial(int, value))
         assert torch.equal(jitted(torch.ones(2), held), torch.full((2,), float(value)))
