@@ -189,6 +189,9 @@ class Known:
 
         Raises `DataDependent`, which says that there is a `need`, where that cannot be known.
         """
+        if function is _aten.masked_select.default:
+            # the mask says how much is selected, and the shape how often
+            function, args = _select_zeros, (args[0].dtype, args[0].device, args[0].shape, args[1])
         with _real():
             from_inputs = self._compute(recorder, proxies((args, kwargs)), need)
             given = map_proxies(lambda proxy: self._values[proxy.name], (args, kwargs))
@@ -323,6 +326,12 @@ def _is_never(line: BoundSymbol, lines: list[BoundSymbol]) -> bool:
     if not isinstance(bound, (int, float)) or bound > 0:
         return False
     return any(one.symbol.fn is _aten.rand.default and one.output == drawn for one in lines)
+
+
+def _select_zeros(
+    dtype: torch.dtype, device: torch.device, shape: tuple[int, ...], mask: torch.Tensor
+) -> torch.Tensor:
+    return torch.zeros((), dtype=dtype, device=device).expand(shape).masked_select(mask)
 
 
 def _described(result: object) -> str:
