@@ -14,6 +14,7 @@ from typing import Protocol
 
 import torch
 from torch import fx
+from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from switchgear import torch_private as internals
 from switchgear.capture.attempts import leaves_nothing
@@ -306,6 +307,9 @@ def graph_runner(
     # a copy: TorchDynamo still goes by the placeholders of its own
     copy = fx.Graph()
     copy.output(copy.graph_copy(graph.graph, {}))
+    for node in copy.nodes:
+        if node.target is torch.ops.higher_order.tag_activation_checkpoint:
+            node.target = run_region
     graph = fx.GraphModule(graph, copy)
     kept, dynamic = _without_sizes(graph, inputs)
     # its code is written now: a graph of TorchDynamo's would do it in the first call, while that is captured
@@ -313,6 +317,13 @@ def graph_runner(
     if len(kept) == len(inputs):
         return compiler, compiler
     return compiler, lambda *args: compiler(*[args[index] for index in kept])
+
+
+def run_region(graph: fx.GraphModule, *args: object, **options: object) -> object:
+    """Run a region of `torch.utils.checkpoint` as eager does: TorchDynamo's operator draws other numbers again."""
+    context_fn = graph.meta.get("_checkpoint_context_fn", noop_context_fn)
+    options |= {"use_reentrant": False, "context_fn": context_fn}
+    return checkpoint(graph, *args, **options)  # type: ignore[arg-type]
 
 
 def _without_sizes(
