@@ -334,8 +334,8 @@ def _tree(
 
 def _names_stay(space: Any) -> Callable[[Any], bool]:
     """Return a check that nobody has added a name to a dict: it would be the last, and one more."""
-    count, last = len(space), next(reversed(space))
-    return lambda now: len(now) == count and next(reversed(now)) is last
+    count, last = len(space), next(reversed(space), None)
+    return lambda now: len(now) == count and next(reversed(now), None) is last
 
 
 def _has_version(read: Read) -> bool:
