@@ -19,7 +19,10 @@ def test_programs_of_a_family_are_as_in_eager(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "number"),
-    [("classes_whose_methods_raise", 16), ("alike_in_containers", 23), ("deques_by_their_lengths", 26)],
+    [
+        *(("classes_whose_methods_raise", 16), ("alike_in_containers", 23)),
+        *(("deques_by_their_lengths", 26), ("alike_put_into_a_container", 32)),
+    ],
 )
 def test_programs_that_were_wrong_once(name: str, number: int) -> None:
     ending = examine(f"alike.{name}", f"4711:alike.{name}:{number}")

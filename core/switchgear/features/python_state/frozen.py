@@ -139,7 +139,7 @@ def frozen_key(frozen: object) -> object:
     if isinstance(frozen, Instance):
         return frozen.kind.__name__, id(frozen.kind)
     if not isinstance(frozen, Contents):
-        return frozen if type(frozen) is frozenset else value_key(frozen)  # of names
+        return value_key(frozen)
     parts = (frozen.kind, frozen.itself, *(frozen.keys or ()))
     return *map(id, parts), value_key(frozen.setting), *map(frozen_key, frozen.items)
 
