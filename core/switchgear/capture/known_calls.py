@@ -24,6 +24,7 @@ import torch
 from torch.utils import dlpack
 
 from switchgear import torch_private as internals
+from switchgear.capture.guards import HEAP
 from switchgear.capture.recorder import active_recorder
 from switchgear.capture.user_code import is_installed, is_of_pytorch, is_standard
 from switchgear.errors import Unsupported
@@ -131,13 +132,13 @@ _ATTRIBUTES = {
 _BINDINGS = frozenset({"pybind11_builtins", "nanobind", "Boost.Python"})
 #: Modules of the library that show what is up to them: a log whose level says so, a warning that is shown once.
 _SHOW = (logging.__file__, warnings.__file__)
-#: A class written in Python has the first flag; one that is written in C may have it, and then has the second, too.
-_HEAP, _IMMUTABLE = 1 << 9, 1 << 8
+#: A class written in Python has the flag `HEAP`; one that is written in C may have it, and then has this one, too.
+_IMMUTABLE = 1 << 8
 
 
 def is_written_in_python(kind: type) -> bool:
     """Check whether a class is, and so may be changed."""
-    is_heap = kind.__flags__ & (_HEAP | _IMMUTABLE) == _HEAP
+    is_heap = kind.__flags__ & (HEAP | _IMMUTABLE) == HEAP
     return is_heap and _BINDINGS.isdisjoint([base.__module__ for base in kind.__mro__])
 
 
@@ -171,17 +172,16 @@ def is_known(kind: type) -> bool:
 
 
 def refuse_call(frame: types.FrameType, function: Any) -> None:
-    """Raise `Unsupported` if code may not call a function written in C."""
+    """Raise `Unsupported` if code, which is not PyTorch's, may not call a function written in C."""
     file = frame.f_code.co_filename
-    if is_of_pytorch(file) or not (what := what_it_does(function)):
+    if not (what := what_it_does(function)):
         return
     if what == _WARNS and not _every_warning_is_shown():
         return
     if _is_passed(file) and (_is_its_own(function) or not _is_for_the_user(frame)):
         return
-    if is_installed(file) and _is_its_own(
-        function, _LOCKS
-    ):  # the locks of a package are its own affair
+    # the locks of a package are its own affair
+    if is_installed(file) and _is_its_own(function, _LOCKS):
         return
     refuse(what)
 

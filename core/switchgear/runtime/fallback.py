@@ -65,8 +65,8 @@ class Fallback:
 def fault(error: Exception) -> Unsupported:
     """Why a call falls back in which an error of ours arose.
 
-    Raises the error as it is where it is somebody else's: a plugin's, that of an option, a warning made an error; and
-    where there is too little memory, of which eager may need more.
+    Raises the error as it is where it is somebody else's: a plugin's, that of an option, a warning made an error, or
+    one that tells of too little memory.
     """
     root: BaseException = error
     while root.__cause__ is not None:

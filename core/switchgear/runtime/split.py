@@ -125,10 +125,8 @@ class Split:
                 leaves_nothing,
                 self._distrusts,
             )
-            self._parts, self._own = (
-                parts,
-                state,
-            )  # in this order: an interrupt may come between them
+            self._parts = parts
+            self._own = state  # the last: an interrupt may come before
         if torch.is_grad_enabled():
             return self._parts(*args, **kwargs)
         if self.ratio is None:
