@@ -17,6 +17,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -76,6 +77,7 @@ def test_every_public_name_is_tested_here() -> None:
 def test_a_container_holds_still_until_something_else_lies_in_it(size: int) -> None:
     values: list[Any] = [object() for _ in range(size)]
     containers: list[Any] = [values, dict.fromkeys(values, 1), {*values}, deque(values), OrderedDict.fromkeys(values)]
+    containers.append(MappingProxyType(containers[4]))
     checks = [internals.holds_still(one) for one in containers]
     assert all(check() for check in checks)
     new = object()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import types
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
@@ -123,10 +124,10 @@ def holds_still(container: Any) -> Callable[[], bool]:
         return lambda: _dict_version(container) == version
     if isinstance(container, list) and list.__len__(container) > _MANY:
         return _same_memory(container)
-    bases: tuple[Any, ...] = (OrderedDict, dict, list, set, deque)
+    bases: tuple[Any, ...] = (OrderedDict, dict, types.MappingProxyType, list, set, deque)
     kind = next(base for base in bases if isinstance(container, base))
-    walk = kind.items if issubclass(kind, dict) else kind.__iter__
-    parts: Any = chain.from_iterable if issubclass(kind, dict) else iter
+    walk = getattr(kind, "items", kind.__iter__)
+    parts: Any = chain.from_iterable if walk is not kind.__iter__ else iter
     ids = [*map(id, parts(walk(container)))]
     return lambda: [*map(id, parts(walk(container)))] == ids
 

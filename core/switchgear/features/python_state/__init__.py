@@ -8,7 +8,6 @@ Refused are objects whose state cannot be seen: iterators, generators, random st
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import re
 import types
@@ -191,15 +190,13 @@ class PythonState(Handler):
         stays: list[tuple[str, Any]] = [("{}() is not None", one) for one in reached.references]
         memos = filter(None, (one.results_stay() for one in reached.streams.values()))
         stays += [("{}()", one) for one in memos]
+        stays += [("{}()", reached.class_checks.stay)] * bool(reached.class_checks)
         for number, (condition, check) in enumerate(stays):
             name = f"stays{number}"
-            why = "whether an object lives, or what a memo holds"
-            recorder.guards.append(Guard(condition.format(name), why, {name: check}))
-        if reached.registrations is not None:
-            condition = f"abc.get_cache_token() == {reached.registrations}"
-            recorder.guards.append(
-                Guard(condition, "classes registered with abstract ones", {"abc": abc})
+            why = (
+                "whether an object lives, what a memo holds, or what an abstract base class answers"
             )
+            recorder.guards.append(Guard(condition.format(name), why, {name: check}))
         if template is None:
             return result
         sizes = active_sizes() if packing.has_numbers else None

@@ -172,7 +172,7 @@ def changing(value: Any, frozen: object) -> Iterator[Any]:
     """The containers in a value, at all depths, that may hold something else later."""
     if not isinstance(frozen, Contents) or frozen.kind is types.MethodType:
         return
-    if frozen.kind not in (tuple, frozenset):
+    if not issubclass(frozen.kind, (tuple, frozenset)):
         yield value
     if not isinstance(value, (set, frozenset)):
         for item, inner in zip(items_of(value), frozen.items, strict=True):

@@ -7,7 +7,6 @@ Functions and objects of PyTorch, NumPy and the standard library are taken to be
 
 from __future__ import annotations
 
-import abc
 import array
 import contextlib
 import enum
@@ -34,6 +33,7 @@ from switchgear.capture.signature import Argument, Attribute, Held, HeldNumber, 
 from switchgear.capture.user_code import is_installed
 from switchgear.errors import Unsupported
 from switchgear.features.python_state import user_objects
+from switchgear.features.python_state.class_checks import ClassChecks
 from switchgear.features.python_state.frozen import (
     VALUES,
     Contents,
@@ -160,8 +160,8 @@ class Reached:
         self.reads_environment = False
         #: Weak references whose objects live.
         self.references: list[weakref.ref[Any]] = []
-        #: How many classes were registered with abstract ones in this process, if the function depends on that.
-        self.registrations: object = None
+        #: What abstract base classes answered.
+        self.class_checks = ClassChecks()
         #: Where they lie.
         self.places = Places()
         #: The attributes of classes that were looked into, and classes of which there is an instance.
@@ -192,11 +192,9 @@ class Reached:
     def settle(self) -> None:
         """Let go of all, and refuse a backward that wrote to Python's objects when it was traced."""
         changed = self.held.put_back() if self.runs_later else ""
-        of_objects = self.held, self._seen, self.opened, self.tensors, self._spaces
-        self._tensors.clear()
-        self.references.clear()
-        self._places_of_tensors.clear()
-        for one in (*of_objects, self.reads, self.streams, self.places, self._functions):
+        of_objects = self.held, self._seen, self.opened, self.reads, self.streams, self.places
+        of_tensors = self.tensors, self._tensors, self._places_of_tensors
+        for one in (*of_objects, *of_tensors, self._spaces, self._functions, self.references):
             one.clear()
         if changed:
             raise Unsupported(
@@ -435,9 +433,8 @@ class Reached:
     ) -> Any:
         """An integer that lies at `key` of `target`, symbolic from now on if it is to be."""
         holder = self.holders.get(id(target))
-        if label not in self._varying or value < 2:
-            return value
-        if holder is None or isinstance(holder, ClassAttributes):
+        is_fixed = label not in self._varying or value < 2
+        if is_fixed or holder is None or isinstance(holder, ClassAttributes):
             return value
         if key in holder.symbolic or holder.content().get(key, MISSING) is not value:
             return holder.symbolic.get(key, value)
@@ -584,7 +581,9 @@ class Reached:
             self._note(own, name, before, label)
             self._inherited(type(value), name, inherited)
             return
-        if self._lies_in_slot(value, name, label):
+        slots = self.holders.get(id(value))
+        if isinstance(slots, Slots) and name in {*slots_of(type(value))}:
+            self._note(value, name, slots.before.get(name, MISSING), label)
             return
         if is_state:
             return
@@ -619,23 +618,12 @@ class Reached:
         key = os.environ.encodekey(variable)
         self._note(variables, key, variables.get(key, MISSING), f"os.environ[{variable!r}]")
 
-    def read_registered_classes(self) -> None:
-        """Take note that the answer depends on which classes abstract ones were told of, anywhere."""
-        self.registrations = abc.get_cache_token()
-
     def _place_of(self, owner: object) -> Place | None:
         """Where a call finds what an attribute is read of; None if it is this object itself."""
         return self.places.of_call.get(id(owner)) or self._places_of_tensors.get(id(owner))
 
     def _label(self, value: object) -> str:
         return self._labels.get(id(value), type(value).__name__)
-
-    def _lies_in_slot(self, value: object, name: str, label: str) -> bool:
-        slots = self.holders.get(id(value))
-        if not isinstance(slots, Slots) or name not in {*slots_of(type(value))}:
-            return False
-        self._note(value, name, slots.before.get(name, MISSING), label)
-        return True
 
     def _read_all(self, value: object) -> None:
         own = own_dict(value)
@@ -693,13 +681,9 @@ class Reached:
         if met in self._met:  # by another instance
             return
         self._met.add(met)
-        if (
-            not user_objects.is_users_class(kind)
-            or value is MISSING
-            or isinstance(value, WRITTEN_IN_C)
-        ):
-            return
-        if name == "__getattribute__" or is_redirection(value):  # of capture's own
+        is_of_capture = name == "__getattribute__" or is_redirection(value)
+        is_in_c = value is MISSING or isinstance(value, WRITTEN_IN_C)
+        if is_of_capture or is_in_c or not user_objects.is_users_class(kind):
             return
         bases = [base for base in kind.__mro__ if name in vars(base)]
         holder = self.holders.get(id(bases[0]))

@@ -129,7 +129,7 @@ class Recording:
 
     def _call(self, frame: types.FrameType, function: Any) -> None:
         if function.__module__ == "_abc":
-            self._reached.read_registered_classes()
+            self._reached.class_checks.read(function.__name__, frame.f_locals)
         try:
             refuse_call(frame, function)
         except Unsupported as error:

@@ -1,0 +1,34 @@
+"""What abstract base classes answer about other classes: a class that is registered with one changes the answer."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+
+class ClassChecks(dict[tuple[type, type], bool]):
+    """The answers of a capture, by class and base. They are asked for again once any class has been registered."""
+
+    _token: object = None
+
+    def read(self, function: str, names: dict[str, Any]) -> None:
+        """Take note of a call of a function of `_abc` by code that has these local variables."""
+        bases, value, *_ = names.values()
+        kinds = {value}
+        if function == "get_cache_token":  # `singledispatch`, which may have cached its answer
+            bases, kinds = names.get("registry", ()), {bases}
+        elif function == "_abc_instancecheck":
+            kinds = {type(value), value.__class__}
+        elif function != "_abc_subclasscheck":
+            return
+        for base in [bases] if isinstance(bases, type) else bases:
+            self.update({(kind, base): issubclass(kind, base) for kind in kinds})
+
+    def stay(self) -> bool:
+        """Whether the answers are still these."""
+        token = abc.get_cache_token()
+        if token != self._token:
+            if any(issubclass(*classes) is not answer for classes, answer in self.items()):
+                return False
+            self._token = token
+        return True
