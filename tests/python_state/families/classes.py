@@ -345,6 +345,7 @@ def registered_classes(rng: Random) -> Program:
 
     ways: dict[str, Callable[[Any], float]] = {
         "isinstance": lambda square: 2.0 if isinstance(square, Shape) else 3.0,
+        "isinstance of a list": lambda square: 2.0 if isinstance([square], Shape) else 3.0,
         "issubclass": lambda square: 2.0 if issubclass(type(square), Shape) else 3.0,
         "singledispatch": lambda square: area(square),
         "protocol": lambda square: 2.0 if isinstance(square, HasArea) else 3.0,

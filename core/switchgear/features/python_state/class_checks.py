@@ -14,12 +14,13 @@ class ClassChecks(dict[tuple[type, type], bool]):
     def read(self, function: str, names: dict[str, Any]) -> None:
         """Take note of a call of a function of `_abc` by code that has these local variables."""
         bases, value, *_ = names.values()
-        kinds = {value}
         if function == "get_cache_token":  # `singledispatch`, which may have cached its answer
             bases, kinds = names.get("registry", ()), {bases}
         elif function == "_abc_instancecheck":
             kinds = {type(value), value.__class__}
-        elif function != "_abc_subclasscheck":
+        elif function == "_abc_subclasscheck":
+            kinds = {value}
+        else:
             return
         for base in [bases] if isinstance(bases, type) else bases:
             self.update({(kind, base): issubclass(kind, base) for kind in kinds})
