@@ -32,13 +32,16 @@ def attribute(owner: str, name: str) -> str:
     return f"{owner}.{name}" if is_name(name) else f"getattr({owner}, {name!r})"
 
 
+def printable(text: str) -> str:
+    """Return text in which characters that cannot be printed, such as the end of a line, are escaped."""
+    if text.isprintable():
+        return text
+    return "".join([c if c.isprintable() else ascii(c)[1:-1] for c in text])
+
+
 def with_comment(code: str, comment: str) -> str:
-    """Return a line of code and its comment, in which characters that cannot be printed are escaped.
+    """Return a line of code and its comment.
 
     Every comment in generated source is written here.
     """
-    if not comment:
-        return code
-    if not comment.isprintable():
-        comment = "".join([c if c.isprintable() else ascii(c)[1:-1] for c in comment])
-    return f"{code}{'  ' if code.strip() else ''}# {comment}"
+    return f"{code}{'  ' if code.strip() else ''}# {printable(comment)}" if comment else code

@@ -18,9 +18,7 @@ from tests.oracle import step
 
 LINEAR = """
 def backward(t_weight, t_0, g_t1):
-    # t_weight: "cpu f32[10, 100]"
-    # t_0: "cpu f32[10, 100]"
-    # g_t1: "cpu f32[10, 10]"
+    # t_weight: "cpu f32[10, 100]"  t_0: "cpu f32[10, 100]"  g_t1: "cpu f32[10, 10]"
     t2 = torch.t(g_t1)  # t2: "cpu f32[10, 10]"  forward: t1 = torch.nn.functional.linear  HERE  rule: derived (aten.mm)
     t3 = torch.mm(t2, t_0)  # t3: "cpu f32[10, 100]"  forward: t1 = torch.nn.functional.linear  HERE  rule: derived (aten.mm)
     del t2, t_0
@@ -37,14 +35,15 @@ def linear() -> Any:
     return jitted
 
 
-def body(text: str) -> str:
-    """The printed function, without the passes and their times above it."""
-    return text[text.index("\ndef ") :]
+def linked(jitted: Any) -> str:
+    """The backward with links, each comment beside its code, without what stands around the function."""
+    text = backward(jitted).python(link=True)
+    function = text[text.index("\ndef ") : text.index("\n\n#")]
+    return re.sub(r"\n {8}(# +)?", "  ", function)
 
 
 def test_backward_of_a_linear_layer_with_links() -> None:
-    text = backward(linear()).python(link=True)
-    assert body(text) == LINEAR.replace("HERE", line_of(linear, "user's line"))
+    assert linked(linear()) == LINEAR.replace("HERE", line_of(linear, "user's line")).rstrip()
 
 
 def test_links_are_shown_on_request_alone() -> None:
@@ -97,7 +96,7 @@ def gpt2() -> Any:
 
 def test_every_line_of_gpt2_is_linked(gpt2: Any) -> None:
     assert unlinked(gpt2) == []
-    text = backward(gpt2).python(link=True)
+    text = linked(gpt2)
     lines = [line for line in text.splitlines() if line.startswith("    ")]
     calls = [line for line in lines if " = " in line and not line.lstrip().startswith(("#", "del"))]
     assert len(calls) > 100
@@ -106,7 +105,7 @@ def test_every_line_of_gpt2_is_linked(gpt2: Any) -> None:
 
 
 def test_lines_of_gpt2_name_the_users_line_and_module(gpt2: Any) -> None:
-    text = backward(gpt2).python(link=True)
+    text = linked(gpt2)
     for block in (0, 1):
         place = rf"modeling_gpt2\.py:\d+ transformer\.h\.{block}\.attn"
         pattern = rf"forward: t\w+ = torch\.\S+  {place}.*rule: derived \(aten\.\S+\)"

@@ -33,6 +33,11 @@ def stable(text: str) -> str:
     return re.sub(r"test_printing\.py:\d+", "test_printing.py:N", re.sub(r"[\d.]+ ms", "N ms", text))
 
 
+def unfolded(text: str) -> str:
+    """A printed trace in which each comment stands beside its code."""
+    return re.sub(r"\n {8}# +", "  ", text)
+
+
 def run(trace: sg.Trace, inputs: Sequence[T], **options: bool) -> Any:
     """Run the text of a trace next to its constants, but for those that are numbers: the text itself defines these."""
     namespace: dict[str, Any] = {
@@ -54,31 +59,26 @@ def test_text_of_a_forward() -> None:
     traces = sg.last_traces(jitted)
     assert stable(str(traces[0])) == (
         "import torch\n"
-        "# c0: constant tensor [2] torch.float32\n"
-        "# pass capture: N ms\n"
         "\n"
         "def computation(t_0, t_1):\n"
-        '    # t_0: "cpu f32[4, 3]"\n'
-        '    # t_1: "cpu f32[2, 3]"\n'
+        '    # t_0: "cpu f32[4, 3]"  t_1: "cpu f32[2, 3]"\n'
         '    t1 = torch.nn.functional.linear(t_0, t_1)  # t1: "cpu f32[4, 2]"  test_printing.py:N\n'
         '    t2 = torch.ops.aten.clone.default(c0)  # t2: "cpu f32[2]"  test_printing.py:N\n'
         '    t3 = torch.add(t1, t2)  # t3: "cpu f32[4, 2]"  test_printing.py:N\n'
         '    t4 = torch.tanh(t3)  # t4: "cpu f32[4, 2]"  test_printing.py:N\n'
         "    return (t4,)\n"
+        "\n"
+        "# c0: constant tensor [2] torch.float32\n"
+        "# passes: capture N ms"
     )
-    assert stable(str(traces[-1])) == (
+    program, _, passes = stable(traces[-1].python()).partition("# passes: ")
+    names = ["capture", "dead_code", "fold_constants", "claim", "dead_code", "free_last_used"]
+    assert re.findall(r"(\w+) N ms", passes) == names
+    assert program == (
         "import torch\n"
-        "# t2: constant tensor [2] torch.float32\n"
-        "# pass capture: N ms\n"
-        "# pass dead_code: N ms\n"
-        "# pass fold_constants: N ms\n"
-        "# pass claim: N ms\n"
-        "# pass dead_code: N ms\n"
-        "# pass free_last_used: N ms\n"
         "\n"
         "def computation(t_0, t_1):\n"
-        '    # t_0: "cpu f32[4, 3]"\n'
-        '    # t_1: "cpu f32[2, 3]"\n'
+        '    # t_0: "cpu f32[4, 3]"  t_1: "cpu f32[2, 3]"\n'
         '    t1 = torch.nn.functional.linear(t_0, t_1)  # t1: "cpu f32[4, 2]"  test_printing.py:N\n'
         "    del t_0, t_1\n"
         '    t3 = torch.add(t1, t2)  # t3: "cpu f32[4, 2]"  test_printing.py:N\n'
@@ -86,12 +86,14 @@ def test_text_of_a_forward() -> None:
         '    t4 = torch.tanh(t3)  # t4: "cpu f32[4, 2]"  test_printing.py:N\n'
         "    del t3\n"
         "    return (t4,)\n"
+        "\n"
+        "# t2: constant tensor [2] torch.float32\n"
     )
     shown = stable(traces[0].python(decompositions=True)).splitlines()
     start = shown.index('    t1 = torch.nn.functional.linear(t_0, t_1)  # t1: "cpu f32[4, 2]"  test_printing.py:N')
     assert shown[start + 1 : start + 3] == [
-        "    #  t0 = torch.ops.aten.t.default(t_1)",
-        "    #  t1 = torch.ops.aten.mm.default(t_0, t0)",
+        "    #   t0 = torch.ops.aten.t.default(t_1)",
+        "    #   t1 = torch.ops.aten.mm.default(t_0, t0)",
     ]
 
 
@@ -99,17 +101,16 @@ def test_text_of_a_linked_backward() -> None:
     jitted = jit(torch.nn.Linear(100, 10, bias=False))
     jitted(torch.ones(10, 100)).sum().backward()
     forward, backward = sg.last_traces(jitted)[-1], sg.last_backward_traces(jitted)[-1]
-    body = stable(forward.python()).split("\n\n", 1)[1]
+    body = stable(forward.python()).split("\n\n")[1]
     assert body == (
         "def forward(t_0, t_weight):\n"
-        '    # t_0: "cpu f32[10, 100]"\n'
-        '    # t_weight: "cpu f32[10, 100]"\n'
+        '    # t_0: "cpu f32[10, 100]"  t_weight: "cpu f32[10, 100]"\n'
         '    t1 = torch.nn.functional.linear(t_0, t_weight)  # t1: "cpu f32[10, 10]"  test_printing.py:N\n'
         "    del t_weight\n"
-        "    return (t1, t_0)\n"
+        "    return (t1, t_0)"
     )
     tie = "forward: t1 = torch.nn.functional.linear  test_printing.py:N  rule: derived"
-    linked = stable(backward.python(link=True)).split("\n\n", 1)[1]
+    linked = unfolded(stable(backward.python(link=True)).split("\n\n", 1)[1])
     assert linked.startswith("def backward(t_0, g_t1):\n")
     lines = [line.strip() for line in linked.splitlines() if " = torch." in line]
     assert lines

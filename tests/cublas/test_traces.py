@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import switchgear as sg
+from switchgear.ir.trace import lines_of
 from switchgear_cublas import CublasExecutor
 from tests.core.training import backward, executor, forward, lines, operators, owners
 from tests.cublas.layers import MLP, cublas, linear, own
@@ -21,7 +22,7 @@ from tests.cublas.layers import MLP, cublas, linear, own
 
 def body(trace: sg.Trace) -> str:
     """The lines that compute, without comments, intermediates numbered as they appear."""
-    lines = [line.strip() for line in str(trace).splitlines() if line.startswith("    ")]
+    lines = [line.strip() for line in lines_of(trace)]
     text = "\n".join(line.partition("  #")[0] for line in lines if not line.startswith(("#", "del ")))
     numbers: dict[str, int] = {}
     return re.sub(r"\bt\d+\b", lambda found: f"t{numbers.setdefault(found[0], len(numbers))}", text)

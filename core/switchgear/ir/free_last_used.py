@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from switchgear.ir.printing import BOXED
 from switchgear.ir.proxy import TensorProxy
-from switchgear.ir.symbol import BOX, BOXED, DEL, BoundSymbol, proxies
+from switchgear.ir.symbol import BOX, DEL, BoundSymbol, proxies
 from switchgear.ir.trace import Trace
 
 

@@ -1,26 +1,29 @@
-"""Values, calls and lines of a trace as Python text."""
+"""Values of a trace as Python text."""
 
 from __future__ import annotations
 
 import ast
 import builtins
+import copy
 import functools
 import math
+import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 
 from switchgear import torch_private as internals
 from switchgear.ir.proxy import TensorProxy
-from switchgear.ir.symbol import AFTER, BOX, BOXED, DEL, BoundSymbol
-from switchgear.source_text import as_name, attribute, is_name, plain
+from switchgear.source_text import as_name, attribute, is_name
 
 #: Of subclasses, which may be enumerations, `repr` is the user's.
 _REPRESENTED = frozenset(
     {int, bool, str, bytes, type(None), torch.dtype, torch.layout, torch.memory_format}
 )
+#: The list that holds the arguments of a call; prints as `args`.
+BOXED = object()
 
 
 class Scope:
@@ -35,6 +38,12 @@ class Scope:
         self.values: dict[str, object] = dict(constants)
         self.modules = {"torch"}
         self.sizes: set[str] = set()
+
+    def aside(self) -> Scope:
+        """Return a copy, for text that runs never: the names that it needs are not needed here."""
+        twin = copy.copy(self)
+        twin.values, twin.modules, twin.sizes = {**self.values}, {*self.modules}, {*self.sizes}
+        return twin
 
     def constant(self, value: object, hint: str) -> str:
         """The name of a value that has no Python text; `hint` if that is free."""
@@ -133,10 +142,10 @@ def _evaluates_to(path: str, fn: Callable[..., object]) -> bool:
     if "." not in path or not all(map(is_name, path.split("."))):
         return False
     # builtin functions are reached by several names, and made anew for each
-    return (found := _at(path)) is fn or (found is not None and found == fn)
+    return (found := object_at(path)) is fn or (found is not None and found == fn)
 
 
-def _at(path: str) -> Any:
+def object_at(path: str) -> Any:
     """What stands at a path whose root is imported; None if nothing does."""
     root, *parts = path.split(".")
     found: Any = sys.modules.get(root)
@@ -155,69 +164,4 @@ def describe(value: object) -> str:
         )
     except Exception:  # an object of the user's
         text = f"a {type(value).__qualname__}"
-    return f"constant {text}".splitlines()[0]
-
-
-def line(bound_symbol: BoundSymbol, scope: Scope, link: bool) -> tuple[str, str]:
-    """A call, and where it comes from as a comment; of a backward with `link`, its forward line and rule."""
-    if bound_symbol.symbol is DEL:
-        return f"del {scope.items(bound_symbol.inputs)}", ""
-    if bound_symbol.symbol is BOX:
-        return f"args = [{scope.items(bound_symbol.args)}]", ""
-    return _call(bound_symbol, scope), _comment(bound_symbol, link)
-
-
-def _call(bound_symbol: BoundSymbol, scope: Scope) -> str:
-    symbol, implementation = bound_symbol.symbol, bound_symbol.implementation
-    if symbol is AFTER:
-        return f"{_target(bound_symbol.output)} = {scope.expression(bound_symbol.args[1])}"
-    fn = implementation.fn if implementation else symbol.fn
-    if implementation is not None and implementation.path:
-        function = scope.called(scope.at(implementation.path), _at(implementation.path))
-    else:
-        function = scope.called(scope.callable(symbol.name, fn), fn)
-    arguments = [scope.expression(value) for value in bound_symbol.args]
-    for name, value in bound_symbol.kwargs.items():
-        name, expression = plain(name), scope.expression(value)
-        arguments.append(
-            f"{name}={expression}" if is_name(name) else f"**{{{name!r}: {expression}}}"
-        )
-    given = ", ".join(arguments)
-    if implementation is not None and implementation.boxed and BOXED not in bound_symbol.args:
-        given = f"[{given}]"
-    call = f"{function}({given})"
-    return f"{_target(bound_symbol.output)} = {call}" if bound_symbol.outputs else call
-
-
-def _target(output: object, *, nested: bool = False) -> str:
-    if isinstance(output, TensorProxy):
-        return output.name
-    if not isinstance(output, tuple):
-        return "_"
-    names = ", ".join(_target(item, nested=True) for item in output) + (
-        "," if len(output) == 1 else ""
-    )
-    return f"({names})" if nested else names
-
-
-def _comment(bound_symbol: BoundSymbol, link: bool) -> str:
-    parts = ", ".join(f'{proxy.name}: "{proxy.type_string}"' for proxy in bound_symbol.outputs)
-    if link and bound_symbol.links:
-        forwards = ", ".join(dict.fromkeys(_forward(item.forward) for item in bound_symbol.links))
-        rules = ", ".join(dict.fromkeys(str(item.rule) for item in bound_symbol.links))
-        return f"{parts}  forward: {forwards}  rule: {rules}"
-    return f"{parts}  {bound_symbol.source}" if bound_symbol.source else parts
-
-
-def _forward(bound_symbol: BoundSymbol) -> str:
-    names = ", ".join(proxy.name for proxy in bound_symbol.outputs)
-    return f"{names} = {bound_symbol.symbol.name}  {bound_symbol.source or ''}".rstrip()
-
-
-def decomposition(
-    bound_symbol: BoundSymbol, scope: Scope, depth: int = 1
-) -> Iterator[tuple[str, str]]:
-    """The parts of a call as comments."""
-    for part in bound_symbol.subsymbols:
-        yield "", f"{'  ' * depth}{_call(part, scope)}".removeprefix(" ")
-        yield from decomposition(part, scope, depth + 1)
+    return re.sub(" at 0x[0-9a-f]+", "", f"constant {text}".splitlines()[0])

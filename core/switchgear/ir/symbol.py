@@ -7,8 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from switchgear.ir.choice import Choice, Implementation
+from switchgear.ir.printing import BOXED, Scope, object_at
 from switchgear.ir.proxy import TensorProxy, copier
 from switchgear.nesting import PLAIN
+from switchgear.showing import Shown, cut, folded
+from switchgear.source_text import is_name, plain
 
 #: Draws random numbers: never merged, recomputed, reordered or removed.
 RANDOM = "random"
@@ -61,7 +64,6 @@ def _box(*values: object) -> list[object]:
 
 #: Puts its arguments in the list that the next call takes, which has `BOXED` for its argument; prints as an assignment.
 BOX = Symbol("box", _box)
-BOXED = object()
 
 
 def _after(part: object, base: object) -> object:
@@ -106,7 +108,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BoundSymbol:
+class BoundSymbol(Shown):
     """One call of a symbol.
 
     `args` and `kwargs` hold proxies and Python values, nested in tuples, lists and dicts; `output` is a proxy, None, or
@@ -136,10 +138,19 @@ class BoundSymbol:
         object.__setattr__(self, "inputs", (*proxies(self.args), *named))
         object.__setattr__(self, "outputs", tuple(proxies(self.output)))
 
+    def __repr__(self) -> str:
+        return "\n".join(cut(folded(*line(self, Scope({}, (), False), link=False))))
+
     @property
     def is_leaf(self) -> bool:
         """Whether there is no decomposition to fall back on."""
         return not self.subsymbols
+
+    @property
+    def fused_by(self) -> str:
+        """The executor that runs the subsymbols as one, having taken each; empty if this is no region."""
+        claimed = any(part.implementation is not None for part in self.subsymbols)
+        return self.implementation.owner if claimed and self.implementation is not None else ""
 
     @property
     def is_random(self) -> bool:
@@ -177,6 +188,75 @@ def changed(bound_symbol: BoundSymbol, **changes: object) -> BoundSymbol:
     if not _NESTS.isdisjoint(changes):
         made.__post_init__()
     return made
+
+
+def line(bound_symbol: BoundSymbol, scope: Scope, link: bool) -> tuple[str, str]:
+    """A call, and where it comes from as a comment; of a backward with `link`, its forward line and rule."""
+    if bound_symbol.symbol is DEL:
+        return f"del {scope.items(bound_symbol.inputs)}", ""
+    if bound_symbol.symbol is BOX:
+        return f"args = [{scope.items(bound_symbol.args)}]", ""
+    types = ", ".join(f'{proxy.name}: "{proxy.type_string}"' for proxy in bound_symbol.outputs)
+    return _call(bound_symbol, scope), f"{types}  {_origin(bound_symbol, link)}".rstrip()
+
+
+def parts(bound_symbol: BoundSymbol, scope: Scope, link: bool, owner: str = "") -> Iterator[str]:
+    """Yield the lines of a call's decomposition, as text of comments; those of a region each with its owner."""
+    owner = owner or bound_symbol.fused_by
+    for part in bound_symbol.subsymbols:
+        origin = f"  {owner}  {_origin(part, link)}".rstrip() if owner else ""
+        yield f"  {_call(part, scope)}{origin}"
+        yield from [f"  {text}" for text in parts(part, scope, link, owner)]
+
+
+def _call(bound_symbol: BoundSymbol, scope: Scope) -> str:
+    symbol, implementation = bound_symbol.symbol, bound_symbol.implementation
+    if symbol is AFTER:
+        return f"{_target(bound_symbol.output)} = {scope.expression(bound_symbol.args[1])}"
+    fn = implementation.fn if implementation else symbol.fn
+    if implementation is not None and implementation.path:
+        path = implementation.path
+        function = scope.called(scope.at(path), object_at(path))
+    else:
+        function = scope.called(scope.callable(symbol.name, fn), fn)
+    arguments = [scope.expression(value) for value in bound_symbol.args]
+    for name, value in bound_symbol.kwargs.items():
+        name, expression = plain(name), scope.expression(value)
+        arguments.append(
+            f"{name}={expression}" if is_name(name) else f"**{{{name!r}: {expression}}}"
+        )
+    given = ", ".join(arguments)
+    if implementation is not None and implementation.boxed and BOXED not in bound_symbol.args:
+        given = f"[{given}]"
+    call = f"{function}({given})"
+    return f"{_target(bound_symbol.output)} = {call}" if bound_symbol.outputs else call
+
+
+def _target(output: object, *, nested: bool = False) -> str:
+    if isinstance(output, TensorProxy):
+        return output.name
+    if not isinstance(output, tuple):
+        return "_"
+    names = ", ".join(_target(item, nested=True) for item in output) + (
+        "," if len(output) == 1 else ""
+    )
+    return f"({names})" if nested else names
+
+
+def _origin(bound_symbol: BoundSymbol, link: bool) -> str:
+    """Where a call comes from: of a region how many calls it stands for, which tell where they come from."""
+    if bound_symbol.fused_by:
+        return f"{len(bound_symbol.subsymbols)} operators by {bound_symbol.fused_by}"
+    if link and bound_symbol.links:
+        forwards = ", ".join(dict.fromkeys(_forward(item.forward) for item in bound_symbol.links))
+        rules = ", ".join(dict.fromkeys(str(item.rule) for item in bound_symbol.links))
+        return f"forward: {forwards}  rule: {rules}"
+    return str(bound_symbol.source or "")
+
+
+def _forward(bound_symbol: BoundSymbol) -> str:
+    names = ", ".join(proxy.name for proxy in bound_symbol.outputs)
+    return f"{names} = {bound_symbol.symbol.name}  {bound_symbol.source or ''}".rstrip()
 
 
 def region_of(item: BoundSymbol) -> str | None:

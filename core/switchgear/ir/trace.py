@@ -15,11 +15,14 @@ from typing import Any
 import torch
 
 from switchgear.errors import Unsupported
-from switchgear.ir.printing import Scope, decomposition, line
+from switchgear.ir.printing import Scope
 from switchgear.ir.proxy import NumberProxy, TensorProxy
-from switchgear.ir.symbol import IN_PLACE, BoundSymbol, proxies, with_parts
+from switchgear.ir.symbol import IN_PLACE, BoundSymbol, line, parts, proxies, with_parts
+from switchgear.showing import Shown, fits, folded
 from switchgear.source_text import as_name, with_comment
 from switchgear.torch_private import SYMBOLIC, python_of_number
+
+_INDENT = "    "
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,7 @@ class Provenance:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Trace:
+class Trace(Shown):
     """`outputs` is flat: proxies, and None where there is no value.
 
     `tensors` maps the names of proxies that are neither inputs nor results to the tensors they stand for.
@@ -52,24 +55,29 @@ class Trace:
     def python(self, *, link: bool | None = None, decompositions: bool = False) -> str:
         """The trace as Python that runs; `link` shows forward line and rule of every backward line.
 
-        Its default is `links_shown`, which the `link` option of `jit` sets.
+        Its default is `links_shown`, which the `link` option of `jit` sets. Regions show their operators as comments;
+        with `decompositions` all calls do.
         """
-        lines, scope = _render(self, self.links_shown if link is None else link, decompositions)
-        marks = [("", f"pass {one.name}: {one.seconds * 1e3:.1f} ms") for one in self.provenance]
-        head = [
-            *[(f"import {module}", "") for module in sorted(scope.modules)],
-            *[scope.definition(name, value) for name, value in scope.values.items()],
-            *[*marks, ("", "")],
-        ]
-        return "".join([f"{with_comment(*line)}\n" for line in (*head, *lines)])
+        text = _Text(self, self.links_shown if link is None else link)
+        calls = list(itertools.chain.from_iterable(text.calls(decompositions)))
+        return "".join([f"{line}\n" for line in text.around(calls)])
 
-    def __str__(self) -> str:
-        return self.python()
+    def __repr__(self) -> str:
+        """The program, or its first lines and how many there are."""
+        text, calls = _Text(self, self.links_shown), list[str]()
+        for lines in text.calls():
+            calls += lines
+            if not fits(calls):
+                return "\n".join(_first_lines(self))
+        whole = text.around(calls)
+        return "\n".join(whole if fits(whole) else _first_lines(self))
+
+    __str__ = __repr__
 
     @property
     def constants(self) -> Mapping[str, object]:
         """What its text names and no import gives: tensors, compiled regions, functions without a path."""
-        return _render(self, False, False)[1].values
+        return _render(self)[1].values
 
     @property
     def devices(self) -> frozenset[torch.device]:
@@ -122,7 +130,7 @@ class Trace:
 
 def compile_trace(trace: Trace, *, boxed: bool = False) -> Callable[..., Any]:
     """The function that the printed trace is; `boxed` makes it take its arguments in one list, which it empties."""
-    lines, scope = _render(trace, False, False, boxed, bound=True)
+    lines, scope = _render(trace, boxed, bound=True)
     namespace: dict[str, Any] = {
         **{name: sys.modules[name] for name in scope.modules},
         **scope.values,
@@ -137,36 +145,130 @@ def compile_trace(trace: Trace, *, boxed: bool = False) -> Callable[..., Any]:
     return function
 
 
+def lines_of(trace: Trace) -> list[str]:
+    """The text of each bound symbol, and of the return, on one line each."""
+    lines = _render(trace)[0]
+    return [with_comment(*line) for line in lines[-len(trace.bound_symbols) - 1 :]]
+
+
 def _render(
-    trace: Trace, link: bool, decompositions: bool, boxed: bool = False, *, bound: bool = False
+    trace: Trace, boxed: bool = False, *, bound: bool = False
 ) -> tuple[list[tuple[str, str]], Scope]:
-    """The lines of the function, as code and comment, and what they name."""
-    names = [
-        *(number.name for number in trace.numbers if not number.tensor),
-        *(proxy.name for proxy in trace.inputs),
+    """The lines of the function, as code and comment, one for each bound symbol; and what they name."""
+    scope = _scope(trace, bound)
+    parameters = ", ".join(_parameters(trace))
+    body = [(f"[{parameters}] = args", ""), ("args.clear()", "")] if boxed else []
+    calls = [line(item, scope, False) for item in trace.bound_symbols]
+    calls.append((f"return {scope.expression(trace.outputs)}", ""))
+    body += [(size, "") for size in _sizes(trace, scope)]
+    lines = [(f"def {trace.name}({'args' if boxed else parameters}):", "")]
+    lines += [(_INDENT, types) for types in [_input_types(trace)] if types]
+    lines += [(f"{_INDENT}{code}", comment) for code, comment in (*body, *calls)]
+    return lines, scope
+
+
+class _Text:
+    """What a trace prints as: lines folded at 120 columns."""
+
+    def __init__(self, trace: Trace, link: bool) -> None:
+        self._trace = trace
+        self._link = link
+        self._scope = _scope(trace, False)
+
+    def calls(self, decompositions: bool = False, most: int | None = None) -> Iterator[list[str]]:
+        """Yield the lines of each call, with at most so many parts, and of the return."""
+        for item in self._trace.bound_symbols:
+            code, comment = line(item, self._scope, self._link)
+            lines = folded(_INDENT + code, comment)
+            if decompositions or item.fused_by:
+                inside = list(parts(item, self._scope.aside(), self._link))
+                for text in inside[:most]:
+                    lines += folded(_INDENT, text)
+                if inside[:most] != inside:
+                    lines.append(f"{_INDENT}#   ... {len(inside[most:]):,} more operators")
+            yield lines
+        yield folded(f"{_INDENT}return {self._scope.expression(self._trace.outputs)}", "")
+
+    def head(self) -> tuple[list[str], list[str]]:
+        """The lines of the signature, and those of the inputs' types."""
+        parameters = ", ".join(_parameters(self._trace))
+        signature = folded(f"def {self._trace.name}({parameters}):", "")
+        types = _input_types(self._trace)
+        return signature, folded(_INDENT, types) if types else []
+
+    def imports(self) -> list[str]:
+        """The modules that the calls so far need."""
+        return [*(f"import {module}" for module in sorted(self._scope.modules)), ""]
+
+    def around(self, calls: Iterable[str]) -> list[str]:
+        """All lines, these being the calls': constants and the passes that made the trace come last."""
+        sizes = [f"{_INDENT}{size}" for size in _sizes(self._trace, self._scope)]
+        signature, types = self.head()
+        lines = [*self.imports(), *signature, *types, *sizes, *calls]
+        regions = {item.symbol.name: item.fused_by for item in self._trace.bound_symbols}
+        constants = [
+            ("", f"{name}: compiled by {regions[name]}")
+            if regions.get(name)
+            else self._scope.definition(name, value)
+            for name, value in self._scope.values.items()
+        ]
+        passes = [f"{one.name} {one.seconds * 1e3:.1f} ms" for one in self._trace.provenance]
+        made = [("", f"passes: {'  '.join(passes)}")] if passes else []
+        end = [folded(*line) for line in (*constants, *made)]
+        return [*lines, *[""] * bool(end), *itertools.chain.from_iterable(end)]
+
+
+#: What is shown of signature, types and each region where not all of a trace is.
+_HEAD, _PARTS = 3, 6
+
+
+def _first_lines(trace: Trace) -> list[str]:
+    text = _Text(trace, trace.links_shown)
+    total = len(trace.bound_symbols) + 1
+    head = itertools.chain.from_iterable(
+        [
+            *lines[:_HEAD],
+            *[f"{_INDENT}# ... {len(lines) - _HEAD:,} more lines of inputs"] * (len(lines) > _HEAD),
+        ]
+        for lines in text.head()
+    )
+    lines = list(head)
+    for call in text.calls(most=_PARTS):
+        if not fits([*text.imports(), *lines, *call]):
+            break
+        lines += call
+        total -= 1
+    return [
+        *text.imports(),
+        *lines,
+        f"# ... {total:,} more lines; all of them: print(trace.python())",
     ]
+
+
+def _scope(trace: Trace, bound: bool) -> Scope:
     used = {proxy.name for item in trace.bound_symbols for proxy in (*item.inputs, *item.outputs)}
     used.update(proxy.name for proxy in proxies(trace.outputs))
     tensors = {name: value for name, value in trace.tensors.items() if name in used}
-    scope = Scope(tensors, {trace.name, *used, *names}, bound)
-    parameters = ", ".join(names)
-    body = [(f"[{parameters}] = args", ""), ("args.clear()", "")] if boxed else []
-    shown = [[line(item, scope, link)] for item in trace.bound_symbols]
-    if decompositions:  # last, so that they change no names
-        for lines, item in zip(shown, trace.bound_symbols, strict=True):
-            lines.extend(decomposition(item, scope))
-    body += itertools.chain(*shown, [(f"return {scope.expression(trace.outputs)}", "")])
+    return Scope(tensors, {trace.name, *used, *_parameters(trace)}, bound)
+
+
+def _parameters(trace: Trace) -> list[str]:
+    numbers = [number.name for number in trace.numbers if not number.tensor]
+    return [*numbers, *(proxy.name for proxy in trace.inputs)]
+
+
+def _input_types(trace: Trace) -> str:
+    return "  ".join([f'{proxy.name}: "{proxy.type_string}"' for proxy in trace.inputs])
+
+
+def _sizes(trace: Trace, scope: Scope) -> list[str]:
+    """The lines that read the symbolic sizes that the calls need."""
     measured = {number.name: number for number in trace.numbers if number.name in scope.sizes}
     if unknown := scope.sizes - measured.keys():
         raise Unsupported(
             f"trace {trace.name!r} needs the sizes {', '.join(sorted(unknown))}, which it is not given"
         )
-    sizes = [(f"{n.name} = {n.source}", "") for n in measured.values() if n.tensor]
-    body[2 * boxed : 2 * boxed] = sizes
-    lines = [(f"def {trace.name}({'args' if boxed else parameters}):", "")]
-    lines += [("    ", f'{proxy.name}: "{proxy.type_string}"') for proxy in trace.inputs]
-    lines += [(f"    {code}", comment) for code, comment in body]
-    return lines, scope
+    return [f"{number.name} = {number.source}" for number in measured.values() if number.tensor]
 
 
 class Names:

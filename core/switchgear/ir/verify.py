@@ -9,7 +9,7 @@ from switchgear.errors import InvalidTrace
 from switchgear.ir.aliasing import storages, written_arguments
 from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.symbol import AFTER, DEL, BoundSymbol
-from switchgear.ir.trace import Trace
+from switchgear.ir.trace import Trace, lines_of
 from switchgear.source_text import is_name
 
 _CONTEXT = 3
@@ -26,8 +26,8 @@ def verify(trace: Trace) -> Trace:
     if found is None:
         return trace
     index, message = found
-    body = trace.python(link=False).splitlines()[-len(trace.bound_symbols) - 1 :]
-    shown = [f"{'>' if number == index else ' '} {line}" for number, line in enumerate(body)]
+    body = enumerate(lines_of(trace))
+    shown = [f"{'>' if number == index else ' '} {line}" for number, line in body]
     around = "\n".join(shown[max(0, index - _CONTEXT) : index + _CONTEXT + 1])
     made_by = trace.provenance[-1].name if trace.provenance else "no pass"
     raise InvalidTrace(f"{message}\n  in trace {trace.name!r} as made by {made_by}:\n{around}")

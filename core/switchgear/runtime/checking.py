@@ -21,8 +21,9 @@ from switchgear.compile.pipeline import Program
 from switchgear.errors import ExecutorFailed
 from switchgear.ir.aliasing import aliased_argument, written_arguments
 from switchgear.ir.composites import bind_outputs, leaves_of
+from switchgear.ir.printing import BOXED
 from switchgear.ir.proxy import TensorProxy
-from switchgear.ir.symbol import BOX, BOXED, DEL, BoundSymbol, map_proxies
+from switchgear.ir.symbol import BOX, DEL, BoundSymbol, map_proxies
 from switchgear.nearness import in_float64, tolerances
 from switchgear.nesting import map_tensors, tensors_in, twin
 from switchgear.who.isolation import kept
