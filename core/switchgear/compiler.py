@@ -30,6 +30,7 @@ from switchgear.runtime.module_state import is_uninitialised
 from switchgear.runtime.prologue import MISS
 from switchgear.runtime.split import Split
 from switchgear.runtime.varying import VaryingSizes, kind_of
+from switchgear.showing import counted
 from switchgear.torch_private.names import check_names
 from switchgear.who.selection import Selection
 
@@ -100,6 +101,18 @@ class Compiler:
             graph.forward, graph, selection, graphs | {"dynamic": dynamic, "name": name}
         )
         self._lock = Lock()
+
+    def state(self) -> str:
+        """How often it was called, and what came of that, in one line."""
+        entries = sum(1 for _ in self.cache.entries())
+        reasons = self.fallbacks.reasons.values()
+        splits = sum(one.splits for one in reasons)
+        eager = sum(one.calls for one in reasons) - splits
+        if not self.calls:
+            return "not called yet"
+        text = f"{counted(self.calls, 'call')}, {counted(entries, 'compiled entry', 'compiled entries')}"
+        text += f", {counted(splits, 'call')} split" if splits else ""
+        return f"{text}, {eager:,} in eager"
 
     @internals.opaque
     def __call__(self, *args: object, **kwargs: object) -> object:

@@ -15,11 +15,12 @@ from torch import nn
 from switchgear import torch_private as internals
 from switchgear.capture.sizes import Dynamic
 from switchgear.compile.decisions import opened
+from switchgear.compile.stages import Stages
 from switchgear.compiler import Compiler
 from switchgear.errors import InvalidInput, SwitchgearError
 from switchgear.features import BUILT_IN
 from switchgear.grad.partition import saved_values
-from switchgear.ir.choice import Choice, Saved
+from switchgear.ir.choice import Choices, Saved
 from switchgear.ir.trace import Trace
 from switchgear.jitted import (
     Decorator,
@@ -32,6 +33,7 @@ from switchgear.jitted import (
 from switchgear.options import Defaults, FallbackTo, Options, check_options, with_defaults
 from switchgear.runtime.entry import Entry
 from switchgear.runtime.split import graph_runner
+from switchgear.showing import Listing
 from switchgear.torch_private.names import warn_if_untested
 from switchgear.who.fuel import Fuel
 from switchgear.who.hookspecs import PassPlacement
@@ -235,30 +237,30 @@ def _why_no_entry(compiler: Compiler) -> str:
     return "its calls raised, or initialised the module, before anything was compiled"
 
 
-def last_traces(jitted: object) -> list[Trace]:
+def last_traces(jitted: object) -> Stages:
     """The stages of the forward of the entry last run; the last one is what is executed."""
     return _shown(jitted, last_entry(jitted).forward.stages)
 
 
-def last_backward_traces(jitted: object) -> list[Trace]:
+def last_backward_traces(jitted: object) -> Stages:
     """The stages of the backward last run, or about to run, of the entry last run; empty if it has no gradient."""
     bridge = last_entry(jitted).bridge
-    return [] if bridge is None else _shown(jitted, bridge.backwards.last_backward.stages)
+    return Stages() if bridge is None else _shown(jitted, bridge.backwards.last_backward.stages)
 
 
-def _shown(jitted: object, stages: tuple[Trace, ...]) -> list[Trace]:
+def _shown(jitted: object, stages: tuple[Trace, ...]) -> Stages:
     link = compiler_of(jitted).link
-    return [replace(trace, links_shown=link) for trace in stages]
+    return Stages([replace(trace, links_shown=link) for trace in stages])
 
 
-def last_choices(jitted: object) -> tuple[Choice, ...]:
+def last_choices(jitted: object) -> Choices:
     """Who was chosen for what, and why others were not, in the entry last run: gradients, forward, backward."""
     entry = last_entry(jitted)
     backward = entry.bridge.backwards.last_backward.choices if entry.bridge is not None else ()
-    return (*entry.forward.choices, *backward)
+    return Choices((*entry.forward.choices, *backward))
 
 
-def last_saved(jitted: object) -> tuple[Saved, ...]:
+def last_saved(jitted: object) -> Listing[Saved]:
     """What the forward of the entry last run keeps for its backward, and why; nothing if it has no gradient."""
     bridge = last_entry(jitted).bridge
-    return () if bridge is None else saved_values(bridge.training.parts)
+    return Listing(() if bridge is None else saved_values(bridge.training.parts))

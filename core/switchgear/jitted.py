@@ -20,6 +20,7 @@ from switchgear.errors import InvalidInput, Unsupported
 from switchgear.patches import caller
 from switchgear.runtime.entry import Entry
 from switchgear.runtime.prologue import MISS
+from switchgear.showing import Shown, as_html
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -46,6 +47,9 @@ class Compiled(Protocol):
     module: nn.Module | None
     last: Entry | None
     calls: int
+
+    def state(self) -> str:
+        """How often it was called, and what came of that, in one line."""
 
     def look_up(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Run a call that the entry last run does not fit."""
@@ -95,7 +99,7 @@ class _asked_by:
         return self._method.__get__(instance, owner)
 
 
-class JitFunction:
+class JitFunction(Shown):
     """A function that runs as compiled traces; calls like the original.
 
     Copied and pickled are the function and what makes another of it, `again`; nothing that was compiled.
@@ -112,7 +116,10 @@ class JitFunction:
         return self if instance is None else types.MethodType(self, instance)
 
     def __repr__(self) -> str:
-        return f"sg.jit({self._switchgear.function!r})"
+        function = self._switchgear.function
+        written = isinstance(function, (types.FunctionType, types.MethodType))
+        name = getattr(function, "__qualname__" if written else "__name__", type(function).__name__)
+        return f"<sg.jit({name}): {self._switchgear.state()}>"
 
     @_asked_by("torch.jit._script")
     def __prepare_scriptable__(self) -> Callable[..., object]:
@@ -271,6 +278,11 @@ def _direct_call(kind: type[nn.Module]) -> Callable[..., object]:
     return __call__
 
 
+def _module_as_html(self: Any) -> str:
+    """A jitted module in a notebook; its `repr` is the original's."""
+    return as_html(f"# sg.jit: {self._switchgear.state()}\n{self!r}")
+
+
 def jitted_class(kind: type[nn.Module], methods: Sequence[str] = ()) -> type[Any]:
     """The class of a jitted module of that kind."""
     attributes: dict[str, Any] = {
@@ -282,6 +294,8 @@ def jitted_class(kind: type[nn.Module], methods: Sequence[str] = ()) -> type[Any
     if kind.__call__ is _CALL:
         attributes["__call__"] = _direct_call(kind)
     attributes["__new__"] = _original_made(kind)
+    if not hasattr(kind, "_repr_html_"):
+        attributes["_repr_html_"] = _module_as_html
     if getattr(kind, "cls_to_become", None) is not None:
         attributes["cls_to_become"] = property(_initialised_class(kind, methods))
     metaclass: Any = type(kind)

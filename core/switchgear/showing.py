@@ -41,14 +41,19 @@ class Listing(Shown, tuple[_Item, ...]):
         yield from map(str, self)
 
     def __repr__(self) -> str:
-        rows = [line for row in self.rows() for line in wrapped(row)]
+        rows = [shortened(printable(row)) for row in self.rows()]
         shown = cut(rows)
-        more = [f"... {len(rows) - len(shown):,} more lines"] * (len(rows) > len(shown))
+        more = [f"... {len(rows) - len(shown):,} more"] * (len(rows) > len(shown))
         return "\n".join([*shown, *more]) or "()"
 
     def __getitem__(self, place: SupportsIndex | slice) -> Any:
         chosen = tuple.__getitem__(self, place)
         return type(self)(chosen) if isinstance(place, slice) else chosen
+
+
+def counted(number: int, noun: str, nouns: str = "") -> str:
+    """Return a number and its noun."""
+    return f"{number:,} {noun if number == 1 else nouns or f'{noun}s'}"
 
 
 def fits(lines: Sequence[str]) -> bool:
@@ -70,6 +75,11 @@ def as_html(text: str) -> str:
     paler = r'\1<span style="opacity:.65">\2</span>'
     body = re.sub(r"(^ *|  )(# .*)$", paler, escaped, flags=re.MULTILINE)
     return f'<pre style="overflow-x:auto;line-height:1.35">{body}</pre>'
+
+
+def shortened(text: str, width: int = WIDTH) -> str:
+    """Return text, or as much of it as the width holds."""
+    return text if len(text) <= width else f"{text[: width - 4]} ..."
 
 
 def folded(code: str, comment: str) -> list[str]:
@@ -102,8 +112,11 @@ def wrapped(text: str, width: int = WIDTH) -> list[str]:
     width -= len(margin) + len(_INDENT)
     pieces: list[str] = []
     for group in re.findall(_GROUP, text):
+        if len(group.rstrip()) <= width:
+            pieces.append(group)
+            continue
         parts = textwrap.wrap(group, width, break_on_hyphens=False)
-        pieces += [f"{part} " for part in parts[:-1]] + [f"{parts[-1]}  "]
+        pieces += [*[f"{part} " for part in parts[:-1]], f"{parts[-1]}  "]
     first, *others = _filled(pieces, width) or [""]
     return [margin + first, *[f"{margin}{_INDENT}{line}" for line in others]]
 

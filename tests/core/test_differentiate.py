@@ -612,4 +612,4 @@ def test_nothing_is_differentiated_when_nobody_asks() -> None:
     assert operators(forward(jitted)) == [COMPOSITE]
     with torch.no_grad():
         assert not jitted(leaf(3)).requires_grad
-    assert sg.last_backward_traces(jitted) == []
+    assert sg.last_backward_traces(jitted) == ()

@@ -431,7 +431,7 @@ def test_last_traces_are_those_of_the_entry_last_run() -> None:
     for size in (1, 2, 1, 1, 3, 2):
         jitted(numbers(size))
         assert shape_of(jitted) == (size,)
-        assert sg.last_backward_traces(jitted) == []
+        assert sg.last_backward_traces(jitted) == ()
 
 
 def test_last_traces_after_a_failed_call_are_those_of_the_call_before() -> None:

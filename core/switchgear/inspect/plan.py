@@ -11,6 +11,7 @@ from switchgear.grad.partition import Partitioned, partition
 from switchgear.inspect.columns import aligned
 from switchgear.inspect.examine import compiler_for, peak, undecided
 from switchgear.runtime.fallback import Fallback
+from switchgear.showing import Shown
 
 #: The budgets that are looked at, beside no bytes at all.
 _PARTS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
@@ -32,7 +33,7 @@ class PlannedMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Shown):
     """What `plan` found; prints as a table. Without gradients nothing is saved, and there are no `points`."""
 
     eager_bytes: int
@@ -53,6 +54,8 @@ class Plan:
             for point in self.points
         ]
         return aligned(rows, str.rjust)
+
+    __repr__ = __str__
 
 
 def plan(function: Any, /, *args: Any, **kwargs: Any) -> Plan:

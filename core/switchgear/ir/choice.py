@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
+
+from switchgear.showing import Listing, Shown, cut, wrapped
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,7 @@ class Implementation:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Choice:
+class Choice(Shown):
     """The outcome of one decision about one bound symbol.
 
     `kind` is `execution`, `gradient`, or, where a plugin's pass asks who takes several calls as one, `pattern`. `owner`
@@ -47,6 +50,25 @@ class Choice:
         others = "".join(f"; {owner}: {reason}" for owner, reason in self.declined)
         reason = f" ({self.reason})" if self.reason else ""
         return f"{self.symbol}: {self.kind} by {self.owner}{reason}{others}"
+
+    def __repr__(self) -> str:
+        return "\n".join(cut(wrapped(f"<{self}>")))
+
+
+class Choices(Listing[Choice]):
+    """Choices, of which it shows equal ones together."""
+
+    __slots__ = ()
+
+    def rows(self) -> Iterator[str]:
+        """Yield how often each choice was made, the most frequent first; who brings nothing for it is not named."""
+        counts = Counter(str(replace(one, declined=_objections(one))) for one in self)
+        yield from [f"{count:4} x {text}" for text, count in counts.most_common()]
+
+
+def _objections(choice: Choice) -> tuple[tuple[str, str], ...]:
+    nothing = f"no grad rule for {choice.symbol}", f"no implementation of {choice.symbol}"
+    return tuple([one for one in choice.declined if one[1] not in nothing])
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,8 +149,10 @@ class BoundSymbol(Shown):
     @property
     def fused_by(self) -> str:
         """The executor that runs the subsymbols as one, having taken each; empty if this is no region."""
+        if self.implementation is None or not self.subsymbols:
+            return ""
         claimed = any(part.implementation is not None for part in self.subsymbols)
-        return self.implementation.owner if claimed and self.implementation is not None else ""
+        return self.implementation.owner if claimed else ""
 
     @property
     def is_random(self) -> bool:

@@ -82,7 +82,8 @@ class Executor:
         return None
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.name!r}, priority={self.priority})"
+        version = "" if self.version is None else f", version={self.version!r}"
+        return f"{type(self).__name__}({self.name!r}, priority={self.priority}{version})"
 
 
 class FusionExecutor(Executor):

@@ -17,6 +17,9 @@ class Fuel:
         self.limit = limit
         self.regions: list[BoundSymbol] = []
 
+    def __repr__(self) -> str:
+        return f"<Fuel: {len(self.regions)} regions fused, limit {self.limit}>"
+
     @property
     def left(self) -> int | None:
         """How many more regions may be fused."""

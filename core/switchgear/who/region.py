@@ -8,11 +8,12 @@ from typing import Any
 from switchgear.capture.sizes import map_numbers
 from switchgear.ir.proxy import TensorProxy, changed_proxy, hint_of
 from switchgear.ir.trace import Trace
+from switchgear.showing import Shown, counted, shortened
 from switchgear.who.executor import FusionExecutor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Region:
+class Region(Shown):
     """Calls that may run as one.
 
     `trace` is what they compute, `whole` the same with the composites that executors take whole in the place of their
@@ -24,6 +25,12 @@ class Region:
     whole: Trace
     candidates: tuple[FusionExecutor, ...]
     numbers: tuple[Any, ...] = ()
+
+    def __repr__(self) -> str:
+        names = ", ".join([item.symbol.name for item in self.trace.bound_symbols])
+        takers = ", ".join(executor.name for executor in self.candidates) or "nobody"
+        text = f"<Region of {counted(len(self.trace.bound_symbols), 'operator')} for {takers}: {names}>"
+        return shortened(text)
 
     @property
     def sizes(self) -> list[int]:

@@ -11,6 +11,7 @@ from switchgear.errors import RegistrationError
 from switchgear.ir.choice import Declined
 from switchgear.ir.naming import symbols_of
 from switchgear.ir.symbol import BoundSymbol
+from switchgear.showing import Shown, shortened
 
 #: Whether a call is accepted: True, or False, a reason, or `Declined`.
 Checker: TypeAlias = Callable[[BoundSymbol], bool | str | Declined]
@@ -95,6 +96,10 @@ class Registry:
         self._grad_rules: dict[tuple[str, str], GradRule] = {}
         self._frozen = False
 
+    def __repr__(self) -> str:
+        counts = len(self._implementations), len(self._grad_rules)
+        return f"<Registry: {counts[0]} implementations, {counts[1]} grad rules>"
+
     def add_implementation(self, entry: ImplementationEntry) -> None:
         """Add `entry`; a second one of the same owner and symbol is an error unless its `override` says so."""
         self._put(self._implementations, entry)
@@ -157,7 +162,7 @@ class Registry:
         store[entry.owner, entry.symbol] = entry
 
 
-class Table:
+class Table(Shown):
     """Implementations and grad rules of one owner, declared in a file; it changes nothing until it is installed.
 
     `owner` is an executor's name, or the plugin's (or distribution's) name for a package of rules alone. A `target` is
@@ -214,6 +219,12 @@ class Table:
     def grad_rules(self) -> Mapping[str, GradRule]:
         """What is declared so far, by symbol name."""
         return self._registry.grad_rules_of(self.owner)
+
+    def __repr__(self) -> str:
+        brought = {"implementations of": self.implementations, "grad rules for": self.grad_rules}
+        parts = [f"{how} {', '.join(names)}" for how, names in brought.items() if names]
+        text = f"<Table {self.owner!r}: {'; '.join(parts) or 'empty'}>"
+        return shortened(text)
 
     def install_implementations(self, registry: Registry) -> None:
         """Add the declared implementations to `registry`."""
