@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 import subprocess
 import sys
 import threading
 import time
+import types
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,6 +45,19 @@ def test_an_interrupt_while_a_change_is_undone_is_followed_by_another_attempt() 
         assert changes() == []
         count += 1
     assert count > 20
+
+
+def test_capture_leaves_the_import_function_alone() -> None:
+    """PyTorch's C++ calls it, and does not check for the error that an interrupt raises in a function of Python."""
+    seen: list[object] = []
+
+    def note(x: torch.Tensor) -> torch.Tensor:
+        seen.append(builtins.__import__)
+        return x + 1
+
+    sg.jit(note, executors=["torch"], strict=True)(torch.ones(2))
+    assert seen == [builtins.__import__]
+    assert isinstance(seen[0], types.BuiltinFunctionType)
 
 
 def interrupted_at(event: int, function: Callable[[], None]) -> bool:

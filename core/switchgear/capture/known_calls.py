@@ -54,6 +54,7 @@ _WARNS = "warns"
 _DOES: Mapping[str, str] = {
     "builtins.print": "prints",
     "builtins.input": "asks for input",
+    "builtins.__import__": "imports a module by its name",
     "builtins.breakpoint": "starts a debugger",
     "builtins.type.__subclasses__": "asks which classes inherit from one",
     **{
@@ -130,8 +131,8 @@ _ATTRIBUTES = {
 }
 #: Whose classes look as if they were written in Python.
 _BINDINGS = frozenset({"pybind11_builtins", "nanobind", "Boost.Python"})
-#: Modules of the library that show what is up to them: a log whose level says so, a warning that is shown once.
-_SHOW = (logging.__file__, warnings.__file__)
+#: Files of the library that do what is up to them: a log whose level says so, a warning shown once, an import.
+_SHOW = (logging.__file__, warnings.__file__, _LOADS.co_filename)
 #: A class written in Python has the flag `HEAP`; one that is written in C may have it, and then has this one, too.
 _IMMUTABLE = 1 << 8
 
@@ -281,7 +282,7 @@ def _is_passed(file: str) -> bool:
 
 
 def _is_for_the_user(frame: types.FrameType | None) -> bool:
-    """Check whether the standard library runs for the user, not for PyTorch, and not to show a log or a warning."""
+    """Check whether the standard library runs for the user, not for PyTorch, a log, a warning or an import."""
     while frame is not None and _is_passed(file := frame.f_code.co_filename):
         if file in _SHOW:
             return False

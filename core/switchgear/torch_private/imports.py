@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import importlib
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from importlib.util import resolve_name
 
 import torch
 
-from switchgear.patches import redirected
+from switchgear.patches import caller, redirected
 
 
 def import_aside(name: str) -> None:
@@ -45,21 +43,10 @@ def imports_aside() -> Iterator[None]:
         yield
         return
 
-    def statement(
-        original: Callable[..., object],
-        name: str,
-        scope: Mapping[str, object] | None = None,
-        variables: Mapping[str, object] | None = None,
-        names: Sequence[str] | None = (),
-        level: int = 0,
-    ) -> object:
-        scope = scope or {}
-        full = resolve_name("." * level + name, str(scope.get("__package__"))) if level else name
-        if "torch" in [place.partition(".")[0] for place in (full, str(scope.get("__name__")))]:
-            module = sys.modules.get(full)
-            if module is None or not all(hasattr(module, one) for one in names or ()):
-                return _aside(original, name, scope, variables, names, level)
-        return original(name, scope, variables, names, level)
+    def load(original: Callable[..., object], name: str, *importing: object) -> object:
+        if "torch" in (name.partition(".")[0], caller(2, "importlib").partition(".")[0]):
+            return _aside(original, name, *importing)
+        return original(name, *importing)
 
     def function(original: Callable[..., object], name: str, package: str | None = None) -> object:
         full = f"{package}{name}" if name.startswith(".") else name
@@ -76,7 +63,9 @@ def imports_aside() -> Iterator[None]:
 
     with (
         redirected(torch._meta_registrations, "check_inplace_broadcast", in_place),
-        redirected(builtins, "__import__", statement),
+        # not `builtins.__import__`: PyTorch 2.13 calls it from C++, and crashes if an interrupt arrives there
+        # (test_capture_leaves_the_import_function_alone)
+        redirected(importlib._bootstrap, "_find_and_load", load),
         redirected(importlib, "import_module", function),
     ):
         yield

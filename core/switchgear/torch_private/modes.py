@@ -322,20 +322,18 @@ def _dispatch_flags() -> dict[str, object]:
     return {key: value for key, value in _DISPATCH.items() if key.startswith("_is_in_")}
 
 
-def _dispatch_keys() -> tuple[Any, Any]:
-    return torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+def _enter_dispatch_keys() -> Any:
+    guard = (
+        torch._C._PreserveDispatchKeyGuard()
+    )  # exited, it sets keys that Python has no names for, too
+    guard.__enter__()
+    return guard
 
 
-def _set_dispatch_keys(state: tuple[Any, Any]) -> None:
-    include, exclude = state
-    for key in _KEYS:
-        torch._C._dispatch_tls_set_dispatch_key_included(key, include.has(key))
-        torch._C._dispatch_tls_set_dispatch_key_excluded(key, exclude.has(key))
+def _exit_dispatch_keys(guard: Any) -> None:
+    guard.__exit__(None, None, None)
 
 
-_KEYS = [
-    key for key in vars(torch._C.DispatchKey).values() if isinstance(key, torch._C.DispatchKey)
-]
 _DISPATCH = vars(torch.utils._python_dispatch)
 #: The states of a thread that an interrupt of a capture might leave: how to ask for each, and how to set it.
 THREAD_STATES: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
@@ -348,7 +346,7 @@ THREAD_STATES: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
         private("torch._C._functorch.get_dynamic_layer_stack_depth"),
         private("torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth"),
     ),
-    (_dispatch_keys, _set_dispatch_keys),
+    (_enter_dispatch_keys, _exit_dispatch_keys),
     (
         lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
         lambda state: torch.set_anomaly_enabled(*state),

@@ -22,6 +22,7 @@ import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from contextvars import ContextVar
+from importlib.util import resolve_name
 from typing import Any, TypeAlias
 
 import torch
@@ -736,6 +737,8 @@ class Reached:
     def start(self, code: types.CodeType, space: dict[str, Any]) -> None:
         """Look into the functions of code that starts, in which `space` are the global variables."""
         self.started.setdefault(id(code), space)
+        if user_objects.is_users(space.get("__name__")):
+            self._imported(user_objects.imports_in(code), str(space.get("__package__")))
         if id(code) in self._functions:
             self._left.extend(self._functions[id(code)])
             self._look_into_functions()
@@ -743,6 +746,12 @@ class Reached:
             space.get("__spec__"), "_initializing", False
         ):
             self._hold_variables(code, space)
+
+    def _imported(self, imports: Iterable[tuple[int, str]], package: str) -> None:
+        for dots, name in imports:
+            full = resolve_name("." * dots + name, package) if dots else name
+            for module in {full, full.partition(".")[0]} & sys.modules.keys():
+                self.reach(sys.modules[module], module)
 
     def _hold_variables(self, code: types.CodeType, space: dict[str, Any]) -> None:
         """Be able to put back what code does to them that nothing has led to, which may yet be refused."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import functools
 import importlib
@@ -100,8 +99,9 @@ class Recording:
                 if not hasattr(torch.Tensor, "__getattr__"):
                     missing = _missing(self._reached, self._thread)
                     stack.enter_context(replaced(torch.Tensor, "__getattr__", missing))
-                for holder, name in ((importlib, "import_module"), (builtins, "__import__")):
-                    stack.enter_context(redirected(holder, name, self._import))
+                stack.enter_context(redirected(importlib, "import_module", self._import))
+                # not `builtins.__import__`, for the reason in torch_private/imports.py
+                stack.enter_context(redirected(importlib._bootstrap, "_find_and_load", self._load))
                 for name in ("__getitem__", "__iter__", "__len__"):
                     stack.enter_context(redirected(variables, name, self._environment))
                 yield
@@ -209,13 +209,16 @@ class Recording:
 
         return __getattribute__
 
+    def _load(self, original: Callable[..., Any], *args: object) -> Any:
+        module = original(*args)
+        self.loads |= user_objects.is_users(caller(2, "importlib"))
+        return module
+
     def _import(self, original: Callable[..., Any], *args: object, **kwargs: object) -> Any:
-        before = len(sys.modules)
         module = original(*args, **kwargs)
         # past what `redirected` puts in the place of the original
         if user_objects.is_users(caller(2)):
             with self.code:
-                self.loads |= len(sys.modules) > before
                 self._look(self._reached.reach, module, module.__name__)
         return module
 

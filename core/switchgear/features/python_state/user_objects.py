@@ -27,7 +27,7 @@ _BINDS = (
     *("STORE_GLOBAL", "DELETE_GLOBAL"),
     *("LOAD_NAME", "STORE_NAME", "LOAD_FROM_DICT_OR_GLOBALS"),  # in the bodies of classes
 )
-_IS = dis.opmap["IS_OP"]
+_IS, _IMPORT = dis.opmap["IS_OP"], dis.opmap["IMPORT_NAME"]
 _OF_VARIABLES = dict.fromkeys([dis.opmap[name] for name in _BINDS if name in dis.opmap], 0)
 
 
@@ -145,6 +145,17 @@ def attributes_asked(code: types.CodeType) -> frozenset[tuple[str, str]]:
         if before.opname in ("LOAD_GLOBAL", "LOAD_DEREF")
         and text.opname == "LOAD_CONST"
         and isinstance(text.argval, str)
+    )
+
+
+@functools.cache
+def imports_in(code: types.CodeType) -> frozenset[tuple[int, str]]:
+    """The modules that a code object imports: how many dots there are, and the name after these."""
+    lines = [*dis.get_instructions(code)] if _IMPORT in code.co_code[::2] else []
+    return frozenset(
+        (level.argval, line.argval)
+        for level, line in zip(lines, lines[2:], strict=False)
+        if line.opcode == _IMPORT
     )
 
 
