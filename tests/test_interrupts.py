@@ -55,7 +55,7 @@ def test_capture_leaves_the_import_function_alone(monkeypatch: pytest.MonkeyPatc
         initialise(self, holder, name, value)
 
     monkeypatch.setattr(replaced, "__init__", note)
-    with pytest.warns(sg.FallbackWarning, match="nothing named it beforehand"):  # for it runs `note`
+    with pytest.warns(sg.errors.FallbackWarning, match="nothing named it beforehand"):  # for it runs `note`
         sg.jit(lambda x: x + 1, executors=["torch"], fallback="eager")(torch.ones(2))
     assert "_find_and_load" in names
     assert "__import__" not in names
