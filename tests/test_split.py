@@ -142,7 +142,7 @@ def test_as_in_eager(function: Callable[[Tensor], Tensor]) -> None:
     with says_split():
         assert_same(observed(jitted), expected)
     assert_same(observed(jitted), expected)
-    assert "2 of 2 calls (100%) were split by TorchDynamo:" in sg.explain(jitted)
+    assert "2 of 2 calls (100%) were split by TorchDynamo:" in str(sg.explain(jitted))
 
 
 def test_generator_as_an_argument() -> None:
@@ -193,7 +193,7 @@ def test_sizes_that_change() -> None:
         for rows in (3, 4, 5, 6, 7, 8):
             x = torch.linspace(-1, 2, rows * 4).reshape(rows, 4)
             assert torch.equal(jitted(x), branch(x))
-    text = sg.explain(jitted)
+    text = str(sg.explain(jitted).fallbacks())
     assert "TorchDynamo: 4 of 4 graphs compiled" in text  # two for the first sizes, two for any
 
 
@@ -201,8 +201,8 @@ def test_explain_counts_graphs_and_their_calls() -> None:
     jitted = split(broken)
     with says_split("item|data"):
         jitted(torch.ones(3, 4))
-    assert "\nTorchDynamo: 2 of 2 graphs compiled, with 4 of 4 calls (100%)\n" in sg.explain(jitted)
-    assert "graph break: 1 x Call to `torch._dynamo.graph_break()`" in sg.explain(jitted)
+    assert "\nTorchDynamo: 2 of 2 graphs compiled, with 4 of 4 calls (100%)\n" in str(sg.explain(jitted).fallbacks())
+    assert "graph break: 1 x Call to `torch._dynamo.graph_break()`" in str(sg.explain(jitted).fallbacks())
 
 
 def test_a_graph_that_is_refused_runs_as_it_is() -> None:
@@ -210,7 +210,7 @@ def test_a_graph_that_is_refused_runs_as_it_is() -> None:
     expected = observed(hooked_behind_a_branch)
     with says_split():
         assert_same(observed(jitted), expected)
-    text = sg.explain(jitted)
+    text = str(sg.explain(jitted).fallbacks())
     assert "TorchDynamo: 1 of 2 graphs compiled, with " in text
     assert "in eager: a graph of" in text
 
@@ -237,7 +237,7 @@ def test_eager_and_error() -> None:
     jitted = sg.jit(branch, executors=["torch"], fallback="eager")
     with pytest.warns(FallbackWarning, match="runs in eager, not compiled"):
         assert torch.equal(jitted(x), branch(x))
-    assert "1 of 1 calls (100%) ran in eager, not compiled:" in sg.explain(jitted)
+    assert "1 of 1 calls (100%) ran in eager, not compiled:" in str(sg.explain(jitted))
     with pytest.raises(DataDependent):
         sg.jit(branch, executors=["torch"], fallback="error")(x)
     with pytest.raises(ValueError, match=r"fallback is 'none': it is one of 'split', 'eager', 'error'"):
@@ -495,7 +495,7 @@ def test_graphs_are_named_by_their_function_and_line() -> None:
     with says_split():
         jitted(torch.ones(3, 4))
     line = broken.__code__.co_firstlineno
-    text = sg.explain(jitted)
+    text = str(sg.explain(jitted).fallbacks())
     assert f"broken, graph 1 of 2, {__file__}:{line + 1}: a graph of 2 calls" in text
     assert f"broken, graph 2 of 2, {__file__}:{line + 4}: a graph of 2 calls" in text
     (graphs,) = [one.graphs for one in compiler_of(jitted).splits.values()]
@@ -730,7 +730,7 @@ def test_what_is_jitted_inside_is_split_as_it_is_outside() -> None:
     with says_split():
         found = torch.compile(lambda x: jitted(x) + 1, backend="eager")(x)
     assert torch.equal(found, branch(x) + 1)
-    assert "TorchDynamo: 2 of 2 graphs compiled" in sg.explain(jitted)
+    assert "TorchDynamo: 2 of 2 graphs compiled" in str(sg.explain(jitted).fallbacks())
 
 
 def test_dynamo_is_not_imported_with_the_package() -> None:

@@ -11,8 +11,8 @@ try:
     from switchgear.capture.handler import PASS, Feature, Handler
     from switchgear.capture.recorder import Recorder
     from switchgear.functional import grad, value_and_grad, vjp
-    from switchgear.inspect.examine import Examination, ExaminedRegion, examine
     from switchgear.inspect.explain import CacheInfo, cache_info, explain
+    from switchgear.inspect.explanation import Explanation
     from switchgear.inspect.plan import Plan, PlannedMemory, plan
     from switchgear.inspect.waiting import wait
     from switchgear.ir.aliasing import aliased_argument, storages, written_arguments
@@ -46,9 +46,8 @@ __all__ = [
     "Call",
     "Choice",
     "Declined",
-    "Examination",
-    "ExaminedRegion",
     "Executor",
+    "Explanation",
     "Feature",
     "Fuel",
     "FusionExecutor",
@@ -80,7 +79,6 @@ __all__ = [
     "defaults",
     "disk_cache",
     "errors",
-    "examine",
     "explain",
     "get_grad",
     "grad",

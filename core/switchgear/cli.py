@@ -19,9 +19,10 @@ from switchgear.inspect.bisecting import bisect, described
 from switchgear.inspect.caching import cache_use, clear_cache, export_cache, import_cache
 from switchgear.inspect.columns import show
 from switchgear.inspect.doctor import BEHAVIOURS, diagnosis
-from switchgear.inspect.examine import examine
+from switchgear.inspect.explain import explain_before
 from switchgear.inspect.loading import loaded
 from switchgear.inspect.operators import operator_rows
+from switchgear.inspect.summary import PARTS
 from switchgear.options import Defaults, defaults, executors_in
 from switchgear.testing.checks import plugin_checks
 from switchgear.testing.template import new_plugin
@@ -34,10 +35,11 @@ _STATUS = """exit status: 0 if all is well; 1 if something is wrong or is not th
 that failed, a call that would not be compiled, a check that fails; 2 if the command line
 makes no sense"""
 _TRUST = "code in FILE will run as you, so trust everyone who could write to it"
-_EXPLAINED = """FUNCTION is captured on fakes of its inputs; nothing runs or is compiled. Told are who
-would take which operator, what would be saved, what would fall back, and why. What is
-jitted is examined with its options; for others, SWITCHGEAR_EXECUTORS, SWITCHGEAR_MEMORY
-and SWITCHGEAR_FALLBACK set them. Exit status 1 if the call would not be compiled.
+_EXPLAINED = """FUNCTION is captured on fakes of its inputs; nothing runs or is compiled. The output says
+which executor would run which operator, what would be saved, what would fall back, and
+why. A jitted function is explained with its options; for others, SWITCHGEAR_EXECUTORS,
+SWITCHGEAR_MEMORY and SWITCHGEAR_FALLBACK set them. Exit status 1 if the call would not be
+compiled.
 
   switchgear explain my_package.models:loss --inputs example_inputs
   switchgear explain train.py:step --inputs data.py:batch --executors torch"""
@@ -85,7 +87,9 @@ def command_line() -> argparse.ArgumentParser:
     operators.add_argument("name", nargs="?", default="", help="operators with this in their name")
     operators.add_argument("--executor", metavar="NAME", help="of this executor or package alone")
     operators.add_argument("--json", action="store_true", help="the same, for programs")
-    explain = command(_explain, "what would become of a call, without running it")
+    explain = command(
+        _explain, "show which executor would run each operator of a call, without running it"
+    )
     explain.add_argument(
         "function", metavar="MODULE:FUNCTION", help="or SCRIPT.py:FUNCTION; an nn.Module, too"
     )
@@ -97,7 +101,10 @@ def command_line() -> argparse.ArgumentParser:
     explain.add_argument(
         "--executors", metavar="NAMES", help="as in a list, such as first,torch or ...,-first"
     )
-    explain.add_argument("--json", action="store_true", help="the same, for programs")
+    explain.add_argument(
+        "--details", choices=PARTS, metavar="PART", help=f"show all of one part: {', '.join(PARTS)}"
+    )
+    explain.add_argument("--json", action="store_true", help="everything, for programs")
     new = command(_new, "write the package of a new plugin, which runs, into this folder")
     new.add_argument("name", help="what users are to list; the package is switchgear-NAME")
     test = command(_test, "check what an installed plugin registers beside PyTorch")
@@ -196,9 +203,14 @@ def _explain(chosen: argparse.Namespace) -> int:
     own: Defaults = {"executors": executors_in(chosen.executors)} if chosen.executors else {}
     with defaults(**own):
         args, kwargs = ((), arguments) if isinstance(arguments, dict) else (arguments, {})
-        found = examine(function, *args, **kwargs)
-    print(json.dumps(found.as_dict(), indent=2) if chosen.json else found)
-    return int(bool(found.fallback))
+        explanation = explain_before(function, *args, **kwargs)
+    if chosen.json:
+        print(json.dumps(explanation.as_dict(), indent=2))
+    elif chosen.details:
+        print(getattr(explanation, chosen.details)())
+    else:
+        print(explanation.text(detail="--details {}"))
+    return int(bool(explanation.facts.fallback))
 
 
 def _new(chosen: argparse.Namespace) -> int:

@@ -75,14 +75,15 @@ class Compiler:
         self.specialize_on_data: bool | None = options["specialize_on_data"]
         self.dynamic: Dynamic | None = options["dynamic"]
         self._parameters = check_dynamic(self.dynamic, function)
-        name = options.get("name") or getattr(function, "__qualname__", None) or repr(function)
+        named = options.get("name") or getattr(function, "__qualname__", None)
+        self.name: str = named or repr(function)
         self.strict: bool = options["strict"] or options["fallback"] == "error"
         self._fallback: str = options["fallback"]
         self._is_part: bool = options.get("is_part", False)
         #: What TorchDynamo makes of what capture refuses, by function: a module's forward may be replaced.
         self.splits: dict[Callable[..., object], Split] = {}
-        self.cache = Cache(name, options["cache_size"], options["recompile_limit"])
-        self.fallbacks = Fallbacks(name, options["cache_size"], options["recompile_limit"])
+        self.cache = Cache(self.name, options["cache_size"], options["recompile_limit"])
+        self.fallbacks = Fallbacks(self.name, options["cache_size"], options["recompile_limit"])
         #: How often it was called.
         self.calls = 0
         #: Of these, those that initialised the module, or raised before anything was found to run, less those that

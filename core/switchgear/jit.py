@@ -222,11 +222,12 @@ def last_entry(jitted: object) -> Entry:
     """The entry last run."""
     compiler = compiler_of(jitted)
     if compiler.last is None:
-        raise SwitchgearError(f"there is nothing compiled to tell of: {_why_no_entry(compiler)}")
+        raise SwitchgearError(f"there is nothing compiled to tell of: {why_no_entry(compiler)}")
     return compiler.last
 
 
-def _why_no_entry(compiler: Compiler) -> str:
+def why_no_entry(compiler: Compiler) -> str:
+    """Return why there is no entry that ran last."""
     if not compiler.calls:
         return "the jitted function has not been called yet"
     if compiler.cache.reasons:

@@ -81,7 +81,7 @@ def test_nobody_answers(install: Install) -> None:
     module = install()
     jitted = run()
     assert owners(jitted) == ["first", "torch", "first"]
-    assert sg.explain(jitted).splitlines()[0] == "executors: first, second, torch"
+    assert sg.explain(jitted).operators().lines[0] == "executors: first, second, torch"
     assert module.compiled == [("first", "first_computation_0"), ("first", "first_computation_1")]
 
 
@@ -89,7 +89,7 @@ def test_an_answer_with_a_reason(install: Install) -> None:
     module = install(mine=chooser("sg.RegionChoice(region.candidates[1], 'by lot')"))
     jitted = run()
     assert owners(jitted) == ["second", "torch", "second"]
-    report = sg.explain(jitted)
+    report = str(sg.explain(jitted).operators())
     assert report.splitlines()[0] == "executors: first, second, torch; regions as chosen by mine 1.0"
     assert "aten.mul.Tensor: execution by second (in second_computation_0 (by lot))" in report
     assert [name for name, _ in module.compiled] == ["second", "second"]
@@ -99,7 +99,7 @@ def test_left_to_the_operators(install: Install) -> None:
     module = install(mine=chooser("sg.RegionChoice(None, 'too small')"))
     jitted = run()
     assert operators(forward(jitted)) == ["aten.mul.Tensor"] * 2 + ["torch.sin"] + ["aten.mul.Tensor"] * 2
-    assert "aten.mul.Tensor: execution by torch; first: too small" in sg.explain(jitted)
+    assert "aten.mul.Tensor: execution by torch; first: too small" in str(sg.explain(jitted).operators())
     assert not module.compiled
 
 
@@ -128,7 +128,7 @@ def switchgear_choose(regions, context):
     install(times=source)
     jitted = run()
     assert owners(jitted) == ["times", "times", "torch", "times", "times"]
-    assert "4 x torch.mul: execution by times; first: left to ['times', 'times']" in sg.explain(jitted)
+    assert "4 x torch.mul: execution by times; first: left to ['times', 'times']" in str(sg.explain(jitted).operators())
 
 
 @pytest.mark.parametrize("silent", ["def switchgear_choose(regions, context):\n    pass", None])

@@ -122,8 +122,10 @@ number = 3
 @pytest.mark.parametrize(
     ("arguments", "status", "text"),
     [
-        (["loss", "--inputs", "example"], 0, "torch.sin: gradient by"),
-        (["loss", "--inputs", "named"], 0, "torch.mul: execution by torch"),
+        (["loss", "--inputs", "example"], 0, "executor  forward  backward\n"),
+        (["loss", "--inputs", "example"], 0, "more: --details operators  --details gradients"),
+        (["loss", "--inputs", "example", "--details", "gradients"], 0, "torch.sin: gradient by"),
+        (["loss", "--inputs", "named", "--details", "operators"], 0, "torch.mul: execution by torch"),
         (["module", "--inputs", "example"], 0, "saved for the backward"),
         (["prints", "--inputs", "example"], 1, "would not be compiled: Unsupported: the function prints"),
         (["loss", "--inputs", "example", "--executors", "torch"], 0, "executors: torch"),

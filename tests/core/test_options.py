@@ -74,7 +74,7 @@ def test_options_are_an_object_in_the_list() -> None:
     one, two = (compiler_of(jitted).selection for jitted in (by_name, by_object))
     assert [placement.name for placement in one.passes] == [placement.name for placement in two.passes]
     assert "nothing" in [placement.name for placement in one.passes]
-    assert "executors: scaling (factor=3.0), torch" in sg.explain(by_name)
+    assert "executors: scaling (factor=3.0), torch" in str(sg.explain(by_name))
 
 
 @pytest.mark.usefixtures("plugins")

@@ -455,9 +455,10 @@ def test_last_backward_traces_are_those_of_the_backward_last_run() -> None:
 
 def test_asking_before_the_first_call_is_an_error() -> None:
     jitted = jit(lambda x: x)
-    for ask in (sg.last_traces, sg.last_backward_traces, sg.last_choices, sg.explain):
+    for ask in (sg.last_traces, sg.last_backward_traces, sg.last_choices):
         with pytest.raises(errors.SwitchgearError, match="has not been called yet"):
             ask(jitted)
+    for ask in (sg.last_traces, sg.last_backward_traces, sg.last_choices, sg.explain):
         with pytest.raises(TypeError, match=r"sg\.jit"):
             ask(len)
 
@@ -469,7 +470,7 @@ def test_choices_cover_everything_that_runs() -> None:
     assert ("gradient", "aten.sin.default") in kinds
     executed = [item.symbol.name for item in sg.last_backward_traces(jitted)[-1].bound_symbols if item.outputs]
     assert all(("execution", name) in kinds for name in executed)
-    assert "torch" in sg.explain(jitted)
+    assert "torch" in str(sg.explain(jitted).operators())
 
 
 # --- the bridge into autograd ---

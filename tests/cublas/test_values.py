@@ -134,7 +134,7 @@ def test_products_of_other_numbers_are_left_to_torch(dtype: torch.dtype) -> None
     a = torch.arange(6).reshape(2, 3).to(dtype)
     torch.testing.assert_close(jitted(a, a.mT), a @ a.mT)
     assert set(owners(jitted, "execution").values()) == {"torch"}
-    assert f"no kernels for {dtype}" in sg.explain(jitted)
+    assert f"no kernels for {dtype}" in str(sg.explain(jitted).operators())
 
 
 def test_empty_product() -> None:
@@ -143,7 +143,7 @@ def test_empty_product() -> None:
     jitted = cublas(function)
     assert_near(jitted(*made), function(*made), torch.float32)
     assert own(forward(jitted)) == []
-    assert "cublas: empty" in sg.explain(jitted)
+    assert "cublas: empty" in str(sg.explain(jitted).operators())
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu_tanh"])

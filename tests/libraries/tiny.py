@@ -14,11 +14,11 @@ Wrap = Callable[[nn.Module], nn.Module]
 VOCABULARY, LENGTH = 60, 8
 
 
-def gpt2(**options: object) -> transformers.GPT2LMHeadModel:
+def gpt2(n_layer: int = 2, **options: object) -> transformers.GPT2LMHeadModel:
     """Always with the same weights; dropout is on in training."""
     torch.manual_seed(0)
     config = transformers.GPT2Config(
-        n_layer=2,
+        n_layer=n_layer,
         n_head=2,
         n_embd=16,
         vocab_size=VOCABULARY,

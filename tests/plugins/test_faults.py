@@ -151,7 +151,7 @@ def test_three_packages_of_rules_and_eagers_bits(folder: Site, monkeypatch: pyte
         loss.backward()
         found.append([loss.detach(), *(parameter.grad.clone() for parameter in model.parameters())])
     assert all(map(torch.equal, *found))
-    assert "installed and not asked: one, three, two" in sg.explain(called)
+    assert "installed and not asked: one, three, two" in str(sg.explain(called))
 
 
 def test_the_page_tells_of_each() -> None:

@@ -140,7 +140,7 @@ def examine(case: Case) -> Finding:
     compiler = ours.compiled._switchgear
     in_eager = sum(fallback.calls for fallback in compiler.fallbacks.reasons.values())
     said = bool(ours.fallbacks) and any(
-        how in sg.explain(ours.compiled) for how in ("ran in eager, not", "were split by")
+        how in str(sg.explain(ours.compiled)) for how in ("ran in eager, not", "were split by")
     )
     reasons = " | ".join(str(reason) for reason in compiler.fallbacks.reasons.values())
     if bool(in_eager) != said:

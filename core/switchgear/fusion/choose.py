@@ -29,12 +29,13 @@ NO_FUEL = Declined("no fuel is left for its region")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fused:
-    """What runs a region as one, by whom, under which name, and why by that one."""
+    """What runs a region as one, by whom, under which name, why by that one, and the seconds that this gains a call."""
 
     executor: FusionExecutor
     function: Callable[..., Any]
     name: str
     reason: str
+    gain: float
 
 
 class Contestants:
@@ -159,7 +160,7 @@ def _compiled(
         if isinstance(function, Declined):
             return function
         name = context.name(region, choice.executor)
-        return Fused(choice.executor, function, name, choice.reason)
+        return Fused(choice.executor, function, name, choice.reason, choice.gain)
 
     return [outcome(*pair) for pair in pairs]
 
@@ -190,7 +191,7 @@ def _loaded(
             answers.missing.append(name)
         return Declined(f"what {executor.name} compiled for it is not found any more{why}")
     answers.taken.append(answer)
-    return Fused(executor, function, name, answer.reason)
+    return Fused(executor, function, name, answer.reason, answer.gain)
 
 
 def _asked(

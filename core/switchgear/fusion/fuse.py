@@ -161,7 +161,9 @@ def _line(block: _Block, fused: Fused) -> BoundSymbol:
         source=items[0].source,
         tags=frozenset().union(*(item.tags for item in items)),
         links=tuple(links.values()),
-        implementation=Implementation(fused.executor.name, fused.function, fused.executor.boxed),
+        implementation=Implementation(
+            fused.executor.name, fused.function, fused.executor.boxed, gain=fused.gain
+        ),
         choices=tuple(dict.fromkeys(choices)),
     )
 

@@ -1,19 +1,31 @@
-"""Who took which operator, what is saved, and why."""
+"""Explain: what happened in the calls of a jitted function, or what would happen in one."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
-from switchgear.capture.signature import HeldNumber
 from switchgear.compile.background import objection
 from switchgear.compile.decisions import opened
 from switchgear.compiler import Compiler
+from switchgear.inspect.before_call import facts_before
+from switchgear.inspect.entries import bytes_in_eager, programs_of, saved_by, sizes_of
+from switchgear.inspect.explanation import Explanation
+from switchgear.inspect.facts import (
+    ExplainedCalls,
+    ExplainedFallback,
+    ExplainedGraph,
+    ExplainedSplit,
+    Facts,
+)
 from switchgear.inspect.waiting import progress_of
-from switchgear.ir.choice import Choice, Saved
-from switchgear.jit import compiler_of, last_choices, last_entry, last_saved
-from switchgear.who.selection import Claimant, Reasons, Selection
+from switchgear.jit import compiler_of, why_no_entry
+from switchgear.jitted import JitFunction, JitModule
+from switchgear.runtime.entry import Entry
+from switchgear.runtime.split import Split
+from switchgear.who.selection import Selection
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,111 +52,113 @@ def cache_info(jitted: object) -> CacheInfo:
     )
 
 
-def explain(jitted: object, guards: bool = False) -> str:
-    """A report on the calls that ran in eager and the entry last run.
+def explain(function: Any, /, *args: Any, **kwargs: Any) -> Explanation:
+    """Explain the calls of a jitted function so far, or with arguments a call that has not run.
 
-    Of that the executors, those skipped, every choice and every saved value, with reasons.
+    The result prints as a summary: what ran, the share of each executor, what is saved for the backward, which
+    operators are not fused and why. Its methods have the details.
 
-    With `guards`, also what the entry takes for granted of a call: sizes, modes, what was read from Python.
+    Args:
+        function: what `sg.jit` returned. Before a call also another function or module, explained with the default
+            options, `sg.defaults` included.
+        args: arguments of a call. The function runs on fakes of them, and executors compile nothing.
+        kwargs: its keyword arguments.
 
-    Who was skipped is said once, and who has nothing registered for an operator is not named beside it;
-    `sg.last_choices` has these too.
+    Returns:
+        The explanation. Of several compiled programs it shows the one last run, of a split function all graphs.
+
+    Raises:
+        TypeError: the function is not jitted, and the arguments are missing.
+        RuleError: a plugin raises where the call would run it; likewise other errors of plugins.
     """
-    compiler = compiler_of(jitted)
-    lines = who_takes_part(compiler.selection)
-    fallbacks = [fallback for fallback in compiler.fallbacks.reasons.values() if fallback.calls]
-    lines += _beside(compiler, [(one.calls - one.splits, str(one)) for one in fallbacks], _IN_EAGER)
-    lines += _beside(compiler, [(one.splits, str(one)) for one in fallbacks], _SPLIT)
-    lines += map(str, compiler.splits.values())
-    if fallbacks and compiler.last is None:
-        return "\n".join(lines)
-    entry = last_entry(jitted)
+    if not (args or kwargs):
+        if isinstance(function, (JitFunction, JitModule)):
+            return Explanation(_facts_after(compiler_of(function)))
+        _check_arguments(function)
+    return explain_before(function, *args, **kwargs)
+
+
+def explain_before(function: Any, /, *args: Any, **kwargs: Any) -> Explanation:
+    """Explain a call that has not run, also one without arguments."""
+    return Explanation(facts_before(function, args, kwargs))
+
+
+def _check_arguments(function: Any) -> None:
+    try:
+        inspect.signature(getattr(function, "forward", function)).bind()
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            "sg.explain(f) takes what sg.jit returned; of another function it takes the arguments of a call, too: "
+            f"sg.explain(f, *args). Got a {type(function).__name__}: {error}"
+        ) from None
+
+
+def _facts_after(compiler: Compiler) -> Facts:
     selection = compiler.selection
+    entries = [*_shown(compiler)]
+    calls = _calls(compiler)
+    is_told = bool(entries or calls.fallbacks or not calls.total)
+    notes = [note for entry, graph in entries for note in _notes(entry, selection, graph)]
+    programs = [one for entry, graph in entries for one in programs_of(entry, selection, graph)]
+    return Facts(
+        compiler.name,
+        selection,
+        calls,
+        "" if is_told else f"nothing is compiled: {why_no_entry(compiler)}",
+        tuple(programs),
+        (*_remarks(selection), *notes) if entries else (),
+        tuple([value for entry, _ in entries for value in saved_by(entry)]),
+        sum(bytes_in_eager(entry) for entry, _ in entries),
+        tuple([line for entry, _ in entries for line in sizes_of(entry)]),
+        tuple([line for entry, _ in entries for line in entry.guards()]),
+        tuple(compiler.cache.reasons),
+    )
+
+
+def _shown(compiler: Compiler) -> Iterator[tuple[Entry, str]]:
+    """The entry last run, or those of the graphs of a split function, each with the line of its graph."""
+    if compiler.last is not None:
+        yield compiler.last, ""
+        return
+    for split in compiler.splits.values():
+        for number, graph in enumerate(split.graphs, 1):
+            if graph.compiler.last is not None:
+                yield graph.compiler.last, graph.line or f"graph {number}"
+
+
+def _remarks(selection: Selection) -> Iterator[str]:
     if selection.compile == "background" and (reason := objection(selection)):
-        lines.append(f"regions were compiled before the first call returned: {reason}")
+        yield f"regions were compiled before the first call returned: {reason}"
     if selection.decisions is not None:
         how = "repeated from" if opened(selection.decisions).repeats else "noted in"
-        lines.append(f"decisions: {how} {selection.decisions}")
-    lines += progress_of(entry)
+        yield f"decisions: {how} {selection.decisions}"
+
+
+def _notes(entry: Entry, selection: Selection, graph: str) -> Iterator[str]:
+    place = f"{graph}: " if graph else ""
+    for line in progress_of(entry):
+        yield f"{place}{line}"
     if entry.bridge is not None and entry.bridge.by_autograd:
-        lines.append("gradients: by PyTorch's autograd itself, for the forward is one operator")
-    sizes = entry.captured.sizes
+        yield f"{place}gradients: by PyTorch's autograd itself, for the forward is one operator"
     if entry.fixed:
-        lines.append(f"dynamic sizes: fixed, for with symbolic ones there was {entry.fixed}")
-    inputs = zip(entry.captured.sources, entry.captured.trace.inputs, strict=True)
-    numbers = {proxy.name: str(place) for place, proxy in inputs if isinstance(place, HeldNumber)}
-    for number in sizes.numbers if sizes is not None else ():
-        path = numbers.get(number.tensor, number.source)
-        lines.append(f"dynamic sizes: {number.name} is {path}")
-    for constraint in sizes.constraints if sizes is not None else ():
-        lines.append(f"  only if {constraint}")
-    if guards:
-        lines.append("guards of the entry last run:")
-        lines += [f"  {line}" for line in entry.guards()]
-    lines += counted(last_choices(jitted), compiler.selection)
-    lines += saved_lines(last_saved(jitted), compiler.selection)
-    return "\n".join(lines)
+        yield f"{place}dynamic sizes: fixed, for with symbolic ones there was {entry.fixed}"
 
 
-def who_takes_part(selection: Selection) -> list[str]:
-    """The executors and packages of rules of a call, those skipped, and those installed that are not asked."""
-    names = ", ".join(f"{one.name} {one.options}".rstrip() for one in selection.claimants)
-    choosers = ", ".join(chooser.label for chooser in selection.choosers)
-    lines = [
-        f"executors: {names}; regions as chosen by {choosers}"
-        if choosers
-        else f"executors: {names}"
+def _calls(compiler: Compiler) -> ExplainedCalls:
+    fallbacks = [
+        ExplainedFallback(str(one), one.calls, one.splits)
+        for one in compiler.fallbacks.reasons.values()
+        if one.calls
     ]
-    sources = selection.rule_sources
-    packages = ", ".join(
-        one.name
-        for one in sources
-        if not isinstance(one, Claimant) and (one.grad_rules or one.skip_rules)
-    )
-    lines += [f"rules also by: {packages}"] * bool(packages)
-    lines += [f"skipped: {name}: {reason}" for name, reason in selection.skipped]
-    passed_over = ", ".join(selection.passed_over)
-    lines += [f"installed and not asked: {passed_over}"] * bool(passed_over)
-    return lines
+    splits = tuple(map(_explained, compiler.splits.values()))
+    return ExplainedCalls(compiler.calls, len(compiler.cache.reasons), tuple(fallbacks), splits)
 
 
-def counted(choices: Iterable[Choice], selection: Selection) -> list[str]:
-    """Choices, equal ones together, without what is said of everything."""
-    counts = Counter(str(_with_objections(choice, selection.skipped)) for choice in choices)
-    return [f"{count:4} x {text}" for text, count in counts.items()]
-
-
-def saved_lines(saved: Sequence[Saved], selection: Selection) -> list[str]:
-    """What is saved for the backward, the largest first, and what lives anyway."""
-    if not saved:
-        return []
-    alive = [value.bytes for value in saved if value.alive]
-    own = sum(value.bytes for value in saved) - sum(alive)
-    ordered = sorted(saved, key=lambda value: (value.alive, -value.bytes))
-    return [
-        f"saved for the backward, memory={selection.memory!r}: {own} bytes in {len(saved) - len(alive)} values, "
-        f"and {len(alive)} inputs, which live anyway, of {sum(alive)} bytes",
-        *(f"  {value}" for value in ordered),
+def _explained(split: Split) -> ExplainedSplit:
+    graphs = [
+        ExplainedGraph(one.line, one.operators, one.is_compiled, tuple(one.refusals))
+        for one in split.graphs
     ]
-
-
-_IN_EAGER = "ran in eager, not compiled"
-_SPLIT = "were split by TorchDynamo"
-
-
-def _beside(compiler: Compiler, counts: Sequence[tuple[int, str]], how: str) -> Iterator[str]:
-    """The calls that were not captured, by reason."""
-    total = sum(count for count, _ in counts)
-    if total:
-        yield f"{total} of {compiler.calls} calls ({total / compiler.calls:.0%}) {how}:"
-        yield from [f"{count:4} x {reason}" for count, reason in counts if count]
-
-
-def _with_objections(choice: Choice, skipped: Reasons) -> Choice:
-    nothing = (f"no grad rule for {choice.symbol}", f"no implementation of {choice.symbol}")
-    return replace(
-        choice,
-        declined=tuple(
-            [one for one in choice.declined if one not in skipped and one[1] not in nothing]
-        ),
+    return ExplainedSplit(
+        split.name, split.doubt, split.ratio, tuple(graphs), tuple(split.breaks.items())
     )

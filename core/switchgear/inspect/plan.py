@@ -8,8 +8,9 @@ from typing import Any
 from switchgear.errors import InvalidInput
 from switchgear.grad.automatic import extra, fastest, within_budget
 from switchgear.grad.partition import Partitioned, partition
+from switchgear.inspect.before_call import compiler_for, undecided
 from switchgear.inspect.columns import aligned
-from switchgear.inspect.examine import compiler_for, peak, undecided
+from switchgear.inspect.entries import peak
 from switchgear.runtime.fallback import Fallback
 from switchgear.showing import Shown
 
@@ -61,7 +62,7 @@ class Plan(Shown):
 def plan(function: Any, /, *args: Any, **kwargs: Any) -> Plan:
     """The curve of bytes by time for `memory=` in `sg.jit(function)(*args, **kwargs)`, without running the function.
 
-    As with `examine`, it runs on fakes of the arguments, and a jitted function's options hold, but `memory`.
+    As with `explain`, it runs on fakes of the arguments, and a jitted function's options hold, but `memory`.
     """
     compiler = compiler_for(function)
     selection = replace(undecided(compiler.selection, []), memory="eager")

@@ -23,12 +23,14 @@ class Implementation:
 
     A `boxed` one takes them in one list, which it empties. Where `fn` is an operator overload, `path` may name a
     function to call in its place: one that comes to the same overload with the same arguments, and costs less to call.
+    `gain` are the seconds by which a region is faster than its operators, 0 where nobody measured it.
     """
 
     owner: str
     fn: Callable[..., Any]
     boxed: bool = False
     path: str = ""
+    gain: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

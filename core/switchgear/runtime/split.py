@@ -188,29 +188,6 @@ class Split:
         self.graphs.append(Graph(compiler, sum(map(_is_call, graph.graph.nodes)), line))
         return run
 
-    def __str__(self) -> str:
-        compiled = [graph for graph in self.graphs if graph.is_compiled]
-        done, all_ = (sum(graph.operators for graph in some) for some in (compiled, self.graphs))
-        if self.doubt and not self.graphs:
-            return f"TorchDynamo: nothing was split, because {self.doubt}"
-        share = f" ({done / all_:.0%})" if all_ else ""
-        lines = [
-            f"TorchDynamo: {len(compiled)} of {len(self.graphs)} graphs compiled, with {done} of {all_} calls{share}"
-        ]
-        for number, graph in enumerate(self.graphs, 1):
-            place = f"graph {number} of {len(self.graphs)}" + (graph.line and f", {graph.line}")
-            lines.append(f"  {self.name}, {place}: a graph of {graph.operators} calls")
-            lines += [
-                f"  in eager: a graph of {graph.operators} calls: {reason}"
-                for reason in graph.refusals
-            ]
-        if self.ratio is not None and self.ratio > 1:
-            lines.append(
-                f"  without gradients the parts took {self.ratio:.2f} of eager's time: calls run in eager"
-            )
-        lines += [f"  graph break: {count} x {reason}" for reason, count in self.breaks.items()]
-        return "\n".join(lines)
-
 
 def _writes(part: torch.nn.Module) -> bool:
     names = [

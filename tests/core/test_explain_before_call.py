@@ -37,21 +37,25 @@ def wave(x: Tensor) -> Tensor:
 X = torch.linspace(-1, 1, 6)
 
 
-def lines(trace: sg.Trace | None) -> list[str]:
+def lines(trace: sg.Trace) -> list[str]:
     return [line for line in str(trace).splitlines() if line.startswith("    ")]
 
 
 def test_it_is_what_the_call_does() -> None:
     x = X.clone().requires_grad_()
     jitted = sg.jit(lambda x: F.silu(wave(x)).sum(), executors=[Fusing("fusing"), "torch"])
-    examination = sg.examine(jitted, x)
+    explanation = sg.explain(jitted, x)
     assert sg.cache_info(jitted).calls == 0
     jitted(x).backward()
-    assert lines(examination.forward) == lines(sg.last_traces(jitted)[-1])
-    assert lines(examination.backward) == lines(sg.last_backward_traces(jitted)[-1])
-    assert [str(one) for one in examination.choices] == [str(one) for one in sg.last_choices(jitted)]
-    assert [str(one) for one in examination.saved] == [str(one) for one in sg.last_saved(jitted)]
-    assert str(examination).splitlines()[0] == sg.explain(jitted).splitlines()[0]
+    forward, backward = explanation.facts.programs
+    assert lines(forward.trace) == lines(sg.last_traces(jitted)[-1])
+    assert lines(backward.trace) == lines(sg.last_backward_traces(jitted)[-1])
+    assert [str(one) for one in explanation.facts.choices] == [str(one) for one in sg.last_choices(jitted)]
+    assert [str(one) for one in explanation.facts.saved] == [str(one) for one in sg.last_saved(jitted)]
+    before, after = explanation.as_dict(), sg.explain(jitted).as_dict()
+    changing = {"calls", "programs", "choices", "recompilations"}
+    assert {name for name in after if before[name] != after[name]} <= changing
+    assert [one["peak_bytes"] for one in before["programs"]] == [one["peak_bytes"] for one in after["programs"]]
 
 
 def test_nothing_runs_and_nobody_compiles() -> None:
@@ -64,9 +68,10 @@ def test_nothing_runs_and_nobody_compiles() -> None:
         out: Tensor = module(wave(x))
         return out + torch.rand(6)
 
-    examination = sg.examine(sg.jit(function, executors=[fusing, "torch"]), X.expand(3, 6))
-    assert [one.candidates for one in examination.forward_regions] == [("fusing",)]
-    assert examination.forward_regions[0].operators == ("aten.mul.Tensor", "aten.sin.default", "aten.mul.Tensor")
+    explanation = sg.explain(sg.jit(function, executors=[fusing, "torch"]), X.expand(3, 6))
+    (region,) = explanation.facts.programs[0].regions
+    assert region.candidates == ("fusing",)
+    assert region.operators == ("aten.mul.Tensor", "aten.sin.default", "aten.mul.Tensor")
     assert fusing.compiled == 0
     assert state == []
     assert module.num_batches_tracked == 0
@@ -76,8 +81,8 @@ def test_nothing_runs_and_nobody_compiles() -> None:
 @pytest.mark.discovery
 def test_regions_that_would_be_measured() -> None:
     one, other = Fusing("one"), Fusing("other")
-    found = sg.examine(sg.jit(wave, executors=[one, other, "torch", "contest"]), X)
-    (region,) = found.forward_regions
+    found = sg.explain(sg.jit(wave, executors=[one, other, "torch", "contest"]), X)
+    (region,) = found.facts.programs[0].regions
     assert region.candidates == ("one", "other")
     assert region.otherwise == (("torch", 3),)
 
@@ -85,7 +90,7 @@ def test_regions_that_would_be_measured() -> None:
 def test_why_others_do_not() -> None:
     table = sg.Table("half")
     table.implementation(torch.sin, checker=lambda call: "half precision only")(torch.sin)
-    text = str(sg.examine(sg.jit(wave, executors=[sg.Executor("half", table=table), "torch"]), X))
+    text = str(sg.explain(sg.jit(wave, executors=[sg.Executor("half", table=table), "torch"]), X).operators())
     assert "torch.sin: execution by torch; half: half precision only" in text
 
 
@@ -94,25 +99,25 @@ def test_a_call_that_falls_back() -> None:
         print("hello")
         return x
 
-    found = sg.examine(function, X)
-    assert found.fallback.startswith("Unsupported: the function prints")
-    assert found.fallback.endswith("(fallback='eager')")
+    found = sg.explain(function, X)
+    assert found.facts.fallback.startswith("would not be compiled: Unsupported: the function prints")
+    assert found.facts.fallback.endswith("(fallback='eager')")
     assert "would not be compiled: Unsupported" in str(found)
-    assert found.choices == ()
-    assert sg.examine(sg.jit(function, strict=True), X).fallback
+    assert found.operators().records == ()
+    assert sg.explain(sg.jit(function, strict=True), X).facts.fallback
 
 
 def test_a_function_is_examined_with_the_defaults() -> None:
     with sg.defaults(executors=["torch"], memory="lean"):
-        found = sg.examine(lambda x: torch.sin(torch.exp(x)).sum(), X.clone().requires_grad_())
-    assert found.selection.memory == "lean"
-    assert found.saved_bytes == 0
-    assert found.backward is not None
+        found = sg.explain(lambda x: torch.sin(torch.exp(x)).sum(), X.clone().requires_grad_())
+    assert found.facts.selection.memory == "lean"
+    assert found.facts.saved_bytes == 0
+    assert [program.kind for program in found.facts.programs] == ["forward", "backward"]
 
 
 def test_a_lazy_module() -> None:
     with pytest.raises(InvalidInput, match="lazy parts"):
-        sg.examine(nn.LazyLinear(3), X)
+        sg.explain(nn.LazyLinear(3), X)
 
 
 @pytest.mark.parametrize("memory", ["eager", "lean"])
@@ -122,7 +127,7 @@ def test_bytes(memory: Any) -> None:
     model = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
     x = torch.randn(512, 64)
     jitted = sg.jit(model, executors=["torch"], memory=memory)
-    found = sg.examine(jitted, x)
+    found = sg.explain(jitted, x)
     jitted(x).backward(torch.ones(512, 64))
     jitted.zero_grad()
 
@@ -132,16 +137,17 @@ def test_bytes(memory: Any) -> None:
 
     held = measure("step", loss)
     number = 4  # the loss, and the gradient that its sum gives
-    assert held.saved == found.saved_bytes + number
-    assert held.peak == max(found.forward_peak, found.backward_peak) + 2 * number
+    assert held.saved == found.facts.saved_bytes + number
+    assert held.peak == max(program.peak for program in found.facts.programs) + 2 * number
 
 
-def test_it_begins_with_the_sums() -> None:
+def test_the_regions_that_executors_would_compile() -> None:
     jitted = sg.jit(wave, executors=[Fusing("fusing"), "torch"], memory="eager")
-    found = sg.examine(jitted, X.clone().requires_grad_())
-    assert str(found).splitlines()[1:5] == [
-        "calls run by fusing: 7",
-        f"bytes at the peak of the forward, beside the inputs: {found.forward_peak}",
-        f"bytes at the peak of the backward: {found.backward_peak}",
-        "   1 x forward: 3 operators as one by fusing",
-    ]
+    text = str(sg.explain(jitted, X.clone().requires_grad_()).operators())
+    assert "   1 x forward: 3 operators as one by fusing\n" in text
+
+
+def test_a_function_without_arguments() -> None:
+    assert str(sg.explain(lambda: torch.ones(3) * 2)).splitlines()[1] == "before a call: nothing ran or was compiled"
+    with pytest.raises(TypeError, match=r"missing a required argument: 'x'"):
+        sg.explain(wave)

@@ -1,0 +1,112 @@
+"""Before a call: what it would do, found out on fakes of its arguments; nothing runs, and no executor compiles."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from switchgear.compiler import Compiler
+from switchgear.errors import InvalidInput
+from switchgear.inspect.entries import bytes_in_eager, programs_of, saved_by, sizes_of
+from switchgear.inspect.facts import ExplainedRegion, Facts
+from switchgear.ir.trace import Trace
+from switchgear.jit import compiler_of, jit
+from switchgear.jitted import JitFunction, JitModule
+from switchgear.runtime.fallback import Fallback
+from switchgear.runtime.module_state import is_uninitialised
+from switchgear.who.executor import Executor, FusionExecutor
+from switchgear.who.plugin import Chooser
+from switchgear.who.region import Region, RegionChoice
+from switchgear.who.selection import Selection
+
+
+def facts_before(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Facts:
+    """The facts of a call that does not run.
+
+    The function runs on fakes of the arguments. What it makes of its call is differentiated and claimed as for the call
+    itself; executors are asked what they take, and compile nothing.
+    """
+    compiler = compiler_for(function)
+    noted: list[ExplainedRegion] = []
+    entry = compiler.examined(undecided(compiler.selection, noted), args, kwargs)
+    if isinstance(entry, Fallback):
+        reason = f"would not be compiled: {entry} (fallback={compiler.options['fallback']!r})"
+        return Facts(compiler.name, compiler.selection, None, reason)
+    count = len(noted)
+    programs = [*programs_of(entry, compiler.selection)]
+    regions = [tuple(noted[:count]), tuple(noted[count:])]
+    return Facts(
+        compiler.name,
+        compiler.selection,
+        None,
+        programs=tuple(
+            [replace(one, regions=own) for one, own in zip(programs, regions, strict=False)]
+        ),
+        saved=saved_by(entry),
+        eager_bytes=bytes_in_eager(entry),
+        sizes=tuple(sizes_of(entry)),
+        guards=tuple(entry.guards()),
+    )
+
+
+def compiler_for(function: Any) -> Compiler:
+    """The compiler of a jitted function, or of another one with the default options."""
+    jitted = function if isinstance(function, (JitFunction, JitModule)) else jit(function)
+    compiler = compiler_of(jitted)
+    if compiler.module is not None and is_uninitialised(compiler.module):
+        raise InvalidInput("the module has lazy parts; call it once, which initialises them")
+    return compiler
+
+
+def undecided(selection: Selection, noted: list[ExplainedRegion]) -> Selection:
+    """The same, with executors that take what they take and compile nothing; their regions are `noted`."""
+
+    def choose(regions: Sequence[Region], context: Any) -> Sequence[RegionChoice]:
+        for region in regions:
+            candidates = tuple([executor.name for executor in region.candidates])
+            owners = Counter(
+                item.implementation.owner
+                for item in context.operators(region).bound_symbols
+                if item.implementation is not None
+            )
+            noted.append(
+                ExplainedRegion(_operators(region.trace), candidates, tuple(owners.items()))
+            )
+        why = "unless the operators are faster, as measured"
+        return [RegionChoice(region.candidates[0], why) for region in regions]
+
+    def note(executor: Executor, region: Trace) -> None:
+        if not selection.choosers:
+            noted.append(ExplainedRegion(_operators(region), (executor.name,)))
+
+    twins = {executor: _idle(executor, note) for executor in selection.executors}
+    claimants = (replace(one, executor=twins[one.executor]) for one in selection.claimants)
+    return replace(
+        selection,
+        compile="now",
+        executors=tuple(twins.values()),
+        claimants=tuple(claimants),
+        choosers=(Chooser(choose, choose, "sg.explain", ""),) if selection.choosers else (),
+    )
+
+
+def _idle(executor: Executor, note: Callable[[Executor, Trace], None]) -> Executor:
+    """One that takes what an executor takes, and notes what it is to compile."""
+    if not isinstance(executor, FusionExecutor):
+        return executor
+
+    def compile_all(regions: Sequence[Trace]) -> Sequence[Callable[..., object]]:
+        for region in regions:
+            note(executor, region)
+        return [region.function() for region in regions]
+
+    twin = copy.copy(executor)
+    twin.compile_all = compile_all  # type: ignore[method-assign]
+    return twin
+
+
+def _operators(region: Trace) -> tuple[str, ...]:
+    return tuple([item.symbol.name for item in region.bound_symbols])

@@ -1,0 +1,92 @@
+"""Entries: from what was compiled for a kind of calls to the facts about it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from switchgear.capture.signature import HeldNumber
+from switchgear.compile.pipeline import Program
+from switchgear.grad.partition import partition, saved_values
+from switchgear.inspect.facts import ExplainedProgram, regions_of
+from switchgear.ir.aliasing import storages
+from switchgear.ir.choice import Saved
+from switchgear.ir.symbol import proxies
+from switchgear.ir.trace import Trace
+from switchgear.runtime.entry import Entry
+from switchgear.who.selection import Selection
+
+
+def programs_of(entry: Entry, selection: Selection, graph: str = "") -> Iterator[ExplainedProgram]:
+    """The forward, and the backward last run or about to run."""
+    inputs = {proxy.name for proxy in entry.captured.trace.inputs}
+    yield _explained("forward", entry.forward, inputs, selection, graph)
+    if entry.bridge is not None:
+        alive = {value.name for value in saved_by(entry) if value.alive}
+        yield _explained("backward", entry.bridge.backwards.last_backward, alive, selection, graph)
+
+
+def _explained(
+    kind: str, program: Program, held: Collection[str], selection: Selection, graph: str
+) -> ExplainedProgram:
+    trace = program.stages[-1]
+    return ExplainedProgram(
+        kind,
+        trace,
+        program.choices,
+        tuple(regions_of(trace, selection.fusion)),
+        peak(program.stages[-2], held),
+        program.job is not None and not program.job.done,
+        graph,
+    )
+
+
+def saved_by(entry: Entry) -> tuple[Saved, ...]:
+    """What the forward saves for the backward."""
+    return () if entry.bridge is None else saved_values(entry.bridge.training.parts)
+
+
+def bytes_in_eager(entry: Entry) -> int:
+    """The bytes that eager saves for the same backward, without inputs."""
+    if entry.bridge is None:
+        return 0
+    training = entry.bridge.training
+    prices = training.parts.prices
+    if prices.memory == "eager" and not prices.is_budget:
+        return training.parts.saved_bytes
+    return partition(training.joint, prices.overwritten).saved_bytes
+
+
+def sizes_of(entry: Entry) -> Iterator[str]:
+    """The symbolic sizes of an entry and what they have to be, or why there are none."""
+    if entry.fixed:
+        yield f"dynamic sizes: fixed, for with symbolic ones there was {entry.fixed}"
+    sizes = entry.captured.sizes
+    inputs = zip(entry.captured.sources, entry.captured.trace.inputs, strict=True)
+    numbers = {proxy.name: str(place) for place, proxy in inputs if isinstance(place, HeldNumber)}
+    for number in sizes.numbers if sizes is not None else ():
+        path = numbers.get(number.tensor, number.source)
+        yield f"dynamic sizes: {number.name} is {path}"
+    for constraint in sizes.constraints if sizes is not None else ():
+        yield f"  only if {constraint}"
+
+
+def peak(trace: Trace, held: Collection[str]) -> int:
+    """The most bytes at once that a trace's values take, those in the memory of `held` inputs left out.
+
+    It has no `del` lines: each value dies after its last reader.
+    """
+    homes = storages(trace.bound_symbols)
+    last: dict[str, int] = {}
+    for line, item in enumerate(trace.bound_symbols):
+        last.update(
+            (homes.get(proxy.name, proxy.name), line) for proxy in (*item.inputs, *item.outputs)
+        )
+    kept = {homes.get(proxy.name, proxy.name) for proxy in proxies(trace.outputs)}
+    alive = {proxy.name: proxy.bytes for proxy in trace.inputs if proxy.name not in held}
+    most = sum(alive.values())
+    for line, item in enumerate(trace.bound_symbols):
+        alive.update((proxy.name, proxy.bytes) for proxy in item.outputs if proxy.name not in homes)
+        most = max(most, sum(alive.values()))
+        for name in [name for name in alive if last.get(name) == line and name not in kept]:
+            del alive[name]
+    return most

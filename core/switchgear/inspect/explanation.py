@@ -1,0 +1,168 @@
+"""Explanation: what `sg.explain` returns."""
+
+from __future__ import annotations
+
+import html
+import shutil
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import Any, Generic, TypeVar
+
+from switchgear.inspect.facts import (
+    Facts,
+    by_executor,
+    counted,
+    not_fused,
+    rule_packages,
+    who_takes_part,
+)
+from switchgear.inspect.summary import summary
+from switchgear.ir.choice import Choice, Saved
+
+#: The number of the JSON schema, docs/explain.schema.json: it grows where a field changes or goes.
+SCHEMA = 1
+Record = TypeVar("Record")
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Details(Generic[Record]):
+    """One part of an explanation: it prints as its `lines`; `records` are the objects that these tell of."""
+
+    records: tuple[Record, ...]
+    lines: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return _preformatted(str(self))
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Explanation:
+    """What ran, or would run, and why: prints as a summary, whose details are methods.
+
+    `facts` are the records that all of it is made from.
+    """
+
+    facts: Facts
+
+    def operators(self) -> Details[Choice]:
+        """Return the executor of each operator, with the reasons of those that declined."""
+        facts = self.facts
+        choices = tuple([one for one in facts.choices if one.kind != "gradient"])
+        regions = Counter(
+            f"{program.kind}: {region}" for program in facts.programs for region in program.regions
+        )
+        lines = [
+            *who_takes_part(facts.selection),
+            *[f"{count:4} x {region}" for region, count in regions.items()],
+            *counted(choices, facts.selection.skipped),
+        ]
+        return Details(choices, tuple(lines))
+
+    def gradients(self) -> Details[Choice]:
+        """Return the rule that differentiates each operator, with the reasons of those that declined."""
+        choices = tuple([one for one in self.facts.choices if one.kind == "gradient"])
+        lines = counted(choices, self.facts.selection.skipped)
+        return Details(choices, tuple(lines or ["no operator is differentiated"]))
+
+    def saved(self) -> Details[Saved]:
+        """Return the tensors saved for the backward, the largest first, then inputs, which live anyway."""
+        facts = self.facts
+        ordered = sorted(facts.saved, key=lambda value: (value.alive, -value.bytes))
+        alive = [value.bytes for value in ordered if value.alive]
+        heading = (
+            f"saved for the backward, memory={facts.selection.memory!r}: {facts.saved_bytes} bytes "
+            f"in {len(ordered) - len(alive)} values, and {len(alive)} inputs, which live anyway, "
+            f"of {sum(alive)} bytes"
+        )
+        lines = [heading, *[f"  {value}" for value in ordered]] if ordered else ["nothing is saved"]
+        return Details(tuple(ordered), tuple(lines))
+
+    def guards(self) -> Details[str]:
+        """Return what a call has to be like for the compiled program: guards, and symbolic sizes."""
+        lines = (*self.facts.sizes, *self.facts.guards)
+        return Details(lines, lines or ("no guards: nothing is compiled",))
+
+    def recompilations(self) -> Details[str]:
+        """Return why each program was compiled, in their order."""
+        reasons = self.facts.recompilations
+        lines = [f"{number:4}. {reason}" for number, reason in enumerate(reasons, 1)]
+        return Details(reasons, tuple(lines or ["nothing was compiled"]))
+
+    def fallbacks(self) -> Details[str]:
+        """Return why calls fell back, and the graphs that TorchDynamo split off."""
+        calls = self.facts.calls
+        lines = [self.facts.fallback] * bool(self.facts.fallback)
+        if calls is not None:
+            lines += [
+                f"{one.calls:4} x {one.reason} ({one.split} split by TorchDynamo)"
+                for one in calls.fallbacks
+            ]
+            lines += [line for split in calls.splits for line in split.lines()]
+        return Details(tuple(lines), tuple(lines or ["no call fell back"]))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all of it as names and numbers; docs/explain.schema.json describes them."""
+        facts = self.facts
+        selection = facts.selection
+        return {
+            "schema": SCHEMA,
+            "function": facts.name,
+            "calls": None if facts.calls is None else asdict(facts.calls),
+            "fallback": facts.fallback,
+            "executors": [one.label for one in selection.claimants],
+            "choosers": [one.label for one in selection.choosers],
+            "rule_packages": rule_packages(selection),
+            "skipped": dict(selection.skipped),
+            "not_asked": list(selection.passed_over),
+            "notes": list(facts.notes),
+            "programs": [
+                {
+                    "kind": program.kind,
+                    "graph": program.graph,
+                    "is_pending": program.is_pending,
+                    "peak_bytes": program.peak,
+                    "regions": [asdict(region) for region in program.regions],
+                }
+                for program in facts.programs
+            ],
+            "by_executor": [asdict(row) for row in by_executor(facts)],
+            "not_fused": [
+                {"reason": one.reason, "count": one.count, "operators": dict(one.operators)}
+                for one in not_fused(facts)
+            ],
+            "memory": selection.memory,
+            "saved_bytes": facts.saved_bytes,
+            "eager_saved_bytes": facts.eager_bytes,
+            "saved": [asdict(value) for value in facts.saved],
+            "choices": [asdict(choice) for choice in facts.choices],
+            "sizes": list(facts.sizes),
+            "guards": list(facts.guards),
+            "recompilations": list(facts.recompilations),
+        }
+
+    def text(self, width: int | None = None, detail: str = ".{}()") -> str:
+        """Return the summary.
+
+        Args:
+            width: columns that a line has at most, between 40 and 80; by default those of the terminal.
+            detail: how the text refers to a detail, by default as a method.
+        """
+        columns = shutil.get_terminal_size().columns if width is None else width
+        return "\n".join(summary(self.facts, min(max(columns, 40), 80), detail))
+
+    def __str__(self) -> str:
+        return self.text()
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return _preformatted(self.text(80))
+
+
+def _preformatted(text: str) -> str:
+    return f"<pre>{html.escape(text)}</pre>"

@@ -1,0 +1,271 @@
+"""Facts: the records behind `sg.explain`, of calls that ran or of one that did not yet."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from switchgear.ir.choice import Choice, Saved
+from switchgear.ir.symbol import IN_PLACE, BoundSymbol
+from switchgear.ir.trace import Trace
+from switchgear.who.selection import Claimant, Reasons, Selection
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedFallback:
+    """Calls that were not captured for one reason; of these, `split` were split by TorchDynamo."""
+
+    reason: str
+    calls: int
+    split: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedGraph:
+    """A graph that TorchDynamo split off: its first line, its number of calls, why it runs in eager if it does."""
+
+    place: str
+    operators: int
+    is_compiled: bool
+    refusals: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedSplit:
+    """A function that TorchDynamo split.
+
+    `doubt` says why it runs in eager after all. `ratio` is the time of the parts compared with eager, once measured.
+    """
+
+    name: str
+    doubt: str
+    ratio: float | None
+    graphs: tuple[ExplainedGraph, ...]
+    breaks: tuple[tuple[str, int], ...]
+
+    @property
+    def heading(self) -> str:
+        """How much of it is compiled."""
+        if self.doubt and not self.graphs:
+            return f"TorchDynamo: nothing was split, because {self.doubt}"
+        compiled = [graph for graph in self.graphs if graph.is_compiled]
+        done, every = (sum(one.operators for one in some) for some in (compiled, self.graphs))
+        share = f" ({done / every:.0%})" if every else ""
+        counts = f"{len(compiled)} of {len(self.graphs)} graphs compiled"
+        return f"TorchDynamo: {counts}, with {done} of {every} calls{share}"
+
+    def exceptions(self) -> Iterator[str]:
+        """Graphs that run in eager, and places where the function breaks."""
+        for graph in self.graphs:
+            for reason in graph.refusals:
+                yield f"in eager: a graph of {graph.operators} calls: {reason}"
+        if self.ratio is not None and self.ratio > 1:
+            yield f"without gradients the parts took {self.ratio:.2f} of eager's time: calls run in eager"
+        for reason, count in self.breaks:
+            yield f"graph break: {count} x {reason}"
+
+    def lines(self) -> Iterator[str]:
+        """All of it."""
+        yield self.heading
+        for number, graph in enumerate(self.graphs, 1):
+            place = f", {graph.place}" if graph.place else ""
+            where = f"{self.name}, graph {number} of {len(self.graphs)}{place}"
+            yield f"  {where}: a graph of {graph.operators} calls"
+        yield from (f"  {line}" for line in self.exceptions())
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedCalls:
+    """The calls of a jitted function so far, and how many programs were compiled for them."""
+
+    total: int = 0
+    compilations: int = 0
+    fallbacks: tuple[ExplainedFallback, ...] = ()
+    splits: tuple[ExplainedSplit, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedRegion:
+    """Operators that run as one: by the executor that compiled them, or by one of the `candidates`.
+
+    `gain` are the seconds that it is faster than its operators, 0 where nobody measured that. Before a call, plugins
+    that measure may still leave the region to the executors in `otherwise`, each with the number of its calls.
+    """
+
+    operators: tuple[str, ...]
+    candidates: tuple[str, ...]
+    otherwise: tuple[tuple[str, int], ...] = ()
+    name: str = ""
+    gain: float = 0.0
+
+    def __str__(self) -> str:
+        others = ", ".join(f"{count} calls by {owner}" for owner, count in self.otherwise)
+        candidates = " or ".join(self.candidates)
+        return f"{len(self.operators)} operators as one by {candidates}{f'; else {others}' if others else ''}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExplainedProgram:
+    """A forward or a backward: its trace, the choices made for it, its regions, and the most bytes at once.
+
+    `peak` leaves out the inputs of the call; saved tensors, results and grad outputs are part of it, the inside of a
+    kernel is not. `graph` is the line of the graph of a split function. `is_pending`: its regions are being compiled.
+    """
+
+    kind: str
+    trace: Trace
+    choices: tuple[Choice, ...]
+    regions: tuple[ExplainedRegion, ...]
+    peak: int
+    is_pending: bool = False
+    graph: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Facts:
+    """What happened in calls of a function, or would happen in one.
+
+    `calls` is None before a call. `fallback` says why nothing is compiled, empty if something is. `notes` are remarks
+    on the programs, `eager_bytes` the bytes that eager saves, None where that is not known.
+    """
+
+    name: str
+    selection: Selection
+    calls: ExplainedCalls | None
+    fallback: str = ""
+    programs: tuple[ExplainedProgram, ...] = ()
+    notes: tuple[str, ...] = ()
+    saved: tuple[Saved, ...] = ()
+    eager_bytes: int | None = None
+    sizes: tuple[str, ...] = ()
+    guards: tuple[str, ...] = ()
+    recompilations: tuple[str, ...] = ()
+
+    @property
+    def saved_bytes(self) -> int:
+        """The bytes saved for the backward, without inputs, which live anyway."""
+        return sum(value.bytes for value in self.saved if not value.alive)
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """The choices of all programs."""
+        return tuple([choice for program in self.programs for choice in program.choices])
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorRow:
+    """The share of one executor: operators forward and backward, those of its regions among them, regions, gain."""
+
+    executor: str
+    forward: int
+    backward: int
+    regions: int
+    gain_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class NotFused:
+    """Operators that run one by one for the same reason."""
+
+    reason: str
+    operators: tuple[tuple[str, int], ...]
+
+    @property
+    def count(self) -> int:
+        """The number of calls."""
+        return sum(count for _, count in self.operators)
+
+
+def by_executor(facts: Facts) -> list[ExecutorRow]:
+    """One row for each executor that runs something, the busiest first."""
+    operators: dict[str, Counter[str]] = defaultdict(Counter)
+    for program in facts.programs:
+        for item in program.trace.bound_symbols:
+            if item.implementation is not None:
+                parts = len(_parts(item, facts.selection.fusion))
+                operators[item.implementation.owner][program.kind] += parts
+    regions = [one for program in facts.programs for one in program.regions]
+    rows = []
+    for owner, counts in operators.items():
+        own = [region for region in regions if region.candidates[0] == owner]
+        gain = sum(region.gain for region in own)
+        rows.append(ExecutorRow(owner, counts["forward"], counts["backward"], len(own), gain))
+    return sorted(rows, key=lambda row: -(row.forward + row.backward))
+
+
+def regions_of(trace: Trace, fusion: Collection[str]) -> Iterator[ExplainedRegion]:
+    """The regions in a trace that runs."""
+    for item in trace.bound_symbols:
+        if item.implementation is not None and item.implementation.owner in fusion:
+            names = tuple([part.symbol.name for part in _parts(item, fusion)])
+            who = item.implementation
+            yield ExplainedRegion(names, (who.owner,), name=item.symbol.name, gain=who.gain)
+
+
+def _parts(item: BoundSymbol, fusion: Collection[str]) -> Iterable[BoundSymbol]:
+    is_region = item.implementation is not None and item.implementation.owner in fusion
+    return item.subsymbols if is_region and item.subsymbols else (item,)
+
+
+def not_fused(facts: Facts) -> list[NotFused]:
+    """Why operators run one by one where an executor that fuses takes part, the most frequent reason first.
+
+    Numbers in a reason, such as measured times, are left out where they alone differ. Programs whose regions are being
+    compiled are not looked at.
+    """
+    fusion = facts.selection.fusion
+    reasons: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for program in facts.programs if fusion else ():
+        for item in program.trace.bound_symbols if not program.is_pending else ():
+            if item.implementation is not None and item.implementation.owner not in fusion:
+                reason = _why_alone(item, fusion)
+                reasons[re.sub(r"\d+(\.\d+)?", "#", reason)].append((reason, item.symbol.name))
+    groups = []
+    for pattern, pairs in reasons.items():
+        texts = {text for text, _ in pairs}
+        reason = texts.pop() if len(texts) == 1 else pattern.replace("#", "…")
+        groups.append(NotFused(reason, tuple(Counter(name for _, name in pairs).most_common())))
+    return sorted(groups, key=lambda group: -group.count)
+
+
+def _why_alone(item: BoundSymbol, fusion: Collection[str]) -> str:
+    assert item.implementation is not None
+    declined = item.choices[-1].declined if item.choices else ()
+    own = [f"{who}: {reason}" for who, reason in declined if who in fusion]
+    if own:
+        return "; ".join(dict.fromkeys(own))
+    if IN_PLACE in item.tags:
+        return "it writes in place"
+    return f"{item.implementation.owner} takes it before an executor that fuses is asked"
+
+
+def who_takes_part(selection: Selection) -> list[str]:
+    """The executors and packages of rules of a call, those skipped, and those installed that are not asked."""
+    names = ", ".join(f"{one.name} {one.options}".rstrip() for one in selection.claimants)
+    choosers = ", ".join(chooser.label for chooser in selection.choosers)
+    packages = ", ".join(rule_packages(selection))
+    passed_over = ", ".join(selection.passed_over)
+    return [
+        f"executors: {names}{f'; regions as chosen by {choosers}' if choosers else ''}",
+        *[f"rules also by: {packages}"] * bool(packages),
+        *[f"skipped: {name}: {reason}" for name, reason in selection.skipped],
+        *[f"installed and not asked: {passed_over}"] * bool(passed_over),
+    ]
+
+
+def rule_packages(selection: Selection) -> list[str]:
+    """The packages of rules, and tables of the call, that are no executors."""
+    sources = [one for one in selection.rule_sources if not isinstance(one, Claimant)]
+    return [one.name for one in sources if one.grad_rules or one.skip_rules]
+
+
+def counted(choices: Iterable[Choice], skipped: Reasons) -> list[str]:
+    """Choices as lines, equal ones together; without executors that were skipped or have nothing registered for it."""
+    counts: Counter[str] = Counter()
+    for choice in choices:
+        nothing = f"no grad rule for {choice.symbol}", f"no implementation of {choice.symbol}"
+        declined = [one for one in choice.declined if one not in skipped and one[1] not in nothing]
+        counts[str(replace(choice, declined=tuple(declined)))] += 1
+    return [f"{count:4} x {text}" for text, count in counts.items()]

@@ -1,0 +1,208 @@
+"""Summary: the forty lines that `sg.explain` prints."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from switchgear.inspect.columns import aligned
+from switchgear.inspect.facts import (
+    ExplainedCalls,
+    Facts,
+    NotFused,
+    by_executor,
+    not_fused,
+    who_takes_part,
+)
+
+#: Reasons of one kind that are shown.
+_MOST = 4
+_NO_BREAK = "\u00a0"
+#: The details.
+PARTS = "operators", "gradients", "saved", "guards", "recompilations", "fallbacks"
+
+
+def summary(facts: Facts, width: int, detail: str) -> Iterator[str]:
+    """The lines, none of them longer than `width` but for a single word: names and paths are not broken.
+
+    Whatever is left out is counted, and the line says where it stands: `detail` with the name of a part put in.
+    """
+    hints = "  ".join([detail.format(part).replace(" ", _NO_BREAK) for part in PARTS])
+    paragraphs = [
+        [*_head(facts, width, detail)],
+        _table(facts, width),
+        [*_memory(facts, width)],
+        [*_not_fused(facts, width, detail)],
+        [line.replace(_NO_BREAK, " ") for line in _wrapped(f"more: {hints}", width, "      ")],
+    ]
+    for number, lines in enumerate(filter(None, paragraphs)):
+        yield from [""] * bool(number)
+        yield from lines
+
+
+def _head(facts: Facts, width: int, detail: str) -> Iterator[str]:
+    """What ran: calls, programs, fallbacks, and who takes part."""
+    calls = facts.calls
+    yield from _wrapped(facts.name, width)
+    counts = (
+        "before a call: nothing ran or was compiled" if calls is None else _counts(calls, detail)
+    )
+    yield from _wrapped(counts, width, "  ")
+    if facts.fallback:
+        yield from _wrapped(_brief(facts.fallback), width, "  ")
+    yield from _fallbacks(calls, width, detail) if calls is not None else ()
+    for line in who_takes_part(facts.selection):
+        if line.startswith("skipped: ") and len(line) > width:
+            name = line.split(": ")[1]
+            line = f"skipped: {name}: unavailable (why: {detail.format('operators')})"
+        yield from _wrapped(line, width, "  ")
+    for note in facts.notes:
+        yield from _wrapped(_brief(note), width, "  ")
+
+
+def _counts(calls: ExplainedCalls, detail: str) -> str:
+    if not calls.total:
+        return "not called yet; sg.explain(f, *args) shows what a call would do"
+    fell_back = sum(one.calls for one in calls.fallbacks)
+    times = {0: "never", 1: "once", 2: "twice"}.get(calls.compilations)
+    compiled = f"compiled {times or f'{calls.compilations} times'}"
+    why = f"; the last one shown, why others: {detail.format('recompilations')}"
+    calls_made = _plural(calls.total, "call")
+    return f"{calls_made}, {compiled}, {fell_back} fell back{why * (calls.compilations > 1)}"
+
+
+def _fallbacks(calls: ExplainedCalls, width: int, detail: str) -> Iterator[str]:
+    """The calls that were not captured, by reason, and what to do."""
+    for how, counts in (
+        ("ran in eager, not compiled", [one.calls - one.split for one in calls.fallbacks]),
+        ("were split by TorchDynamo", [one.split for one in calls.fallbacks]),
+    ):
+        total = sum(counts)
+        if total:
+            share = f"{total / calls.total:.0%}"
+            yield from _wrapped(f"{total} of {calls.total} calls ({share}) {how}:", width)
+            pairs = [*zip(counts, calls.fallbacks, strict=True)]
+            reasons = [f"{count} x {_brief(one.reason)}" for count, one in pairs if count]
+            yield from _listed(reasons, width, detail.format("fallbacks"))
+    for split in calls.splits:
+        yield from _wrapped(split.heading, width, "  ")
+        yield from _listed(
+            [_brief(line) for line in split.exceptions()], width, detail.format("fallbacks")
+        )
+    if calls.fallbacks:
+        hint = 'to stop at the line that a reason names: sg.jit(..., fallback="error")'
+        yield from _wrapped(f"  {hint}", width, "    ")
+
+
+def _table(facts: Facts, width: int) -> list[str]:
+    """Operators, regions and gain by executor."""
+    rows = by_executor(facts)
+    header = ("executor", "forward", "backward", "regions", "gain per call")
+    cells = [
+        (
+            row.executor,
+            str(row.forward or ""),
+            str(row.backward or ""),
+            str(row.regions or ""),
+            f"{1e3 * row.gain_seconds:.2f} ms" if row.gain_seconds else "",
+        )
+        for row in rows
+    ]
+    used = [place for place, column in enumerate(zip(*cells, strict=True)) if any(column)]
+    if not rows:
+        return []
+    table = [[row[place] for place in used] for row in (header, *cells)]
+    first = max(len(row[0]) for row in table)
+    lines = aligned([[row[0].ljust(first), *row[1:]] for row in table], str.rjust).splitlines()
+    return lines if max(map(len, lines)) <= width else [*_as_list(header, cells, width)]
+
+
+def _as_list(header: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
+    """A table that is too wide for its place, a line a row."""
+    for row in rows:
+        cells = [f"{name} {cell}" for name, cell in zip(header[1:], row[1:], strict=True) if cell]
+        yield from _wrapped(f"{row[0]}: {', '.join(cells)}", width, "  ")
+
+
+def _memory(facts: Facts, width: int) -> Iterator[str]:
+    """Bytes saved for the backward, compared with eager, and the peaks of a call that did not run."""
+    if facts.saved:
+        own = [value for value in facts.saved if not value.alive]
+        line = (
+            f"saved for the backward: {_size(facts.saved_bytes)} in {_plural(len(own), 'tensor')}"
+        )
+        if facts.eager_bytes:
+            share = facts.saved_bytes / facts.eager_bytes
+            line += f", {share:.2f} of eager's {_size(facts.eager_bytes)}"
+        line += f", memory={facts.selection.memory!r}"
+        inputs = len(facts.saved) - len(own)
+        if inputs:
+            line += f"; {_plural(inputs, 'input')} read again, not counted"
+        yield from _wrapped(line, width, "  ")
+    if facts.programs:
+        peaks = ", ".join(f"{one.kind} {_size(one.peak)}" for one in facts.programs[:2])
+        yield from _wrapped(f"peak without the inputs: {peaks}", width, "  ")
+
+
+def _not_fused(facts: Facts, width: int, detail: str) -> Iterator[str]:
+    if facts.programs and not facts.selection.fusion:
+        yield from _wrapped("not fused: no executor that fuses takes part", width, "  ")
+    groups = not_fused(facts)
+    if groups:
+        yield "not fused, and why"
+    for group in groups[:_MOST]:
+        yield from _wrapped(f"{group.count:5}  {_brief(group.reason)}", width, " " * 7)
+        yield from _wrapped(f"       {_names(group)}", width, " " * 7)
+    rest = groups[_MOST:]
+    if rest:
+        count = sum(group.count for group in rest)
+        text = f"{count:5}  for {_plural(len(rest), 'other reason')}: {detail.format('operators')}"
+        yield from _wrapped(text, width, " " * 7)
+
+
+def _names(group: NotFused) -> str:
+    """The operators of a group, the most frequent ones by name."""
+    shown = _MOST if len(group.operators) > _MOST + 1 else _MOST + 1
+    names = [f"{count} {_short(name)}" for name, count in group.operators[:shown]]
+    rest = group.operators[shown:]
+    if rest:
+        names.append(f"{sum(count for _, count in rest)} of {_plural(len(rest), 'other kind')}")
+    return ", ".join(names)
+
+
+def _short(operator: str) -> str:
+    parts = operator.split(".")
+    return parts[1] if parts[0] == "aten" and len(parts) == 3 else operator
+
+
+def _listed(items: Sequence[str], width: int, where: str) -> Iterator[str]:
+    for item in items[:_MOST]:
+        yield from _wrapped(f"  {item}", width, "    ")
+    if len(items) > _MOST:
+        yield from _wrapped(f"  and {len(items) - _MOST} more: {where}", width, "    ")
+
+
+def _brief(text: str) -> str:
+    """The first line of a text, or as much of it as three lines hold; it says that there is more."""
+    line, _, rest = text.strip().partition("\n")
+    short = textwrap.shorten(line, 200, placeholder=" …")
+    return (
+        short if short == " ".join(line.split()) and not rest else f"{short.removesuffix(' …')} …"
+    )
+
+
+def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
+    return textwrap.wrap(
+        text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def _size(count: int) -> str:
+    for unit, least, size in (("GB", 1e9, 1e9), ("MB", 1e6, 1e6), ("kB", 1e4, 1e3)):
+        if count >= least:
+            return f"{count / size:.3g} {unit}"
+    return f"{count:,} bytes"
