@@ -60,7 +60,7 @@ def test_rule_of_the_call_for_a_part_comes_first(target: object) -> None:
     grads = torch.autograd.grad(jitted(*made).sum(), made)
     torch.testing.assert_close(grads[2], torch.full((5,), 8.0, dtype=torch.float64))
     assert own(forward(jitted)) == []
-    assert "mine, which comes before it, has a grad rule for" in str(sg.explain(jitted).gradients())
+    assert "mine, which comes before it, has a grad rule for" in str(sg.explain(jitted).operators())
 
 
 def test_rule_of_an_executor_that_comes_later_does_not() -> None:
@@ -82,7 +82,7 @@ def test_skip_rule_for_a_part_holds() -> None:
     (found,) = torch.autograd.grad(jitted(*made).sum(), made[2:])
     torch.testing.assert_close(found, torch.full((5,), 4.0, dtype=torch.float64))
     assert own(forward(jitted)) == []
-    assert "is a constant by a skip rule of mine" in str(sg.explain(jitted).gradients())
+    assert "is a constant by a skip rule of mine" in str(sg.explain(jitted).operators())
 
 
 @pytest.mark.parametrize("memory", ["eager", "balanced"])

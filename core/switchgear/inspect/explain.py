@@ -150,11 +150,12 @@ def _calls(compiler: Compiler) -> ExplainedCalls:
         for one in compiler.fallbacks.reasons.values()
         if one.calls
     ]
-    splits = tuple(map(_explained, compiler.splits.values()))
+    splits = tuple(map(explained_split, compiler.splits.values()))
     return ExplainedCalls(compiler.calls, len(compiler.cache.reasons), tuple(fallbacks), splits)
 
 
-def _explained(split: Split) -> ExplainedSplit:
+def explained_split(split: Split) -> ExplainedSplit:
+    """Return the facts about a function that TorchDynamo split."""
     graphs = [
         ExplainedGraph(one.line, one.operators, one.is_compiled, tuple(one.refusals))
         for one in split.graphs
