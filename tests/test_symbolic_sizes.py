@@ -552,6 +552,7 @@ def test_a_trace_with_a_size_that_it_is_not_given_is_refused() -> None:
     alone = sg.Trace(trace.name, trace.inputs, trace.outputs, trace.bound_symbols)
     with pytest.raises(Unsupported, match="needs the sizes s0, s1, which it is not given"):
         alone.python()
+    assert "s0" in repr(alone)
 
 
 # -- models ------------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import re
 import textwrap
 import tokenize
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, SupportsIndex, TypeVar
+from typing import Any, Self, SupportsIndex, TypeVar, overload
 
 from switchgear.source_text import printable, with_comment
 
@@ -46,8 +46,12 @@ class Listing(Shown, tuple[_Item, ...]):
         more = [f"... {len(rows) - len(shown):,} more"] * (len(rows) > len(shown))
         return "\n".join([*shown, *more]) or "()"
 
+    @overload
+    def __getitem__(self, place: SupportsIndex) -> _Item: ...
+    @overload
+    def __getitem__(self, place: slice) -> Self: ...
     def __getitem__(self, place: SupportsIndex | slice) -> Any:
-        chosen = tuple.__getitem__(self, place)
+        chosen: Any = tuple.__getitem__(self, place)
         return type(self)(chosen) if isinstance(place, slice) else chosen
 
 

@@ -12,7 +12,7 @@ from switchgear.showing import Listing, counted
 _ABOUT = {
     "capture": "calls as the function makes them",
     "inner_gradients": "gradients that the function computes, as operators",
-    "dead_code": "without calls whose results nothing reads",
+    "dead_code": "without results that nothing reads",
     "differentiate": "forward and backward in one",
     "undefined_grads": "without gradients that are undefined",
     "fold_constants": "calls of constants alone computed once",

@@ -198,7 +198,7 @@ def line(bound_symbol: BoundSymbol, scope: Scope, link: bool) -> tuple[str, str]
         return f"del {scope.items(bound_symbol.inputs)}", ""
     if bound_symbol.symbol is BOX:
         return f"args = [{scope.items(bound_symbol.args)}]", ""
-    types = ", ".join(f'{proxy.name}: "{proxy.type_string}"' for proxy in bound_symbol.outputs)
+    types = ", ".join([f'{proxy.name}: "{proxy.type_string}"' for proxy in bound_symbol.outputs])
     return _call(bound_symbol, scope), f"{types}  {_origin(bound_symbol, link)}".rstrip()
 
 
@@ -247,7 +247,7 @@ def _target(output: object, *, nested: bool = False) -> str:
 
 def _origin(bound_symbol: BoundSymbol, link: bool) -> str:
     """Where a call comes from: of a region how many calls it stands for, which tell where they come from."""
-    if bound_symbol.fused_by:
+    if bound_symbol.subsymbols and bound_symbol.fused_by:
         return f"{len(bound_symbol.subsymbols)} operators by {bound_symbol.fused_by}"
     if link and bound_symbol.links:
         forwards = ", ".join(dict.fromkeys(_forward(item.forward) for item in bound_symbol.links))

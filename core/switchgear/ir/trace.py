@@ -60,6 +60,7 @@ class Trace(Shown):
         """
         text = _Text(self, self.links_shown if link is None else link)
         calls = list(itertools.chain.from_iterable(text.calls(decompositions)))
+        _check_sizes(self, text.scope)
         return "".join([f"{line}\n" for line in text.around(calls)])
 
     def __repr__(self) -> str:
@@ -160,6 +161,7 @@ def _render(
     body = [(f"[{parameters}] = args", ""), ("args.clear()", "")] if boxed else []
     calls = [line(item, scope, False) for item in trace.bound_symbols]
     calls.append((f"return {scope.expression(trace.outputs)}", ""))
+    _check_sizes(trace, scope)
     body += [(size, "") for size in _sizes(trace, scope)]
     lines = [(f"def {trace.name}({'args' if boxed else parameters}):", "")]
     lines += [(_INDENT, types) for types in [_input_types(trace)] if types]
@@ -173,21 +175,21 @@ class _Text:
     def __init__(self, trace: Trace, link: bool) -> None:
         self._trace = trace
         self._link = link
-        self._scope = _scope(trace, False)
+        self.scope = _scope(trace, False)
 
     def calls(self, decompositions: bool = False, most: int | None = None) -> Iterator[list[str]]:
         """Yield the lines of each call, with at most so many parts, and of the return."""
         for item in self._trace.bound_symbols:
-            code, comment = line(item, self._scope, self._link)
+            code, comment = line(item, self.scope, self._link)
             lines = folded(_INDENT + code, comment)
             if decompositions or item.fused_by:
-                inside = list(parts(item, self._scope.aside(), self._link))
+                inside = list(parts(item, self.scope.aside(), self._link))
                 for text in inside[:most]:
                     lines += folded(_INDENT, text)
                 if inside[:most] != inside:
                     lines.append(f"{_INDENT}#   ... {len(inside[most:]):,} more operators")
             yield lines
-        yield folded(f"{_INDENT}return {self._scope.expression(self._trace.outputs)}", "")
+        yield folded(f"{_INDENT}return {self.scope.expression(self._trace.outputs)}", "")
 
     def head(self) -> tuple[list[str], list[str]]:
         """The lines of the signature, and those of the inputs' types."""
@@ -198,19 +200,19 @@ class _Text:
 
     def imports(self) -> list[str]:
         """The modules that the calls so far need."""
-        return [*(f"import {module}" for module in sorted(self._scope.modules)), ""]
+        return [*(f"import {module}" for module in sorted(self.scope.modules)), ""]
 
     def around(self, calls: Iterable[str]) -> list[str]:
         """All lines, these being the calls': constants and the passes that made the trace come last."""
-        sizes = [f"{_INDENT}{size}" for size in _sizes(self._trace, self._scope)]
+        sizes = [f"{_INDENT}{size}" for size in _sizes(self._trace, self.scope)]
         signature, types = self.head()
         lines = [*self.imports(), *signature, *types, *sizes, *calls]
         regions = {item.symbol.name: item.fused_by for item in self._trace.bound_symbols}
         constants = [
             ("", f"{name}: compiled by {regions[name]}")
             if regions.get(name)
-            else self._scope.definition(name, value)
-            for name, value in self._scope.values.items()
+            else self.scope.definition(name, value)
+            for name, value in self.scope.values.items()
         ]
         passes = [f"{one.name} {one.seconds * 1e3:.1f} ms" for one in self._trace.provenance]
         made = [("", f"passes: {'  '.join(passes)}")] if passes else []
@@ -219,30 +221,25 @@ class _Text:
 
 
 #: What is shown of signature, types and each region where not all of a trace is.
-_HEAD, _PARTS = 3, 6
+_HEAD, _PARTS = 3, 12
 
 
 def _first_lines(trace: Trace) -> list[str]:
     text = _Text(trace, trace.links_shown)
-    total = len(trace.bound_symbols) + 1
-    head = itertools.chain.from_iterable(
-        [
-            *lines[:_HEAD],
-            *[f"{_INDENT}# ... {len(lines) - _HEAD:,} more lines of inputs"] * (len(lines) > _HEAD),
-        ]
-        for lines in text.head()
-    )
-    lines = list(head)
+    head = [line for lines in text.head() for line in _first_inputs(lines)]
+    shown, left = list[str](), len(trace.bound_symbols) + 1
     for call in text.calls(most=_PARTS):
-        if not fits([*text.imports(), *lines, *call]):
+        if not fits([*text.imports(), *head, *shown, *call]):
             break
-        lines += call
-        total -= 1
-    return [
-        *text.imports(),
-        *lines,
-        f"# ... {total:,} more lines; all of them: print(trace.python())",
-    ]
+        shown += call
+        left -= 1
+    hidden = f"{left:,} more lines; all" if left else "shortened; all"
+    return [*text.imports(), *head, *shown, f"# ... {hidden} of it: print(trace.python())"]
+
+
+def _first_inputs(lines: list[str]) -> list[str]:
+    left = len(lines) - _HEAD
+    return [*lines[:_HEAD], f"{_INDENT}# ... {left:,} more lines of inputs"] if left > 0 else lines
 
 
 def _scope(trace: Trace, bound: bool) -> Scope:
@@ -263,12 +260,15 @@ def _input_types(trace: Trace) -> str:
 
 def _sizes(trace: Trace, scope: Scope) -> list[str]:
     """The lines that read the symbolic sizes that the calls need."""
-    measured = {number.name: number for number in trace.numbers if number.name in scope.sizes}
-    if unknown := scope.sizes - measured.keys():
+    measured = [number for number in trace.numbers if number.name in scope.sizes and number.tensor]
+    return [f"{number.name} = {number.source}" for number in measured]
+
+
+def _check_sizes(trace: Trace, scope: Scope) -> None:
+    if unknown := scope.sizes - {number.name for number in trace.numbers}:
         raise Unsupported(
             f"trace {trace.name!r} needs the sizes {', '.join(sorted(unknown))}, which it is not given"
         )
-    return [f"{number.name} = {number.source}" for number in measured.values() if number.tensor]
 
 
 class Names:
