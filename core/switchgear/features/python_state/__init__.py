@@ -39,13 +39,13 @@ from switchgear.features.python_state.writes import Write, changes
 from switchgear.nesting import tensors_in
 from switchgear.patches import Change, replaced
 
-#: Attributes by which PyTorch's code marks tensors for TorchDynamo, as caches of transformers do: no result reads them.
+#: Prefix of attributes that mark tensors for TorchDynamo, as transformers' caches do; no result depends on them.
 _MARKS = "_dynamo_"
 
 
 @dataclass(slots=True, eq=False)
 class _World:
-    """What one capture knows of Python."""
+    """The Python state of one capture."""
 
     reached: Reached
     recording: Recording
@@ -56,7 +56,7 @@ class _World:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replay:
-    """What every call does once its trace has run: writes, and the return value around its leaves."""
+    """Work of every call after its trace: writes to Python objects, and the return value built from its leaves."""
 
     writes: tuple[Write, ...]
     result: Template
@@ -65,7 +65,7 @@ class Replay:
     sizes: Sizes | None
 
     def __call__(self, leaves: Sequence[object], inputs: Sequence[torch.Tensor]) -> Any:
-        """The return value."""
+        """Return the return value."""
         objects = dict(zip(self.arguments, getattr(inputs, "objects", ()), strict=False))
         results = Results(leaves, [place.fetch(objects) for place in self.places])
         if self.sizes is not None:
@@ -80,7 +80,7 @@ class PythonState(Handler):
     """Attributes, global variables, closures and containers."""
 
     def begin(self, recorder: Recorder) -> _World | None:
-        """Nothing inside of another capture, which sees what is reached."""
+        """Begin a capture; inside another capture, which sees all reads itself, do nothing."""
         if recorder.enclosing is not None:
             return None
         sizes = active_sizes()
@@ -96,7 +96,7 @@ class PythonState(Handler):
     def running(
         self, recorder: Recorder, roots: Sequence[object], arguments: Mapping[int, object]
     ) -> Iterator[None]:
-        """Note what is read, and put back what is written."""
+        """Record reads inside, and undo writes at the end."""
         world = recorder.state(self)
         if world is None:
             yield
@@ -129,12 +129,12 @@ class PythonState(Handler):
             change.undo()
 
     def source(self, recorder: Recorder, tensor: torch.Tensor) -> InputSource | None:
-        """Where in Python's objects a tensor lies."""
+        """Return the path by which a tensor is reached from Python objects, None if it is an input."""
         world = recorder.state(self)
         return None if world is None else world.reached.tensors.get(id(tensor))
 
     def finish(self, recorder: Recorder, result: Any) -> Any:
-        """The leaves of the result and of what was written, where a call has more to do than return them."""
+        """Return the leaves of the result and of the writes, if calls have to rebuild the result or write."""
         world = recorder.state(self)
         if world is None:
             return result
@@ -212,7 +212,7 @@ def _put_back(reached: Reached) -> None:
 
 
 def _changed(reached: Reached) -> list[tuple[int, list[tuple[object, int]]]]:
-    """What is held by what has changed, by ids."""
+    """Return the objects held by containers that changed, by id."""
     changed = reached.held.changed()
     return [
         (id(holder.target), [(key, id(value)) for key, value in holder.content().items()])
@@ -221,7 +221,7 @@ def _changed(reached: Reached) -> list[tuple[int, list[tuple[object, int]]]]:
 
 
 def _size_of(recorder: Recorder, tensor: torch.Tensor) -> Any:
-    """The size of a tensor that is an input from now on."""
+    """Return the size of a tensor, which becomes an input."""
     recorder.adopted(tensor)
     entered = recorder.inputs.of(tensor)
     assert entered is not None
@@ -244,7 +244,7 @@ def _refuse_exact_types(codes: Iterable[types.CodeType], arguments: bool) -> Non
 
 
 def _refuse_identity(reached: Reached, codes: Iterable[types.CodeType]) -> None:
-    """Refuse `x is self.last`, where that is a tensor: which it is has no guard, and an argument has a stand-in."""
+    """Refuse `x is self.last` for a tensor: no guard covers its identity, and arguments are stand-ins."""
     compared = frozenset().union(*map(compared_by_identity, codes))
     for held in reached.tensors.values() if compared else ():
         if not compared.isdisjoint(re.findall(r"[^\W\d]\w*", held.path.rpartition(".")[2])):
@@ -254,7 +254,7 @@ def _refuse_identity(reached: Reached, codes: Iterable[types.CodeType]) -> None:
 
 
 def _refuse_attributes_of_results(tensors: Iterable[torch.Tensor]) -> None:
-    """Refuse those of what the function makes, which calls make without."""
+    """Refuse attributes set on tensors that the function creates: calls would create the tensors without them."""
     for tensor in filter(internals.is_wrapper, tensors):
         for name in vars(tensor):
             if not name.startswith(_MARKS):
@@ -264,7 +264,7 @@ def _refuse_attributes_of_results(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def _refuse_inference(tensors: Iterable[torch.Tensor]) -> None:
-    """Refuse what a function makes in an inference mode of its own."""
+    """Refuse to return or store tensors created under `torch.inference_mode()` inside the function."""
     with internals.DisableTorchFunction():
         if any(tensor.is_inference() for tensor in filter(internals.is_wrapper, tensors)):
             raise Unsupported(
@@ -275,7 +275,7 @@ def _refuse_inference(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def _refuse_attributes_of_tensors(recorder: Recorder, reached: Reached) -> None:
-    """Refuse those of arguments; of tensors that lie elsewhere they are guarded."""
+    """Refuse reads of attributes of argument tensors; attributes of other tensors have guards."""
     for found in recorder.inputs:
         tensor = found.tensor
         if type(tensor) is not torch.Tensor or id(vars(tensor)) in reached.holders:

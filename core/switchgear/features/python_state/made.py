@@ -1,4 +1,4 @@
-"""Which reads were made: of what code may read, what the code that ran has read, or runs later."""
+"""Reads that were made: code names more than it reads, so reads count if their code ran or runs later."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from switchgear.features.python_state.user_objects import attributes_set, names_
 
 
 def reads_made(reached: Reached, ran: Container[int]) -> list[Read]:
-    """What the code that ran has read of what it named."""
+    """Return the reads by code that ran."""
     return [read for read in reached.reads.values() if read.code is None or id(read.code) in ran]
 
 
 def note_later(reached: Reached, later: Mapping[int, types.CodeType]) -> None:
-    """Note which reads this code makes, and read what it names of the objects that it comes by.
+    """Mark the reads of code that runs later, and record the attributes that it names of reached objects.
 
     Raises `Unsupported` for a number that is symbolic by now.
     """
@@ -45,7 +45,7 @@ def note_later(reached: Reached, later: Mapping[int, types.CodeType]) -> None:
 
 
 def note_set(reached: Reached, codes: Iterable[types.CodeType]) -> None:
-    """Take for read what code sets to what it is already, for no call sets it again."""
+    """Record as reads the attributes that code sets to the value they have: no call sets them again."""
     names = frozenset().union(*map(attributes_set, codes))
     for holder in [*reached.holders.values()] if names else ():
         if isinstance(holder, (Items, Slots)) and not names.isdisjoint(holder.before):
@@ -62,7 +62,7 @@ def note_set(reached: Reached, codes: Iterable[types.CodeType]) -> None:
 
 
 def start_later(reached: Reached) -> dict[int, types.CodeType]:
-    """Start the code of backwards that run when the function has, and of what they name; it by id."""
+    """Start the code of backwards, which run after the function, and of functions that they name. Return it by id."""
     found: dict[int, types.CodeType] = {}
     while new := _run_later(reached).items() - found.items():
         found.update(new)

@@ -75,7 +75,7 @@ _HOOKS = (
     "_forward_pre_hooks_with_kwargs",
 )
 _DICTS = (*MODULE_STATE, *_HOOKS)
-#: Special methods that do not run for an instance by itself: what makes it, copies it through pickle, or shows it.
+#: Special methods that Python does not run for an existing instance: construction, pickling, printing.
 _NOT_IMPLICIT = frozenset(
     {
         *("__init__", "__new__", "__post_init__", "__init_subclass__", "__class_getitem__"),
@@ -83,11 +83,11 @@ _NOT_IMPLICIT = frozenset(
         *("__instancecheck__", "__subclasscheck__", "__getattribute__", "__del__"),
     }
 )
-#: What special methods begin with that ask the next class for what they give or set themselves.
+#: Prefixes of special methods that delegate to the next class in the MRO.
 _ACCESSORS = ("__get", "__set", "__del")
 #: Methods that users replace.
 _REPLACED = frozenset({"forward", "__call__", "__getattr__", "__setattr__", "__getitem__"})
-#: What a metaclass may have: it makes classes, and answers for nothing that these are asked later.
+#: Methods that a metaclass may define: they run while a class is created and answer no later question about it.
 _OF_METACLASSES = frozenset(
     {
         *(
@@ -102,23 +102,23 @@ _OF_METACLASSES = frozenset(
         *("__static_attributes__", "__classcell__", "mro", "__dict__", "__weakref__"),
     }
 )
-#: Those that run where a class is used by its name.
+#: Special methods that run when code uses the class by its name.
 _IMPLIED = frozenset(
     {"forward", "__init__", "__new__", "__post_init__", "backward", "setup_context"}
 )
-#: What a decorator calls, and what a class runs.
+#: Types of callables that a decorator wraps or a class runs.
 _CALLED = (types.FunctionType, types.MethodType, functools.partial, nn.Module)
 METHODS = (types.FunctionType, classmethod, staticmethod, property)
-#: Attributes whose value depends on all attributes of an object: copies and pickles are made by them.
+#: Attributes that depend on all attributes of an object: copy and pickle read them.
 _WHOLE_OBJECT = frozenset({"__dict__", "__reduce__", "__reduce_ex__", "__getstate__"})
-#: Code that names one of these may read whatever attributes a tensor has.
+#: Code that names one of these may read any attribute of a tensor.
 _WHOLE = frozenset({"__dict__", "vars", "dir", "__getattribute__"})
-#: What code changes functions by, whose own code has not started.
+#: Attributes through which code can modify a function object.
 _PARTS_OF_FUNCTIONS = frozenset(
     {"__closure__", "cell_contents", "__defaults__", "__kwdefaults__", "__globals__"}
 )
 _LOOKED_INTO = (tuple, frozenset, types.MappingProxyType, *KINDS)
-#: What changes inside in ways that no guard sees.
+#: Types whose content no guard can check.
 _CHANGING = (bytearray, memoryview, array.array, threading.Event, queue.Queue)
 WRITTEN_IN_C = (
     *(types.GetSetDescriptorType, types.MemberDescriptorType, types.WrapperDescriptorType),
@@ -126,72 +126,72 @@ WRITTEN_IN_C = (
 )
 
 
-#: What has attributes that are found in code.
+#: Objects whose attributes are looked up by the names in code.
 _Space: TypeAlias = types.ModuleType | type | torch.Tensor | types.FunctionType
 _attribute = functools.cache(Attribute)
 
 
 class Reached:
-    """The objects that a function has reached so far, what each held first, and what was read of it."""
+    """The objects that a function has reached so far, their initial content, and the reads of them."""
 
     def __init__(
         self, varying: Collection[int | str] = (), size_of: Callable[[torch.Tensor], Any] = len
     ) -> None:
-        #: The paths of integers that were others in other calls.
+        #: Paths of integers that had other values in other calls.
         self._varying = varying
         self._size_of = size_of
         self.held = Holdings()
         self.holders, self.content = self.held.holders, self.held.content
         self.reads: dict[tuple[int, object], Read] = {}
-        #: Tensors by id: how a call finds each again.
+        #: For each tensor, by id: the path by which a call finds it.
         self.tensors: dict[int, Held] = {}
-        #: Classes whose instances' reads are to be noted.
+        #: Classes whose instances still need a patch that records reads.
         self.classes: list[type] = []
-        #: Modules whose variables may be read by names that no code has.
+        #: Modules whose variables may be read by computed names.
         self.modules: list[types.ModuleType] = []
-        #: What need not be noted any more: the id of an object, and the name of an attribute.
+        #: Reads that are recorded already: id of the object and name of the attribute.
         self.noted: set[tuple[int, str]] = set()
-        #: Modules whose parts were read.
+        #: Modules of which a parameter, buffer or submodule was read.
         self.opened: dict[int, Any] = {}
-        #: What a use changes, and no guard can see.
+        #: Stateful objects (random generators, memo tables) by id. A use changes the object, and no guard can check it.
         self.streams: dict[int, Stream] = {}
-        #: Whether code of the user's runs once the function has: a backward, when it is traced.
+        #: Whether user code runs after the function: the backward of a custom Function, when it is traced.
         self.runs_later = False
-        #: Whether the function asks for variables of the environment.
+        #: Whether the function reads environment variables.
         self.reads_environment = False
-        #: Weak references whose objects live.
+        #: Weak references that were alive when the function followed them.
         self.references: list[weakref.ref[Any]] = []
-        #: What abstract base classes answered.
+        #: Answers of abstract base classes.
         self.class_checks = ClassChecks()
-        #: Where they lie.
+        #: For each reached object, the path by which a later call finds it.
         self.places = Places()
-        #: The attributes of classes that were looked into, and classes of which there is an instance.
+        #: Class attributes that were looked into, and classes that have a reached instance.
         self._met: set[tuple[object, ...]] = set()
         self._labels: dict[int, str] = {}
         self._seen: dict[int, Any] = {}
-        #: What code that has started names.
+        #: Names in code that has started.
         self.names: set[str] = set()
-        #: What has attributes that are found in code, by the names of these.
+        #: Objects whose attributes code may name, by attribute name.
         self._spaces: dict[str, list[_Space]] = {}
-        #: The attributes that tensors were asked for and lack, by the id of each tensor.
+        #: Attributes that a tensor was asked for and lacks, by the id of the tensor.
         self._asked_of_tensors: defaultdict[int, set[str]] = defaultdict(set)
         self._tensors: list[torch.Tensor] = []
-        #: Where the `__dict__`s of tensors lie that are found by themselves, for others may lie there later.
+        #: Paths of the `__dict__`s of tensors that are not arguments; another tensor may be there later.
         self._places_of_tensors: dict[int, Place] = {}
-        #: Functions that are to be looked into, and whether that is being done.
+        #: Functions that still have to be looked into, and whether a loop is doing so.
         self._left: deque[tuple[types.FunctionType, str]] = deque()
         self._is_at_work = False
-        #: The user's functions by the ids of their code, and what these are called.
+        #: User functions and their labels, by the id of their code.
         self._functions: defaultdict[int, list[tuple[types.FunctionType, str]]] = defaultdict(list)
-        #: Their code, of what was reached before it started.
+        #: Code objects of functions that were reached before they started, by id.
         self.codes: dict[int, types.CodeType] = {}
-        #: The global variables of code that has started, by the ids of code objects.
+        #: Global variables of code that has started, by the id of the code.
         self.started: dict[int, dict[str, Any]] = {}
 
     # -- values --------------------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Let go of all, and refuse a backward that wrote to Python's objects when it was traced."""
+        """Release everything; refuse a backward that wrote to Python objects while it was traced."""
         changed = self.held.put_back() if self.runs_later else ""
         of_objects = self.held, self._seen, self.opened, self.reads, self.streams, self.places
         of_tensors = self.tensors, self._tensors, self._places_of_tensors
@@ -203,13 +203,13 @@ class Reached:
             )
 
     def knows(self, value: object) -> bool:
-        """Whether an object was there before the function ran, as far as that is known."""
+        """Check whether an object is known to have existed before the function ran."""
         return id(value) in self._seen
 
     def reach(
         self, value: object, label: str, owner: object = None, steps: tuple[object, ...] = ()
     ) -> None:
-        """Take note of a value that lies at `steps` from `owner`, and of what it leads to."""
+        """Record a value that lies at `steps` from `owner`, and follow its contents."""
         key = id(value)
         if key in self._seen:
             if owner is not None:
@@ -231,7 +231,7 @@ class Reached:
             self._look_into_functions()
 
     def _look_into_functions(self) -> None:
-        """Look into what was left for its turn, for functions lead to functions as deep as a program is long."""
+        """Look into pending functions one after another: recursion would get as deep as the program is long."""
         self._is_at_work = True
         try:
             while self._left:
@@ -262,7 +262,7 @@ class Reached:
             self._object(value, label)
 
     def _method_in_c(self, method: types.BuiltinMethodType, label: str) -> None:
-        """Look into the object of a function written in C, which capture may know."""
+        """Look into the object that a method written in C is bound to."""
         of = method.__self__
         is_read = isinstance(of, KINDS) and method.__name__ != "append"  # `append = log.append`
         if not (is_read or isinstance(of, (type, types.ModuleType))):
@@ -273,7 +273,7 @@ class Reached:
             self._note(method, "__self__", of, f"{label}.__self__")
 
     def _reference(self, reference: weakref.ref[Any], label: str) -> None:
-        """Follow a weak reference, and take note that its object lives: nothing here may keep it alive."""
+        """Follow a weak reference and record that it is alive, without keeping its object alive."""
         target = reference()
         self.reach(target, label)
         if target is not None:
@@ -281,11 +281,11 @@ class Reached:
             self.reads.pop((id(target), ITSELF), None)
 
     def identities(self, located: Iterable[int]) -> Identities:
-        """Which objects of the call are one by several ways, and which not, and of containers located by these ids."""
+        """Return which objects of the call are reached by several paths, and which located containers are distinct."""
         return self.places.identities(self._seen, located)
 
     def watch_global_streams(self) -> None:
-        """Take note of the random streams that the functions of modules draw from."""
+        """Record the global random streams of `random` and `numpy.random`."""
         numpy = sys.modules.get("numpy")
         streams = {"random": random.seed.__self__}  # type: ignore[attr-defined]
         if numpy is not None:
@@ -294,7 +294,7 @@ class Reached:
             self.streams[id(stream)] = Stream(stream, f"the stream of {name}", is_global=True)
 
     def reach_argument(self, index: int, value: object) -> None:
-        """Take note of an object among the arguments."""
+        """Record an object among the arguments."""
         label, argument = f"argument {index}", Argument(index)
         self.reach(value, label, argument)
         if isinstance(value, KINDS) and self.is_of_call(value):
@@ -317,7 +317,7 @@ class Reached:
         first.tied.append(held)
 
     def _attributes(self, tensor: Any, label: str, place: Place) -> None:
-        """Of the attributes that a tensor was given, those that code names are read: of that which lies at a place."""
+        """Record the user-set attributes of the tensor at `place`; those that code names count as read."""
         own = own_dict(tensor)
         if own is None or own in self.held:
             return
@@ -333,7 +333,7 @@ class Reached:
             self._read_attributes(tensor)
 
     def _read_attributes(self, tensor: torch.Tensor) -> None:
-        """Take note that all attributes of a tensor are read."""
+        """Record a read of all attributes of a tensor."""
         own, label = vars(tensor), f"vars({self._label(tensor)})"
         for key, item in self.held.hold_dict(own, label, "__dict__").items():
             self.reach(item, f"{label}[{key!r}]", own, (key,))
@@ -342,14 +342,14 @@ class Reached:
         self.reads[id(own), None] = read
 
     def read_missing(self, tensor: torch.Tensor, name: str) -> None:
-        """Take note that a tensor was asked for an attribute that it lacks."""
+        """Record that code asked a tensor for an attribute that it lacks."""
         own = own_dict(tensor)
         if own is not None and own in self.held:
             self._note(own, name, MISSING, f"{self._label(tensor)}.{name}")
         self._asked_of_tensors[id(tensor)].add(name)
 
     def ask_arguments(self, wrappers: Mapping[int, torch.Tensor]) -> Iterator[int]:
-        """Take note of the attributes that tensors lack that are arguments, by place: of those that code asks for."""
+        """Record the attributes that code asks of argument tensors and that these lack; yield the arguments' places."""
         reads_all = not _WHOLE.isdisjoint(self.names)
         for index, wrapper in wrappers.items():
             names: Iterable[Any] = self._asked_of_tensors.get(id(wrapper), ())
@@ -361,18 +361,18 @@ class Reached:
                 yield index
 
     def read_no_variable(self, space: dict[str, Any], name: str) -> None:
-        """Take note that a module was asked for a variable that it has not."""
+        """Record that code asked a module for a variable that it lacks."""
         self._note(space, name, MISSING, f"{space.get('__name__')}.{name}")
 
     def note_added(self, holder: Holder, key: str) -> None:
-        """Take note that what the function has put somewhere was not there, if it may have asked."""
+        """Record that an entry which the function added was absent before, if the function may have asked for it."""
         target = holder.target
         bases = target.__mro__[1:] if isinstance(target, type) else ()
         if all(key not in vars(base) for base in bases):
             self.note_afterwards(target, key, MISSING, f"{holder.label}.{key}")
 
     def read_variable(self, module: types.ModuleType, name: str) -> None:
-        """Take note of the read of a variable of a module that code need not name; `__dict__` reads all."""
+        """Record the read of a module variable that no code names; `__dict__` reads all variables."""
         space = vars(module)
         holder = self.held.hold(Variables, space, f"module {module.__name__}")
         names = space.keys() if name == "__dict__" else {name}
@@ -383,7 +383,7 @@ class Reached:
             self._read_names(space, module.__name__)
 
     def _read_names(self, space: dict[str, Any], label: str) -> None:
-        """Take note of which attributes a class or module has: what it gains may be asked for, or run unnamed."""
+        """Record the set of names in a class or module: code may ask for a new name, or run it implicitly."""
         if (id(space), NAMES) not in self.reads:
             read = Read(space, NAMES, names_of(space), f"the names in {label}", dict)
             self.reads[id(space), NAMES] = read
@@ -418,7 +418,7 @@ class Reached:
             self._object(value, label)
 
     def _member(self, value: object, container: object, label: str) -> None:
-        """What lies in a container at no place where another call finds it."""
+        """Record an item of a container that has no path, such as a member of a set."""
         self.reach(value, label)
         if self.is_of_call(value) and not self.is_of_call(container):
             self.places.tie(value, Place(value, ()))
@@ -432,7 +432,7 @@ class Reached:
         owner: object,
         steps: tuple[object, ...],
     ) -> Any:
-        """An integer that lies at `key` of `target`, symbolic from now on if it is to be."""
+        """Return the integer at `key` of `target`, as a symbolic number if it varies between calls."""
         holder = self.holders.get(id(target))
         is_fixed = label not in self._varying or value < 2
         if is_fixed or holder is None or isinstance(holder, ClassAttributes):
@@ -448,7 +448,7 @@ class Reached:
         return number
 
     def is_of_call(self, value: object) -> bool:
-        """Whether an object is one of the arguments, or reached from one."""
+        """Check whether an object is an argument, or was reached from one."""
         return id(value) in self.places.of_call
 
     # -- objects -------------------------------------------------------------------------------------------------------
@@ -477,7 +477,7 @@ class Reached:
             self.held.hold(Slots, value, label)
 
     def _library_object(self, value: Any, label: str) -> None:
-        """An object that is no user's: its state is read at once, if it has any that is known."""
+        """Record an object of a library class; its state, where it is known, counts as read."""
         wrapped = getattr(value, "__wrapped__", None)
         if has_stream(value):
             self.streams[id(value)] = Stream(value, label)
@@ -507,7 +507,7 @@ class Reached:
                 self._attributes_of_function(value, label)
 
     def _instance_of(self, kind: type) -> None:
-        """Take note of what instances of a class run without naming it: once, all of them lead to it."""
+        """Record, once per class, the methods that its instances run implicitly."""
         if (id(kind),) in self._met:
             return
         self._met.add((id(kind),))
@@ -556,7 +556,7 @@ class Reached:
             self.reach(part, f"{label}.{name}")
 
     def read(self, value: object, name: str) -> None:
-        """Take note of the read of an attribute."""
+        """Record the read of an attribute."""
         own = own_dict(value)
         holder = self.holders.get(id(own))
         if holder is None and id(value) not in self.holders:
@@ -600,7 +600,7 @@ class Reached:
                     self._note(held, name, MISSING, label)
 
     def _read_made(self, value: object, own: Mapping[str, object] | None, name: str) -> None:
-        """Of an object that the function has made, take note of what it has of its class."""
+        """Record the class attribute that an object created by the function reads."""
         self.noted.discard((id(value), name))  # which another may have when it is gone
         kind = next((kind for kind in type(value).__mro__ if id(kind) in self.holders), None)
         if kind is None:
@@ -610,7 +610,7 @@ class Reached:
             self._inherited(kind, name, inherited)
 
     def read_environment(self, variable: str | None) -> None:
-        """Take note of the read of a variable of the environment; None: of which there are."""
+        """Record the read of an environment variable; None stands for the set of variables."""
         self.reads_environment = True
         variables = os.environ._data  # type: ignore[attr-defined]
         if variable is None:
@@ -620,7 +620,7 @@ class Reached:
         self._note(variables, key, variables.get(key, MISSING), f"os.environ[{variable!r}]")
 
     def _place_of(self, owner: object) -> Place | None:
-        """Where a call finds what an attribute is read of; None if it is this object itself."""
+        """Return the path by which a call finds the owner of a read, None for a fixed object."""
         return self.places.of_call.get(id(owner)) or self._places_of_tensors.get(id(owner))
 
     def _label(self, value: object) -> str:
@@ -642,7 +642,7 @@ class Reached:
             self.reads[id(value), "__dict__"] = whole
 
     def note_afterwards(self, owner: object, key: str, value: object, label: str) -> Read:
-        """Keep that something was read, and look no further."""
+        """Record a read without following its value."""
         place = self._place_of(owner)
         read = Read(owner, key, freeze(value, self), label, type(owner), place=place)
         return self.reads.setdefault((id(owner), key), read)
@@ -655,7 +655,7 @@ class Reached:
         label: str,
         code: types.CodeType | None = None,
     ) -> None:
-        """Keep that something was read, if `code` runs, and look into it.
+        """Record a read that counts if `code` runs, and follow its value.
 
         Of a tensor only that it is one: which it is matters where it is an input, which has guards of its own.
         """
@@ -677,7 +677,7 @@ class Reached:
         read.value = freeze(value, self)
 
     def _inherited(self, kind: type, name: str, value: object, is_named: bool = False) -> None:
-        """Of an attribute that code reads, or only names, what it is, and what it leads to."""
+        """Record a class attribute that code reads, or only names, and follow its value."""
         met = id(kind), name, is_named
         if met in self._met:  # by another instance
             return
@@ -709,7 +709,7 @@ class Reached:
     # -- code ----------------------------------------------------------------------------------------------------------
 
     def _function(self, function: types.FunctionType, label: str) -> None:
-        """Take note of a function, to be looked into when its code starts."""
+        """Record a function; it is looked into when its code starts."""
         if not user_objects.is_users_function(function):
             self._fixed_function(function, label)
             return
@@ -735,7 +735,7 @@ class Reached:
             self.reach(value, f"{label}.{name}")
 
     def start(self, code: types.CodeType, space: dict[str, Any]) -> None:
-        """Look into the functions of code that starts, in which `space` are the global variables."""
+        """Look into the functions whose code starts; `space` holds its global variables."""
         self.started.setdefault(id(code), space)
         if user_objects.is_users(space.get("__name__")):
             self._imported(user_objects.imports_in(code), str(space.get("__package__")))
@@ -754,7 +754,7 @@ class Reached:
                 self.reach(sys.modules[module], module)
 
     def _hold_variables(self, code: types.CodeType, space: dict[str, Any]) -> None:
-        """Be able to put back what code does to them that nothing has led to, which may yet be refused."""
+        """Hold the global variables of code that was reached by no path, so that its writes can be undone."""
         holder = self.held.hold(Variables, space, f"module {space['__name__']}")
         for name in holder.watch(user_objects.variables_in(code) & space.keys()):
             if isinstance(value := holder.before[name], KINDS):
@@ -762,7 +762,7 @@ class Reached:
                     self.reach(value, name)
 
     def names_of(self, code: types.CodeType) -> Iterable[str]:
-        """The variables and attributes that its functions, or containers of these, were found at."""
+        """Yield the names of the variables and attributes through which functions of this code were reached."""
         for _, label in self._functions[id(code)]:
             where = label.removesuffix(".__wrapped__").partition("[")[0]
             yield where.rpartition(".")[2]
@@ -805,7 +805,7 @@ class Reached:
             self._ask_functions(function)
 
     def _ask_functions(self, function: types.FunctionType) -> None:
-        """Take note of what functions have not that this one asks for by `hasattr` or `getattr`."""
+        """Record attributes that `function` asks of other functions by `hasattr` or `getattr` and that these lack."""
         code = function.__code__
         cells = [self.held.holders[id(cell)] for cell in function.__closure__ or ()]
         values = [holder.before.get("cell_contents") for holder in cells]
@@ -816,7 +816,7 @@ class Reached:
                 self._note(vars(asked), name, MISSING, f"{variable}.{name}", code)
 
     def _fixed_function(self, function: types.FunctionType, label: str) -> None:
-        """What a decorator made, such as `torch.func.grad`, leads to what it was given."""
+        """Follow a library wrapper, such as the result of `torch.func.grad`, to the function that it wraps."""
         if self.is_of_call(function):
             self._read_itself(function, function, label)
         if isinstance(vars(function).get("__wrapped__"), _CALLED):
@@ -849,7 +849,7 @@ class Reached:
                 self._note(space, name, holder.before[name], f"{module}.{name}", code)
 
     def _space(self, value: types.ModuleType | type, label: str) -> None:
-        """A module or class: of its attributes, those that code names are read."""
+        """Record a module or class; the attributes that code names count as read."""
         if not user_objects.is_users_space(value):
             return
         spaces: list[Mapping[str, Any]]
@@ -914,7 +914,7 @@ class Reached:
 
 
 def own_dict(value: object) -> dict[str, Any] | None:
-    """The `__dict__` of an instance, whatever its class makes of attributes."""
+    """Return the `__dict__` of an instance without running code of its class."""
     try:
         own = object.__getattribute__(value, "__dict__")
     except AttributeError:
@@ -933,7 +933,7 @@ def _refuse_alive(kind: type, label: str) -> None:
 
 
 def _refuse_metaclass(kind: type) -> None:
-    """Refuse a class whose metaclass has attributes that answer for the class: no guard tells of these."""
+    """Refuse a class whose metaclass answers attribute reads of the class: no guard covers these."""
     for meta in () if issubclass(type(kind), enum.EnumMeta) else _users_bases(type(kind)):
         methods = {name for name, value in vars(meta).items() if hasattr(type(value), "__get__")}
         is_fixed = _is_installed(meta) or methods <= _OF_METACLASSES
@@ -946,19 +946,19 @@ def _refuse_metaclass(kind: type) -> None:
 
 
 def _is_installed(kind: type) -> bool:
-    """Check whether a class is of an installed package, which defines it once."""
+    """Check whether a class belongs to an installed package, which defines the class once."""
     module = sys.modules.get(kind.__module__)
     return is_installed(str(getattr(module, "__file__", "")))
 
 
 def _assigned_forward(module: nn.Module) -> object:
-    """The forward that was assigned to a module, or to a jitted one; None if none was."""
+    """Return the forward that was assigned to a module or a jitted module, else None."""
     slot = getattr(type(module), "_switchgear_forward", None)
     return vars(module).get("forward") if slot is None else slot.__get__(module)
 
 
 def _is_implicit(kind: type, name: str) -> bool:
-    """Whether an attribute of a class runs for an instance without being named or read."""
+    """Check whether Python runs an attribute of a class implicitly for an instance."""
     if name[:2] != "__" or name[-2:] != "__" or name in _NOT_IMPLICIT:
         return False
     return isinstance(class_attribute(kind, name), METHODS)
@@ -969,7 +969,7 @@ def _users_bases(kind: type) -> Iterable[type]:
 
 
 def part_of(module: object, name: str) -> Any:
-    """A parameter, buffer or part of a module by its name, found without a read of an attribute."""
+    """Return a parameter, buffer or submodule by name without reading an attribute, else `MISSING`."""
     state = object.__getattribute__(module, "__dict__")
     for kind in MODULE_STATE:
         if name in state.get(kind, ()):

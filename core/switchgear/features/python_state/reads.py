@@ -39,17 +39,17 @@ from switchgear.features.python_state.holders import MISSING, NOT_SET, dict_of
 from switchgear.features.python_state.identity import Identities, Place
 from switchgear.features.python_state.streams import variable_of_context
 
-#: In the place of a key: the owner itself.
+#: As a key: the owner itself.
 ITSELF: Any = type("Itself", (), {})()
-#: In the place of a key: which names the dict of a class or module has.
+#: As a key: the set of names in the dict of a class or module.
 NAMES: Any = type("Names", (), {})()
-#: The key of a class's bases, which may be exchanged.
+#: As a key: the bases of a class, which code may replace.
 BASES = "__mro__"
-#: So many places that have changed are named.
+#: At most so many changed reads are named in a message.
 _MOST_TOLD = 3
-#: A container of more is compared by which it is, and by the objects in it.
+#: A container with more items is guarded by identity, its own and its items'.
 _FEW_ITEMS = 8
-#: As many times dicts may have been written to, and hold what was read, before all are looked into by every call.
+#: After so many harmless writes to dicts, every call inspects all dicts instead of comparing versions.
 _MOST_WRITES = 16
 
 
@@ -65,16 +65,16 @@ class Read:
     key: Any
     value: object
     label: str
-    #: The class of the owner.
+    #: Class of the owner.
     kind: type
     code: types.CodeType | None = None
     place: Place | None = None
-    #: Whether it is read by what is traced after the function has run.
+    #: Whether code that is traced after the function (a backward) makes the read.
     is_later: bool = False
 
     @property
     def home(self) -> object:
-        """What a tree looks into: of a class's own attribute the dict that it lies in, which costs less."""
+        """Where the guard tree starts: for a class's own attribute its dict, which is cheaper to check."""
         owner: Any = self.owner
         if self.place is not None:
             return self.place.owner
@@ -82,12 +82,12 @@ class Read:
         return dict_of(owner) if is_own else owner
 
     def release(self) -> None:
-        """Hold no object of the call that was captured."""
+        """Drop the reference to objects of the captured call."""
         if self.place is not None:
             self.owner = None
 
     def now(self, objects: Mapping[int, object] = MappingProxyType({})) -> Any:
-        """What is there in a call with these objects among its arguments, `MISSING` if nothing is."""
+        """Return the value in a call with these argument objects, `MISSING` if there is none."""
         owner = self.owner if self.place is None else self.place.fetch(objects)
         if self.key is ITSELF:
             return owner
@@ -105,12 +105,12 @@ class Read:
             return MISSING
 
     def holds(self, objects: Mapping[int, object] = MappingProxyType({})) -> bool:
-        """Whether it is there as it was."""
+        """Check whether the value equals the recorded one."""
         now = self.now(objects)
         return bool(now == self.value) if self.key is NAMES else same(now, self.value)
 
     def as_key(self) -> tuple[object, ...]:
-        """It as part of a key: equal for reads that ask the same of every call."""
+        """Return a key that is equal for reads which demand the same of every call."""
         place = () if self.place is None else (self.place.owner, *self.place.steps)
         # others may be of any class
         where = [one if isinstance(one, (str, Argument, Attribute)) else id(one) for one in place]
@@ -130,12 +130,12 @@ def _shown(value: object) -> str:
 
 
 def names_of(space: Any) -> frozenset[str]:
-    """The names in the dict of a class or module, without those that appear by themselves."""
+    """Return the names in the dict of a class or module, without those that Python adds by itself."""
     return frozenset(space) - NOT_SET
 
 
 def class_attribute(kind: type, name: str) -> Any:
-    """An attribute of a class as it lies in it or a base, unbound."""
+    """Return an attribute of a class or of its bases, unbound, else `MISSING`."""
     if name == BASES:
         return kind.__mro__
     for base in kind.__mro__:
@@ -145,7 +145,7 @@ def class_attribute(kind: type, name: str) -> Any:
 
 
 def guard_on(state: State, arguments: Iterable[int], settle: Callable[[], None]) -> Guard:
-    """The guard that all is as it was; `arguments` are the places of the objects among those of a call."""
+    """Return the guard on a state; `arguments` are the places of argument objects that it reads."""
     state = _STATES.setdefault(state.key, state)
     names = "".join(f"a{index}, " for index in arguments)
     check = "state.holds(state.fixed) or state.refresh()"
@@ -156,7 +156,7 @@ def guard_on(state: State, arguments: Iterable[int], settle: Callable[[], None])
 
 
 class State:
-    """What was read, as `root` looks at it in `owners`, and in the objects among the arguments of a call.
+    """The reads of one capture, checked by a guard tree over `owners` and the argument objects of a call.
 
     `fixed` are the owners alone.
     """
@@ -171,31 +171,31 @@ class State:
         self._reads = reads
         self._identities = identities
         self.indices = tuple(arguments)
-        #: The ids of dicts that are looked into by every call, for something writes to them between calls.
+        #: Ids of dicts that change between calls: every call inspects their items.
         self._looked_into = {*written}
         self._writes_met = 0
         self.owners: tuple[object, ...] = ()
         self.fixed: tuple[tuple[object, ...]] = (self.owners,)
-        #: The tree, and whether all is as it was in a call made of the owners and the objects among its arguments.
-        #: None is made for the call that was captured, which may be the only one.
+        #: The guard tree, and its check of a call made of the owners and the argument objects.
+        #: The captured call needs none, and may be the only call.
         self._root: Any = None
         self.holds: Callable[[object], object] = _is_not_known
         self._is_new = True
         for read in reads:
             read.release()
-        #: Equal for states that ask the same of every call.
+        #: Equal for states that demand the same of every call.
         self.key: tuple[object, ...] = (self.indices, *[read.as_key() for read in reads])
         if identities.ties or identities.apart:
             self.key = (object(),)
 
     def modules(self) -> list[Known]:
-        """Those among what was read."""
+        """Return the modules among the values that were read."""
         values = [read.value for read in self._reads]
         nested = chain.from_iterable(leaves(value) for value in values if type(value) is Contents)
         return [found for found in (*values, *nested) if type(found) is Known]
 
     def _build(self, objects: Mapping[int, object]) -> None:
-        """Make the tree, while all is as it was."""
+        """Build the guard tree from the current values, which equal the recorded ones."""
         fixed = [read for read in self._reads if read.place is None or not read.place.is_of_call]
         self.owners = tuple({id(home): home for home in [read.home for read in fixed]}.values())
         looked_into = None if self._writes_met > _MOST_WRITES else self._looked_into
@@ -205,7 +205,7 @@ class State:
         self.holds = internals.guard_check(self._root)
 
     def refresh(self, *objects: Any) -> bool:
-        """Check whether it holds, where the tree says no.
+        """Check all reads one by one after the tree has said no.
 
         The tree compares some places by identity, and dicts by their versions; it is made again where these alone are
         others.
@@ -227,11 +227,11 @@ class State:
         return True
 
     def objects(self, leaves: Sequence[Any]) -> dict[int, Any]:
-        """The objects among the flattened arguments of a call, by their places."""
+        """Return the argument objects that are read, by their places."""
         return {index: leaves[index] for index in self.indices}
 
     def why(self, leaves: Sequence[Any]) -> str:
-        """Return what is different in a call with these flattened arguments."""
+        """Return a description of the reads that differ in a call with these flattened arguments."""
         objects = self.objects(leaves)
         missed = [read for read in self._reads if not read.holds(objects)]
         changes = [
@@ -241,17 +241,17 @@ class State:
         return ", ".join(changes) or self._identities.missed(objects) or "Python state"
 
     def varying(self, leaves: Sequence[Any]) -> Iterator[str]:
-        """The integers that are others in a call with these flattened arguments."""
+        """Yield the paths of integers that differ in a call with these flattened arguments."""
         objects = self.objects(leaves)
         for read in self._reads:
             yield from numbers_changed(read.now(objects), read.value, read.label)
 
     def listed(self) -> list[str]:
-        """What is asked for, a place each."""
+        """Return one line for each read."""
         return sorted(map(str, self._reads))
 
 
-#: Those that entries are for: entries that ask the same share one and its tree, which costs less where they take turns.
+#: States in use, by key: entries with equal states share one state and its tree, which is checked once.
 _STATES: WeakValueDictionary[tuple[object, ...], State] = WeakValueDictionary()
 
 
@@ -260,7 +260,7 @@ def _is_not_known(call: object) -> bool:
 
 
 class _Nodes:
-    """The nodes of a tree over what a call is made of."""
+    """The nodes of a guard tree over the owners and the argument objects of a call."""
 
     def __init__(self, call: tuple[Any, ...], indices: list[int], size: int) -> None:
         self.root = internals.guard_root(size)
@@ -270,13 +270,13 @@ class _Nodes:
         self._nodes: dict[Any, Any] = {(): self.root}
 
     def of(self, read: Read) -> Any:
-        """The node of what a read is of."""
+        """Return the node of the home of a read."""
         if read.place is None:
             return self._at((0, self._places[id(read.home)]))
         return self.at(read.place)
 
     def at(self, place: Place) -> Any:
-        """The node of what lies at a place."""
+        """Return the node of the object at a place."""
         if not place.is_of_call:
             return self._at((0, self._places[id(place.owner)], *place.steps))
         return self._at((1 + self.indices.index(place.owner.index), *place.steps))
@@ -303,7 +303,7 @@ def _tree(
     looked_into: Set[int] | None,
     identities: Identities,
 ) -> tuple[Any, list[object]]:
-    """The tree, each of whose guards has the number of a read as its label, and what it knows by identity.
+    """Return the guard tree, with read numbers as labels, and the objects that it compares by identity.
 
     Of dicts other than those that are `looked_into`, with None all, that nothing was written to tells all.
     """
@@ -333,20 +333,20 @@ def _tree(
 
 
 def _names_stay(space: Any) -> Callable[[Any], bool]:
-    """Return a check that nobody has added a name to a dict: it would be the last, and one more."""
+    """Return a check that no name was added to a dict: an added name changes the length and comes last."""
     count, last = len(space), next(reversed(space), None)
     return lambda now: len(now) == count and next(reversed(now), None) is last
 
 
 def _has_version(read: Read) -> bool:
-    """Whether what was read is there as it was for as long as nothing is written to the dict."""
+    """Check whether the version of the dict alone decides that a value is unchanged."""
     if read.place is not None or type(read.home) is not dict:
         return False
     return read.key is not ITSELF and not can_change(read.value)
 
 
 def _is_by_identity(frozen: object, is_still: bool) -> bool:
-    """Check whether a container is compared sooner by which it is than by its content: a tuple, a large one, a dict
+    """Check whether a container is guarded by identity before content: a tuple, a large container, a dict
     that has a version.
     """
     if not isinstance(frozen, Contents) or frozen.kind is types.MethodType:
@@ -366,7 +366,7 @@ def _is_versioned(kind: type) -> bool:
 
 
 def _add_identity(node: Any, frozen: object, value: Any, label: list[str], is_still: bool) -> None:
-    """Have a node of the tree say that a container is this one, and that it and those inside hold what they do."""
+    """Add guards on the identity of a container and of the items in it, at all depths."""
     node.add_id_match_guard(id(value), label, None)
     has_version = is_still and _is_versioned(type(value))
     if has_version:
@@ -413,7 +413,7 @@ def _access(read: Read) -> str:
 
 
 def _is_plain(read: Read) -> bool:
-    """Whether `getattr` gives what lies there, without running code."""
+    """Check whether `getattr` returns the stored value without running code."""
     if issubclass(read.kind, type):
         return type(read.value) in (types.FunctionType, property, Contents) or is_atom(read.value)
     if read.kind is types.CellType:
@@ -422,7 +422,7 @@ def _is_plain(read: Read) -> bool:
 
 
 def _add_value(node: Any, frozen: object, value: Any, label: list[str]) -> None:
-    """Have a node of the tree say that a value is what was frozen."""
+    """Add guards that a value equals the frozen one."""
     if isinstance(frozen, Contents) and frozen.size > 4 * _FEW_ITEMS:
         node.add_lambda_guard(lambda now: same(now, frozen), label, None)
     elif isinstance(frozen, Contents) and frozen.kind in (list, tuple):
@@ -455,7 +455,7 @@ def _add_value(node: Any, frozen: object, value: Any, label: list[str]) -> None:
 
 
 def _needs_care(value: Any) -> bool:
-    """Whether `==` takes it for something else: 0.0 for -0.0, nan for no nan, a slice of them."""
+    """Check whether `==` is too weak or too strong for a value: zeros with signs, NaN, slices that hold them."""
     if not is_atom(value):
         return False
     is_odd = isinstance(value, (float, complex)) and (value == 0 or value != value)

@@ -1,4 +1,4 @@
-"""Recording: for as long as a function is captured, every read of an attribute of what it reaches is noted."""
+"""Recording: notes every attribute read of reached objects while a function is captured."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from switchgear.features.python_state.holders import MISSING
 from switchgear.features.python_state.reached import MODULE_STATE, Reached, part_of
 from switchgear.patches import Change, caller, redirected, replace, replaced
 
-#: What reads attributes of modules for its own ends: of what it does with them, there are other guards.
+#: Global variables of `torch.nn.modules.module`, whose own reads are covered by other guards.
 _OF_MODULES = vars(nn.modules.module)
 _SILENT = (str(Path(__file__).parent.parent.parent), str(Path(nn.modules.module.__file__)))
 
@@ -53,7 +53,7 @@ def _getattr(
 
 
 def _missing(reached: Reached, thread: int) -> Callable[[torch.Tensor, str], Any]:
-    """What stands for `torch.Tensor.__getattr__`, which there is not."""
+    """Return a `torch.Tensor.__getattr__` that records reads of absent attributes; PyTorch defines none."""
 
     def __getattr__(tensor: torch.Tensor, name: str) -> Any:
         is_users = user_objects.is_users(sys._getframe(1).f_globals.get("__name__"))
@@ -65,28 +65,28 @@ def _missing(reached: Reached, thread: int) -> Callable[[torch.Tensor, str], Any
 
 
 class Recording:
-    """Notes the reads of attributes of instances of the classes that are reached, by this thread."""
+    """Notes attribute reads by this thread, of instances of the reached classes."""
 
     def __init__(
         self, reached: Reached, enter_module: Callable[[nn.Module], None], packages: tuple[str, ...]
     ) -> None:
         self._reached = reached
-        #: Those of features, whose code is no part of the function, each with a dot at its end.
+        #: Packages of features, each with a trailing dot; their code is not part of the function.
         self._packages = packages
         self._enter_module = enter_module
         self._thread = threading.get_ident()
-        #: What was put in the place of attributes of classes, and of the classes of modules.
+        #: Patches of classes and modules, by id.
         self._changes: dict[int, Change] = {}
-        #: Which code runs.
+        #: Reports code that starts and functions written in C that are called.
         self.code = RunningCode(functools.partial(self._look, self._start), self._call)
         #: Whether the function has loaded a module.
         self.loads = False
-        #: Why what the function has reached is refused: it may catch that.
+        #: The first refusal: the function may have caught it.
         self.failure: Exception | None = None
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Note reads inside."""
+        """Record reads inside."""
         variables: Any = type(os.environ)
         try:
             with contextlib.ExitStack() as stack:
@@ -111,7 +111,7 @@ class Recording:
             self._changes.clear()
 
     def _look(self, look: Callable[..., None], *what: object) -> None:
-        """Look into something, and note the reads of what that leads to."""
+        """Run `look`, and patch the classes and modules that it reached."""
         try:
             look(*what)
             if self._reached.classes or self._reached.modules:
@@ -175,7 +175,7 @@ class Recording:
         return __getattribute__
 
     def _enter(self, module: object) -> None:
-        """Have the parts of a module be in every call as they are."""
+        """Guard the structure of a module: its submodules, flags and hooks."""
         opened = self._reached.opened
         if id(module) in opened or threading.get_ident() != self._thread:
             return

@@ -27,7 +27,7 @@ from switchgear.features.python_state.rebuilding import (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Write:
-    """What becomes of one holder: items set, those removed, elements added at the end; or all of its content.
+    """The changes of one holder: items set, items removed, elements appended; or all of its content.
 
     Where it has a `place`, by number, it is of what lies there.
     """
@@ -40,7 +40,7 @@ class Write:
     place: int | None = None
 
     def do(self, results: Results) -> None:
-        """Write for a call."""
+        """Apply the changes in a call."""
         holder = self.holder
         target = holder.target if self.place is None else results.located[self.place]
         if self.appended:
@@ -57,7 +57,7 @@ class Write:
 
 
 def changes(reached: Reached, packing: Packing) -> Iterator[Write]:
-    """What the function has changed in what it reached."""
+    """Yield the changes that the function made to reached objects."""
     for holder in reached.held.changed():
         write = _write(holder, packing)
         for key, _ in write.stored if write is not None and holder.hides_absence else ():
