@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
 FIRST_PLUGIN = ROOT / "examples" / "first_plugin.py"
@@ -23,6 +25,25 @@ def test_first_plugin_runs() -> None:
     done = subprocess.run([sys.executable, str(FIRST_PLUGIN)], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert "first" in done.stdout
+
+
+def test_the_first_screen_shows_what_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    screen, _, _ = README.partition("\n## Two commands")
+    assert len(screen.splitlines()) <= 45
+    (code,) = re.findall(r"```python\n(.*?)```", screen, re.DOTALL)
+    (output,) = re.findall(r"```text\n(.*?)```", screen, re.DOTALL)
+    exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
+    assert capsys.readouterr().out.splitlines() == output.splitlines()
+
+
+def test_changes_are_told_in_a_page_of_short_sentences() -> None:
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    assert len(changelog.splitlines()) <= 80
+    fragments = [path for path in (ROOT / "docs" / "changes").glob("*.md") if path.name != "README.md"]
+    told = [line[2:] for line in changelog.splitlines() if line.startswith("- ")]
+    told += [path.read_text().strip() for path in fragments]
+    assert not [one for one in told if len(one.split()) > 15]
+    assert not [path.name for path in fragments if not re.fullmatch(r"\+[\w-]+\.(added|changed|fixed)\.md", path.name)]
 
 
 def test_links_lead_somewhere() -> None:
