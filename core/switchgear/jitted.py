@@ -20,7 +20,7 @@ from switchgear.errors import InvalidInput, Unsupported
 from switchgear.patches import caller
 from switchgear.runtime.entry import Entry
 from switchgear.runtime.prologue import MISS
-from switchgear.showing import Shown, as_html
+from switchgear.showing import Shown, as_html, limited
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -280,7 +280,7 @@ def _direct_call(kind: type[nn.Module]) -> Callable[..., object]:
 
 def _module_as_html(self: Any) -> str:
     """A jitted module in a notebook; its `repr` is the original's."""
-    return as_html(f"# sg.jit: {self._switchgear.state()}\n{self!r}")
+    return as_html(limited([f"# sg.jit: {self._switchgear.state()}", *repr(self).splitlines()]))
 
 
 def jitted_class(kind: type[nn.Module], methods: Sequence[str] = ()) -> type[Any]:

@@ -32,7 +32,7 @@ class Shown:
 
 
 class Listing(Shown, tuple[_Item, ...]):
-    """A tuple that shows an item a line, and of many the first ones."""
+    """A tuple that shows its items below each other, and of many the first ones."""
 
     __slots__ = ()
 
@@ -41,10 +41,7 @@ class Listing(Shown, tuple[_Item, ...]):
         yield from map(str, self)
 
     def __repr__(self) -> str:
-        rows = [shortened(printable(row)) for row in self.rows()]
-        shown = cut(rows)
-        more = [f"... {len(rows) - len(shown):,} more"] * (len(rows) > len(shown))
-        return "\n".join([*shown, *more]) or "()"
+        return limited([line for row in self.rows() for line in wrapped(row)]) or "()"
 
     @overload
     def __getitem__(self, place: SupportsIndex) -> _Item: ...
@@ -65,12 +62,13 @@ def fits(lines: Sequence[str]) -> bool:
     return len(lines) <= LINES and sum(map(len, lines)) + len(lines) <= CHARACTERS - WIDTH
 
 
-def cut(lines: Sequence[str]) -> Sequence[str]:
-    """Return the first lines, as many as an object may show."""
-    lines = lines[:LINES]
-    while not fits(lines):
-        lines = lines[:-1]
-    return lines
+def limited(lines: Sequence[str]) -> str:
+    """Return the first lines, as many as an object may show, and how many more there are."""
+    shown = lines[:LINES]
+    while not fits(shown):
+        shown = shown[:-1]
+    more = [f"... {len(lines) - len(shown):,} more lines"] * (len(lines) > len(shown))
+    return "\n".join([*shown, *more])
 
 
 def as_html(text: str) -> str:
@@ -110,9 +108,11 @@ def folded(code: str, comment: str) -> list[str]:
 
 
 def wrapped(text: str, width: int = WIDTH) -> list[str]:
-    """Return text in lines of a width, parted between groups where it can be: these have two spaces between them."""
+    """Return text in lines of a width, parted where it has two spaces if it can be."""
     text = printable(text)
-    margin = text[: len(text) - len(text.lstrip())]
+    if len(text) <= width:
+        return [text]
+    margin = " " * min(len(text) - len(text.lstrip()), width // 2)
     width -= len(margin) + len(_INDENT)
     pieces: list[str] = []
     for group in re.findall(_GROUP, text):

@@ -455,6 +455,7 @@ def test_last_backward_traces_are_those_of_the_backward_last_run() -> None:
 
 def test_asking_before_the_first_call_is_an_error() -> None:
     jitted = jit(lambda x: x)
+    ask: Callable[[Any], object]
     for ask in (sg.last_traces, sg.last_backward_traces, sg.last_choices):
         with pytest.raises(errors.SwitchgearError, match="has not been called yet"):
             ask(jitted)

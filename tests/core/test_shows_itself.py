@@ -153,7 +153,9 @@ def test_comments_stand_beside_the_code_as_far_as_they_fit() -> None:
     assert folded("", "short") == ["# short"]
 
 
-@pytest.mark.parametrize("text", ["", "   ", "x" * 500, "a  " * 200, "  indented " + "word " * 60, "two\nlines"])
+@pytest.mark.parametrize(
+    "text", ["", "   ", "x" * 500, "a  " * 200, "  indented " + "word " * 60, " " * 200 + "word " * 60, "two\nlines"]
+)
 def test_any_text_is_wrapped(text: str) -> None:
     shown = wrapped(text)
     assert shown
@@ -249,9 +251,9 @@ def test_equal_choices_are_counted(gpt2: Any) -> None:
 
 
 def test_long_list_says_how_many_are_left_out(gpt2: Any) -> None:
-    count = len(set(map(str, sg.last_choices(gpt2))))
+    count = sum(len(wrapped(row)) for row in sg.last_choices(gpt2).rows())
     shown = repr(sg.last_choices(gpt2)).splitlines()
-    assert shown[-1] == f"... {count - len(shown) + 1} more"
+    assert shown[-1] == f"... {count - len(shown) + 1} more lines"
 
 
 # --- what users hold ---
@@ -345,3 +347,15 @@ def test_terminal_and_environment_change_nothing(monkeypatch: pytest.MonkeyPatch
     assert repr(forward(gpt2)) == text
     assert "\x1b" not in text
     assert lines(forward(gpt2))
+
+
+def test_report_on_plugins_is_a_line_or_two_each() -> None:
+    report = sg.plugin_report()
+    assert len(re.findall(r"^\S", repr(report), re.MULTILINE)) == len(report)
+    assert re.search(r"^torch [\d.]+: loaded, executors: torch", repr(report), re.MULTILINE)
+
+
+def test_a_module_with_many_parts_shows_the_first_in_a_notebook() -> None:
+    jitted: Any = sg.jit(nn.Sequential(*[nn.Linear(3, index + 1) for index in range(300)]))
+    assert len(jitted._repr_html_()) < 6_000
+    assert re.search(r"\.\.\. \d+ more lines</pre>$", jitted._repr_html_())

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from switchgear.showing import Listing, Shown, cut, wrapped
+from switchgear.showing import Listing, Shown, limited, wrapped
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Choice(Shown):
         return f"{self.symbol}: {self.kind} by {self.owner}{reason}{others}"
 
     def __repr__(self) -> str:
-        return "\n".join(cut(wrapped(f"<{self}>")))
+        return limited(wrapped(f"<{self}>"))
 
 
 class Choices(Listing[Choice]):

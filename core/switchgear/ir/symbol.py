@@ -10,7 +10,7 @@ from switchgear.ir.choice import Choice, Implementation
 from switchgear.ir.printing import BOXED, Scope, object_at
 from switchgear.ir.proxy import TensorProxy, copier
 from switchgear.nesting import PLAIN
-from switchgear.showing import Shown, cut, folded
+from switchgear.showing import Shown, folded, limited
 from switchgear.source_text import is_name, plain
 
 #: Draws random numbers: never merged, recomputed, reordered or removed.
@@ -139,7 +139,7 @@ class BoundSymbol(Shown):
         object.__setattr__(self, "outputs", tuple(proxies(self.output)))
 
     def __repr__(self) -> str:
-        return "\n".join(cut(folded(*line(self, Scope({}, (), False), link=False))))
+        return limited(folded(*line(self, Scope({}, (), False), link=False)))
 
     @property
     def is_leaf(self) -> bool:

@@ -51,6 +51,12 @@ class PluginStatus:
         """The plugin's name and version, for messages."""
         return f"{self.name} {self.version}".strip()
 
+    def __str__(self) -> str:
+        executors = f", executors: {', '.join(self.executors)}" if self.executors else ""
+        return "; ".join(
+            filter(None, [f"{self.label}: {self.status}{executors}", self.limits, self.error])
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class SkipRule:

@@ -14,6 +14,7 @@ from switchgear.capture.attempts import undoing
 from switchgear.capture.handler import left_out
 from switchgear.errors import PluginWarning
 from switchgear.patches import Lock
+from switchgear.showing import Listing
 from switchgear.who.executor import Executor, reason_limited, reason_unavailable
 from switchgear.who.hookspecs import PROJECT
 from switchgear.who.isolation import Import, isolated, uncaptured
@@ -229,9 +230,9 @@ def loaded_once() -> Discovery:
     return Discovery(entry_points(group=PROJECT))
 
 
-def plugin_report() -> tuple[PluginStatus, ...]:
+def plugin_report() -> Listing[PluginStatus]:
     """Every plugin that is installed, whether it was loaded, and if not, why."""
-    return installed().report
+    return Listing(installed().report)
 
 
 def load(candidates: Iterable[EntryPoint]) -> Plugins:
