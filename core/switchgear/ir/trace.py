@@ -65,13 +65,16 @@ class Trace(Shown):
 
     def __repr__(self) -> str:
         """The program, or its first lines and how many there are."""
-        text, calls = _Text(self, self.links_shown), list[str]()
+        text = _Text(self, self.links_shown)
+        calls: list[str] = []
         for lines in text.calls():
             calls += lines
             if not fits(calls):
                 return "\n".join(_first_lines(self))
-        whole = text.around(calls)
-        return "\n".join(whole if fits(whole) else _first_lines(self))
+        lines = text.around(calls)
+        if not fits(lines):
+            lines = _first_lines(self)
+        return "\n".join(lines)
 
     __str__ = __repr__
 
@@ -164,7 +167,8 @@ def _render(
     _check_sizes(trace, scope)
     body += [(size, "") for size in _sizes(trace, scope)]
     lines = [(f"def {trace.name}({'args' if boxed else parameters}):", "")]
-    lines += [(_INDENT, types) for types in [_input_types(trace)] if types]
+    if trace.inputs:
+        lines.append((_INDENT, _input_types(trace)))
     lines += [(f"{_INDENT}{code}", comment) for code, comment in (*body, *calls)]
     return lines, scope
 
@@ -203,21 +207,28 @@ class _Text:
         return [*(f"import {module}" for module in sorted(self.scope.modules)), ""]
 
     def around(self, calls: Iterable[str]) -> list[str]:
-        """All lines, these being the calls': constants and the passes that made the trace come last."""
-        sizes = [f"{_INDENT}{size}" for size in _sizes(self._trace, self.scope)]
+        """All lines, these being the calls'; constants and passes come last."""
         signature, types = self.head()
-        lines = [*self.imports(), *signature, *types, *sizes, *calls]
-        regions = {item.symbol.name: item.fused_by for item in self._trace.bound_symbols}
-        constants = [
-            ("", f"{name}: compiled by {regions[name]}")
-            if regions.get(name)
-            else self.scope.definition(name, value)
-            for name, value in self.scope.values.items()
-        ]
+        sizes = [_INDENT + size for size in _sizes(self._trace, self.scope)]
+        end = self._end()
+        if end:
+            end.insert(0, "")
+        return [*self.imports(), *signature, *types, *sizes, *calls, *end]
+
+    def _end(self) -> list[str]:
+        """The lines of the constants that the calls need, and of the passes that made the trace."""
+        owners = {item.symbol.name: item.fused_by for item in self._trace.bound_symbols}
+        lines: list[str] = []
+        for name, value in self.scope.values.items():
+            code, comment = self.scope.definition(name, value)
+            owner = owners.get(name)
+            if owner:
+                comment = f"{name}: compiled by {owner}"
+            lines += folded(code, comment)
         passes = [f"{one.name} {one.seconds * 1e3:.1f} ms" for one in self._trace.provenance]
-        made = [("", f"passes: {'  '.join(passes)}")] if passes else []
-        end = [folded(*line) for line in (*constants, *made)]
-        return [*lines, *[""] * bool(end), *itertools.chain.from_iterable(end)]
+        if passes:
+            lines += folded("", f"passes: {'  '.join(passes)}")
+        return lines
 
 
 #: What is shown of signature, types and each region where not all of a trace is.
@@ -227,19 +238,23 @@ _HEAD, _PARTS = 3, 12
 def _first_lines(trace: Trace) -> list[str]:
     text = _Text(trace, trace.links_shown)
     head = [line for lines in text.head() for line in _first_inputs(lines)]
-    shown, left = list[str](), len(trace.bound_symbols) + 1
+    shown: list[str] = []
+    left = len(trace.bound_symbols) + 1
     for call in text.calls(most=_PARTS):
         if not fits([*text.imports(), *head, *shown, *call]):
             break
         shown += call
         left -= 1
-    hidden = f"{left:,} more lines; all" if left else "shortened; all"
-    return [*text.imports(), *head, *shown, f"# ... {hidden} of it: print(trace.python())"]
+    hidden = f"{left:,} more lines" if left else "shortened"
+    last = f"# ... {hidden}; all of it: print(trace.python())"
+    return [*text.imports(), *head, *shown, last]
 
 
 def _first_inputs(lines: list[str]) -> list[str]:
     left = len(lines) - _HEAD
-    return [*lines[:_HEAD], f"{_INDENT}# ... {left:,} more lines of inputs"] if left > 0 else lines
+    if left <= 0:
+        return lines
+    return [*lines[:_HEAD], f"{_INDENT}# ... {left:,} more lines of inputs"]
 
 
 def _scope(trace: Trace, bound: bool) -> Scope:
