@@ -209,7 +209,7 @@ def _explain(chosen: argparse.Namespace) -> int:
     elif chosen.details:
         print(getattr(explanation, chosen.details)())
     else:
-        print(explanation.text(detail="--details {}"))
+        print(explanation.text(detail="--details={}"))
     return int(bool(explanation.facts.fallback))
 
 

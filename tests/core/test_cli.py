@@ -123,7 +123,7 @@ number = 3
     ("arguments", "status", "text"),
     [
         (["loss", "--inputs", "example"], 0, "executor  forward  backward\n"),
-        (["loss", "--inputs", "example"], 0, "more: --details operators  --details gradients"),
+        (["loss", "--inputs", "example"], 0, "more: --details=operators  --details=gradients"),
         (["loss", "--inputs", "example", "--details", "gradients"], 0, "torch.sin: gradient by"),
         (["loss", "--inputs", "named", "--details", "operators"], 0, "torch.mul: execution by torch"),
         (["module", "--inputs", "example"], 0, "saved for the backward"),

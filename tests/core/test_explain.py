@@ -55,8 +55,8 @@ def faults(value: Any, schema: dict[str, Any], place: str = "") -> list[str]:
     assert schema.keys() <= {
         *["type", "properties", "required", "additionalProperties", "items", "enum", "$schema", "title", "description"]
     }
-    names = {"object": dict, "array": (list, tuple), "string": str, "boolean": bool, "null": type(None)}
-    kinds = {**names, "integer": int, "number": (int, float)}
+    names: dict[str, Any] = {"object": dict, "array": (list, tuple), "string": str, "boolean": bool, "null": type(None)}
+    kinds: dict[str, Any] = {**names, "integer": int, "number": (int, float)}
     types = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
     is_bool = isinstance(value, bool) and "boolean" not in types
     if is_bool or not any(isinstance(value, kinds[one]) for one in types):
@@ -118,7 +118,8 @@ def test_the_summary_of_a_training_step() -> None:
 
 def test_forty_lines_for_gpt2() -> None:
     ids = torch.zeros(1, 4, dtype=torch.int64)
-    for layers, executors in ((12, ["torch"]), (2, [Fusing("fusing"), "torch"])):
+    cases: list[tuple[int, list[str | sg.Executor]]] = [(12, ["torch"]), (2, [Fusing("fusing"), "torch"])]
+    for layers, executors in cases:
         jitted = sg.jit(gpt2(layers), executors=executors)
         jitted(input_ids=ids, labels=ids).loss.backward()
         explanation = sg.explain(jitted)
@@ -160,7 +161,7 @@ def test_nothing_called_yet() -> None:
 def test_only_fallbacks() -> None:
     explanation = sg.explain(called(prints, torch.ones(3)))
     text = str(explanation)
-    assert text.startswith("prints\n1 call, compiled never, 1 fell back\n")
+    assert text.startswith("prints\n1 call, never compiled, 1 fell back\n")
     assert "1 of 1 calls (100%) ran in eager, not compiled:\n  1 x Unsupported: the function prints" in text
     assert 'sg.jit(..., fallback="error")' in text
     (fallback,) = checked(explanation)["calls"]["fallbacks"]
@@ -214,7 +215,19 @@ def test_in_a_notebook_markup_is_text() -> None:
     module.add_module("<b>", nn.Tanh())
     explanation = sg.explain(called(lambda x: module(x), torch.ones(3)))
     shown = explanation._repr_html_()
-    assert shown.startswith("<pre>")
+    assert shown.startswith("<pre ")
     assert "&lt;lambda&gt;" in shown
     assert "<b>" not in shown + explanation.guards()._repr_html_()
     assert repr(explanation) == str(explanation)
+
+
+def test_details_show_their_first_lines_and_print_all() -> None:
+    def function(x: Tensor) -> Tensor:
+        for number in range(100):
+            x = (x * number).sin()
+        return x.sum()
+
+    saved = sg.explain(called(function, numbers(3, grad=True))).saved()
+    assert len(repr(saved)) <= 5_000
+    assert repr(saved).endswith(" more lines: print() shows all")
+    assert len(str(saved).splitlines()) == len(saved.lines) == len(saved.records) + 1

@@ -459,9 +459,10 @@ def test_asking_before_the_first_call_is_an_error() -> None:
     for ask in (sg.last_traces, sg.last_backward_traces, sg.last_choices):
         with pytest.raises(errors.SwitchgearError, match="has not been called yet"):
             ask(jitted)
-    for ask in (sg.last_traces, sg.last_backward_traces, sg.last_choices, sg.explain):
         with pytest.raises(TypeError, match=r"sg\.jit"):
             ask(len)
+    with pytest.raises(TypeError, match=r"takes what sg\.jit returned; of another function it takes the arguments"):
+        sg.explain(len)
 
 
 def test_choices_cover_everything_that_runs() -> None:

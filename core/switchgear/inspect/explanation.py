@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import shutil
 from collections import Counter
 from dataclasses import asdict, dataclass
@@ -11,13 +10,14 @@ from typing import Any, Generic, TypeVar
 from switchgear.inspect.facts import (
     Facts,
     by_executor,
-    counted,
+    grouped,
     not_fused,
     rule_packages,
     who_takes_part,
 )
 from switchgear.inspect.summary import summary
 from switchgear.ir.choice import Choice, Saved
+from switchgear.showing import Shown, counted, cut, shortened
 
 #: The number of the JSON schema, docs/explain.schema.json: it grows where a field changes or goes.
 SCHEMA = 1
@@ -25,7 +25,7 @@ Record = TypeVar("Record")
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Details(Generic[Record]):
+class Details(Shown, Generic[Record]):
     """One part of an explanation: it prints as its `lines`; `records` are the objects that these tell of."""
 
     records: tuple[Record, ...]
@@ -34,14 +34,15 @@ class Details(Generic[Record]):
     def __str__(self) -> str:
         return "\n".join(self.lines)
 
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return _preformatted(str(self))
+    def __repr__(self) -> str:
+        shown = cut(list(map(shortened, self.lines)))
+        rest = len(self.lines) - len(shown)
+        more = [f"... {counted(rest, 'more line', 'more lines')}: print() shows all"] * bool(rest)
+        return "\n".join([*shown, *more])
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Explanation:
+class Explanation(Shown):
     """What ran, or would run, and why: prints as a summary, whose details are methods.
 
     `facts` are the records that all of it is made from.
@@ -59,14 +60,14 @@ class Explanation:
         lines = [
             *who_takes_part(facts.selection),
             *[f"{count:4} x {region}" for region, count in regions.items()],
-            *counted(choices, facts.selection.skipped),
+            *grouped(choices, facts.selection.skipped),
         ]
         return Details(choices, tuple(lines))
 
     def gradients(self) -> Details[Choice]:
         """Return the rule that differentiates each operator, with the reasons of those that declined."""
         choices = tuple([one for one in self.facts.choices if one.kind == "gradient"])
-        lines = counted(choices, self.facts.selection.skipped)
+        lines = grouped(choices, self.facts.selection.skipped)
         return Details(choices, tuple(lines or ["no operator is differentiated"]))
 
     def saved(self) -> Details[Saved]:
@@ -159,10 +160,3 @@ class Explanation:
         return self.text()
 
     __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return _preformatted(self.text(80))
-
-
-def _preformatted(text: str) -> str:
-    return f"<pre>{html.escape(text)}</pre>"

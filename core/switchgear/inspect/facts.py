@@ -204,7 +204,7 @@ def regions_of(trace: Trace, fusion: Collection[str]) -> Iterator[ExplainedRegio
             yield ExplainedRegion(names, (who.owner,), name=item.symbol.name, gain=who.gain)
 
 
-def _parts(item: BoundSymbol, fusion: Collection[str]) -> Iterable[BoundSymbol]:
+def _parts(item: BoundSymbol, fusion: Collection[str]) -> tuple[BoundSymbol, ...]:
     is_region = item.implementation is not None and item.implementation.owner in fusion
     return item.subsymbols if is_region and item.subsymbols else (item,)
 
@@ -261,7 +261,7 @@ def rule_packages(selection: Selection) -> list[str]:
     return [one.name for one in sources if one.grad_rules or one.skip_rules]
 
 
-def counted(choices: Iterable[Choice], skipped: Reasons) -> list[str]:
+def grouped(choices: Iterable[Choice], skipped: Reasons) -> list[str]:
     """Choices as lines, equal ones together; without executors that were skipped or have nothing registered for it."""
     counts: Counter[str] = Counter()
     for choice in choices:

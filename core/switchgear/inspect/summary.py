@@ -14,10 +14,11 @@ from switchgear.inspect.facts import (
     not_fused,
     who_takes_part,
 )
+from switchgear.showing import counted
+from switchgear.source_text import printable
 
 #: Reasons of one kind that are shown.
 _MOST = 4
-_NO_BREAK = "\u00a0"
 #: The details.
 PARTS = "operators", "gradients", "saved", "guards", "recompilations", "fallbacks"
 
@@ -27,13 +28,12 @@ def summary(facts: Facts, width: int, detail: str) -> Iterator[str]:
 
     Whatever is left out is counted, and the line says where it stands: `detail` with the name of a part put in.
     """
-    hints = "  ".join([detail.format(part).replace(" ", _NO_BREAK) for part in PARTS])
     paragraphs = [
         [*_head(facts, width, detail)],
         _table(facts, width),
         [*_memory(facts, width)],
         [*_not_fused(facts, width, detail)],
-        [line.replace(_NO_BREAK, " ") for line in _wrapped(f"more: {hints}", width, "      ")],
+        _wrapped(f"more: {'  '.join(map(detail.format, PARTS))}", width, "      "),
     ]
     for number, lines in enumerate(filter(None, paragraphs)):
         yield from [""] * bool(number)
@@ -57,17 +57,17 @@ def _head(facts: Facts, width: int, detail: str) -> Iterator[str]:
             line = f"skipped: {name}: unavailable (why: {detail.format('operators')})"
         yield from _wrapped(line, width, "  ")
     for note in facts.notes:
-        yield from _wrapped(_brief(note), width, "  ")
+        yield from _wrapped(note, width, "  ")
 
 
 def _counts(calls: ExplainedCalls, detail: str) -> str:
     if not calls.total:
         return "not called yet; sg.explain(f, *args) shows what a call would do"
     fell_back = sum(one.calls for one in calls.fallbacks)
-    times = {0: "never", 1: "once", 2: "twice"}.get(calls.compilations)
-    compiled = f"compiled {times or f'{calls.compilations} times'}"
+    times = {0: "never compiled", 1: "compiled once", 2: "compiled twice"}
+    compiled = times.get(calls.compilations, f"compiled {calls.compilations} times")
     why = f"; the last one shown, why others: {detail.format('recompilations')}"
-    calls_made = _plural(calls.total, "call")
+    calls_made = counted(calls.total, "call")
     return f"{calls_made}, {compiled}, {fell_back} fell back{why * (calls.compilations > 1)}"
 
 
@@ -129,7 +129,7 @@ def _memory(facts: Facts, width: int) -> Iterator[str]:
     if facts.saved:
         own = [value for value in facts.saved if not value.alive]
         line = (
-            f"saved for the backward: {_size(facts.saved_bytes)} in {_plural(len(own), 'tensor')}"
+            f"saved for the backward: {_size(facts.saved_bytes)} in {counted(len(own), 'tensor')}"
         )
         if facts.eager_bytes:
             share = facts.saved_bytes / facts.eager_bytes
@@ -137,7 +137,7 @@ def _memory(facts: Facts, width: int) -> Iterator[str]:
         line += f", memory={facts.selection.memory!r}"
         inputs = len(facts.saved) - len(own)
         if inputs:
-            line += f"; {_plural(inputs, 'input')} read again, not counted"
+            line += f"; {counted(inputs, 'input')} read again, not counted"
         yield from _wrapped(line, width, "  ")
     if facts.programs:
         peaks = ", ".join(f"{one.kind} {_size(one.peak)}" for one in facts.programs[:2])
@@ -156,7 +156,7 @@ def _not_fused(facts: Facts, width: int, detail: str) -> Iterator[str]:
     rest = groups[_MOST:]
     if rest:
         count = sum(group.count for group in rest)
-        text = f"{count:5}  for {_plural(len(rest), 'other reason')}: {detail.format('operators')}"
+        text = f"{count:5}  for {counted(len(rest), 'other reason')}: {detail.format('operators')}"
         yield from _wrapped(text, width, " " * 7)
 
 
@@ -166,7 +166,7 @@ def _names(group: NotFused) -> str:
     names = [f"{count} {_short(name)}" for name, count in group.operators[:shown]]
     rest = group.operators[shown:]
     if rest:
-        names.append(f"{sum(count for _, count in rest)} of {_plural(len(rest), 'other kind')}")
+        names.append(f"{sum(count for _, count in rest)} of {counted(len(rest), 'other kind')}")
     return ", ".join(names)
 
 
@@ -192,13 +192,9 @@ def _brief(text: str) -> str:
 
 
 def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
-    return textwrap.wrap(
-        text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' * (count != 1)}"
+    options = {"break_long_words": False, "break_on_hyphens": False}
+    lines = textwrap.wrap(text, width, subsequent_indent=indent, **options)
+    return [printable(line) for line in lines]
 
 
 def _size(count: int) -> str:
