@@ -192,8 +192,9 @@ def _brief(text: str) -> str:
 
 
 def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
-    options = {"break_long_words": False, "break_on_hyphens": False}
-    lines = textwrap.wrap(text, width, subsequent_indent=indent, **options)
+    lines = textwrap.wrap(
+        text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
     return [printable(line) for line in lines]
 
 
