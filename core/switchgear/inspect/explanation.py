@@ -17,7 +17,7 @@ from switchgear.inspect.facts import (
 )
 from switchgear.inspect.summary import summary
 from switchgear.ir.choice import Choice, Saved
-from switchgear.showing import Shown, counted, cut, shortened
+from switchgear.showing import Shown, limited, wrapped
 
 #: The number of the JSON schema, docs/explain.schema.json: it grows where a field changes or goes.
 SCHEMA = 1
@@ -35,10 +35,7 @@ class Details(Shown, Generic[Record]):
         return "\n".join(self.lines)
 
     def __repr__(self) -> str:
-        shown = cut(list(map(shortened, self.lines)))
-        rest = len(self.lines) - len(shown)
-        more = [f"... {counted(rest, 'more line', 'more lines')}: print() shows all"] * bool(rest)
-        return "\n".join([*shown, *more])
+        return limited([part for line in self.lines for part in wrapped(line)])
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
