@@ -22,7 +22,7 @@ ATEN = torch.ops.aten
 
 
 def proxy(name: str) -> sg.TensorProxy:
-    return sg.TensorProxy(name, (2,), (1,), torch.float32, CPU)
+    return sg.TensorProxy(name, (1, 2), (2, 1), torch.float32, CPU)
 
 
 def call(fn: Any, output: object, *args: object, source: Source | None = None) -> sg.BoundSymbol:
@@ -121,6 +121,7 @@ def test_folded_text_runs() -> None:
     inputs = [torch.full((2,), float(index)) for index in range(40)]
     assert all(map(torch.equal, run(text, *inputs), inputs))
     assert text.count("    del ") > 1
+    assert text.count('"cpu f32[1, 2]"') == 40 + 1 + 40  # no type is parted
 
 
 def test_constants_and_timings_come_last() -> None:

@@ -198,7 +198,7 @@ def line(bound_symbol: BoundSymbol, scope: Scope, link: bool) -> tuple[str, str]
         return f"del {scope.items(bound_symbol.inputs)}", ""
     if bound_symbol.symbol is BOX:
         return f"args = [{scope.items(bound_symbol.args)}]", ""
-    types = ", ".join([f'{proxy.name}: "{proxy.type_string}"' for proxy in bound_symbol.outputs])
+    types = "  ".join([f'{proxy.name}: "{proxy.type_string}"' for proxy in bound_symbol.outputs])
     return _call(bound_symbol, scope), f"{types}  {_origin(bound_symbol, link)}".rstrip()
 
 
