@@ -40,7 +40,7 @@ def wide_trace(count: int) -> sg.Trace:
     """One with more of everything than a line holds: inputs, results, arguments and deletions."""
     inputs = tuple([proxy(f"a_rather_long_name_{index}") for index in range(count)])
     stacked = proxy("stacked")
-    parts = tuple([proxy(f"part_{index}") for index in range(count)])
+    parts = tuple([proxy(f"pa_{index}") for index in range(count)])
     body = (
         call(ATEN.stack.default, stacked, [*inputs], source=Source("model.py", 1, "a.module" * 30)),
         call(DEL.fn, None, *inputs),
