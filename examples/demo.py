@@ -1,7 +1,7 @@
-"""Train a small GPT-2 and a small Llama of transformers through Switchgear, beside the same models in eager PyTorch.
+"""Train a small GPT-2 and a small Llama of transformers through Switchgear, next to the same models in eager PyTorch.
 
-Prints the loss of every step beside eager's, the forward and backward trace of one GPT-2 block, and which executor took
-which operator. Ends with status 1 if a loss or a trained parameter is not bit-equal to eager's.
+Prints losses next to eager's, time and saved bytes of a step, and which executor ran what; `--full` adds every operator
+and the traces of one GPT-2 block. Ends with status 1 if a loss or a trained parameter is not bit-identical to eager's.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import copy
 import os
+import statistics
 import sys
 import time
 from collections import Counter
@@ -19,7 +20,9 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
+import torch.nn.functional as F
 import transformers
+from first_plugin import rules  # type: ignore[import-not-found]  # next to this file
 
 import switchgear as sg
 
@@ -61,19 +64,23 @@ MODELS: dict[str, Callable[[], torch.nn.Module]] = {"GPT-2": gpt2, "Llama": llam
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the demo; 0 when everything is bit-equal to eager."""
+    """Run the demo; return 0 if everything is bit-identical to eager mode."""
     options = parse(arguments)
     transformers.logging.set_verbosity_error()
     equal = True
     for name, make in MODELS.items():
         torch.manual_seed(0)
         model = make().train()
-        compiled = sg.jit(copy.deepcopy(model), executors=options.executors)
+        compiled = sg.jit(copy.deepcopy(model), executors=["torch"])
         equal &= train(name, model, compiled, options.steps)
-        show_choices(name, compiled)
-    show_block(options.executors, full=options.full)
-    verdict = "every loss and trained parameter bit-equal to eager's" if equal else "NOT EQUAL to eager's, see above"
-    print(f"\n{verdict}")
+        if options.full:
+            show_choices(name, compiled)
+    compare(options.executors)
+    show_plugin()
+    if options.full:
+        show_block(options.executors)
+    verdict = "bit-identical to eager's" if equal else "NOT the same as eager's, see above"
+    print(f"\nWith executors=['torch'], losses and trained parameters are {verdict}.")
     return 0 if equal else 1
 
 
@@ -82,11 +89,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=8, help="training steps of each model (default: %(default)s)")
     parser.add_argument(
-        "--executors", nargs="+", default=["torch"], metavar="NAME", help="executors, the first is asked first"
+        "--executors",
+        nargs="+",
+        default="auto",
+        metavar="NAME",
+        help="executors to compare, by priority (default: auto)",
     )
-    parser.add_argument(
-        "--full", action="store_true", help="print every stage of the block's traces, not only the last"
-    )
+    parser.add_argument("--full", action="store_true", help="print every operator, and the traces of one GPT-2 block")
     options = parser.parse_args(arguments)
     if options.steps < 1:
         parser.error("--steps must be at least 1")
@@ -94,9 +103,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def train(name: str, eager: torch.nn.Module, compiled: torch.nn.Module, steps: int) -> bool:
-    """Train both with the same data under the same seeds, print the losses; whether all is bit-equal."""
-    heading(f"{name}: {steps} training steps, dropout {'on' if has_dropout(eager) else 'off'}")
-    print(f"{'step':>4}  {'eager':>12}  {'switchgear':>12}  {'bit-equal':9}  {'seconds':>7}")
+    """Train both with the same data under the same seeds, print losses; return whether all is bit-identical."""
+    print(f"{name}, {steps} training steps    eager loss   switchgear's  bit-identical  seconds")
     optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-3) for model in (eager, compiled)]
     batches = torch.randint(0, VOCABULARY, (2, BATCH, LENGTH))
     equal = True
@@ -104,19 +112,68 @@ def train(name: str, eager: torch.nn.Module, compiled: torch.nn.Module, steps: i
         ids = batches[index % len(batches)]
         expected = step(eager, optimizers[0], ids, seed=index)
         start = time.perf_counter()
-        found = step(compiled, optimizers[1], ids, seed=index)
+        loss = step(compiled, optimizers[1], ids, seed=index)
         seconds = time.perf_counter() - start
-        same = torch.equal(expected, found)
-        equal &= same
-        note = "  the first call captures, differentiates and compiles" if index == 0 else ""
-        print(f"{index:>4}  {expected:12.8f}  {found:12.8f}  {'yes' if same else 'NO':9}  {seconds:7.3f}{note}")
+        is_same = torch.equal(expected, loss)
+        equal &= is_same
+        if index in (0, 1, steps - 1) or not is_same:
+            note = "  captured and compiled" if index == 0 else ""
+            losses = f"{expected:14.8f} {loss:14.8f}  {'yes' if is_same else 'NO':13}"
+            print(f"{index:>{len(name) + 17}}  {losses}  {seconds:7.3f}{note}")
     different = [
         path
         for (path, trained), other in zip(eager.named_parameters(), compiled.parameters(), strict=True)
         if not torch.equal(trained, other)
     ]
-    print(f"trained parameters: {'all bit-equal' if not different else 'DIFFERENT: ' + ', '.join(different)}")
+    if different:
+        print(f"parameters that differ: {', '.join(different)}")
     return equal and not different
+
+
+def compare(executors: Any) -> None:
+    """Print time and saved bytes of a GPT-2 training step: eager, by the executors, and within a budget of memory."""
+    torch.manual_seed(0)
+    model = gpt2().train()
+    contestants: dict[str, Any] = {
+        f"executors={executors!r}": sg.jit(copy.deepcopy(model), executors=executors),
+        "executors=['torch'], memory=0.5": sg.jit(copy.deepcopy(model), executors=["torch"], memory=0.5),
+        "eager": model,
+    }
+    ids = torch.randint(0, VOCABULARY, (BATCH, LENGTH))
+    explanations: dict[str, Any] = {}
+    for label, contestant in contestants.items():
+        contestant(input_ids=ids, labels=ids).loss.backward()
+        if contestant is not model:
+            sg.wait(contestant)
+            explanations[label] = sg.explain(contestant).as_dict()
+    seconds: dict[str, list[float]] = {label: [] for label in contestants}
+    for _ in range(15):
+        for label, contestant in contestants.items():
+            start = time.perf_counter()
+            contestant(input_ids=ids, labels=ids).loss.backward()
+            seconds[label].append(time.perf_counter() - start)
+    width = max(map(len, contestants))
+    print(f"\n{'GPT-2, forward and backward':{width}}  milliseconds  saved kB  run by")
+    for label in contestants:
+        facts = explanations.get(label, {})
+        saved = facts["saved_bytes"] if facts else next(iter(explanations.values()))["eager_saved_bytes"]
+        counts = [f"{one['executor']} {one['forward'] + one['backward']}" for one in facts.get("by_executor", ())]
+        print(
+            f"{label:{width}}  {1e3 * statistics.median(seconds[label]):12.2f}  {saved / 1e3:8.1f}  {', '.join(counts)}"
+        )
+
+
+def show_plugin() -> None:
+    """Print which lines the executor of examples/first_plugin.py wins."""
+    first = sg.Executor("first", table=rules)
+    f = sg.jit(lambda x: F.softplus(x).sin().sum(), executors=[first, "torch"])
+    f(torch.randn(4, requires_grad=True)).backward()
+    owners = [
+        f"{choice.symbol} by {choice.owner}"
+        for choice in sg.last_choices(f)
+        if choice.kind == "execution" and choice.symbol.split(".")[-1] in ("softplus", "sin")
+    ]
+    print(f"\nA plugin of 30 lines (examples/first_plugin.py) before torch: {', '.join(owners) or sg.explain(f)}")
 
 
 def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, ids: torch.Tensor, seed: int) -> torch.Tensor:
@@ -129,11 +186,6 @@ def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, ids: torch.Te
     return loss.detach()
 
 
-def has_dropout(model: torch.nn.Module) -> bool:
-    """Whether a dropout module of the model drops anything."""
-    return any(isinstance(module, torch.nn.Dropout) and module.p > 0 for module in model.modules())
-
-
 def show_choices(name: str, compiled: Any) -> None:
     """Who took which operator, and whose rule differentiates it."""
     for kind, title in (("execution", "who runs which operator"), ("gradient", "whose rule differentiates it")):
@@ -144,7 +196,7 @@ def show_choices(name: str, compiled: Any) -> None:
             print(f"  {count:>4} × {symbol:<55} {owner}")
 
 
-def show_block(executors: Sequence[str], *, full: bool) -> None:
+def show_block(executors: Any) -> None:
     """The traces of one GPT-2 block, forward and backward, as they are executed."""
     torch.manual_seed(0)
     model: Any = gpt2().train()
@@ -152,7 +204,7 @@ def show_block(executors: Sequence[str], *, full: bool) -> None:
     hidden = torch.randn(2, LENGTH, 32, requires_grad=True)
     block(hidden).sum().backward()
     for title, traces in (("forward", sg.last_traces(block)), ("backward", sg.last_backward_traces(block))):
-        for trace in traces if full else traces[-1:]:
+        for trace in traces:
             heading(f"one GPT-2 block, {title}, after the pass {trace.provenance[-1].name}")
             print(trace.python(link=True).rstrip())
 

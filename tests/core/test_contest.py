@@ -393,6 +393,16 @@ def test_where_terms_cancel_a_more_exact_result_is_right(dtype: torch.dtype) -> 
     assert Contestants.unlike(region, [x], (exact[0] + 1000,), expected)
 
 
+def test_memory_that_nobody_has_written_to_is_not_compared() -> None:
+    jitted = sg.jit(lambda x: (torch.empty_like(x), x + 1), executors=["torch"])
+    x = torch.zeros(3)
+    jitted(x)
+    trace = sg.last_traces(jitted)[0]
+    region = sg.Region(trace, trace, ())
+    assert not Contestants.unlike(region, [x], (x + 7, x + 1), (x, x + 1))
+    assert Contestants.unlike(region, [x], (x, x + 2), (x, x + 1))
+
+
 def test_what_cannot_be_measured_is_declined(installed: Installed, folder: Path) -> None:
     installed.add("failing", FAILING)
     with pytest.warns(PluginWarning, match="executor failing 1.0 is out of the contest .*: it raised RuntimeError"):

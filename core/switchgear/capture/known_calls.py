@@ -277,8 +277,11 @@ def _is_its_own(function: Any, modules: frozenset[str] = _OF_THE_LIBRARY) -> boo
 
 
 def _is_passed(file: str) -> bool:
-    """Check whether a file is of the standard library, or of tqdm, which torch.fx.Interpreter of PyTorch 2.13 calls."""
-    return is_standard(file) or "/tqdm/" in file.replace("\\", "/")
+    """Check whether a file is of the standard library, of typing_extensions, which the library's typing calls, or of
+    tqdm, which torch.fx.Interpreter of PyTorch 2.13 calls.
+    """
+    path = file.replace("\\", "/")
+    return is_standard(file) or "/tqdm/" in path or path.endswith("/typing_extensions.py")
 
 
 def _is_for_the_user(frame: types.FrameType | None) -> bool:

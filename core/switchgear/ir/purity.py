@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import numbers
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -64,8 +64,21 @@ def _may_draw(overload: internals.OpOverload) -> bool:
 def _is_pure(fn: object) -> bool:
     if not isinstance(fn, internals.OpOverload) or fn.namespace != "aten" or fn._schema.is_mutable:
         return False
-    uninitialised = fn._opname.startswith(("empty", "new_empty"))
-    return not uninitialised and _IMPURE_TAGS.isdisjoint(fn.tags)
+    return not _is_empty(fn) and _IMPURE_TAGS.isdisjoint(fn.tags)
+
+
+def _is_empty(fn: object) -> bool:
+    """Check whether an operator returns memory that nobody has written to."""
+    return isinstance(fn, internals.OpOverload) and fn._opname.startswith(("empty", "new_empty"))
+
+
+def uninitialised(items: Iterable[BoundSymbol]) -> set[str]:
+    """Return the names of the values that are computed from memory which nobody has written to."""
+    names = set[str]()
+    for item in leaves_of(items):
+        if _is_empty(item.symbol.fn) or not names.isdisjoint(one.name for one in item.inputs):
+            names.update(one.name for one in item.outputs)
+    return names
 
 
 def call_key(item: BoundSymbol) -> object:
