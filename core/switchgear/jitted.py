@@ -36,7 +36,7 @@ class Decorator(Protocol):
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]: ...
 
 
-#: What says that an entry does not fit a call after all: it is for other data, or its prologue refuses the call.
+#: Exceptions that mean: this entry does not fit the call, by its data or because its prologue refuses the call.
 MISSES = (OtherData, Unsupported)
 
 
@@ -63,7 +63,7 @@ class Compiled(Protocol):
 @internals.opaque
 def _run(self: Any, *args: Any, **kwargs: Any) -> Any:
     """Call what was compiled."""
-    # as the compiler does it, for a call of that costs as much as its body
+    # inlined from `Compiler`: one Python call costs as much as this whole path
     compiler = self._switchgear
     entry = compiler.last
     if entry is not None:
@@ -81,7 +81,7 @@ def _run(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 class _asked_by:
-    """A special method that code of one module finds, and no wrapper that hands unknown attributes on to its inner one.
+    """A special method that only code of one module sees, not a wrapper that forwards unknown attributes.
 
     `copy.deepcopy` of such a wrapper would give a copy of what it wraps.
     """

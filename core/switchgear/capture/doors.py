@@ -220,7 +220,7 @@ def _note_writes(
 
 
 def _refuse_error(recorder: Recorder, call: Call, error: Exception) -> None:
-    """Refuse a call that fails for what wrappers lack, where the tensors that they stand for have it."""
+    """Turn an error that only the stand-in tensors cause into `Unsupported`."""
     name, message, here = getattr(call.fn, "__name__", str(call.fn)), str(error), recorder.here
     if isinstance(error, IndexError):
         if not call.writes or not recorder.tracker.writes.reshapes:

@@ -140,7 +140,7 @@ class Handlers:
 
     @functools.cached_property
     def packages(self) -> tuple[str, ...]:
-        """Where those who are asked are defined, each with a dot at its end: packages, or modules of their own."""
+        """Prefixes, with a trailing dot, of the modules that define the handlers."""
         modules = {type(handler).__module__ for handler in self._owner}
         return tuple({f"{name.rpartition('.')[0] or name}." for name in modules})
 
@@ -186,7 +186,7 @@ class Handlers:
         return {handler: handler.begin(recorder) for handler in self._overriding("begin")}
 
     def ask(self, method: str, recorder: Recorder, call: Call | Operation, *more: object) -> Any:
-        """The first answer that a handler gives by a method, or `PASS`; what has no answer is told to all."""
+        """Call `method` on each handler until one answers other than `PASS`; notifications go to all handlers."""
         asked: Any = None
         by_function = self._at_doors[method]
         function = call.fn if type(call) is Call else None

@@ -114,7 +114,7 @@ class Recorder:
         )
         #: Whose code runs inside and is no part of the function.
         self.packages_of_features: tuple[str, ...] = ()
-        #: Have the parts of a module be as they are in every call.
+        #: Guards the structure of a module: its submodules, flags and hooks.
         self.enter_module: Callable[[torch.nn.Module], None] = lambda module: None
         #: What Python's objects hold by now that are changed, comparable.
         self.changed_objects: Callable[[], Sequence[tuple[int, Sequence[tuple[object, int]]]]] = (

@@ -103,7 +103,7 @@ class Captured:
     objects: tuple[int, ...] = ()
     #: The names of values that were overwritten through `.data`.
     hidden: frozenset[str] = frozenset()
-    #: Not empty once one of the modules' parts is gone.
+    #: Becomes non-empty when a guarded module has been collected.
     gone: list[object] = field(default_factory=list)
 
     def parts(self) -> list[torch.nn.Module]:

@@ -131,7 +131,7 @@ def settle(trace: Trace, selection: Selection, boxed: bool) -> tuple[Selection, 
 
 
 def resettled(trace: Trace, selection: Selection, boxed: bool, answers: Answers) -> Job | None:
-    """What is under way where some of the answers are of no use any more: what was compiled is gone from the disk."""
+    """Resubmit a job if the compiled code that its answers refer to has vanished from disk."""
     key = _key(trace, selection, boxed)
     if not answers.missing or selection.compile != "background" or key in _ANSWERS:
         return None

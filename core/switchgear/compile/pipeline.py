@@ -68,7 +68,7 @@ class Program:
 
     @property
     def is_outdated(self) -> bool:
-        """Whether it would be made otherwise by now."""
+        """Whether the background worker has finished a faster version."""
         return self.job is not None and self.job.done
 
     def line(self, number: int) -> BoundSymbol | None:
@@ -252,7 +252,7 @@ class LazyProgram:
     mode: Callable[[], contextlib.AbstractContextManager[object]] = internals.autocast_off
 
     def __call__(self) -> Program:
-        """The program as it is to be by now."""
+        """Return the current program; compile or recompile it if needed."""
         program = self.program
         if program is not None and not program.is_outdated:
             return program
@@ -331,7 +331,7 @@ def _other_backward(
 def _still_merged(training: Training, higher_order: bool) -> Mapping[str, TensorProxy]:
     """Values of the prepared trace that are not saved, each with the one that is saved in its place.
 
-    Where that is differentiated in its turn, none through which no gradient flows with one through which some does.
+    For a second derivative, keep only pairs of which both, or neither, require grad.
     """
     saved = {proxy.name for proxy in training.saved}
     own = {p.name: p for item in with_parts(training.prepared.bound_symbols) for p in item.outputs}

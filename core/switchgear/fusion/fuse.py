@@ -114,7 +114,7 @@ def _blocks(
         region = Trace("region", given, outputs, items, numbers=tuple(sizes))
         whole = put_together(flow, region, flow.with_views(members), within(wholes, members))
         finder = selection.fusion[flow.owners[members[0]]]
-        # who listed executors wants regions of that one, who leaves it to plugins to choose those of everyone
+        # an explicit list: the first executor's regions; a chooser of a plugin: every executor's regions are offered
         takers = selection.takers(items) if selection.choosers else (finder,)
         answers = {executor: executor.supports_region(region) for executor in takers}
         candidates = tuple([executor for executor, answer in answers.items() if answer is None])

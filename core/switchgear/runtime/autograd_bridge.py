@@ -191,7 +191,7 @@ def _made_of(proxy: TensorProxy, trace: Trace) -> set[str]:
 
 
 def wakes_functions(training: Training, inputs: Sequence[torch.Tensor]) -> bool:
-    """Whether a backward of some outputs alone comes to an `autograd.Function` before it that eager's does not.
+    """Whether a backward of only some outputs would reach an upstream `autograd.Function` that eager mode's would not.
 
     All outputs are of one node, and a Function takes for zeros what is undefined.
     """

@@ -183,7 +183,7 @@ class Entry:
         return self._prologue.listed()
 
     def _watch(self, drop: Callable[[], Callable[..., None] | None]) -> None:
-        """Once a module that it is for is gone, fit no call, and be dropped; `drop` refers weakly to what does that."""
+        """Invalidate this entry when one of its modules is collected; `drop` refers weakly to `Compiler._drop`."""
         this, gone, is_ending = weakref.ref(self), self.captured.gone, sys.is_finalizing
 
         def notice(part: object) -> None:
@@ -205,7 +205,7 @@ class Entry:
         if self.forward.job is not None:
             run = self._waiting(run, self.forward.job)
             lines, scope = ["return run(inputs)"], {"run": run}
-        #: What the function returns for the inputs that `prologue` gives, `MISS` if it cannot be run where the call is.
+        #: Runs the program on the inputs of `prologue`. Returns `MISS` where the program does not support the context.
         self.run = run
         #: What it returns for the arguments of a call that fits, else `MISS`.
         self.call = self._prologue.before(lines, scope)

@@ -150,7 +150,7 @@ class FusionExecutor(Executor):
         return type(self).load is not FusionExecutor.load
 
     def fingerprint(self) -> str:
-        """What decides how fast its regions are beside its version: its arguments, versions of libraries it calls."""
+        """The options and library versions that affect speed; part of the key of remembered timings."""
         return ""
 
     def claim(

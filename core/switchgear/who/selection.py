@@ -120,7 +120,7 @@ class Selection:
         return tuple([placement for placement in self.passes if placement.stage == stage])
 
     def without_fusion(self) -> Selection:
-        """The same without them."""
+        """A copy without the fusion executors."""
         rest = tuple(executor for executor in self.executors if executor.name not in self.fusion)
         return replace(
             self,

@@ -94,7 +94,7 @@ class Items(_InDict):
     """A dict, an instance's `__dict__` among them."""
 
     def was_empty(self) -> None:
-        """Take it for empty at first, whatever it holds by now."""
+        """Record the initial content as empty."""
         self.before, self._version = {}, None
 
     def content(self) -> Content:

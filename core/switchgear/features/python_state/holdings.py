@@ -66,7 +66,7 @@ class Holdings:
         return dict(value if is_proxy else enumerate(items_of(value)))
 
     def changed(self) -> list[Holder]:
-        """The holders of what is otherwise than at first."""
+        """The holders whose content has changed since they were reached."""
         for target, owner, name in [held for held in self._empty.values() if held[0]]:
             self.hold(_kind_of(name), target, f"{owner}.{name}")
         for holder in self.holders.values() if self.names_set else ():

@@ -301,7 +301,7 @@ def _empty(template: Built) -> Any:
 
 
 def is_odd(value: Any, reached: Reached, seen: set[int] | None = None) -> bool:
-    """Whether a return value has parts that were there before, stand in two places, or have more than their fields."""
+    """Whether a return value holds an object that existed before, one object twice, or extra attributes."""
     if isinstance(value, torch.Tensor) or is_atom(value):
         return False
     seen = set() if seen is None else seen

@@ -46,7 +46,7 @@ def refuse_unforeseen(
 
 
 def refuse_unknown_reads(reached: Reached, ran: Iterable[types.CodeType]) -> None:
-    """Refuse what reads variables by no name that is known before."""
+    """Refuse code that reads variables by computed names."""
     for code in ran:
         is_own = _is_users(reached, code)
         is_asked = "id" in code.co_names and "id" in user_objects.globals_in(code)
