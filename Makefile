@@ -57,7 +57,7 @@ test-oldest: ## a quarter of the Inductor executor's tests on the oldest torch, 
 	@"$(MAKE)" --no-print-directory test VENV="$(OLDEST_VENV)" TORCH="$(OLDEST)" \
 	    PYTEST_ARGS='$(PYTEST_ARGS) --part 0/4 tests/executors'
 
-doctor: $(STAMP) ## what is off between Switchgear and the installed torch
+doctor: $(STAMP) ## check that Switchgear works with the installed torch
 	@$(PY) -m switchgear doctor
 
 test-inductor: $(STAMP) ## a sample of the tests beside eager, on the Inductor executor; INDUCTOR_PART=1/24 picks another

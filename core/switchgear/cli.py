@@ -112,7 +112,7 @@ def command_line() -> argparse.ArgumentParser:
     test.add_argument(
         "pytest", nargs="*", default=[], metavar="-- OPTIONS", help="options of pytest"
     )
-    command(_doctor, "what is off between Switchgear and this PyTorch")
+    command(_doctor, "check that Switchgear works with this PyTorch")
     bisecting = command(_bisect, "find the one fused region that makes a check fail")
     bisecting.add_argument(
         "check", metavar="SCRIPT.py:FUNCTION", help="takes the fuel for sg.jit, and raises if wrong"
@@ -181,7 +181,7 @@ def _operators(chosen: argparse.Namespace) -> int:
         )
     else:
         print(
-            "no plugin registers such an operator; whom executors that decide by the call take: switchgear explain",
+            "no plugin registers such an operator; executors that decide call by call: switchgear explain",
             file=sys.stderr,
         )
     return int(not rows)
@@ -251,7 +251,7 @@ def _doctor(chosen: argparse.Namespace) -> int:
     faults = [*crashed, *diagnosis()]
     print(
         "\n".join(faults)
-        or f"nothing is off: {len(PRIVATE_NAMES)} private names, {len(BEHAVIOURS)} behaviours"
+        or f"OK: {len(PRIVATE_NAMES)} private names and {len(BEHAVIOURS)} behaviours of PyTorch checked"
     )
     return int(bool(faults))
 

@@ -214,7 +214,9 @@ def compiler_of(jitted: object) -> Compiler:
     """The compiler behind what `jit` returned; `TypeError` for anything else."""
     compiler = getattr(jitted, "_switchgear", None)
     if not isinstance(compiler, Compiler):
-        raise TypeError(f"expected what sg.jit returned, got a {type(jitted).__name__}")
+        raise TypeError(
+            f"expected a jitted function (f = sg.jit(f)), got a {type(jitted).__name__}"
+        )
     return compiler
 
 

@@ -75,7 +75,9 @@ class CublasExecutor(sg.Executor):
             return self._own(bound_symbol)
         if symbol.name in _COMPOSITES:
             if any(proxy.requires_grad for proxy in bound_symbol.inputs):
-                return sg.Declined("its path in PyTorch can depend on requires_grad; its leaves are taken instead")
+                return sg.Declined(
+                    "its path in PyTorch can depend on requires_grad; its operators are claimed one by one"
+                )
         elif symbol.name not in _LEAVES:
             return sg.Declined("no matrix product")
         reason = _unsuitable(bound_symbol)

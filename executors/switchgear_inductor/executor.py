@@ -69,7 +69,7 @@ class InductorExecutor(sg.FusionExecutor):
     def supports(self, bound_symbol: sg.BoundSymbol) -> sg.Declined | None:
         """Take the overloads that Inductor generates code for, or calls a library for inside that code."""
         if not bound_symbol.is_leaf:
-            return sg.Declined("its leaves are taken, one by one")
+            return sg.Declined("its operators are claimed one by one")
         if bound_symbol.is_random:
             return sg.Declined("it draws random numbers, and Inductor draws others than PyTorch")
         name = bound_symbol.symbol.name

@@ -50,7 +50,7 @@ class NvfuserExecutor(sg.FusionExecutor):
     def supports(self, bound_symbol: sg.BoundSymbol) -> sg.Declined | None:
         """Take what is translated, as it is or by PyTorch's decomposition, and means there what it means here."""
         if not bound_symbol.is_leaf:
-            return sg.Declined("its leaves are taken, one by one")
+            return sg.Declined("its operators are claimed one by one")
         if bound_symbol.is_random:
             return sg.Declined("it draws random numbers, and nvFuser draws others than PyTorch")
         for proxy in (*bound_symbol.inputs, *bound_symbol.outputs):

@@ -21,7 +21,7 @@ import switchgear as sg
 from .passes import PASSES
 
 _TRACED = "it is user code, run when it was captured; its leaves are run instead"
-_NEEDS_DECOMPOSITION = "its path in PyTorch can depend on requires_grad; its leaves are run instead"
+_NEEDS_DECOMPOSITION = "its path in PyTorch can depend on requires_grad; its operators are run one by one"
 _IN_PYTHON = "it is written in Python; what it calls is run instead"
 
 

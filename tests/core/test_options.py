@@ -86,7 +86,11 @@ def test_options_are_an_object_in_the_list() -> None:
         ({"torch": {"fast": True}}, InvalidInput, "executor torch has no option fast; it has none"),
         ({"scaling": {"factor": 0}}, InvalidInput, "options of executor scaling: factor is not zero"),
         ({"rules": {"fast": True}}, InvalidInput, "'rules', a package of rules"),
-        ({"scalling": {}}, UnknownExecutor, r"'scalling', who takes no part \(who does: scaling, plain, torch, rules"),
+        (
+            {"scalling": {}},
+            UnknownExecutor,
+            "no executor 'scalling' takes part in this call; those that do: scaling, plain, torch, rules",
+        ),
     ],
 )
 def test_options_that_there_are_not(options: Any, error: type[Exception], message: str) -> None:

@@ -195,5 +195,5 @@ def test_a_composite_that_is_preferred_is_not_taken_apart() -> None:
 
 @pytest.mark.parametrize("option", ["prefer", "avoid"])
 def test_a_preference_for_somebody_who_takes_no_part(option: str) -> None:
-    with pytest.raises(UnknownExecutor, match=f"{option} names 'three' for .*who takes no part.*one, two, torch"):
+    with pytest.raises(UnknownExecutor, match=f"{option}: no executor 'three', named for .*one, two, torch"):
         _outcome(**{option: {torch.sin: "three"}})

@@ -669,12 +669,12 @@ def test_explain_says_what_is_saved_and_why() -> None:
     )
     value, mask, *inputs = text[start + 1 :]
     assert "cpu f32[2, 4], 32 bytes, aten.sigmoid.default at " + place in value
-    assert value.endswith("; for aten.cos.default, aten.sigmoid_backward.default; to make it again would cost more")
+    assert value.endswith("; for aten.cos.default, aten.sigmoid_backward.default; recomputing costs more")
     assert "cpu b8[2, 4], 8 bytes, switchgear.draw_bernoulli at " + place in mask
     assert mask.endswith("; it draws random numbers; its zeros and ones are saved as booleans")
     assert [line.split(", ", 1)[1] for line in inputs] == [
-        "4], 48 bytes, input; for aten.t.default; an input lives anyway",
-        "3], 24 bytes, input; for aten.t.default; an input lives anyway",
+        "4], 48 bytes, input; for aten.t.default; an input, which takes no more memory",
+        "3], 24 bytes, input; for aten.t.default; an input, which takes no more memory",
     ]
 
 

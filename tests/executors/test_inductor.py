@@ -449,7 +449,7 @@ def test_reasons() -> None:
     assert found >= {
         ("aten.cumsum.default", "Inductor would call PyTorch's own kernel"),
         ("switchgear.draw_bernoulli", "it draws random numbers, and Inductor draws others than PyTorch"),
-        ("torch.cumsum", "its leaves are taken, one by one"),
+        ("torch.cumsum", "its operators are claimed one by one"),
     }
 
 

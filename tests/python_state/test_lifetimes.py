@@ -165,7 +165,7 @@ def test_a_variable_that_is_bound_to_another_module(of: str) -> None:
     module, value = bound()
     assert are_gone(alive)
     assert torch.equal(run(torch.ones(3)), module(torch.ones(3)))
-    assert sg.cache_info(run).reasons == ("the first call", "what an entry was for is gone")
+    assert sg.cache_info(run).reasons == ("the first call", "a module that the compiled code belonged to was deleted")
 
 
 def test_a_submodule_that_comes_back() -> None:

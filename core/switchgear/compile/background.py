@@ -125,7 +125,7 @@ def settle(trace: Trace, selection: Selection, boxed: bool) -> tuple[Selection, 
     if answers is not None:
         return replace(selection, answers=replace(answers, taken=[], missing=[])), None
     if selection.compile == "never":
-        nothing = Answers(default="compile='never', and it was not compiled before")
+        nothing = Answers(default="not compiled: compile='never', and nothing is in the cache")
         return replace(selection, answers=nothing), None
     return selection.without_fusion(), _submitted(key, trace, selection, boxed)
 

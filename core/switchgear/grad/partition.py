@@ -208,8 +208,8 @@ def _reason(proxy: TensorProxy, item: BoundSymbol | None, prices: Prices) -> str
         return "saved as a copy, for the call overwrites it"
     if proxy.name in prices.residuals and prices.memory == "eager":
         return f"the rule of {prices.residuals[proxy.name]} keeps it"
-    price = "an input lives anyway" if item is None else prices.again(item)
-    reason = price if isinstance(price, str) else "to make it again would cost more"
+    price = "an input, which takes no more memory" if item is None else prices.again(item)
+    reason = price if isinstance(price, str) else "recomputing costs more"
     return f"{reason}; it is returned as well" if proxy.name in prices.outputs else reason
 
 

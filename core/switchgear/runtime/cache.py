@@ -174,7 +174,7 @@ class Cache:
             for topic, before, now in topics
             if before != now
         ]
-        return "; ".join(changed) or "what an entry was for is gone"
+        return "; ".join(changed) or "a module that the compiled code belonged to was deleted"
 
 
 def _kind(key: Key) -> tuple[object, ...]:

@@ -105,7 +105,7 @@ def configured(asked: Order, plugins: Plugins, options: ExecutorOptions) -> Orde
     for name in options:
         if name not in known:
             raise UnknownExecutor(
-                f"options names {name!r}, who takes no part (who does: {', '.join(known)})"
+                f"options: no executor {name!r} takes part in this call; those that do: {', '.join(known)}"
             )
         one = known[name]
         if isinstance(one, Plugin):
@@ -168,5 +168,5 @@ def _everyone(plugins: Plugins) -> tuple[Executor | Plugin, ...]:
 def _no_executor(item: object) -> TypeError:
     hint = f"; write sg.Executor({item.owner!r}, table=table)" if isinstance(item, Table) else ""
     return TypeError(
-        f"a {type(item).__name__} in executors is neither a name nor an Executor object{hint}"
+        f"executors holds a {type(item).__name__}; use names such as 'torch', or Executor objects{hint}"
     )

@@ -59,7 +59,7 @@ def _by_name(option: str, given: PerOperator, known: Collection[str]) -> dict[st
         for name in names:
             if name not in known:
                 raise UnknownExecutor(
-                    f"{option} names {name!r} for {target}, who takes no part (who does: {', '.join(known)})"
+                    f"{option}: no executor {name!r}, named for {target}, takes part; those that do: {', '.join(known)}"
                 )
         found.update((symbol.name, names) for symbol in symbols_of(target))
     return found
