@@ -75,11 +75,12 @@ nvfuser-env: ## an environment in which nvFuser translates: needs Python 3.12 an
 test-nvfuser: nvfuser-env ## the tests that need nvFuser, and no GPU, in that environment
 	@"$(NVFUSER_VENV)/bin/python" -m pytest $(PYTEST_ARGS) -m "nvfuser and not slow" tests/nvfuser
 
-lint: $(STAMP) ## formatting, lint, types, and what may import what
+lint: $(STAMP) ## formatting, lint, types, imports and prose
 	@$(PY) -m ruff format --check .
 	@$(PY) -m ruff check .
 	@$(PY) -m mypy
 	@$(PY) -c 'import sys; from importlinter.cli import lint_imports_command; sys.exit(lint_imports_command())' --no-cache
+	@$(PY) -m scripts.prose
 
 docs: $(STAMP) ## the guide and the reference, into build/site; a link that leads nowhere is an error
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet --strict

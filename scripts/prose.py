@@ -1,0 +1,112 @@
+"""Check the English of pages and docstrings: words of the glossary, length of sentences, the pronoun "what".
+
+    python -m scripts.prose            # the files listed in pyproject.toml, [tool.prose]
+    python -m scripts.prose FILE ...   # these files
+    python -m scripts.prose --density  # words, and "what" per 1,000 words, of every page and docstring
+
+A listed file stays listed. The list grows until it names all pages and modules.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+#: Words that a sentence has at most, and "what" per 1,000 words of a file.
+SENTENCE, WHAT = 25, 2.0
+#: Patterns of words that have a better one, which follows.
+WORDS = {
+    r"ma(?:k|d)\w* again|made anew": "recompute",
+    r"beside": "next to, compared with",
+    r"of late": "recently",
+    r"otherwise than": "differently from",
+    r"com(?:es?|ing) to (?:a|the) (?:same|sum)": "equals",
+    r"tak(?:e|es|ing|en) apart": "flatten, split",
+    r"take for granted": "guard",
+    r"who (?:takes|took) part": "the executors of the call",
+    r"whom": "name the executor",
+    r"to the bit": "bit-identical",
+    r"compil\w+ anew": "recompile",
+    r"cotangents?": "grad output",
+    r"what is kept": "residual, saved tensor",
+}
+_WORDS = [(re.compile(rf"\b(?:{pattern})\b", re.IGNORECASE), better) for pattern, better in WORDS.items()]
+_WORD = re.compile(r"[A-Za-z][\w'’-]*")
+
+
+def texts(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the paragraphs of a file, each with its line: of a page, or the public docstrings of a module."""
+    text = path.read_text()
+    if path.suffix == ".py":
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
+                docstring = ast.get_docstring(node)
+                if docstring and not getattr(node, "name", "").startswith("_"):
+                    line = node.body[0].lineno
+                    yield from ((line, part) for part in re.split(r"\n\s*\n", docstring) if not part.startswith("    "))
+        return
+    text = re.sub(r"^```.*?^```$|<!--.*?-->", lambda block: "\n" * block[0].count("\n"), text, flags=re.M | re.S)
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.startswith(("    ", "#")) and not re.fullmatch(r"[|\s:-]*", line):
+            for cell in line.strip().removeprefix("- ").split("|"):
+                yield number, cell
+
+
+def plain(text: str) -> str:
+    """Return text without code, links and marks of emphasis."""
+    text = re.sub(r"`[^`]*`", "code", text)
+    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    return re.sub(r"[*_]{1,2}(\S.*?)[*_]{1,2}", r"\1", text)
+
+
+def faults(path: Path) -> list[str]:
+    """Return the faults of a file, each as `file:line: fault`."""
+    name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+    lines, count, whats = list[str](), 0, 0
+    for number, paragraph in texts(path):
+        text = plain(paragraph)
+        words = _WORD.findall(text)
+        count += len(words)
+        whats += sum(word.lower() == "what" for word in words)
+        for pattern, better in _WORDS:
+            lines += [f"{name}:{number}: {met[0]!r}: {better}" for met in pattern.finditer(text)]
+        for sentence in re.split(r"[.!?:;](?:\s|$)", text):
+            length = len(_WORD.findall(sentence))
+            if length > SENTENCE:
+                lines.append(f"{name}:{number}: a sentence of {length} words: {' '.join(sentence.split())[:60]} ...")
+    if whats > max(1, WHAT * count / 1000):
+        lines.append(f"{name}: {whats} times 'what' in {count} words")
+    return lines
+
+
+def density(paths: Sequence[Path]) -> str:
+    """Return the number of words and of "what" per 1,000 of them."""
+    words = [word.lower() for path in paths for _, text in texts(path) for word in _WORD.findall(plain(text))]
+    return f"{len(words):,} words, {1000 * words.count('what') / max(1, len(words)):.1f} times 'what' per 1,000"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print faults; return 1 if there are any."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="*", type=Path)
+    parser.add_argument("--density", action="store_true", help="print the densities of pages and docstrings")
+    options = parser.parse_args(arguments)
+    if options.density:
+        print(f"pages: {density([ROOT / 'README.md', *(ROOT / 'docs').glob('*.md')])}")
+        print(f"docstrings: {density([*(ROOT / 'core').rglob('*.py'), *(ROOT / 'executors').rglob('*.py')])}")
+        return 0
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["prose"]["files"]
+    paths = [path.resolve() for path in options.files] or [path for name in listed for path in sorted(ROOT.glob(name))]
+    lines = [line for path in paths for line in faults(path)]
+    print("\n".join(lines) or f"{len(paths)} files: no faults")
+    return int(bool(lines))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
