@@ -615,7 +615,7 @@ def test_what_user_code_writes_is_written_by_every_call() -> None:
 def test_every_stage_prints_and_says_whose_rule_it_was() -> None:
     jitted = sg.jit(lambda x: Scaled.apply(x, 2.0, x), executors=["torch"], link=True)
     jitted(A)
-    texts = [str(trace) for trace in (*sg.last_traces(jitted), *sg.last_backward_traces(jitted))]
+    texts = [trace.python() for trace in (*sg.last_traces(jitted), *sg.last_backward_traces(jitted))]
     assert "Scaled(" in texts[0]
     backward = texts[-1]
     assert "rule: Scaled (autograd.Function)" in backward

@@ -573,7 +573,7 @@ def test_functions_that_read_nothing_are_compiled_as_without_the_option() -> Non
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             jitted(x)
-        texts.append(str(sg.last_traces(jitted)[-1]).partition("# passes: ")[0])
+        texts.append(sg.last_traces(jitted)[-1].python().partition("# passes: ")[0])
     assert texts[0] == texts[1]
 
 

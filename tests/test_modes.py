@@ -267,14 +267,14 @@ def test_module_under_autocast() -> None:
 def test_parameter_is_cast_once_in_a_region() -> None:
     jitted = jit(cast_once)
     jitted(*arguments(True))
-    text = str(sg.last_traces(jitted)[-1])
+    text = sg.last_traces(jitted)[-1].python()
     assert text.count("_to_copy.default(t_1") == 1
     jitted = jit(cache_off)
     jitted(*arguments(True))
-    assert str(sg.last_traces(jitted)[-1]).count("_to_copy.default(t_1") == 2
+    assert sg.last_traces(jitted)[-1].python().count("_to_copy.default(t_1") == 2
     jitted = jit(inside)  # one cast a region
     jitted(*arguments(True))
-    assert str(sg.last_traces(jitted)[-1]).count("_to_copy.default(t_1") == 2
+    assert sg.last_traces(jitted)[-1].python().count("_to_copy.default(t_1") == 2
 
 
 def fakes_alive() -> int:

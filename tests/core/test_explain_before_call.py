@@ -38,7 +38,7 @@ X = torch.linspace(-1, 1, 6)
 
 
 def lines(trace: sg.Trace) -> list[str]:
-    return [line for line in str(trace).splitlines() if line.startswith("    ")]
+    return [line for line in trace.python().splitlines() if line.startswith("    ")]
 
 
 def test_it_is_what_the_call_does() -> None:
