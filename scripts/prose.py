@@ -48,8 +48,8 @@ def texts(path: Path) -> Iterator[tuple[int, str]]:
             if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
                 docstring = ast.get_docstring(node)
                 if docstring and not getattr(node, "name", "").startswith("_"):
-                    line = node.body[0].lineno
-                    yield from ((line, part) for part in re.split(r"\n\s*\n", docstring) if not part.startswith("    "))
+                    place = node.body[0].lineno
+                    yield from ((place, part) for part in re.split(r"\n\s*\n", docstring) if not part.startswith("    "))
         return
     text = re.sub(r"^```.*?^```$|<!--.*?-->", lambda block: "\n" * block[0].count("\n"), text, flags=re.M | re.S)
     for number, line in enumerate(text.splitlines(), 1):
