@@ -49,7 +49,9 @@ def texts(path: Path) -> Iterator[tuple[int, str]]:
                 docstring = ast.get_docstring(node)
                 if docstring and not getattr(node, "name", "").startswith("_"):
                     place = node.body[0].lineno
-                    yield from ((place, part) for part in re.split(r"\n\s*\n", docstring) if not part.startswith("    "))
+                    yield from (
+                        (place, part) for part in re.split(r"\n\s*\n", docstring) if not part.startswith("    ")
+                    )
         return
     text = re.sub(r"^```.*?^```$|<!--.*?-->", lambda block: "\n" * block[0].count("\n"), text, flags=re.M | re.S)
     for number, line in enumerate(text.splitlines(), 1):
