@@ -750,8 +750,8 @@ class Reached:
     def _imported(self, imports: Iterable[tuple[int, str]], package: str) -> None:
         for dots, name in imports:
             full = resolve_name("." * dots + name, package) if dots else name
-            for module in {full, full.partition(".")[0]} & sys.modules.keys():
-                self.reach(sys.modules[module], module)
+            if full in sys.modules:
+                self.reach(sys.modules[full], full)
 
     def _hold_variables(self, code: types.CodeType, space: dict[str, Any]) -> None:
         """Hold the global variables of code that was reached by no path, so that its writes can be undone."""

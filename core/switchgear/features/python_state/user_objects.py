@@ -150,11 +150,11 @@ def attributes_asked(code: types.CodeType) -> frozenset[tuple[str, str]]:
 
 @functools.cache
 def imports_in(code: types.CodeType) -> frozenset[tuple[int, str]]:
-    """The modules that a code object imports: how many dots there are, and the name after these."""
+    """The modules that import statements of a code object bind: how many dots there are, and the name after these."""
     lines = [*dis.get_instructions(code)] if _IMPORT in code.co_code[::2] else []
     return frozenset(
-        (level.argval, line.argval)
-        for level, line in zip(lines, lines[2:], strict=False)
+        (level.argval, line.argval if names.argval else line.argval.partition(".")[0])
+        for level, names, line in zip(lines, lines[1:], lines[2:], strict=False)
         if line.opcode == _IMPORT
     )
 
