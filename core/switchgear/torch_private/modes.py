@@ -323,9 +323,8 @@ def _dispatch_flags() -> dict[str, object]:
 
 
 def _enter_dispatch_keys() -> Any:
-    guard = (
-        torch._C._PreserveDispatchKeyGuard()
-    )  # exited, it sets keys that Python has no names for, too
+    # exited, the guard restores all keys, also those that Python has no names for
+    guard = torch._C._PreserveDispatchKeyGuard()
     guard.__enter__()
     return guard
 
