@@ -23,6 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CORE = ROOT / "core" / "switchgear"
+TOOLS = ROOT / "core" / "switchgear_tools"
 BUDGET = ROOT / "core" / "budget.toml"
 
 _LAYOUT = frozenset(
@@ -59,13 +60,13 @@ def code_tokens(path: Path) -> list[tokenize.TokenInfo]:
     return [token for token in tokens if token.type not in _LAYOUT and token.start[0] not in docstrings]
 
 
-def measure(paths: list[Path]) -> Size:
+def measure(paths: list[Path], root: Path = CORE) -> Size:
     """The size of some files together."""
     size = Size()
     for path in paths:
         tokens = code_tokens(path)
         lines = {line for token in tokens for line in range(token.start[0], token.end[0] + 1)}
-        name = path.relative_to(CORE).as_posix()
+        name = path.relative_to(root).as_posix()
         size.files[name] = len(lines)
         size.lines += len(lines)
         size.tokens += len(tokens)
@@ -134,6 +135,7 @@ def report() -> list[str]:
     share = sum(value <= limits["complexity"] for value in complexity.values()) / len(complexity)
     figures = {
         f"code lines of the core (goal {goal['core']})": (total.lines, limits["core"]),
+        "code lines of the tools": (measure(sorted(TOOLS.rglob("*.py")), TOOLS).lines, limits["tools"]),
         f"tokens a code line (goal {goal['density']})": (round(total.density, 2), limits["density"]),
         f"Any per 100 code lines (goal {goal['anys']})": (
             round(100 * total.anys / total.lines, 2),

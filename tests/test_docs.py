@@ -12,8 +12,8 @@ import pytest
 
 import switchgear as sg
 from switchgear import testing
-from switchgear.cli import command_line
 from switchgear.options import VARIABLES
+from switchgear_tools.cli import command_line
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"

@@ -21,10 +21,10 @@ from torch.utils.checkpoint import checkpoint
 import switchgear as sg
 from switchgear import torch_private as internals
 from switchgear.errors import DataDependent, FallbackWarning, Unsupported
-from switchgear.inspect.explain import explained_split
 from switchgear.jit import compiler_of, dynamo_backend
 from switchgear.runtime import split as splitting
 from switchgear.runtime.doubts import Doubts
+from switchgear_tools.explain import explained_split
 from tests.python_state.cases import CASES
 from tests.python_state.running import examine
 from tests.split_programs import PROGRAMS, verdict

@@ -1,7 +1,15 @@
 """Switchgear: an executor framework for PyTorch."""
 
 import gc
+import importlib
 from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from switchgear_tools.explain import CacheInfo, cache_info, explain
+    from switchgear_tools.explanation import Explanation
+    from switchgear_tools.plan import Plan, PlannedMemory, plan
+    from switchgear_tools.waiting import wait
 
 _IS_COLLECTING = gc.isenabled()
 gc.disable()  # half of the time would go to one collection among all that PyTorch holds
@@ -11,10 +19,6 @@ try:
     from switchgear.capture.handler import PASS, Feature, Handler
     from switchgear.capture.recorder import Recorder
     from switchgear.functional import grad, value_and_grad, vjp
-    from switchgear.inspect.explain import CacheInfo, cache_info, explain
-    from switchgear.inspect.explanation import Explanation
-    from switchgear.inspect.plan import Plan, PlannedMemory, plan
-    from switchgear.inspect.waiting import wait
     from switchgear.ir.aliasing import aliased_argument, storages, written_arguments
     from switchgear.ir.choice import Choice, Declined, Implementation, Saved
     from switchgear.ir.lines import Lines, Match, argument, composite, leaf_of
@@ -100,3 +104,23 @@ __all__ = [
     "wait",
     "written_arguments",
 ]
+
+#: Modules of the tools by the names that they are offered under here; each is imported when it is first asked for.
+_TOOLS = {
+    **dict.fromkeys(("CacheInfo", "cache_info", "explain"), "explain"),
+    **dict.fromkeys(("Explanation",), "explanation"),
+    **dict.fromkeys(("Plan", "PlannedMemory", "plan"), "plan"),
+    **dict.fromkeys(("wait",), "waiting"),
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _TOOLS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"switchgear_tools.{_TOOLS[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -2,6 +2,6 @@
 
 import sys
 
-from switchgear.cli import main
+from switchgear_tools.cli import main
 
 sys.exit(main())

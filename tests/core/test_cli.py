@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import switchgear as sg
-from switchgear.cli import main
-from switchgear.inspect.columns import show
 from switchgear.who import plugins
 from switchgear.who.plugins import load
+from switchgear_tools.cli import main
+from switchgear_tools.columns import show
 from tests.core.made_up import SIN, Site, executor_plugin, rules_plugin
 
 
@@ -27,9 +27,9 @@ def made_up(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
             site.add("rules", rules_plugin("rules")),
         ]
     )
-    monkeypatch.setattr("switchgear.cli.installed", lambda: found)
+    monkeypatch.setattr("switchgear_tools.cli.installed", lambda: found)
     for name in ("plugin_report", "tried_report"):
-        monkeypatch.setattr(f"switchgear.cli.{name}", lambda: found.report)
+        monkeypatch.setattr(f"switchgear_tools.cli.{name}", lambda: found.report)
 
 
 def test_operators_in_the_order_asked(capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,7 +74,7 @@ def test_who_would_win(site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pyte
             site.add("rules", rules_plugin("rules")),
         ]
     )
-    monkeypatch.setattr("switchgear.cli.installed", lambda: found)
+    monkeypatch.setattr("switchgear_tools.cli.installed", lambda: found)
     assert main(["operators", "sin"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "absent 1.0: fast_sin" in lines[1]

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 import switchgear as sg
-from switchgear.cli import main
 from switchgear.errors import ExecutorFailed, RuleError
 from switchgear.fusion.fuse import fuse
 from switchgear.fusion.regions import Dataflow, cut, find_regions
-from switchgear.inspect.bisecting import bisect
 from switchgear.ir.choice import Implementation
 from switchgear.ir.symbol import RANDOM, Symbol, changed, proxies
 from switchgear.jit import compiler_of
+from switchgear_tools.bisecting import bisect
+from switchgear_tools.cli import main
 from tests.core.training import Kernel, backward, choice, executor, forward, leaf, line_of, lines, operators
 from tests.oracle import assert_same, assert_trains_as_eager
 

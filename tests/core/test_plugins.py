@@ -16,11 +16,11 @@ import torch
 
 import switchgear as sg
 from conftest import shipped
-from switchgear.cli import main
 from switchgear.errors import PluginWarning, RegistrationError
 from switchgear.who import plugins, trying
 from switchgear.who.plugin import PluginStatus
 from switchgear.who.plugins import Discovery, Plugins, load
+from switchgear_tools.cli import main
 from tests.core.made_up import SIN, Site, call, executor_plugin, rules_plugin
 
 
@@ -352,7 +352,7 @@ def switchgear_executors():
     assert (loaded.report[0].status, loaded.report[0].error) == ("loaded", "")
     assert limits in loaded.report[0].limits
     assert bool(loaded.report[0].limits) == bool(limits)
-    monkeypatch.setattr("switchgear.cli.tried_report", lambda: loaded.report)
+    monkeypatch.setattr("switchgear_tools.cli.tried_report", lambda: loaded.report)
     assert main(["plugins"]) == 0
     words = capsys.readouterr().out.splitlines()[1].split()
     assert words == ["mine", "switchgear-mine", "1.0", "loaded", "mine", *loaded.report[0].limits.split()]

@@ -14,11 +14,10 @@ import pytest
 import torch
 
 import switchgear as sg
-from switchgear import cli
-from switchgear.inspect import doctor
 from switchgear.torch_private import names as private_names
 from switchgear.torch_private.names import PRIVATE_NAMES, missing_names, value_of
 from switchgear.torch_private.operator_database import DATABASE, operator_database
+from switchgear_tools import cli, doctor
 
 CORE = Path(sg.__file__).parent
 #: A path in a string; not the beginning of one, nor the name of an operator, which ends like this_.

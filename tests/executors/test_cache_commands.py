@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from switchgear import cli, disk_cache
+from switchgear import disk_cache
 from switchgear.errors import CacheWarning
-from switchgear.inspect import caching
+from switchgear_tools import caching, cli
 
 PROGRAM = """
 import torch, switchgear as sg

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from switchgear.cli import main
+from switchgear_tools.cli import main
 
 
 def test_new_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

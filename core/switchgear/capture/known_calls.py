@@ -39,7 +39,7 @@ _PURE = frozenset(
         *("decimal", "_decimal", "datetime", "zoneinfo", "_zoneinfo", "_contextvars", "_codecs"),
         *("errno", "_opcode", "_random", "annotationlib", "_hashlib", "_md5", "_sha1", "_sha2"),
         *("_sha256", "_sha512", "_sha3", "_blake2", "_tokenize", "_stat", "_pickle", "_uuid"),
-        *("torch", "numpy", "switchgear", "sympy", "gmpy2", "flint"),
+        *("torch", "numpy", "switchgear", "switchgear_tools", "sympy", "gmpy2", "flint"),
     }
 )
 _FILES = ("stat", "lstat", "getcwd", "listdir", "scandir")

@@ -19,7 +19,7 @@ import typing_extensions
 #: A context manager of PyTorch's is entered by way of contextlib, what is watched called by way of the others.
 _OWN_FILES = (
     str(pathlib.Path(torch.__file__).parent) + os.sep,  # torch_geometric lies next to it
-    str(pathlib.Path(__file__).parent.parent) + os.sep,
+    *(f"{pathlib.Path(__file__).parent.parent}{tools}{os.sep}" for tools in ("", "_tools")),
     *(
         str(module.__file__)
         for module in (contextlib, logging, os, pathlib, typing_extensions, warnings)

@@ -18,7 +18,7 @@ _LOOKED_INTO = {"__main__", "argparse", "collections", "configparser", "weakref"
 _FIXED = sys.stdlib_module_names - _LOOKED_INTO | {
     *("torch", "functorch", "numpy", "scipy", "sympy", "mpmath", "networkx", "packaging"),
     *("tokenizers", "huggingface_hub", "safetensors", "typing_extensions"),
-    *("switchgear", "pluggy"),
+    *("switchgear", "switchgear_tools", "pluggy"),
 }
 #: What of these reads attributes of modules all the same.
 _MODULES = ("torch.nn.modules.", "torch.nn.utils.", "torch.optim.")

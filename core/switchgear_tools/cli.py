@@ -15,14 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from switchgear.errors import InvalidInput, SwitchgearError
-from switchgear.inspect.bisecting import bisect, described
-from switchgear.inspect.caching import cache_use, clear_cache, export_cache, import_cache
-from switchgear.inspect.columns import show
-from switchgear.inspect.doctor import BEHAVIOURS, diagnosis
-from switchgear.inspect.explain import explain_before
-from switchgear.inspect.loading import loaded
-from switchgear.inspect.operators import operator_rows
-from switchgear.inspect.summary import PARTS
 from switchgear.options import Defaults, defaults, executors_in
 from switchgear.testing.checks import plugin_checks
 from switchgear.testing.template import new_plugin
@@ -30,6 +22,14 @@ from switchgear.torch_private.names import PRIVATE_NAMES, surroundings
 from switchgear.who.plugin import PluginStatus
 from switchgear.who.plugins import installed, plugin_report
 from switchgear.who.trying import crashes, tried_report
+from switchgear_tools.bisecting import bisect, described
+from switchgear_tools.caching import cache_use, clear_cache, export_cache, import_cache
+from switchgear_tools.columns import show
+from switchgear_tools.doctor import BEHAVIOURS, diagnosis
+from switchgear_tools.explain import explain_before
+from switchgear_tools.loading import loaded
+from switchgear_tools.operators import operator_rows
+from switchgear_tools.summary import PARTS
 
 _STATUS = """exit status: 0 if all is well; 1 if something is wrong or is not there: a plugin
 that failed, a call that would not be compiled, a check that fails; 2 if the command line

@@ -5,8 +5,10 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from switchgear.inspect.columns import aligned
-from switchgear.inspect.facts import (
+from switchgear.showing import counted
+from switchgear.source_text import printable
+from switchgear_tools.columns import aligned
+from switchgear_tools.facts import (
     ExplainedCalls,
     Facts,
     NotFused,
@@ -14,8 +16,6 @@ from switchgear.inspect.facts import (
     not_fused,
     who_takes_part,
 )
-from switchgear.showing import counted
-from switchgear.source_text import printable
 
 #: Reasons of one kind that are shown.
 _MOST = 4

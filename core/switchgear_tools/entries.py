@@ -7,13 +7,13 @@ from collections.abc import Collection, Iterator
 from switchgear.capture.signature import HeldNumber
 from switchgear.compile.pipeline import Program
 from switchgear.grad.partition import partition, saved_values
-from switchgear.inspect.facts import ExplainedProgram, regions_of
 from switchgear.ir.aliasing import storages
 from switchgear.ir.choice import Saved
 from switchgear.ir.symbol import proxies
 from switchgear.ir.trace import Trace
 from switchgear.runtime.entry import Entry
 from switchgear.who.selection import Selection
+from switchgear_tools.facts import ExplainedProgram, regions_of
 
 
 def programs_of(entry: Entry, selection: Selection, graph: str = "") -> Iterator[ExplainedProgram]:

@@ -10,22 +10,22 @@ from typing import Any
 from switchgear.compile.background import objection
 from switchgear.compile.decisions import opened
 from switchgear.compiler import Compiler
-from switchgear.inspect.before_call import facts_before
-from switchgear.inspect.entries import bytes_in_eager, programs_of, saved_by, sizes_of
-from switchgear.inspect.explanation import Explanation
-from switchgear.inspect.facts import (
+from switchgear.jit import compiler_of, why_no_entry
+from switchgear.jitted import JitFunction, JitModule
+from switchgear.runtime.entry import Entry
+from switchgear.runtime.split import Split
+from switchgear.who.selection import Selection
+from switchgear_tools.before_call import facts_before
+from switchgear_tools.entries import bytes_in_eager, programs_of, saved_by, sizes_of
+from switchgear_tools.explanation import Explanation
+from switchgear_tools.facts import (
     ExplainedCalls,
     ExplainedFallback,
     ExplainedGraph,
     ExplainedSplit,
     Facts,
 )
-from switchgear.inspect.waiting import progress_of
-from switchgear.jit import compiler_of, why_no_entry
-from switchgear.jitted import JitFunction, JitModule
-from switchgear.runtime.entry import Entry
-from switchgear.runtime.split import Split
-from switchgear.who.selection import Selection
+from switchgear_tools.waiting import progress_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,9 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any, Generic, TypeVar
 
-from switchgear.inspect.facts import (
+from switchgear.ir.choice import Choice, Saved
+from switchgear.showing import Shown, limited, wrapped
+from switchgear_tools.facts import (
     Facts,
     by_executor,
     grouped,
@@ -15,9 +17,7 @@ from switchgear.inspect.facts import (
     rule_packages,
     who_takes_part,
 )
-from switchgear.inspect.summary import summary
-from switchgear.ir.choice import Choice, Saved
-from switchgear.showing import Shown, limited, wrapped
+from switchgear_tools.summary import summary
 
 #: The number of the JSON schema, docs/explain.schema.json: it grows where a field changes or goes.
 SCHEMA = 1

@@ -10,8 +10,6 @@ from typing import Any
 
 from switchgear.compiler import Compiler
 from switchgear.errors import InvalidInput
-from switchgear.inspect.entries import bytes_in_eager, programs_of, saved_by, sizes_of
-from switchgear.inspect.facts import ExplainedRegion, Facts
 from switchgear.ir.trace import Trace
 from switchgear.jit import compiler_of, jit
 from switchgear.jitted import JitFunction, JitModule
@@ -21,6 +19,8 @@ from switchgear.who.executor import Executor, FusionExecutor
 from switchgear.who.plugin import Chooser
 from switchgear.who.region import Region, RegionChoice
 from switchgear.who.selection import Selection
+from switchgear_tools.entries import bytes_in_eager, programs_of, saved_by, sizes_of
+from switchgear_tools.facts import ExplainedRegion, Facts
 
 
 def facts_before(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Facts:

@@ -1,1 +1,0 @@
-"""What users ask of a compiled function."""

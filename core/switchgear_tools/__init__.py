@@ -1,0 +1,1 @@
+"""Tools beside the core: `explain`, `plan`, the command line, the cache's commands and the doctor."""
