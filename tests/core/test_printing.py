@@ -201,6 +201,33 @@ def test_argument_comes_through_its_text(value: Any) -> None:
         assert repr(found) == repr(value) or isinstance(value, torch.Size)
 
 
+INDICES = (
+    slice(None),
+    slice(1, None),
+    slice(None, -1, 2),
+    0,
+    None,
+    ...,
+    True,
+    [0, 1],
+    (),
+    (0,),
+    (slice(None), 1),
+    (..., None),
+)
+
+
+@pytest.mark.parametrize("index", INDICES, ids=repr)
+def test_an_index_stands_in_brackets_and_means_what_it_meant(index: Any) -> None:
+    jitted = jit(lambda x: x[index].sin())
+    x = torch.arange(6.0).reshape(2, 3)
+    assert torch.equal(jitted(x), x[index].sin())
+    text = sg.last_traces(jitted)[-1].python()
+    assert "__getitem__" not in text
+    assert "slice(" not in text
+    assert torch.equal(run(sg.last_traces(jitted)[-1], [x])[0], x[index].sin())
+
+
 def test_nan_comes_through_its_text() -> None:
     ((args, _),) = compile_trace(traced(call(math.nan, complex(0, math.nan))))(torch.ones(2))
     assert math.isnan(args[0])

@@ -124,6 +124,16 @@ class Scope:
             return repr(value)
         return self.constant(value, f"{type(value).__name__}_{len(self.values)}")
 
+    def index(self, value: object) -> str:
+        """Python for what stands in the brackets after a tensor."""
+        if isinstance(value, slice):
+            ends = (value.start, value.stop, value.step)
+            start, stop, step = ("" if end is None else self.expression(end) for end in ends)
+            return f"{start}:{stop}" + (f":{step}" if step else "")
+        if type(value) is tuple and value:
+            return ", ".join(map(self.index, value)) + ("," if len(value) == 1 else "")
+        return self.expression(value)
+
     def number(self, text: str) -> str:
         """A symbolic number; `sizes` are those of the trace that it needs."""
         root = ast.parse(text, mode="eval")

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from switchgear.ir.choice import Choice, Implementation
 from switchgear.ir.printing import BOXED, Scope, object_at
 from switchgear.ir.proxy import TensorProxy, copier
@@ -216,6 +218,9 @@ def _call(bound_symbol: BoundSymbol, scope: Scope) -> str:
     if symbol is AFTER:
         return f"{_target(bound_symbol.output)} = {scope.expression(bound_symbol.args[1])}"
     fn = implementation.fn if implementation else symbol.fn
+    if fn is torch.Tensor.__getitem__:
+        tensor, index = bound_symbol.args
+        return f"{_target(bound_symbol.output)} = {scope.expression(tensor)}[{scope.index(index)}]"
     if implementation is not None and implementation.path:
         path = implementation.path
         function = scope.called(scope.at(path), object_at(path))

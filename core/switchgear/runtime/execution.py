@@ -156,7 +156,9 @@ def is_pytorch(item: BoundSymbol) -> bool:
     fn: Any = item.implementation.fn if item.implementation else item.symbol.fn
     if isinstance(fn, internals.OpOverload):
         return fn.namespace == "aten"
-    return isinstance(fn, (types.BuiltinFunctionType, types.MethodDescriptorType))
+    return fn is torch.Tensor.__getitem__ or isinstance(
+        fn, (types.BuiltinFunctionType, types.MethodDescriptorType)
+    )
 
 
 def _blaming(program: Program) -> Callable[..., object]:
