@@ -17,7 +17,7 @@ from switchgear.who import plugins
 from switchgear.who.modes import COMPILE_VARIABLE
 from switchgear.who.plugin import DISABLE_VARIABLE
 from tests import under_test
-from tests.under_test import fraction, part
+from tests.under_test import fraction, is_slow, part
 
 #: The executors that ship with the project and give eager's results to the bit; `executors` runs a test over each.
 EXECUTORS = ("torch",)
@@ -42,6 +42,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if is_slow(item.nodeid):
+            item.add_marker("slow")
     k, parts = config.getoption("part")
     items[:] = [item for item in items if part(item.nodeid, parts) == k]
     if under_test.EXECUTORS != ["torch"]:

@@ -18,6 +18,7 @@ import switchgear
 from scripts import core_size
 from switchgear.features import BUILT_IN
 from switchgear.ir.symbol import Symbol
+from tests.under_test import is_slow, slow_tests
 
 ROOT = Path(__file__).resolve().parent.parent
 CORE = ROOT / "core" / "switchgear"
@@ -212,3 +213,16 @@ def test_every_executor_has_an_entry_point() -> None:
     packages = {path.parent.name for path in EXECUTORS.glob("*/__init__.py")}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["entry-points"]["switchgear"] == {name.removeprefix("switchgear_"): name for name in packages}
+
+
+@pytest.mark.parametrize("start", [start for start, _ in slow_tests()])
+def test_what_is_left_out_by_default_is_there(start: str) -> None:
+    file, _, name = start.partition("::")
+    assert f"def {name.partition('[')[0]}(" in (ROOT / file).read_text()
+
+
+def test_a_share_of_a_battery_runs_by_default_and_all_of_it_by_night() -> None:
+    names = [f"tests/test_modes.py::test_autocast[{number}]" for number in range(300)]
+    assert 60 < sum(not is_slow(name) for name in names) < 140
+    assert is_slow("tests/fuzz/test_programs.py::test_random_programs")
+    assert not is_slow("tests/test_layout.py::test_anything")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import re
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -98,6 +100,20 @@ def names(text: str) -> tuple[str, ...]:
 def part(name: str, parts: int) -> int:
     """Which of so many parts `name` belongs to, the same on every machine."""
     return zlib.crc32(name.encode()) % parts
+
+
+@functools.cache
+def slow_tests() -> tuple[tuple[str, int], ...]:
+    """The beginnings of names in `tests/slow.txt`, each with how many parts there are of which one runs; 0 for none."""
+    lines = Path(__file__).with_name("slow.txt").read_text().splitlines()
+    matches = (re.fullmatch(r"(?:1/(\d+) )?(tests/.*)", line) for line in lines)
+    return tuple([(match[2], int(match[1] or 0)) for match in matches if match is not None])
+
+
+def is_slow(name: str) -> bool:
+    """Whether `make test` leaves out a test of this name."""
+    found = next((parts for start, parts in slow_tests() if name.startswith(start)), 1)
+    return not found or part(name, found) != 0
 
 
 def fraction(text: str) -> tuple[int, int]:
