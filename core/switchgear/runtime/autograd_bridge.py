@@ -25,13 +25,14 @@ from switchgear.errors import Unsupported
 from switchgear.ir.aliasing import storages
 from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.trace import Trace
+from switchgear.runtime.anomaly import is_asked_for, run_watched
 from switchgear.runtime.backwards import Arriving, Backwards, Jit
 from switchgear.runtime.execution import goes_below, maybe_views, runner
 from switchgear.runtime.one_operator import is_one_operator
 from switchgear.runtime.separate_graphs import SeparateGraphs
 from switchgear.who.selection import Selection
 
-_is_grad_enabled = torch.is_grad_enabled
+_is_grad_enabled, _is_anomaly_enabled = torch.is_grad_enabled, torch.is_anomaly_enabled
 
 
 class Bridge:
@@ -256,6 +257,7 @@ class _Node(torch.autograd.Function):
                 or bridge.unwatched
                 or _is_grad_enabled()
                 or internals.autocast_active()
+                or _is_anomaly_enabled()
             )
         ):
             if not bridge.saves:
@@ -304,6 +306,8 @@ def _backward(ctx: Any, grads: Arriving) -> Any:
     last = bridge.backwards.backward_for(grads, wanted, sizes)
     if last.takes_sizes:
         arguments[:0] = sizes
+    if is_asked_for():
+        return run_watched(last.program, bridge.training.parts.forward, (arguments,))
     return last.run(arguments)
 
 

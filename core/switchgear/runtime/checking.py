@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from switchgear.capture.history import version_of
-from switchgear.capture.sizes import concrete, has_numbers
+from switchgear.capture.sizes import has_numbers
 from switchgear.compile.pipeline import Program
 from switchgear.errors import ExecutorFailed
 from switchgear.ir.aliasing import aliased_argument, written_arguments
@@ -24,9 +24,10 @@ from switchgear.ir.composites import bind_outputs, leaves_of
 from switchgear.ir.printing import BOXED
 from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.purity import uninitialised
-from switchgear.ir.symbol import BOX, DEL, BoundSymbol, map_proxies
+from switchgear.ir.symbol import BoundSymbol, map_proxies
 from switchgear.nearness import in_float64, tolerances
 from switchgear.nesting import map_tensors, tensors_in, twin
+from switchgear.runtime.walk import function_of, walk
 from switchgear.who.isolation import kept
 
 
@@ -37,37 +38,13 @@ def is_never_blamed(item: BoundSymbol) -> bool:
 
 def run_checked(program: Program, arguments: tuple[Any, ...], *, values: bool = False) -> Any:
     """What the program's function does. Raises `ExecutorFailed`; `values`: they are compared too."""
-    trace = program.stages[-1]
-    given = arguments
-    if program.boxed:
-        (boxed,) = arguments
-        given = tuple(boxed)
-        boxed.clear()
-    held: dict[str, Any] = dict(trace.tensors)
-    own = [number.name for number in trace.numbers if not number.tensor]
-    held.update(zip((*own, *(proxy.name for proxy in trace.inputs)), given, strict=True))
-    del given
-    box: list[Any] = []
-    sizes = {n.name: n.read(held[n.tensor]) if n.tensor else held[n.name] for n in trace.numbers}
-    for item in concrete(trace.bound_symbols, sizes) if sizes else trace.bound_symbols:
-        if item.symbol is DEL:
-            for proxy in item.inputs:
-                del held[proxy.name]
-            continue
-        args, kwargs = map_proxies(lambda proxy: held[proxy.name], (item.args, dict(item.kwargs)))
-        if item.symbol is BOX:
-            box = [*args]
-            del args
-            continue
-        if item.implementation is not None and item.implementation.boxed:
-            args = (box if BOXED in item.args else [*args],)
+
+    def run(item: BoundSymbol, args: Any, kwargs: Any, held: Mapping[str, Any]) -> Any:
         if is_never_blamed(item):
-            function = item.implementation.fn if item.implementation else item.symbol.fn
-            bind_outputs(item.output, function(*args, **kwargs), held)
-            continue
-        bind_outputs(item.output, _run(program, item, args, kwargs, held, values=values), held)
-        del args, kwargs
-    return tuple(None if proxy is None else held[proxy.name] for proxy in trace.outputs)
+            return function_of(item)(*args, **kwargs)
+        return _run(program, item, args, kwargs, held, values=values)
+
+    return walk(program, arguments, run)
 
 
 def fault(
