@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from switchgear_tools.explain import CacheInfo, cache_info, explain
     from switchgear_tools.explanation import Explanation
     from switchgear_tools.plan import Plan, PlannedMemory, plan
+    from switchgear_tools.profile import Profile, profile
+    from switchgear_tools.ranges import ranges
     from switchgear_tools.waiting import wait
 
 _IS_COLLECTING = gc.isenabled()
@@ -65,6 +67,7 @@ __all__ = [
     "PassPlacement",
     "Plan",
     "PlannedMemory",
+    "Profile",
     "Progress",
     "Recorder",
     "Region",
@@ -95,7 +98,9 @@ __all__ = [
     "leaf_of",
     "plan",
     "plugin_report",
+    "profile",
     "put_grad",
+    "ranges",
     "real_dispatch",
     "storages",
     "surroundings",
@@ -110,6 +115,8 @@ _TOOLS = {
     **dict.fromkeys(("CacheInfo", "cache_info", "explain"), "explain"),
     **dict.fromkeys(("Explanation",), "explanation"),
     **dict.fromkeys(("Plan", "PlannedMemory", "plan"), "plan"),
+    **dict.fromkeys(("Profile", "profile"), "profile"),
+    **dict.fromkeys(("ranges",), "ranges"),
     **dict.fromkeys(("wait",), "waiting"),
 }
 

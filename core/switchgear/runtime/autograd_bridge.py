@@ -119,8 +119,8 @@ class Bridge:
         """Python that runs the trace on `inputs`, connected to autograd, and what it refers to."""
         if self.by_autograd:
             return "program(*inputs)", {"program": self.run_forward}
-        apply: Callable[..., Any] = internals.node_apply(_Node)
-        apply_transformed: Callable[..., Any] = _Node.apply
+        apply: Callable[..., Any] = internals.node_apply(Switchgear)
+        apply_transformed: Callable[..., Any] = Switchgear.apply
         if self.constant:
             apply, apply_transformed = map(self._cut_off, (apply, apply_transformed))
         scope = {
@@ -199,7 +199,7 @@ def wakes_functions(training: Training, inputs: Sequence[torch.Tensor]) -> bool:
     outputs = training.ends[: training.joint.count]
     names = {proxy.name for proxy in outputs if proxy is not None and proxy.requires_grad}
     return any(
-        internals.is_python_node(tensor.grad_fn, apart=_Node)
+        internals.is_python_node(tensor.grad_fn, apart=Switchgear)
         and not names <= _made_of(proxy, training.prepared)
         for proxy, tensor in zip(training.prepared.inputs, inputs, strict=True)
     )
@@ -215,14 +215,17 @@ def _strided(grad: torch.Tensor | None, output: TensorProxy | None) -> torch.Ten
     return grad.to_dense()
 
 
-class _Node(torch.autograd.Function):
-    """Its outputs are those of the trace, and the first of the saved values through which a second derivative flows.
+class Switchgear(torch.autograd.Function):
+    """The node, which profilers and `grad_fn` show as `SwitchgearBackward`.
+
+    Its outputs are those of the trace, and the first of the saved values through which a second derivative flows.
 
     Where there is one, `_Inner` ties the others to that one: outputs cost something in every call.
     """
 
     @staticmethod
     def forward(ctx: Any, bridge: Bridge, *inputs: torch.Tensor) -> Any:
+        """Run the forward of an entry."""
         results = bridge.run_forward(*inputs)
         ctx.bridge = bridge
         ctx.set_materialize_grads(False)
@@ -243,6 +246,7 @@ class _Node(torch.autograd.Function):
     @staticmethod
     @internals.opaque
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
+        """Run the backward that takes these grad outputs."""
         bridge: Bridge = ctx.bridge
         last = bridge.backwards.last
         outer = grads[:-1] if bridge.inner else grads
@@ -362,7 +366,7 @@ def _saved(
         return ctx.saved_tensors  # type: ignore[no-any-return]
 
 
-internals.make_lean(_Node, "bridge")
+internals.make_lean(Switchgear, "bridge")
 
 
 def _arrived(grads: Arriving, count: int) -> list[int]:

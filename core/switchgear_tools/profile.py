@@ -1,0 +1,177 @@
+"""`sg.profile`: the time and the bytes of each line of a program, as PyTorch's profiler measures them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity
+from torch.profiler import profile as torch_profile
+
+from switchgear.errors import InvalidInput
+from switchgear.ir.symbol import BACKWARD, BoundSymbol
+from switchgear.jit import compiler_of, jit
+from switchgear.nesting import tensors_in
+from switchgear.showing import Shown, shortened
+from switchgear_tools.before_call import compiler_for
+from switchgear_tools.columns import aligned
+from switchgear_tools.ranges import ranged
+
+#: What is measured: at least so many calls, for at least so many seconds, and at most so many calls.
+_LEAST, _SECONDS, _MOST = 3, 0.5, 50
+_ROWS = 24
+_WIDTH = 62
+
+
+@dataclass(frozen=True, slots=True)
+class ProfiledLine:
+    """A line of a program; lines with one label are one.
+
+    Attributes:
+        label: the user's line and module, and the operator; of a backward's line that of the forward, too.
+        is_backward: whether it is a line of the backward.
+        executor: who runs it.
+        calls: how often it ran in a call of the function.
+        seconds: how long it took in a call of the function, on the device where it ran on one.
+        bytes: what it allocated in a call of the function, less what it freed.
+    """
+
+    label: str
+    is_backward: bool
+    executor: str
+    calls: float
+    seconds: float
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Profile(Shown):
+    """What `profile` measured; prints as a table.
+
+    Attributes:
+        lines: the longest first.
+        seconds: how long a call took, forward and backward.
+        calls: how many calls were measured.
+    """
+
+    lines: tuple[ProfiledLine, ...]
+    seconds: float
+    calls: int
+    _profiler: Any = field(repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        whole = self.seconds or 1
+        rows = [(f"{'share':>6}", f"{'ms':>8}", f"{'bytes':>11}", "executor", "pass", "line")]
+        for line in self.lines[:_ROWS]:
+            numbers = (
+                f"{line.seconds / whole:>6.1%}",
+                f"{line.seconds * 1e3:>8.3f}",
+                f"{line.bytes:>11,}",
+            )
+            way = "backward" if line.is_backward else "forward"
+            rows.append((*numbers, line.executor, way, shortened(line.label, _WIDTH)))
+        inside = sum(line.seconds for line in self.lines) / whole
+        end = [
+            f"{self.seconds * 1e3:.3f} ms a call, {inside:.0%} of it in these lines; {self.calls} calls measured"
+        ]
+        if len(self.lines) > _ROWS:
+            rest = sum(line.seconds for line in self.lines[_ROWS:])
+            end.insert(0, f"... {len(self.lines) - _ROWS} more lines, {rest * 1e3:.3f} ms")
+        return "\n".join([aligned(rows, str.ljust), *end])
+
+    def as_dict(self) -> dict[str, object]:
+        """Return the figures as plain values."""
+        lines = [asdict(line) for line in self.lines]
+        return {"seconds": self.seconds, "calls": self.calls, "lines": lines}
+
+    def chrome(self, path: str | os.PathLike[str]) -> None:
+        """Write a trace of the calls for `chrome://tracing` or Perfetto.
+
+        Args:
+            path: the file, which is written anew.
+        """
+        self._profiler.export_chrome_trace(os.fspath(path))
+
+
+def profile(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Profile:
+    """Measure each line of a function's program, forward and, where results require grad, backward.
+
+    It is compiled anew with the same options, and called 5 to 50 times, within about half a second where calls are
+    short; what it writes, it writes in each of these calls. Gradients are computed and dropped: `.grad` stays as it is.
+
+    Args:
+        function: a jitted function or module, or one to be jitted with the default options.
+        *args: of the call to be measured.
+        **kwargs: of that call.
+
+    Returns:
+        The lines with their times and bytes; `print` shows a table, and `.chrome(path)` writes a trace of the calls.
+
+    Raises:
+        InvalidInput: the call is not compiled, but runs in eager.
+    """
+    known: dict[str, tuple[bool, str]] = {}
+
+    def noted(item: BoundSymbol, label: str) -> None:
+        owner = item.implementation.owner if item.implementation else "torch"
+        is_backward = (
+            bool(item.links) or BACKWARD in item.tags or any(part.links for part in item.subsymbols)
+        )
+        known[label] = is_backward, owner
+
+    compiler = compiler_for(function)
+    options = {**compiler.options, "compile": "now"}
+    options["passes"] = [*compiler.options["passes"], ranged(noted)]
+    target = compiler.module if compiler.module is not None else compiler.function
+    jitted = jit(target, **options)
+
+    def step() -> None:
+        results = [one for one in tensors_in(jitted(*args, **kwargs)) if one.requires_grad]
+        if not results:
+            return
+        inputs = [one for one in _inputs(jitted, args, kwargs) if one.requires_grad]
+        torch.autograd.grad(results, inputs, [*map(torch.ones_like, results)], allow_unused=True)
+
+    step()
+    if compiler_of(jitted).last is None:
+        raise InvalidInput(
+            f"{compiler.name} is not compiled for these arguments, it runs in eager; print(sg.explain(f)) says why"
+        )
+    step()
+    activities = [ProfilerActivity.CPU]
+    activities += [ProfilerActivity.CUDA] * torch.cuda.is_available()
+    calls, begin = 0, time.perf_counter()
+    with torch_profile(activities=activities, profile_memory=True) as profiler:
+        while calls < _LEAST or (calls < _MOST and time.perf_counter() - begin < _SECONDS):
+            step()
+            calls += 1
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        seconds = (time.perf_counter() - begin) / calls
+    return Profile(_lines(profiler, known, calls), seconds, calls, profiler)
+
+
+def _inputs(jitted: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+    entry = compiler_of(jitted).last
+    inputs = None if entry is None else entry.prologue(args, kwargs)
+    return tuple(inputs or tensors_in((args, kwargs)))
+
+
+def _lines(
+    profiler: Any, known: dict[str, tuple[bool, str]], calls: int
+) -> tuple[ProfiledLine, ...]:
+    lines = []
+    for event in profiler.key_averages():
+        if event.key in known:
+            is_backward, owner = known[event.key]
+            spent = (event.device_time_total or event.cpu_time_total) / calls * 1e-6
+            memory = event.device_memory_usage or event.cpu_memory_usage
+            row = ProfiledLine(
+                event.key, is_backward, owner, event.count / calls, spent, round(memory / calls)
+            )
+            lines.append(row)
+    return tuple(sorted(lines, key=lambda line: -line.seconds))

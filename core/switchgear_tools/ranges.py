@@ -1,0 +1,65 @@
+"""Names at run time: a pass that has each line of a program run in a range, as profilers show it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from torch.profiler import record_function
+
+from switchgear.ir.choice import Implementation
+from switchgear.ir.symbol import AFTER, BOX, DEL, BoundSymbol
+from switchgear.ir.trace import Trace
+from switchgear.showing import counted
+from switchgear.who.hookspecs import PassContext, PassPlacement
+
+#: Lines that call nothing.
+_SILENT = (AFTER, BOX, DEL)
+
+
+class Ranged:
+    """A function that runs in a range of `torch.profiler.record_function`."""
+
+    def __init__(self, function: Callable[..., Any], label: str) -> None:
+        self.function, self.label = function, label
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function."""
+        with record_function(self.label):
+            return self.function(*args, **kwargs)
+
+
+def label_of(item: BoundSymbol) -> str:
+    """Return the name of a line's range: the user's line, and the operator; of a backward's line the forward's, too."""
+    own = item.symbol.name
+    if item.fused_by:
+        parts = [link.forward for part in item.subsymbols for link in part.links] or item.subsymbols
+        places = [*dict.fromkeys(str(part.source) for part in parts if part.source)]
+        ends = " to ".join(dict.fromkeys((*places[:1], *places[-1:])))
+        return f"{counted(len(item.subsymbols), 'operator')}, {ends}  {own}"
+    forwards = [*dict.fromkeys(link.forward for link in item.links)]
+    sources = dict.fromkeys(str(one.source) for one in forwards or [item] if one.source)
+    names = dict.fromkeys(one.symbol.name for one in forwards)
+    gradient = f"gradient of {', '.join(names)}: " if names else ""
+    return f"{', '.join(sources)}  {gradient}{own}".lstrip()
+
+
+def ranged(noted: Callable[[BoundSymbol, str], object] = lambda item, label: None) -> PassPlacement:
+    """Return a pass that has each line run in a range; `noted` is told of each line and its label."""
+
+    def run(trace: Trace, context: PassContext) -> Trace:
+        body = [item if item.symbol in _SILENT else in_range(item) for item in trace.bound_symbols]
+        return replace(trace, bound_symbols=tuple(body))
+
+    def in_range(item: BoundSymbol) -> BoundSymbol:
+        label = label_of(item)
+        noted(item, label)
+        before = item.implementation or Implementation("torch", item.symbol.fn)
+        return item.with_implementation(replace(before, fn=Ranged(before.fn, label), path=""))
+
+    return PassPlacement("ranges", "after_claim", run)
+
+
+#: For `sg.jit(f, passes=[sg.ranges])`: profilers, and NVTX under `emit_nvtx`, show each line with its place.
+ranges = ranged()

@@ -1,0 +1,86 @@
+"""`sg.profile` and `sg.ranges`: lines of a program in profilers, by the user's line and module."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.profiler import profile
+
+import switchgear as sg
+from switchgear.errors import InvalidInput
+
+MODEL = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 2))
+
+
+def twice(x: Tensor) -> Tensor:
+    return x.sin().cos()
+
+
+def test_lines_have_time_bytes_place_and_executor() -> None:
+    x = torch.randn(3, 4)
+    measured = sg.profile(sg.jit(MODEL, executors=["torch"]), x)
+    assert measured.calls >= 3
+    forward = [line for line in measured.lines if not line.is_backward]
+    backward = [line for line in measured.lines if line.is_backward]
+    linear = [line for line in forward if "linear" in line.label]
+    assert {line.label.split()[1] for line in linear} == {"0", "2"}
+    assert all(line.seconds > 0 and line.executor == "torch" and line.calls == 1 for line in linear)
+    assert any(line.bytes == 3 * 4 * 4 for line in linear)
+    assert any("gradient of" in line.label and "linear" in line.label for line in backward)
+    assert sum(line.seconds for line in measured.lines) <= measured.seconds
+    assert "test_profile.py" in str(measured)
+    assert max(map(len, str(measured).splitlines())) <= 120
+    assert len(str(measured).splitlines()) <= 40
+
+
+def test_gradients_are_computed_and_dropped() -> None:
+    sg.profile(MODEL, torch.randn(3, 4))
+    assert all(parameter.grad is None for parameter in MODEL.parameters())
+
+
+def test_calls_are_written_for_chrome(tmp_path: Path) -> None:
+    measured = sg.profile(sg.jit(torch.nn.Sequential(nn.GELU()), executors=["torch"]), torch.randn(4))
+    measured.chrome(tmp_path / "trace.json")
+    names = {event.get("name") for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]}
+    assert {line.label for line in measured.lines} <= names
+    assert json.dumps(measured.as_dict())
+
+
+def test_a_function_that_falls_back_is_told() -> None:
+    def function(x: Tensor) -> Tensor:
+        return x * torch.tensor(x.numpy().sum())
+
+    with pytest.raises(InvalidInput, match="runs in eager"), pytest.warns(sg.errors.FallbackWarning):
+        sg.profile(function, torch.ones(3))
+
+
+def test_the_pass_changes_no_bit_and_names_ranges() -> None:
+    x = torch.randn(5, 4, requires_grad=True)
+    jitted: Any = sg.jit(MODEL, executors=["torch"], passes=[sg.ranges], strict=True)
+    expected = torch.autograd.grad(MODEL(x).sum(), x)
+    for _ in range(2):
+        assert torch.equal(torch.autograd.grad(jitted(x).sum(), x)[0], expected[0])
+    with profile() as events:
+        jitted(x).sum().backward()
+    names = [event.name for event in events.events()]
+    assert any("test_profile.py" in name and "gelu" in name for name in names)
+    assert any("gradient of" in name for name in names)
+
+
+def test_a_region_runs_in_a_range_of_its_own() -> None:
+    class Region(sg.FusionExecutor):
+        def supports(self, bound_symbol: sg.BoundSymbol) -> sg.Declined | None:
+            return None if bound_symbol.is_leaf else sg.Declined("leaves only")
+
+        def compile(self, region: sg.Trace) -> Any:
+            return region.function()
+
+    measured = sg.profile(sg.jit(twice, executors=[Region("mine"), "torch"]), torch.randn(4))
+    (line,) = measured.lines
+    assert line.executor == "mine"
+    assert line.label.startswith("2 operators, test_profile.py")
