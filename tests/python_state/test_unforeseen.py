@@ -6,7 +6,9 @@ import contextlib
 import functools
 import importlib
 import inspect
+import io
 import operator
+import pdb
 import sys
 import threading
 from collections.abc import Callable
@@ -230,6 +232,29 @@ def test_with_a_debugger_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(first, 2 * x)
     assert torch.equal(second, 5 * x)
     assert started.count("_scale_by_number") == 2
+
+
+def _stops(x: Tensor) -> Tensor:
+    double = x * 2
+    breakpoint()
+    return double.sum()
+
+
+def _stops_by_pdb(x: Tensor) -> Tensor:
+    double = x * 2
+    pdb.Pdb().set_trace()
+    return double.sum()
+
+
+@pytest.mark.parametrize("function", [_stops, _stops_by_pdb])
+def test_a_debugger_stops_in_the_users_function(
+    function: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "breakpointhook", lambda: pdb.Pdb().set_trace(sys._getframe(1)))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("p double\nc\n"))
+    with falls_back("starts a debugger"):
+        assert sg.jit(function, fallback="split")(torch.ones(3)) == 6
+    assert capsys.readouterr().out.count("tensor([2., 2., 2.])") == 1
 
 
 def test_a_function_sees_no_trace_but_the_users() -> None:

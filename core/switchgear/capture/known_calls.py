@@ -6,6 +6,7 @@ its arguments alone, or reads and writes Python objects whose content capture gu
 
 from __future__ import annotations
 
+import bdb
 import builtins
 import dis
 import functools
@@ -49,13 +50,13 @@ _WRITES = (
 )
 _PROCESSES = ("system", "fork", "posix_spawn", "execv", "execve", "kill")
 _CLOCKS = ("now", "utcnow", "today")
-_WARNS = "warns"
+_WARNS, _DEBUGS = "warns", "starts a debugger"
 #: What others do, by the names of modules, of their functions, and of the methods of their types.
 _DOES: Mapping[str, str] = {
     "builtins.print": "prints",
     "builtins.input": "asks for input",
     "builtins.__import__": "imports a module by its name",
-    "builtins.breakpoint": "starts a debugger",
+    "builtins.breakpoint": _DEBUGS,
     "builtins.type.__subclasses__": "asks which classes inherit from one",
     **{
         f"datetime.{kind}.{name}": "asks what time it is"
@@ -89,6 +90,7 @@ _DOES: Mapping[str, str] = {
 }
 #: What functions written in Python do that no trace would do again, by their code.
 _DOES_IN_PYTHON = {
+    id(bdb.Bdb.__init__.__code__): _DEBUGS,
     id(torch.save.__code__): "saves a file",
     id(torch.load.__code__): "loads a file",
     id(subprocess.Popen.__init__.__code__): "starts or ends a process",
@@ -224,7 +226,8 @@ def refuse(what: str) -> None:
     if recorder is not None and not recorder.tape.is_paused and not _is_loading():
         raise Unsupported(
             f"the function {what}, in {recorder.here()}, which the first call alone would do; do it outside of the "
-            "function"
+            "function",
+            splits=what != _DEBUGS,  # it would stop in code of TorchDynamo
         )
 
 
