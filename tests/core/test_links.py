@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import GPT2Config, GPT2LMHeadModel
+from torch.utils.checkpoint import checkpoint
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 import switchgear as sg
+from switchgear.ir.composites import leaves_of
 from switchgear.ir.symbol import Link
 from tests.core.training import backward, executor, leaf, line_of, lines, rules
 from tests.oracle import step
@@ -217,3 +227,51 @@ def test_output_returned_twice_adds_up_with_a_stated_reason() -> None:
     jitted = sg.jit(lambda x: (lambda y: (y, y))(torch.exp(x)), executors=["torch"])
     step(jitted, leaf(3))
     assert len(unlinked(jitted)) <= 1
+
+
+def llama() -> Any:
+    shape = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16, "intermediate_size": 24}
+    return LlamaForCausalLM(LlamaConfig(**shape, num_key_value_heads=2, vocab_size=32)).train()
+
+
+def t5() -> Any:
+    shape = {"num_layers": 1, "num_heads": 2, "d_model": 16, "d_kv": 8, "d_ff": 24}
+    return T5ForConditionalGeneration(T5Config(**shape, vocab_size=32, decoder_start_token_id=0)).train()
+
+
+class Checkpointed(nn.Module):
+    """Computes its layers again in the backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(32, 16), nn.Linear(16, 32)
+        self.layers = nn.ModuleList([nn.TransformerEncoderLayer(16, 2, 24, 0.0) for _ in range(2)])
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> Any:
+        x = self.embedding(input_ids)
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False)
+        return SimpleNamespace(loss=F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten()))
+
+
+class Region(sg.FusionExecutor):
+    """Runs what it takes as it is."""
+
+    def supports(self, bound_symbol: sg.BoundSymbol) -> sg.Declined | None:
+        return None if bound_symbol.is_leaf else sg.Declined("leaves only")
+
+    def compile(self, region: sg.Trace) -> Any:
+        return region.function()
+
+
+@pytest.mark.parametrize("executors", [["torch"], [Region("mine"), "torch"]], ids=["torch", "regions"])
+@pytest.mark.parametrize("make", [llama, t5, Checkpointed])
+def test_every_line_of_a_model_is_linked(make: Any, executors: Any) -> None:
+    """What a backward computes again of the forward has no link, and says so by its place in the forward."""
+    jitted = sg.jit(make(), executors=executors, compile="now", strict=True)
+    ids = torch.randint(0, 32, (2, 8))
+    jitted(input_ids=ids, labels=ids).loss.backward()
+    forward = {item.outputs[0].name for item in leaves_of(sg.last_traces(jitted)[0].bound_symbols) if item.outputs}
+    body = [item for item in leaves_of(backward(jitted).bound_symbols) if item.outputs]
+    assert len(body) > 50
+    assert not [f"{item!r}" for item in body if not item.links and item.outputs[0].name not in forward]
