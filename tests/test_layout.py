@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import switchgear
+import switchgear as sg
 from scripts import core_size
 from switchgear.features import BUILT_IN
 from switchgear.ir.symbol import Symbol
@@ -226,3 +227,8 @@ def test_a_share_of_a_battery_runs_by_default_and_all_of_it_by_night() -> None:
     assert 60 < sum(not is_slow(name) for name in names) < 140
     assert is_slow("tests/fuzz/test_programs.py::test_random_programs")
     assert not is_slow("tests/test_layout.py::test_anything")
+
+
+def test_the_top_offers_public_names_alone() -> None:
+    assert {*dir(sg)} == {*sg.__all__, "__version__", "testing"}
+    assert all(hasattr(sg, name) for name in dir(sg))

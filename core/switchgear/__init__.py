@@ -122,6 +122,8 @@ _TOOLS = {
 
 
 def __getattr__(name: str) -> object:
+    if name == "testing":
+        return importlib.import_module("switchgear.testing")
     if name not in _TOOLS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"switchgear_tools.{_TOOLS[name]}"), name)
@@ -130,4 +132,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted([*__all__, "__version__", "testing"])
