@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -182,6 +184,20 @@ def test_outside_of_python_a_number_is_a_part(monkeypatch: pytest.MonkeyPatch) -
     for one in (jitted, eager):
         step(one, leaf(16, 8), leaf(8, 8))
     assert saved_bytes(jitted) <= 0.25 * saved_bytes(eager)
+
+
+def test_without_the_solver_a_budget_alone_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "highspy", None)
+    x, w = leaf(16, 8), leaf(8, 8)
+    assert_trains_as_eager(chain(4), x, w)
+    with pytest.raises(InvalidInput, match=r"a memory budget needs highspy.*pip install"):
+        sg.jit(chain(4), executors=["torch"], memory=0.5)(x, w)
+
+
+def test_the_solver_is_imported_for_a_budget_alone() -> None:
+    program = "import sys, switchgear; print('highspy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
 
 
 def test_attention_whose_queries_share_keys_is_counted() -> None:

@@ -16,8 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from highspy import Highs, HighsLp, HighsVarType, MatrixFormat, SolutionStatus
-
+from switchgear.errors import InvalidInput
 from switchgear.grad.costs import is_view
 from switchgear.grad.saving import Prices
 from switchgear.ir.proxy import TensorProxy, bytes_of
@@ -114,11 +113,12 @@ class _Program:
 
     def solve(self, costs: Terms | None = None) -> list[float] | None:
         """A value for each variable, at the least cost found by HiGHS; or None."""
+        highs = _solver()
         variables = range(len(self.costs))
         prices = self.costs if costs is None else [costs.get(one, 0.0) for one in variables]
         highest = max(prices, default=0.0) or 1.0
-        kinds = HighsVarType.kContinuous, HighsVarType.kInteger
-        model = HighsLp()
+        kinds = highs.HighsVarType.kContinuous, highs.HighsVarType.kInteger
+        model = highs.HighsLp()
         model.num_col_, model.num_row_ = len(variables), len(self.rows)
         model.col_cost_ = [price / highest for price in prices]
         model.col_lower_ = [0.0 for _ in variables]
@@ -127,11 +127,11 @@ class _Program:
         model.row_lower_ = [lower for _, lower, _ in self.rows]
         model.row_upper_ = [upper for _, _, upper in self.rows]
         matrix = model.a_matrix_
-        matrix.format_ = MatrixFormat.kRowwise
+        matrix.format_ = highs.MatrixFormat.kRowwise
         matrix.start_ = [0, *itertools.accumulate(len(terms) for terms, _, _ in self.rows)]
         matrix.index_ = [variable for terms, _, _ in self.rows for variable in terms]
         matrix.value_ = [factor for terms, _, _ in self.rows for factor in terms.values()]
-        solver = Highs()  # type: ignore[no-untyped-call]
+        solver = highs.Highs()
         for name, value in _SEARCH.items():
             solver.setOptionValue(name, value)
         solver.passModel(model)
@@ -140,8 +140,19 @@ class _Program:
         thread.start()
         thread.join()
         found = solver.getInfo().primal_solution_status
-        is_found = found == SolutionStatus.kSolutionStatusFeasible
+        is_found = found == highs.SolutionStatus.kSolutionStatusFeasible
         return [*solver.getSolution().col_value] if is_found else None
+
+
+def _solver() -> Any:
+    """Return HiGHS, which nothing but a budget needs."""
+    try:
+        import highspy  # noqa: PLC0415 - importing Switchgear is not to need it
+    except ImportError as error:
+        raise InvalidInput(
+            "a memory budget needs highspy, which is not installed: pip install 'highspy>=1.10,<1.16'"
+        ) from error
+    return highspy
 
 
 class _Lines:
