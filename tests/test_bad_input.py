@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import switchgear as sg
-from switchgear import errors
+from switchgear import compiler, errors
 from switchgear.who import plugins
 from tests.core.made_up import Site
 from tests.databases.verdict import global_state
@@ -472,3 +473,30 @@ def test_kernel_of_jiterator(inside: str, monkeypatch: pytest.MonkeyPatch) -> No
         found = sg.jit(function, executors=["torch"])(x)
     assert torch.equal(found, torch.full((3,), 2.0))
     assert len(launched) == 1
+
+
+def test_a_call_like_the_one_that_fell_back_is_not_described_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    described: list[object] = []
+    original = compiler.flatten_arguments
+
+    def counting(*args: Any) -> Any:
+        described.append(args)
+        return original(*args)
+
+    monkeypatch.setattr(compiler, "flatten_arguments", counting)
+    wide = [*range(100)]  # is compared by identity
+
+    def function(x: Tensor, batch: dict[str, Any], factor: float, numbers: list[int]) -> Tensor:
+        return x * float(batch["y"].numpy().sum()) * factor + numbers[1]
+
+    jitted = sg.jit(function, executors=["torch"])
+    with falls_back("numpy"):
+        jitted(torch.ones(2), {"y": torch.ones(3)}, 0.5, wide)
+    for _ in range(200):
+        assert torch.equal(jitted(torch.ones(2), {"y": torch.ones(3)}, 0.5, wide), torch.full((2,), 2.5))
+    assert len(described) < 8  # some, for what stood in the way may have gone
+    few = len(described)
+    assert torch.equal(jitted(torch.ones(3), {"y": torch.ones(3)}, 0.5, wide), torch.full((3,), 2.5))
+    assert torch.equal(jitted(torch.ones(3), {"y": torch.ones(4)}, 0.5, wide), torch.full((3,), 3.0))
+    assert len(described) == few + 2
+    assert "203 calls" in str(sg.explain(jitted))

@@ -25,7 +25,7 @@ from switchgear.jitted import MISSES
 from switchgear.patches import Lock
 from switchgear.runtime.cache import Cache, call_key, sizes_of
 from switchgear.runtime.entry import Entry
-from switchgear.runtime.fallback import Fallback, Fallbacks, fault
+from switchgear.runtime.fallback import Fallback, Fallbacks, LastFallback, fault
 from switchgear.runtime.module_state import is_uninitialised
 from switchgear.runtime.prologue import MISS
 from switchgear.runtime.split import Split
@@ -90,6 +90,8 @@ class Compiler:
         #: were compiled and fell back.
         self.others = 0
         self.last: Entry | None = None
+        #: The call that fell back last: one like it falls back without being described.
+        self._last_fallback: LastFallback | None = None
         #: Whether containers among the arguments are looked into by features, for it matters which they are.
         self._whole = False
         self._varying = VaryingSizes()
@@ -144,7 +146,11 @@ class Compiler:
             return self.function(*args, **kwargs)
         unfit: dict[Entry, str] = {}
         failure: Exception | None = None
+        last = self._last_fallback
         while True:
+            if last is not None and last.is_for(args, kwargs, self.module):
+                found = last.fallback
+                break
             try:
                 found = self._find(args, kwargs, unfit)
             except Exception as error:
@@ -154,6 +160,7 @@ class Compiler:
                 failure = error
                 break
             if isinstance(found, Fallback):
+                self._last_fallback = LastFallback(found, args, kwargs, self.module)
                 break
             entry, inputs, is_new = found
             try:

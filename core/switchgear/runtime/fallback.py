@@ -10,9 +10,11 @@ import warnings
 from collections import OrderedDict
 from dataclasses import dataclass
 from importlib.metadata import entry_points
+from typing import Any
 
 import torch
 
+from switchgear import torch_private as internals
 from switchgear.capture.user_code import user_frame
 from switchgear.errors import (
     CaptureError,
@@ -24,6 +26,7 @@ from switchgear.errors import (
     SwitchgearError,
     Unsupported,
 )
+from switchgear.runtime.modes import same_modes
 
 
 @dataclass(slots=True, eq=False)
@@ -49,9 +52,14 @@ class Fallback:
             self.is_crowded, self.patience, self.tries = True, 64, sys.maxsize
         return self
 
+    @property
+    def rests(self) -> bool:
+        """Whether the call at hand is not to be captured again."""
+        return self.calls < self.patience or self.tries <= 0
+
     def is_due(self) -> bool:
-        """Whether the call at hand is to be captured again."""
-        is_due = self.calls >= self.patience and self.tries > 0
+        """Whether the call at hand is to be captured again, which is counted."""
+        is_due = not self.rests
         if is_due:
             self.patience *= 4
             self.tries -= 1
@@ -96,6 +104,10 @@ def fault(error: Exception) -> Unsupported:
     )
 
 
+_ATOMS = frozenset({int, float, bool, str, type(None)})
+_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
+#: Containers of more are compared by identity.
+_WIDE = 64
 #: Packages that call code of plugins, or that it calls.
 _CALLED = frozenset({"switchgear", "torch", "pluggy", "numpy", *sys.stdlib_module_names})
 
@@ -111,6 +123,56 @@ def _own_packages() -> frozenset[str]:
     return frozenset(
         e.module for e in entries if e.dist is not None and e.dist.name == "switchgear"
     )
+
+
+class LastFallback:
+    """A call that fell back, and what is cheap to compare of it with another: layouts, numbers, text, identities.
+
+    Calls alike in that may differ in other things; one that falls back is right in any case.
+    """
+
+    def __init__(
+        self,
+        fallback: Fallback,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        module: torch.nn.Module | None,
+    ) -> None:
+        self.fallback = fallback
+        self._outline = _outline((args, kwargs))
+        self._state = _state(module)
+        scope: dict[str, Any] = {}
+        try:
+            self._same_modes = eval(f"lambda: {same_modes(scope)}", scope)
+        except Unsupported:  # under a mode of a stranger's
+            self._same_modes = bool
+
+    def is_for(
+        self, args: tuple[object, ...], kwargs: dict[str, object], module: torch.nn.Module | None
+    ) -> bool:
+        """Check whether a call is like it, and not to be captured again."""
+        return (
+            self.fallback.rests
+            and _state(module) == self._state
+            and _outline((args, kwargs)) == self._outline
+            and self._same_modes()
+        )
+
+
+def _state(module: torch.nn.Module | None) -> tuple[bool, bool]:
+    return module is None or module.training, internals.functorch_active()
+
+
+def _outline(value: Any, depth: int = 5) -> object:
+    kind = type(value)
+    if kind in _TENSORS:
+        return value.shape, value.dtype, value.requires_grad
+    if kind in _ATOMS:
+        return kind, value
+    if kind in (tuple, list, dict) and depth and len(value) <= _WIDE:
+        items = value.items() if kind is dict else value
+        return kind, *[_outline(item, depth - 1) for item in items]
+    return kind, id(value)
 
 
 class Fallbacks:
