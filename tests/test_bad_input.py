@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import switchgear as sg
 from switchgear import compiler, errors
+from switchgear.capture.signature import flatten_arguments
 from switchgear.who import plugins
 from tests.core.made_up import Site
 from tests.databases.verdict import global_state
@@ -477,7 +478,7 @@ def test_kernel_of_jiterator(inside: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_call_like_the_one_that_fell_back_is_not_described_again(monkeypatch: pytest.MonkeyPatch) -> None:
     described: list[object] = []
-    original = compiler.flatten_arguments
+    original = flatten_arguments
 
     def counting(*args: Any) -> Any:
         described.append(args)

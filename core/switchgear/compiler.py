@@ -146,11 +146,7 @@ class Compiler:
             return self.function(*args, **kwargs)
         unfit: dict[Entry, str] = {}
         failure: Exception | None = None
-        last = self._last_fallback
         while True:
-            if last is not None and last.is_for(args, kwargs, self.module):
-                found = last.fallback
-                break
             try:
                 found = self._find(args, kwargs, unfit)
             except Exception as error:
@@ -251,7 +247,9 @@ class Compiler:
         self, args: tuple[object, ...], kwargs: dict[str, object], unfit: dict[Entry, str]
     ) -> _Found | Fallback:
         """The entry that fits, its inputs and whether it is new, or why there is none. None of `unfit` fits."""
-        call = None
+        last, call = self._last_fallback, None
+        if last is not None and last.is_for(args, kwargs, self.module):
+            return last.fallback
         with self._lock:
             if self.fallbacks.always is not None and not self.cache.entries():
                 return self.fallbacks.always
