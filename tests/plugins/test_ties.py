@@ -32,9 +32,9 @@ X = torch.linspace(-1, 1, 6)
 
 def rows() -> list[str]:
     """What competes, of each row of the page's table of ties."""
-    table = PAGE.read_text().partition("## The rule, and every tie")[2]
+    table = PAGE.read_text().partition("## How ties are settled")[2]
     cells = re.findall(r"^\| (.*?) \| .* \|$", table, re.MULTILINE)
-    return [cell for cell in cells if cell not in ("who competes", "---")]
+    return [cell for cell in cells if cell not in ("competitors", "---")]
 
 
 @dataclass(frozen=True)
