@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,10 +21,27 @@ from tests.oracle import differences
 @contextlib.contextmanager
 def falls_back(match: str = "", kind: str = "Unsupported") -> Iterator[None]:
     """Inside, one call of a jitted function falls back to eager, for a reason of that kind that matches."""
-    with pytest.warns(errors.FallbackWarning, match=rf"(?s){kind}: .*({match})") as caught:
+    with fallback_told(rf"{kind}: .*({match})") as caught:
         yield
     said = [warning for warning in caught if warning.category is errors.FallbackWarning]
     assert len(said) == 1, [str(warning.message) for warning in said]
+
+
+@contextlib.contextmanager
+def fallback_told(match: str = "") -> Iterator[pytest.WarningsRecorder]:
+    """Inside, a call falls back, and what is told before the reason, with the whole reason, matches.
+
+    The message itself is three lines of at most 100 columns.
+    """
+    with pytest.warns(errors.FallbackWarning) as caught:
+        yield caught
+    messages = [one.message for one in caught if isinstance(one.message, errors.FallbackWarning)]
+    for message in messages:
+        lines = str(message).splitlines()
+        assert len(lines) <= 3, lines
+        assert max(map(len, lines)) <= 100, lines
+    told = [f"{str(message).partition(':')[0]}: {message.reason}" for message in messages]
+    assert any(re.search(match, one, re.DOTALL) for one in told), (match, told)
 
 
 def assert_falls_back(

@@ -330,9 +330,9 @@ def fallbacks_recorded() -> Iterator[list[tuple[str, str]]]:
         if category is not FallbackWarning:
             show(message, category, *rest, **more)
             return
-        match = re.search(r"in calls of this kind: (\w+): (.*)\. sg\.explain", str(message), re.DOTALL)
-        assert match is not None, message
-        reasons.append((match[1], match[2]))
+        assert isinstance(message, FallbackWarning)
+        kind, _, reason = message.reason.partition(": ")
+        reasons.append((kind, reason))
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", FallbackWarning)

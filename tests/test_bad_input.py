@@ -63,7 +63,7 @@ def test_unknown_executor_is_a_value_error_too() -> None:
 
 def test_unknown_option_names_the_known_ones() -> None:
     misspelled: dict[str, Any] = {"executor": ["torch"]}
-    with pytest.raises(TypeError, match=r"executor\b.*executors.*grad_rules.*strict"):
+    with pytest.raises(TypeError, match="no option executor; did you mean 'executors'"):
         sg.jit(double, **misspelled)
 
 

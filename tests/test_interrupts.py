@@ -19,6 +19,7 @@ from switchgear.capture.attempts import undoing
 from switchgear.patches import changes, replaced, together
 from tests import interrupts
 from tests.core.made_up import Meeting
+from tests.falling_back import fallback_told
 
 
 class Holder:
@@ -55,7 +56,7 @@ def test_capture_leaves_the_import_function_alone(monkeypatch: pytest.MonkeyPatc
         initialise(self, holder, name, value)
 
     monkeypatch.setattr(replaced, "__init__", note)
-    with pytest.warns(sg.errors.FallbackWarning, match="nothing named it beforehand"):  # for it runs `note`
+    with fallback_told("nothing named it beforehand"):  # for it runs `note`
         sg.jit(lambda x: x + 1, executors=["torch"], fallback="eager")(torch.ones(2))
     assert "_find_and_load" in names
     assert "__import__" not in names

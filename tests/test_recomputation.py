@@ -24,11 +24,10 @@ from torch.utils.checkpoint import (
 
 import switchgear as sg
 from benchmarks import checkpoint_memory
-from switchgear.errors import FallbackWarning
 from switchgear.grad.redraw import random_state, swap_random_state
 from switchgear.ir.symbol import DEL, RANDOM, RECOMPUTED
 from tests.core.training import Kernel, backward, executor, forward, leaf, lines, operators, rules
-from tests.falling_back import falls_back
+from tests.falling_back import fallback_told, falls_back
 from tests.oracle import differences, fallbacks_recorded, own
 from tests.under_test import EXECUTORS
 
@@ -279,7 +278,7 @@ def test_running_statistics_are_written_twice_as_in_eager() -> None:
         return twin.state_dict(), [x.grad, *(parameter.grad for parameter in twin.parameters())]
 
     expected = state(jit=False)
-    with pytest.warns(FallbackWarning, match=r"inside a region of torch\.utils\.checkpoint"):
+    with fallback_told(r"inside a region of torch\.utils\.checkpoint"):
         found = state(jit=True)
     assert not list(differences(expected, found, "jitted"))
     assert expected[0]["0.num_batches_tracked"] == 2

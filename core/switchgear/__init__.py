@@ -125,7 +125,8 @@ def __getattr__(name: str) -> object:
     if name == "testing":
         return importlib.import_module("switchgear.testing")
     if name not in _TOOLS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        hint = errors.did_you_mean(name, __all__)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
     value = getattr(importlib.import_module(f"switchgear_tools.{_TOOLS[name]}"), name)
     globals()[name] = value
     return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import types
 import weakref
 from collections.abc import Callable, Sequence
@@ -82,8 +83,9 @@ class Compiler:
         self._is_part: bool = options.get("is_part", False)
         #: What TorchDynamo makes of what capture refuses, by function: a module's forward may be replaced.
         self.splits: dict[Callable[..., object], Split] = {}
-        self.cache = Cache(self.name, options["cache_size"], options["recompile_limit"])
-        self.fallbacks = Fallbacks(self.name, options["cache_size"], options["recompile_limit"])
+        sizes = options["cache_size"], options["recompile_limit"]
+        self.cache = Cache(self.name, *sizes, function)
+        self.fallbacks = Fallbacks(self.name, *sizes)
         #: How often it was called.
         self.calls = 0
         #: Of these, those that initialised the module, or raised before anything was found to run, less those that
@@ -104,6 +106,20 @@ class Compiler:
             graph.forward, graph, selection, graphs | {"dynamic": dynamic, "name": name}
         )
         self._lock = Lock()
+
+    def passed_over(self, forward: Callable[..., object]) -> None:
+        """Count a call of a forward that was assigned and called nothing compiled, which is told once."""
+        if active_recorder() is not None:  # what is captured calls the original
+            return
+        self.calls += 1
+        code = getattr(inspect.unwrap(forward), "__code__", None)
+        place = f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
+        name = getattr(forward, "__qualname__", type(forward).__name__)
+        error = Unsupported(
+            f"{name}{place} was assigned to its forward after sg.jit, and does not call the compiled one; assign it to "
+            "the original module, or jit once it is assigned"
+        )
+        self.fallbacks.count(self.fallbacks.add(error), False, self._fallback == "quiet")
 
     def state(self) -> str:
         """How often it was called, and what came of that, in one line."""

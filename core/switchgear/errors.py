@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
+import os
+import sys
 import threading
 import warnings
+from collections.abc import Iterable
 
 
 class SwitchgearError(Exception):
@@ -90,7 +94,7 @@ class ExecutorFailed(SwitchgearError):
 
 
 class PluginWarning(UserWarning):
-    """A plugin failed to load, a listed executor is skipped, or what is left out is not there."""
+    """A plugin failed to load, a listed executor is skipped, or a name in the environment is not there."""
 
 
 class CacheWarning(UserWarning):
@@ -98,7 +102,14 @@ class CacheWarning(UserWarning):
 
 
 class FallbackWarning(UserWarning):
-    """A call that capture refuses runs the original function, split by TorchDynamo or in eager."""
+    """A call that capture refuses runs the original function, split by TorchDynamo or in eager.
+
+    `reason` is the whole reason with the name of its error, of which the message shows three lines.
+    """
+
+    def __init__(self, message: str, reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class RecompileWarning(UserWarning):
@@ -109,7 +120,22 @@ class VersionWarning(UserWarning):
     """PyTorch is newer than those that Switchgear was tested on."""
 
 
-@functools.cache
-def warn_once(message: str) -> None:
-    """Say something about plugins that holds for the process."""
-    warnings.warn(message, PluginWarning, stacklevel=4)
+def did_you_mean(name: object, known: Iterable[object]) -> str:
+    """Return a hint at the nearest of the `known` names, to end a message with; empty if none is near."""
+    shown = {str(one): one for one in known}
+    close = difflib.get_close_matches(str(name), shown, n=1)
+    return f"; did you mean {shown[close[0]]!r}?" if close else ""
+
+
+def warn(message: str) -> None:
+    """Say something about plugins or the environment, at the line that calls this package."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, PluginWarning, stacklevel=level)
+
+
+#: The folder of this package, and of those whose names begin with its own.
+_PACKAGE = os.path.dirname(__file__)
+#: Say it once, where it holds for the process.
+warn_once = functools.cache(warn)

@@ -71,13 +71,22 @@ def value_and_grad(
     def compute(*args: object, **kwargs: object) -> Any:
         positions = tuple(_position(number, args) for number in asked)
         result, pullback = _linearised(function, args, kwargs, positions, selection)
+        if has_aux and not (isinstance(result, tuple) and len(result) == 2):
+            raise InvalidInput(
+                f"has_aux=True needs a function that returns (value, aux), not a {type(result).__name__}; "
+                "leave has_aux out for the value alone"
+            )
         value = result[0] if has_aux else result
         if not isinstance(value, torch.Tensor) or value.dim() or not value.is_floating_point():
-            shown = type(value).__name__
+            shown, remedy = (
+                f"a {type(value).__name__}",
+                "return (value, aux)" if has_aux else "return one tensor",
+            )
             if isinstance(value, torch.Tensor):
                 shown = f"one of shape {list(value.shape)} and {value.dtype}"
+                remedy = "sum() it, or use sg.vjp"
             raise InvalidInput(
-                f"sg.grad needs a function that returns a floating-point scalar tensor, not {shown}"
+                f"sg.grad needs a function that returns a floating-point scalar tensor, not {shown}; {remedy}"
             )
         found = pullback([torch.ones_like(value)])
         return result, (found[0] if isinstance(argnums, int) else found)
@@ -91,12 +100,14 @@ def _position(number: int, args: tuple[object, ...]) -> int:
     """An entry of `argnums` as a position; negative ones count from the end."""
     if not -len(args) <= number < len(args):
         raise InvalidInput(
-            f"argnums asks for argument {number}, but the function was called with {len(args)}"
+            f"argnums asks for argument {number}, but the function was called with {len(args)} arguments by place; "
+            "pass by place the one that is differentiated"
         )
     leaves = [leaf for leaf in flatten(args[number])[0] if isinstance(leaf, torch.Tensor)]
     if not leaves or not all(map(_is_inexact, leaves)):
         raise InvalidInput(
-            f"argument {number} holds no tensors, or tensors of integers: it has no gradient"
+            f"argument {number} holds no tensors, or tensors of integers: it has no gradient; pass it as "
+            ".float(), or name another argument in argnums"
         )
     return number % len(args)
 

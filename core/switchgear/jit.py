@@ -151,7 +151,13 @@ def jit(
     if function is None:
         return functools.partial(jit, methods=methods, **own)
     if not callable(function):
-        raise TypeError(f"sg.jit takes a function or a module, not a {type(function).__name__}")
+        raise TypeError(
+            f"sg.jit takes a function or a module, not a {type(function).__name__}; jit the function that makes it, "
+            "and call that: sg.jit(f)(x)"
+        )
+    if isinstance(function, type):
+        name = function.__name__
+        raise InvalidInput(f"{name} is a class; jit an object of it: sg.jit({name}(...))")
     if inspect.iscoroutinefunction(getattr(function, "forward", function)):
         raise InvalidInput(
             f"{getattr(function, '__qualname__', function)!s} is a coroutine function, whose call only makes a "
@@ -189,7 +195,9 @@ def jit(
             function, compiler, functools.partial(again, methods=methods), again, methods
         )
     if methods:
-        raise InvalidInput(f"methods is for modules, and {function!r} is none")
+        raise InvalidInput(
+            f"methods={methods!r} is for modules, and {function!r} is none; leave methods out"
+        )
     if isinstance(function, JitFunction):
         function = function._switchgear.function
     owner = getattr(function, "__self__", None)
@@ -215,7 +223,7 @@ def compiler_of(jitted: object) -> Compiler:
     compiler = getattr(jitted, "_switchgear", None)
     if not isinstance(compiler, Compiler):
         raise TypeError(
-            f"expected a jitted function (f = sg.jit(f)), got a {type(jitted).__name__}"
+            f"expected a jitted function, got a {type(jitted).__name__}: jit it (f = sg.jit(f)) and call that"
         )
     return compiler
 
@@ -224,14 +232,14 @@ def last_entry(jitted: object) -> Entry:
     """The entry last run."""
     compiler = compiler_of(jitted)
     if compiler.last is None:
-        raise SwitchgearError(f"there is nothing compiled to tell of: {why_no_entry(compiler)}")
+        raise SwitchgearError(f"nothing of {compiler.name} is compiled: {why_no_entry(compiler)}")
     return compiler.last
 
 
 def why_no_entry(compiler: Compiler) -> str:
     """Return why there is no entry that ran last."""
     if not compiler.calls:
-        return "the jitted function has not been called yet"
+        return "it has not been called yet; call it first"
     if compiler.cache.reasons:
         return "a module that its last call was for is gone"
     reasons = [one for one in compiler.fallbacks.reasons.values() if one.calls]

@@ -16,7 +16,7 @@ from torch import nn
 
 from switchgear import torch_private as internals
 from switchgear.capture.guards import OtherData
-from switchgear.errors import InvalidInput, Unsupported
+from switchgear.errors import InvalidInput, Unsupported, did_you_mean
 from switchgear.patches import caller
 from switchgear.runtime.entry import Entry
 from switchgear.runtime.prologue import MISS
@@ -58,6 +58,9 @@ class Compiled(Protocol):
         self, args: tuple[object, ...], kwargs: dict[str, object], is_alone: bool = False
     ) -> object:
         """Run another entry that ran calls of these sizes."""
+
+    def passed_over(self, forward: Callable[..., object]) -> None:
+        """Count a call of a forward that was assigned and called nothing compiled."""
 
 
 @internals.opaque
@@ -273,7 +276,11 @@ def _direct_call(kind: type[nn.Module]) -> Callable[..., object]:
         if compiled is not None and getattr(inspect.unwrap(compiled), "__self__", self) is not self:
             # by the original's `compile()`, which knows nothing of this
             return self._call_impl(*args, **kwargs)
-        return kind.__call__(self, *args, **kwargs)
+        own, calls = self._switchgear_forward, self._switchgear.calls
+        result = kind.__call__(self, *args, **kwargs)
+        if own is not None and self._switchgear.calls == calls:
+            self._switchgear.passed_over(own)
+        return result
 
     return __call__
 
@@ -341,7 +348,8 @@ def jitted_module(
         module = module._switchgear.module  # type: ignore[assignment]
     for name in methods:
         if not callable(getattr(module, name, None)):
-            raise InvalidInput(f"methods names {name!r}, which {type(module).__name__} has not")
+            hint = did_you_mean(name, dir(module))
+            raise InvalidInput(f"methods names {name!r}, which {type(module).__name__} lacks{hint}")
     if isinstance(module, torch.jit.ScriptModule):
         raise InvalidInput(
             f"a scripted {module.original_name} has no Python to capture; give sg.jit the module that was scripted"

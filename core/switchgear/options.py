@@ -6,7 +6,6 @@ What a call of `jit` does not say is as the innermost `defaults` says, else the 
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from types import MappingProxyType, NoneType
 from typing import Any, Literal, TypeAlias, TypedDict, Unpack, get_args
 
 from switchgear.capture.sizes import Dynamic
-from switchgear.errors import InvalidInput
+from switchgear.errors import InvalidInput, did_you_mean, warn_once
 from switchgear.who.fuel import Fuel
 from switchgear.who.hookspecs import PassPlacement
 from switchgear.who.memory import MemoryOption, budget_of, memory_in
@@ -83,21 +82,38 @@ def _several(what: str, *kinds: type) -> _Kind:
     return fits, f"a list of {what}"
 
 
+#: The words that options may be.
+_WORDS: Mapping[str, tuple[str, ...]] = {"compile": COMPILE, "fallback": get_args(FallbackTo)}
+
+
+def _is_dynamic(value: Any) -> bool:
+    if not isinstance(value, Mapping):
+        return value is None or isinstance(value, bool)
+    return all(
+        isinstance(dims, Collection) and all(type(dim) is int for dim in dims)
+        for dims in value.values()
+    )
+
+
 _KINDS: Mapping[str, _Kind] = {
     "compile": _one_of(*COMPILE, None),
-    "fallback": _one_of(*get_args(FallbackTo)),
+    "fallback": _one_of(*_WORDS["fallback"]),
     **dict.fromkeys(("strict", "check", "link"), _one_of(True, False)),
     "specialize_on_data": _one_of(True, False, None),
     "recompile_limit": _at_least(0),
     "cache_size": _at_least(1),
     "executors": (
         lambda value: value is None or bool(value),
-        "None or has a name, 'torch' at the least",
+        "a list with a name: use ['torch'], or leave it out for the default",
     ),
-    **dict.fromkeys(("options", "prefer", "avoid"), _instance("a dict or None", Mapping, NoneType)),
+    **dict.fromkeys(("options", "prefer", "avoid"), _instance("a dict", Mapping, NoneType)),
     "grad_rules": _instance("a Table, a name, or a list of these", Table, Collection, NoneType),
+    "dynamic": (
+        _is_dynamic,
+        "True, False, or a dict from parameters to dimensions, such as {'x': {0}}",
+    ),
     "decisions": _instance("the path of a file", str, os.PathLike, NoneType),
-    "methods": _several("names", str),
+    "methods": _several("names, such as ['generate']", str),
     "passes": _several("sg.PassPlacement or '-name'", PassPlacement, str),
 }
 
@@ -123,7 +139,9 @@ def with_defaults(jit: Callable[..., object]) -> Callable[..., object]:
     """`jit`, with what is in force for the options that a call does not give."""
 
     @functools.wraps(jit)
-    def with_those_in_force(function: object = None, **options: object) -> object:
+    def with_those_in_force(function: object = None, *rest: object, **options: object) -> object:
+        if rest:
+            raise TypeError(f"sg.jit takes options by name: sg.jit(f, executors={rest[0]!r})")
         in_force = {**_from_environment(), **_DEFAULTS.get(), **options}
         if in_force.get("decisions") is not None and "compile" not in options:
             in_force["compile"] = "now"
@@ -137,16 +155,15 @@ def check_options(options: Mapping[str, object], names: Sequence[str] = ()) -> N
     known = *names, *Defaults.__annotations__
     unknown = [name for name in options if name not in known]
     if unknown:
-        close = difflib.get_close_matches(unknown[0], known, n=1)
-        hint = f", did you mean {close[0]}?" if close else ";"
-        raise TypeError(
-            f"sg.jit has no option {', '.join(unknown)}{hint} its options are {', '.join(known)}"
-        )
+        hint = did_you_mean(unknown[0], known) or f"; its options are {', '.join(known)}"
+        raise TypeError(f"sg.jit has no option {', '.join(unknown)}{hint}")
     if "memory" in options:
         budget_of(options["memory"])
     for name, (fits, what) in _KINDS.items():
         if name in options and not fits(options[name]):
-            raise InvalidInput(f"{name} is {options[name]!r}: it is {what}")
+            value = options[name]
+            words = _WORDS.get(name, ()) if isinstance(value, str) else ()
+            raise InvalidInput(f"{name}={value!r} is not {what}{did_you_mean(value, words)}")
 
 
 def executors_in(text: str) -> Executors:
@@ -181,7 +198,31 @@ VARIABLES: Mapping[str, tuple[str, Callable[[str], object]]] = {
 }
 
 
+_PREFIX = "SWITCHGEAR_"
+#: Variables that others read.
+_OTHERS = (
+    "SWITCHGEAR_CACHE_DIR",
+    "SWITCHGEAR_DISABLE",
+    "SWITCHGEAR_DISABLE_FEATURES",
+    "SWITCHGEAR_FULL_TRACEBACK",
+)
+
+
+def _warn_of_unknown() -> None:
+    """Warn, once, of variables whose names are near those that are read: `SWITCHGEAR_EXECUTOR`."""
+    known = (*VARIABLES, *_OTHERS)
+    for name in os.environ:
+        if name.startswith("SWITCHGEAR_") and name not in known:
+            near = did_you_mean(
+                name.removeprefix(_PREFIX), [one.removeprefix(_PREFIX) for one in known]
+            )
+            if near:  # others belong to plugins
+                near = near.replace("'", f"'{_PREFIX}", 1)
+                warn_once(f"{name} in the environment is not read{near}")
+
+
 def _from_environment() -> dict[str, object]:
+    _warn_of_unknown()
     options = {}
     for variable, (name, read) in VARIABLES.items():
         text = os.environ.get(variable)

@@ -88,8 +88,8 @@ def _check_arguments(function: Any) -> None:
         inspect.signature(getattr(function, "forward", function)).bind()
     except (TypeError, ValueError) as error:
         raise TypeError(
-            "sg.explain(f) takes what sg.jit returned; of another function it takes the arguments of a call, too: "
-            f"sg.explain(f, *args). Got a {type(function).__name__}: {error}"
+            f"sg.explain(f) takes a jitted function, got a {type(function).__name__}: jit it (f = sg.jit(f)) and call "
+            f"that, or pass the arguments of a call too, sg.explain(f, *args) ({error})"
         ) from None
 
 

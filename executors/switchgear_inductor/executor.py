@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import threading
 import warnings
@@ -204,8 +203,7 @@ def _check_options(options: Iterable[str]) -> None:
     known = torch._inductor.list_options()
     for name in options:
         if name not in known:
-            close = difflib.get_close_matches(name, [*known, "progress"], n=1)
-            hint = f"; did you mean {close[0]}?" if close else ""
+            hint = sg.errors.did_you_mean(name, [*known, "progress"])
             raise sg.errors.InvalidInput(
                 f"Inductor has no option {name}{hint} (progress=, and those that torch._inductor.list_options() lists)"
             )

@@ -115,7 +115,7 @@ def test_a_module_that_is_made_anew_in_each_call(place: str) -> None:
 @pytest.mark.filterwarnings("ignore::switchgear.errors.RecompileWarning")
 def test_sizes_that_cannot_be_symbolic_end_in_eager() -> None:
     jitted = sg.jit(lambda x: x[: int(x.shape[0] * 0.5)], executors=["torch"])
-    with falls_back("argument 0, by its sizes, was another in 16 calls.*sizes are fixed, for with symbolic ones"):
+    with falls_back("argument x, by its sizes, was another in 16 calls.*sizes are fixed, for with symbolic ones"):
         for length in range(2, 40):
             x = torch.randn(length, 2)
             assert torch.equal(jitted(x), x[: length // 2])

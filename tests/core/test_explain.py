@@ -185,7 +185,7 @@ def test_several_entries() -> None:
     assert "2 calls, compiled twice, 0 fell back; the last one shown" in str(explanation)
     first, second = explanation.recompilations().lines
     assert first == "   1. the first call"
-    assert second.startswith("   2. the arguments changed from ")
+    assert second.startswith("   2. the dtype of argument 0 changed from ")
 
 
 @pytest.mark.parametrize("columns", ["40", "60", "300"])

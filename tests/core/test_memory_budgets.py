@@ -175,7 +175,7 @@ def test_ways_to_say_a_budget(memory: Any, budget: Any) -> None:
 def test_outside_of_python_a_number_is_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
     assert memory_in("0.5") == 0.5
     monkeypatch.setenv("SWITCHGEAR_MEMORY", "1.5")
-    with pytest.raises(InvalidInput, match=r"SWITCHGEAR_MEMORY=1.5 in the environment: memory is one of .* not 1.5"):
+    with pytest.raises(InvalidInput, match=r"SWITCHGEAR_MEMORY=1.5 in the environment: memory=1.5 is not one of"):
         sg.jit(torch.exp)
     monkeypatch.setenv("SWITCHGEAR_MEMORY", "0.25")
     jitted = sg.jit(chain(4), executors=["torch"])

@@ -81,7 +81,7 @@ def test_options_are_an_object_in_the_list() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"scaling": {"facter": 3.0}}, InvalidInput, "no option facter; its options are factor, offset"),
+        ({"scaling": {"facter": 3.0}}, InvalidInput, "no option facter; did you mean 'factor'"),
         ({"plain": {"fast": True}}, InvalidInput, "executor plain has no option fast; it has none"),
         ({"torch": {"fast": True}}, InvalidInput, "executor torch has no option fast; it has none"),
         ({"scaling": {"factor": 0}}, InvalidInput, "options of executor scaling: factor is not zero"),
@@ -89,7 +89,7 @@ def test_options_are_an_object_in_the_list() -> None:
         (
             {"scalling": {}},
             UnknownExecutor,
-            "no executor 'scalling' takes part in this call; those that do: scaling, plain, torch, rules",
+            "no executor 'scalling' takes part in this call; did you mean 'scaling'",
         ),
     ],
 )
@@ -120,36 +120,36 @@ def test_inductor_says_which_options_it_has() -> None:
     configured = inductor.configured({"max_autotune": True, "progress": False})
     assert configured.fingerprint() != inductor.fingerprint()
     assert not configured.progress
-    with pytest.raises(InvalidInput, match="no option max_autotun; did you mean max_autotune"):
+    with pytest.raises(InvalidInput, match="no option max_autotun; did you mean 'max_autotune'"):
         inductor.configured({"max_autotun": True})
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"recompile_limit": "8"}, "recompile_limit is '8': it is an integer of at least 0"),
-        ({"recompile_limit": None}, "recompile_limit is None"),
-        ({"recompile_limit": -1}, "recompile_limit is -1"),
-        ({"recompile_limit": True}, "recompile_limit is True"),
-        ({"cache_size": 2.5}, "cache_size is 2.5: it is an integer of at least 1"),
-        ({"cache_size": 0}, "cache_size is 0"),
-        ({"cache_size": None}, "cache_size is None"),
-        ({"strict": "no"}, "strict is 'no': it is one of True, False"),
-        ({"check": "no"}, "check is 'no'"),
-        ({"link": "x"}, "link is 'x'"),
-        ({"specialize_on_data": "x"}, "specialize_on_data is 'x': it is one of True, False, None"),
-        ({"fallback": "no"}, "fallback is 'no': it is one of 'split', 'eager', 'error'"),
-        ({"executors": []}, r"executors is \[\]: it is None or has a name"),
-        ({"prefer": ["torch"]}, r"prefer is \['torch'\]: it is a dict"),
-        ({"options": 3}, "options is 3: it is a dict"),
-        ({"grad_rules": 3}, "grad_rules is 3: it is a Table, a name"),
-        ({"decisions": 3}, "decisions is 3: it is the path"),
-        ({"methods": "forward"}, "methods is 'forward': it is a list of names"),
-        ({"methods": 3}, "methods is 3"),
-        ({"passes": [lambda trace, context: trace]}, r"passes is .*<lambda>.*: it is a list of sg.PassPlacement or '-"),
-        ({"passes": [3]}, r"passes is \[3\]"),
-        ({"passes": "geglu"}, "passes is 'geglu'"),
-        ({"passes": 3}, "passes is 3"),
+        ({"recompile_limit": "8"}, "recompile_limit='8' is not an integer of at least 0"),
+        ({"recompile_limit": None}, "recompile_limit=None"),
+        ({"recompile_limit": -1}, "recompile_limit=-1"),
+        ({"recompile_limit": True}, "recompile_limit=True"),
+        ({"cache_size": 2.5}, "cache_size=2.5 is not an integer of at least 1"),
+        ({"cache_size": 0}, "cache_size=0"),
+        ({"cache_size": None}, "cache_size=None"),
+        ({"strict": "no"}, "strict='no' is not one of True, False"),
+        ({"check": "no"}, "check='no'"),
+        ({"link": "x"}, "link='x'"),
+        ({"specialize_on_data": "x"}, "specialize_on_data='x' is not one of True, False, None"),
+        ({"fallback": "no"}, "fallback='no' is not one of 'split', 'eager', 'error'"),
+        ({"executors": []}, r"executors=\[\] is not a list with a name"),
+        ({"prefer": ["torch"]}, r"prefer=\['torch'\] is not a dict"),
+        ({"options": 3}, "options=3 is not a dict"),
+        ({"grad_rules": 3}, "grad_rules=3 is not a Table, a name"),
+        ({"decisions": 3}, "decisions=3 is not the path"),
+        ({"methods": "forward"}, "methods='forward' is not a list of names"),
+        ({"methods": 3}, "methods=3"),
+        ({"passes": [lambda trace, context: trace]}, r"passes=.*<lambda>.* is not a list of sg.PassPlacement or '-"),
+        ({"passes": [3]}, r"passes=\[3\]"),
+        ({"passes": "geglu"}, "passes='geglu'"),
+        ({"passes": 3}, "passes=3"),
     ],
 )
 def test_values_that_mean_nothing(options: Any, message: str) -> None:
@@ -191,9 +191,13 @@ def test_defaults_hold_in_their_thread() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"memori": "lean"}, TypeError, "no option memori, did you mean memory"),
+        ({"memori": "lean"}, TypeError, "no option memori; did you mean 'memory'"),
         ({"methods": ["forward"]}, TypeError, "no option methods"),
-        ({"memory": "least"}, ValueError, "memory is one of 'auto', 'eager', 'balanced', 'lean', .*, not 'least'"),
+        (
+            {"memory": "least"},
+            ValueError,
+            "memory='least' is not one of 'auto', 'eager', 'balanced', 'lean', .*did you mean",
+        ),
         ({"executors": ["tourch"]}, UnknownExecutor, "did you mean 'torch'"),
     ],
 )

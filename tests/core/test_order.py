@@ -86,7 +86,7 @@ def test_order(plugins: Plugins, executors: Any, expected: list[str]) -> None:
         (["rule"], UnknownExecutor, "did you mean 'rules'"),
         ([sg.Table("mine")], TypeError, r"write sg.Executor\('mine', table=table\)"),
         ("a", TypeError, r"write \['a'\]"),
-        ({"a"}, TypeError, "executors is a list, of which the first is asked first"),
+        ({"a"}, TypeError, "not a list, of which the first is asked first"),
         ([Nameless(), "a"], TypeError, r"Nameless.__init__ does not call super\(\).__init__\(name\)"),
     ],
 )
@@ -195,5 +195,5 @@ def test_a_composite_that_is_preferred_is_not_taken_apart() -> None:
 
 @pytest.mark.parametrize("option", ["prefer", "avoid"])
 def test_a_preference_for_somebody_who_takes_no_part(option: str) -> None:
-    with pytest.raises(UnknownExecutor, match=f"{option}: no executor 'three', named for .*one, two, torch"):
+    with pytest.raises(UnknownExecutor, match=f"{option}: no executor 'three' takes part .*one, two, torch"):
         _outcome(**{option: {torch.sin: "three"}})

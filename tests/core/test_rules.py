@@ -428,7 +428,7 @@ def test_transform_of_several_outputs() -> None:
 
 @pytest.mark.parametrize("call", [lambda: sg.get_grad(torch.ones(1)), lambda: sg.put_grad(torch.ones(1), None)])
 def test_outside_of_a_transform(call: Any) -> None:
-    with pytest.raises(SwitchgearError, match="called outside of a grad transform"):
+    with pytest.raises(SwitchgearError, match="called outside of a grad rule"):
         call()
 
 

@@ -16,6 +16,7 @@ import switchgear as sg
 from switchgear.ir.symbol import DEL, Source
 from switchgear.showing import folded, wrapped
 from tests.core.training import backward, executor, forward, lines
+from tests.falling_back import fallback_told
 
 CPU = torch.device("cpu")
 ATEN = torch.ops.aten
@@ -273,7 +274,7 @@ def test_jitted_function_says_what_came_of_its_calls() -> None:
 
 def test_jitted_function_says_that_it_fell_back() -> None:
     jitted = sg.jit(lambda x: x * x.sum().item(), executors=["torch"], fallback="eager")
-    with pytest.warns(sg.errors.FallbackWarning):
+    with fallback_told():
         jitted(torch.ones(2))
     assert repr(jitted).endswith("1 call, 0 compiled entries, 1 in eager>")
 

@@ -314,7 +314,7 @@ def test_what_is_gone_from_the_disk_is_compiled_anew(folder: Path) -> None:
 
 
 def test_an_unknown_mode() -> None:
-    with pytest.raises(ValueError, match="compile is 'later': it is one of 'background', 'now', 'never', None"):
+    with pytest.raises(ValueError, match="compile='later' is not one of 'background', 'now', 'never', None"):
         sg.jit(chain, compile="later")  # type: ignore[call-overload]
 
 

@@ -188,14 +188,15 @@ def judge(
                 jitted = _jit(other, jit, subject.options)
                 whole = _Pair(subject, eager, jitted, other, ignored, under_test.is_exact(jit)).judge()
             verdict = whole if whole.outcome is Outcome.BOTH_RAISE else verdict
-    fallbacks = [str(warning.message) for warning in caught if warning.category.__name__ == "FallbackWarning"]
+    told = [warning.message for warning in caught if warning.category.__name__ == "FallbackWarning"]
+    fallbacks = [f"{str(one).partition(':')[0]}: {getattr(one, 'reason', '')}" for one in told]
     faults = [message for message in fallbacks if "please report this" in message]
     if faults:
         return Verdict(Outcome.DIFFERENT, faults[0], _blurred(faults[0]))
     # Autograd sums gradients of a tensor that several graphs of a split function use graph by graph, not use by use.
     by_graphs = verdict.rounded and any("is split by TorchDynamo" in message for message in fallbacks)
     if fallbacks and (by_graphs or verdict.outcome in (Outcome.EQUAL, Outcome.BOTH_RAISE)):
-        reason = fallbacks[0].partition("in calls of this kind: ")[2]
+        reason = fallbacks[0].partition(": ")[2]
         verdict = Verdict(Outcome.FALLBACK, fallbacks[0], _blurred(reason), rounded=by_graphs)
     return replace(verdict, fused=under_test.fused_since(jit))
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import switchgear as sg
-from tests.falling_back import falls_back
+from tests.falling_back import fallback_told, falls_back
 from tests.fuzz.compare import Outcome, Script, judge
 from tests.fuzz.functions import Cubed, ReluAndMask, Rounded, ScaledInPlace, SinAndCos, Swapped, Weighted
 from tests.fuzz.programs import Write
@@ -1467,7 +1467,7 @@ class Logging(torch.nn.Module):
 def test_a_log_that_a_region_keeps() -> None:
     module, x = Logging(), torch.ones(2, 4)
     jitted = sg.jit(module, executors=["torch"])
-    with pytest.warns(sg.errors.FallbackWarning, match="an object of Python's is written to inside a region"):
+    with fallback_told("an object of Python's is written to inside a region"):
         jitted(x).sum().backward()
     for count in (2, 3):
         jitted(x).sum().backward()

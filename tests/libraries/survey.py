@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import collections
 import os
-import re
 import sys
 import traceback
 import warnings
@@ -25,7 +24,6 @@ from tests.stand_ins.alike import differ
 
 #: Where a function is split, autograd sums the gradients of its graphs.
 _ROUNDING = Tolerance(1e-5, 1e-6, "sums of gradients are rounded otherwise")
-_REASON = re.compile(r"in calls of this kind: (.*?)(?:\. sg\.explain|; sg\.explain|$)", re.DOTALL)
 
 
 def compare(name: str, executors: Sequence[str]) -> tuple[str, str]:
@@ -55,20 +53,15 @@ def compare(name: str, executors: Sequence[str]) -> tuple[str, str]:
         return "differs", difference
     if not info.calls:
         return "not used", "the jitted function is never called: something assigned another forward to it"
-    messages = [str(one.message) for one in said if issubclass(one.category, FallbackWarning)]
+    messages = [one.message.reason for one in said if isinstance(one.message, FallbackWarning)]
     if info.fallbacks or messages:
-        reasons = " | ".join(_reason(message) for message in messages) or f"{info.fallbacks} calls"
+        reasons = " | ".join(messages) or f"{info.fallbacks} calls"
         return ("near" if difference else "falls back"), reasons
     return "compiled", f"{info.entries} entries"
 
 
 def _last_line() -> str:
     return traceback.format_exc().strip().rpartition("\n")[2]
-
-
-def _reason(message: str) -> str:
-    reason = _REASON.search(message)
-    return " ".join((reason.group(1) if reason else message).split())
 
 
 def _in_child(names: Sequence[str], executors: Sequence[str], size: int = 300) -> Iterator[tuple[str, str, str]]:

@@ -253,7 +253,7 @@ def page() -> str:
         "check": "`check=True`",
     }
     lines = [
-        "# What is said when a plugin is at fault\n",
+        "# Plugin error messages\n",
         "Each row is a package `bad`, version 0.7, in tests/plugins/faults.py, which made this page; other plugins"
         " and calls that do not name it go on. A plugin that did not load and is listed is an error.\n",
         "| fault | told by | message |",

@@ -126,7 +126,7 @@ def test_a_bool_is_no_integer() -> None:
 def test_a_schedule_is_compiled_once_it_is_through() -> None:
     jitted = sg.jit(lambda x, scale: x * scale, executors=["torch"])
     x = torch.ones(3)
-    with falls_back(r"argument 1, a float, was another in 16 calls, each compiled by itself; pass a tensor"):
+    with falls_back(r"argument scale, a float, was another in 16 calls, each compiled by itself; pass a tensor"):
         for call in range(200):
             scale = min(1.0, call / 50)
             assert torch.equal(jitted(x, scale), x * scale)

@@ -34,7 +34,7 @@ import torch
 from torch import Tensor, nn
 
 import switchgear as sg
-from tests.falling_back import falls_back
+from tests.falling_back import fallback_told, falls_back
 
 X = torch.ones(2)
 VARIABLE = contextvars.ContextVar("VARIABLE", default=1.0)
@@ -132,7 +132,7 @@ def test_a_variable_of_the_context_that_is_set_inside() -> None:
     jitted = sg.jit(sets, executors=["torch"])
 
     def both() -> tuple[Tensor, Tensor]:
-        with pytest.warns(sg.errors.FallbackWarning, match="uses .*VARIABLE"):
+        with fallback_told("uses .*VARIABLE"):
             return jitted(X), jitted(X)
 
     one, two = contextvars.copy_context().run(both)
@@ -173,14 +173,14 @@ def test_a_logger_is_given_another_level(caplog: pytest.LogCaptureFixture) -> No
         jitted(X)
         jitted(X)
     assert sg.cache_info(jitted).hits == 1
-    with caplog.at_level(logging.DEBUG, LOGGER.name), pytest.warns(sg.errors.FallbackWarning, match="logs"):
+    with caplog.at_level(logging.DEBUG, LOGGER.name), fallback_told("logs"):
         jitted(X)
     assert [record.message for record in caplog.records if record.name == LOGGER.name] == ["called"]
 
 
 def test_the_text_of_a_tensor() -> None:
     jitted = sg.jit(lambda x: x * len(f"{x}"), executors=["torch"])
-    with pytest.warns(sg.errors.FallbackWarning, match="__format__"):
+    with fallback_told("__format__"):
         assert torch.equal(jitted(X), X * len(f"{X}"))
 
 
@@ -207,7 +207,7 @@ def test_what_changes_in_ways_that_no_guard_sees() -> None:
     }
     jitted = {kind: sg.jit(function, executors=["torch"]) for kind, function in functions.items()}
     for kind, one in jitted.items():
-        with pytest.warns(sg.errors.FallbackWarning, match=kind.rpartition(" ")[2]):
+        with fallback_told(kind.rpartition(" ")[2]):
             assert torch.equal(one(X), X)
     stop.set()
     jobs.put(7)
@@ -299,7 +299,7 @@ def test_a_file_that_comes_to_be(tmp_path: Path) -> None:
         for function in (lambda x: x * (1 + flag.exists()), lambda x: x * (1 + os.path.exists(flag)))
     )
     for one in (by_path, by_os):
-        with pytest.warns(sg.errors.FallbackWarning, match="asks the file system"):
+        with fallback_told("asks the file system"):
             assert torch.equal(one(X), X)
     flag.touch()
     assert torch.equal(by_path(X), X * 2)

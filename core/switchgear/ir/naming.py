@@ -11,7 +11,7 @@ import torch
 from torch.overrides import resolve_name
 
 from switchgear import torch_private as internals
-from switchgear.errors import RegistrationError
+from switchgear.errors import RegistrationError, did_you_mean
 from switchgear.ir.symbol import Symbol
 
 #: Methods whose arguments stand in another order than those of the function of the same name.
@@ -74,9 +74,12 @@ def symbols_of(target: object) -> tuple[Symbol, ...]:
     is_function = callable(target) and not isinstance(target, type)
     symbol = symbol_of(target) if is_function else None
     if symbol is None:
+        hint = did_you_mean(
+            f"torch.nn.functional.{getattr(target, '__name__', '').lower()}", _functions()
+        )
         raise RegistrationError(
             f"{target!r} names no operator: pass a PyTorch function, an operator overload, or a qualified name "
-            'such as "torch.nn.functional.gelu" or "aten.mm.default"'
+            f'such as "torch.nn.functional.gelu" or "aten.mm.default"{hint}'
         )
     return (symbol,)
 
@@ -93,9 +96,18 @@ def _overloads(name: str) -> Any:
 
 
 def _unknown(name: str) -> RegistrationError:
-    return RegistrationError(
-        f"no operator is called {name!r}; is the library that defines it imported?"
-    )
+    hint = did_you_mean(name, _functions()) or "; is the library that defines it imported?"
+    return RegistrationError(f"no operator is called {name!r}{hint}")
+
+
+def _functions() -> list[str]:
+    """The names of PyTorch's functions, to find the one that was meant."""
+    homes = {
+        "torch": torch,
+        "torch.nn.functional": torch.nn.functional,
+        "torch.Tensor": torch.Tensor,
+    }
+    return [f"{home}.{name}" for home, names in homes.items() for name in dir(names)]
 
 
 def _by_name(name: str) -> Symbol:

@@ -15,6 +15,13 @@ _FIXED = frozenset({int})
 _SHORT_KINDS = {"float": "f", "bfloat": "bf", "complex": "c", "int": "i", "uint": "u", "bool": "b8"}
 
 
+def short_name(dtype: torch.dtype) -> str:
+    """`f32`, as printed traces show a dtype."""
+    name = str(dtype).removeprefix("torch.")
+    kind = name.rstrip("0123456789")
+    return f"{_SHORT_KINDS.get(kind, kind)}{name.removeprefix(kind)}"
+
+
 @dataclass(frozen=True, slots=True)
 class NumberProxy:
     """A number of a trace: the size of its input `tensor` in dimension `dim`, or, without one, an input itself.
@@ -103,9 +110,7 @@ class TensorProxy(_Remembers):
     @property
     def type_string(self) -> str:
         """`cpu f32[2, 3]`, as the printed trace shows it."""
-        dtype = str(self.dtype).removeprefix("torch.")
-        kind = dtype.rstrip("0123456789")
-        return f"{self.device} {_SHORT_KINDS.get(kind, kind)}{dtype.removeprefix(kind)}{list(self.shape)}"
+        return f"{self.device} {short_name(self.dtype)}{list(self.shape)}"
 
     @property
     def metadata(self) -> tuple[object, ...]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import warnings
 from collections import OrderedDict, defaultdict
-from collections.abc import Collection, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -13,9 +14,10 @@ import torch
 from switchgear.capture.guards import Known, value_key
 from switchgear.capture.signature import can_vary, is_object, number_place
 from switchgear.capture.sizes import Marks
-from switchgear.capture.structure import Structure
+from switchgear.capture.structure import Structure, flatten
 from switchgear.capture.user_code import user_frame
 from switchgear.errors import RecompileWarning
+from switchgear.ir.proxy import short_name
 from switchgear.runtime.entry import Entry
 from switchgear.runtime.modes import modes_key
 from switchgear.runtime.module_state import modules_key
@@ -25,7 +27,7 @@ Key: TypeAlias = tuple[Any, ...]
 _TENSOR = torch.Tensor
 _TOPICS = (
     "the structure of the arguments changed from {} to {}",
-    "the arguments changed from {} to {}",
+    "",
     "the global modes changed from {} to {}",
     "training flags, hooks or parts of a module changed",
 )
@@ -39,8 +41,11 @@ _RECENT, _MOST_SIZES = 4, 4096
 class Cache:
     """Entries in least-recently-used order, at most `size`; warns once after more than `recompile_limit` of them."""
 
-    def __init__(self, name: str, size: int, recompile_limit: int) -> None:
+    def __init__(
+        self, name: str, size: int, recompile_limit: int, function: Callable[..., object]
+    ) -> None:
         self._name = name
+        self._function = function
         self._size = size
         self._limit = recompile_limit
         self._buckets: dict[object, list[Entry]] = {}
@@ -112,7 +117,7 @@ class Cache:
         if len(others) < most or key in self._buckets:
             return ""
         changed = [
-            f"argument {place}, {_described(leaf)},"
+            f"{_parameter(self._function, key[0], place)}, {_described(leaf)},"
             for place, leaf in enumerate(key[1])
             if any(other[1][place] != leaf for other in others)
         ]
@@ -142,9 +147,10 @@ class Cache:
         why = reason or (self._difference(key) if self._last_key else "the first call")
         self.reasons.append(why)
         if self._compilations == self._limit + 1:
+            remedy = "" if "dynamic=" in why else "; keep it as it is"
             message = (
-                f"{self._name} has been compiled {self._compilations} times; {why}. Each kind of "
-                "call is compiled by itself: keep shapes and Python arguments stable, or raise recompile_limit"
+                f"{self._name} has been compiled {self._compilations} times; {why}{remedy}, or raise "
+                "recompile_limit"
             )
             warnings.warn(message, RecompileWarning, stacklevel=user_frame()[1])
         self._last_key = self._order[entry] = key
@@ -168,13 +174,66 @@ class Cache:
             self._buckets.pop(place, None)
 
     def _difference(self, key: tuple[object, ...]) -> str:
-        topics = zip(_TOPICS, self._last_key, key, strict=False)
+        last = self._last_key
+        if last[0] == key[0] and last[1] != key[1]:
+            return self._changed_argument(key)
         changed = [
             topic.format(*_first_difference(before, now))
-            for topic, before, now in topics
-            if before != now
+            for topic, before, now in zip(_TOPICS, last, key, strict=False)
+            if topic and before != now
         ]
         return "; ".join(changed) or "a module that the compiled code belonged to was deleted"
+
+    def _changed_argument(self, key: tuple[Any, ...]) -> str:
+        """Name the first argument that changed, from what to what, and what helps."""
+        pairs = enumerate(zip(self._last_key[1], key[1], strict=True))  # type: ignore[call-overload]
+        place, (before, now) = next(pair for pair in pairs if pair[1][0] != pair[1][1])
+        name = _parameter(self._function, key[0], place)
+        if _is_value(before) and _is_value(now):
+            return f"{name} changed from {before[1]!r} to {now[1]!r}; pass a number that changes as a tensor argument"
+        if not (_is_tensor(before) and _is_tensor(now)) or len(before) != len(now):
+            return f"{name} changed from {_shown(before)} to {_shown(now)}"
+        if before[0] == now[0]:
+            different = (
+                n for n, pair in enumerate(zip(before, now, strict=True)) if pair[0] != pair[1]
+            )
+            part = next(different) - len(before)
+            return f"the {_PARTS[part]} of {name} changed from {before[part]} to {now[part]}"
+        text = f"{name} changed from {_shown(before)} to {_shown(now)}"
+        if len(before[0]) != len(now[0]):
+            return text
+        dims = {
+            n for n, pair in enumerate(zip(before[0], now[0], strict=True)) if pair[0] != pair[1]
+        }
+        parameter = name.removeprefix("argument ")
+        return f"{text}; pass dynamic={{{parameter!r}: {dims}}} for one program for all sizes"
+
+
+#: Of the key of a tensor, from its end, which holds strides only where no size is dynamic.
+_PARTS = ("strides", "dtype", "device", "class", "requires_grad", "conjugation", "negation")
+
+
+def _is_tensor(part: object) -> bool:
+    return type(part) is tuple and len(part) > 1 and isinstance(part[0], tuple)
+
+
+def _shown(part: Any) -> str:
+    """A tensor's type and sizes, or the class of another argument."""
+    if not _is_tensor(part):
+        return getattr(part[0] if _is_value(part) else part, "__name__", str(part))
+    return f"{short_name(part[-6])}{list(part[0])}"
+
+
+def _parameter(function: Callable[..., object], spec: Structure, place: int) -> str:
+    """Return the name of the parameter that a leaf of a call belongs to, or its place where that cannot be told."""
+    with contextlib.suppress(Exception):  # of classes that refuse such parts
+        args, kwargs = spec.unflatten([*range(spec.num_leaves)])
+        names = [*inspect.signature(function).parameters]
+        names += [names[-1]] * (len(args) - len(names))
+        for name, value in (*zip(names, args, strict=False), *kwargs.items()):
+            if place in flatten(value)[0]:
+                return f"argument {name}"
+    return f"argument {place}"
 
 
 def _kind(key: Key) -> tuple[object, ...]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import os
+import re
 import sys
+import textwrap
 import traceback
 import types
 import warnings
@@ -15,7 +18,7 @@ from typing import Any
 import torch
 
 from switchgear import torch_private as internals
-from switchgear.capture.user_code import user_frame
+from switchgear.capture.user_code import is_installed, is_own_file, is_standard, user_frame
 from switchgear.errors import (
     CaptureError,
     ExecutorFailed,
@@ -34,6 +37,8 @@ class Fallback:
     """Calls not captured for one reason: how many, of these split, and how many kinds were tried to capture."""
 
     error: CaptureError
+    #: The line that is refused, and the user's line that calls it, if they lie in files of the user's or of a library.
+    place: str = ""
     calls: int = 0
     splits: int = 0
     kinds: int = 0
@@ -93,15 +98,21 @@ def fault(error: Exception) -> Unsupported:
         raise error
     if isinstance(error, NotDifferentiable):  # a rule is missing, maybe one of ours
         return Unsupported(f"NotDifferentiable: {error}", splits=False)
+    if fakeless := re.search(r"no fake impl registered for <CustomOpDef\((\S+)\)>", str(root)):
+        name = fakeless[1]
+        remedy = f"@{name.rpartition('::')[2]}.register_fake on a function of its arguments"
+        refusal = Unsupported(f"{name} has no fake implementation; add one: {remedy}", splits=False)
+        return refusal.with_traceback(error.__traceback__)
     where = f" ({frames[-1].f_code.co_filename}:{frames[-1].f_lineno})" if frames else ""
     told = (
         error if isinstance(error, SwitchgearError) else root
     )  # which says where the user calls what fails
     what = f"{type(told).__name__}: {told}".partition("\n")[0]
-    return Unsupported(
+    refusal = Unsupported(
         f"Switchgear itself fails, with {what}{where}, and eager does not; please report this",
         splits=False,
     )
+    return refusal.with_traceback(error.__traceback__)
 
 
 _ATOMS = frozenset({int, float, bool, str, type(None)})
@@ -196,8 +207,9 @@ class Fallbacks:
 
     def add(self, error: CaptureError, key: object = None) -> Fallback:
         """Keep, for all calls of a key if there is one, that they are refused."""
+        place = _place(error)
         error.__cause__ = error.__context__ = None  # their tracebacks hold what the call held
-        fallback = self.reasons.setdefault(str(error), Fallback(error.with_traceback(None)))
+        fallback = self.reasons.setdefault(str(error), Fallback(error.with_traceback(None), place))
         if key is None:
             return fallback
         fallback.kinds += 1
@@ -219,12 +231,49 @@ class Fallbacks:
         fallback.doubt = doubt
         if is_news and not quiet:
             how = (
-                "is split by TorchDynamo, graphs compiled and the rest in eager,"
+                "is split by TorchDynamo, its graphs compiled"
                 if split
-                else "runs in eager, not compiled,"
+                else "runs in eager, not compiled"
             )
-            message = (
-                f"{self._name} {how} in calls of this kind: {fallback}. "
-                "sg.explain counts these calls; strict=True makes this an error"
+            text = str(fallback).removeprefix(f"{type(fallback.error).__name__}: ")
+            happened, semicolon, remedy = text.rpartition("; ")
+            text = (
+                f"{happened}{fallback.place}; {remedy}" if semicolon else f"{text}{fallback.place}"
             )
-            warnings.warn(message, FallbackWarning, stacklevel=user_frame()[1])
+            name = self._name.rpartition("<locals>.")[2]
+            warning = FallbackWarning(_shown(f"{name} {how}: {text}"), str(fallback))
+            warnings.warn(warning, stacklevel=user_frame()[1])
+
+
+_COLUMNS = 100
+_MORE = "More: sg.explain(f).fallbacks(). To stop here instead: sg.jit(f, fallback='error')."
+
+
+def _shown(text: str) -> str:
+    """Wrap a message to three lines; of one that is too long the middle goes, for its remedy stands at the end."""
+    text = text.replace(f"{os.getcwd()}{os.sep}", "")
+    text = re.sub(r"\S+/(site|dist)-packages/", "", text)
+    text = re.sub(r"(?<!\S)/\S*/(?=[^/\s]+:\d+)", "", text)
+    lines = textwrap.wrap(text, _COLUMNS)
+    if len(lines) > 3:
+        half = 3 * _COLUMNS // 2 - 15
+        text = f"{text[:half].rpartition(' ')[0]} ... {text[-half:].partition(' ')[2]}"
+        lines = textwrap.wrap(text, _COLUMNS)
+    return "\n".join([*lines, _MORE][:3])
+
+
+def _place(error: CaptureError) -> str:
+    """Return where capture met what it refuses, unless the message says it, and for a library's line the user's."""
+    frames = [
+        (frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)
+    ]
+    lines = [one for one in frames if not is_own_file(one[0]) and not is_standard(one[0])]
+    if not lines:
+        return ""
+    file, line = lines[-1]
+    place = "" if f"{os.path.basename(file)}:" in str(error) else f", in {file}:{line}"
+    if is_installed(file):
+        callers = [one for one in lines if not is_installed(one[0])]
+        caller = f", called in {callers[-1][0]}:{callers[-1][1]}" if callers else ""
+        place += f"{caller} (library code: jit a part of the model that does without it)"
+    return place

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from switchgear.errors import InvalidInput, RegistrationError
+from switchgear.errors import InvalidInput, RegistrationError, did_you_mean
 from switchgear.ir.aliasing import aliased_argument
 from switchgear.ir.choice import Declined, Implementation
 from switchgear.ir.symbol import BoundSymbol
@@ -50,6 +50,8 @@ class Executor:
         Its options are the keyword-only parameters of its class's own `__init__`. A class whose objects are not made
         by options alone overrides this. Raises `InvalidInput` for an option that there is not.
         """
+        if not options:
+            return self
         kind = type(self)
         has_own = kind.__init__ is not Executor.__init__
         own = inspect.signature(kind).parameters.values() if has_own else ()
@@ -57,8 +59,11 @@ class Executor:
         takes_any = any(one.kind is one.VAR_KEYWORD for one in own)
         unknown = [name for name in options if name not in names]
         if unknown and not takes_any:
-            known = f"its options are {', '.join(names)}" if names else "it has none"
-            raise InvalidInput(f"executor {self.name} has no option {', '.join(unknown)}; {known}")
+            known = (
+                f"its options are {', '.join(names)}" if names else "it has none: leave them out"
+            )
+            hint = did_you_mean(unknown[0], names) or f"; {known}"
+            raise InvalidInput(f"executor {self.name} has no option {', '.join(unknown)}{hint}")
         return kind(**options)
 
     def unavailable(self) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from switchgear.errors import InvalidInput
 from switchgear.ir.symbol import BoundSymbol
 
 
@@ -13,7 +14,7 @@ class Fuel:
 
     def __init__(self, limit: int | None = None) -> None:
         if limit is not None and (type(limit) is not int or limit < 0):
-            raise ValueError(f"fuel is a number of regions, 0 or more, not {limit!r}")
+            raise InvalidInput(f"fuel is a number of regions, 0 or more, not {limit!r}")
         self.limit = limit
         self.regions: list[BoundSymbol] = []
 

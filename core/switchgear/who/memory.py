@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Literal, TypeAlias, get_args
 
+from switchgear.errors import InvalidInput, did_you_mean
+
 #: As little as takes hardly longer; and from saving what eager saves to making again whatever is cheap.
 Memory: TypeAlias = Literal["auto", "eager", "balanced", "lean"]
 #: Those that set a price; "lean" is a budget.
@@ -27,9 +29,10 @@ def budget_of(memory: object) -> float | int | None:
     elif isinstance(memory, (int, float)) and not isinstance(memory, bool) and 0 < memory <= 1:
         return float(memory)
     words = ", ".join(map(repr, MEMORY))
-    raise ValueError(
-        f"memory is one of {words}, a part of what eager saves (a number over 0, up to 1), or bytes with their unit "
-        f"('2GB', '500 MiB'), not {memory!r}"
+    hint = did_you_mean(memory, MEMORY) if isinstance(memory, str) else ""
+    raise InvalidInput(
+        f"memory={memory!r} is not one of {words}, a part of what eager saves (a number over 0, up to 1), or bytes "
+        f"with their unit ('2GB', '500 MiB'){hint}"
     )
 
 

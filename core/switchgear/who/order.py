@@ -9,13 +9,12 @@ alone, and nobody chooses who runs a region.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import EllipsisType
 from typing import Any, Literal, TypeAlias
 
-from switchgear.errors import InvalidInput, UnknownExecutor
+from switchgear.errors import InvalidInput, UnknownExecutor, did_you_mean
 from switchgear.who.executor import Executor, FusionExecutor
 from switchgear.who.plugin import Plugin
 from switchgear.who.plugins import Plugins
@@ -63,29 +62,29 @@ def order(plugins: Plugins, executors: Executors) -> Order:
         )
     if not isinstance(executors, Sequence):
         raise TypeError(
-            f"executors is a list, of which the first is asked first, not {executors!r}"
+            f"executors={executors!r} is not a list, of which the first is asked first; write ['torch']"
         )
     found: dict[str, Executor | Plugin | EllipsisType] = {}
     left_out: set[str] = set()
-    for item in (...,) if executors == "auto" else executors:
+    for place, item in enumerate((...,) if executors == "auto" else executors):
         if isinstance(item, str) and item.startswith("-"):
             left_out.add(installed(plugins, item[1:]).name)
             continue
         one = installed(plugins, item) if isinstance(item, str) else item
         if not isinstance(one, (Executor, Plugin, EllipsisType)):
-            raise _no_executor(one)
+            raise _no_executor(place, one)
         if isinstance(one, Executor) and getattr(one, "name", None) is None:
             kind = type(one).__name__
             raise TypeError(f"{kind}.__init__ does not call super().__init__(name), which names it")
         name = "..." if isinstance(one, EllipsisType) else one.name
         if name in found:
-            raise ValueError(
+            raise InvalidInput(
                 f"executor {name!r} is listed twice; list each once, the first is asked first"
             )
         found[name] = one
     if left_out and "..." not in found:
         name = min(left_out)
-        raise ValueError(
+        raise InvalidInput(
             f"'-{name}' leaves out one of the default ones: write executors=[..., '-{name}']"
         )
     fusing_first = sorted(
@@ -105,7 +104,8 @@ def configured(asked: Order, plugins: Plugins, options: ExecutorOptions) -> Orde
     for name in options:
         if name not in known:
             raise UnknownExecutor(
-                f"options: no executor {name!r} takes part in this call; those that do: {', '.join(known)}"
+                f"options: no executor {name!r} takes part in this call{did_you_mean(name, known)} "
+                f"(those that do: {', '.join(known)})"
             )
         one = known[name]
         if isinstance(one, Plugin):
@@ -147,10 +147,8 @@ def installed(plugins: Plugins, name: str) -> Executor | Plugin:
             raise UnknownExecutor(
                 f"plugin {name!r} brings the executors {', '.join(status.executors)}; name these"
             )
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
     raise UnknownExecutor(
-        f"no executor is called {name!r}{hint} (installed: {', '.join(known) or 'none'})"
+        f"no executor is called {name!r}{did_you_mean(name, known)} (installed: {', '.join(known) or 'none'})"
     )
 
 
@@ -165,8 +163,11 @@ def _everyone(plugins: Plugins) -> tuple[Executor | Plugin, ...]:
     return (*plugins.executors, *plugins.rule_packages)
 
 
-def _no_executor(item: object) -> TypeError:
-    hint = f"; write sg.Executor({item.owner!r}, table=table)" if isinstance(item, Table) else ""
-    return TypeError(
-        f"executors holds a {type(item).__name__}; use names such as 'torch', or Executor objects{hint}"
-    )
+def _no_executor(place: int, item: object) -> TypeError:
+    remedy = "use a name such as 'torch', or an Executor object"
+    if isinstance(item, Table):
+        remedy = f"write sg.Executor({item.owner!r}, table=table)"
+    elif isinstance(item, type) and issubclass(item, Executor):
+        remedy = f"write {item.__name__}(), an object of the class"
+    shown = f"a {type(item).__name__}" if isinstance(item, Table) else repr(item)
+    return TypeError(f"executors[{place}] is {shown}; {remedy}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 import logging
@@ -14,7 +13,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import pluggy
 
 from switchgear.capture.handler import Feature
-from switchgear.errors import RegistrationError
+from switchgear.errors import RegistrationError, did_you_mean
 from switchgear.ir.symbol import BoundSymbol
 from switchgear.who import hookspecs
 from switchgear.who.executor import Executor
@@ -233,8 +232,7 @@ def _check_hook_names(manager: pluggy.PluginManager, module: object) -> None:
 
 
 def _suggestion(name: str) -> str:
-    close = difflib.get_close_matches(name, HOOKS, n=1)
-    return f"; did you mean {close[0]}?" if close else f"; the hooks are {', '.join(HOOKS)}"
+    return did_you_mean(name, HOOKS) or f"; the hooks are {', '.join(HOOKS)}"
 
 
 def distribution_of(entry: EntryPoint) -> tuple[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import traceback
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import EntryPoint, entry_points
@@ -12,7 +11,7 @@ from typing import TypeAlias
 
 from switchgear.capture.attempts import undoing
 from switchgear.capture.handler import left_out
-from switchgear.errors import PluginWarning
+from switchgear.errors import warn
 from switchgear.patches import Lock
 from switchgear.showing import Listing
 from switchgear.who.executor import Executor, reason_limited, reason_unavailable
@@ -114,10 +113,10 @@ class _Candidate:
             message = (
                 f"plugin {self.label} changed {changed} when it was imported; that was put back"
             )
-            warnings.warn(message, PluginWarning, stacklevel=5)
+            warn(message)
         if fault is not None and fault[0] in ("failed", "conflict"):
             message = f"plugin {self.label} is not used ({fault[0]}): {fault[1]}"
-            warnings.warn(message, PluginWarning, stacklevel=5)
+            warn(message)
 
 
 class Discovery:

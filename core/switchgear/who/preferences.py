@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from switchgear.errors import UnknownExecutor
+from switchgear.errors import UnknownExecutor, did_you_mean
 from switchgear.ir.naming import symbols_of
 
 #: The options `prefer` and `avoid` of `jit`: a name or several, by operator as `symbols_of` knows them.
@@ -59,7 +59,8 @@ def _by_name(option: str, given: PerOperator, known: Collection[str]) -> dict[st
         for name in names:
             if name not in known:
                 raise UnknownExecutor(
-                    f"{option}: no executor {name!r}, named for {target}, takes part; those that do: {', '.join(known)}"
+                    f"{option}: no executor {name!r} takes part in this call{did_you_mean(name, known)} "
+                    f"(those that do: {', '.join(known)})"
                 )
         found.update((symbol.name, names) for symbol in symbols_of(target))
     return found

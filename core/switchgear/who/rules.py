@@ -102,7 +102,9 @@ def put_grad(argument: torch.Tensor, gradient: torch.Tensor | None) -> None:
 def _running(name: str) -> _Transform:
     state = _transform.get()
     if state is None:
-        raise SwitchgearError(f"{name} was called outside of a grad transform")
+        raise SwitchgearError(
+            f"{name} was called outside of a grad rule; call it in one that @table.grad_transform(operator) declares"
+        )
     return state
 
 

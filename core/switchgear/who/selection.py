@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -13,7 +12,7 @@ from typing import Any, TypeAlias
 from switchgear.capture.handler import Feature, Handlers, enabled
 from switchgear.capture.recorder import active_recorder
 from switchgear.capture.sizes import depends_on_sizes
-from switchgear.errors import ExecutorUnavailable, PluginWarning, RuleError, warn_once
+from switchgear.errors import ExecutorUnavailable, InvalidInput, RuleError, warn, warn_once
 from switchgear.ir.choice import Declined, Implementation
 from switchgear.ir.symbol import BoundSymbol
 from switchgear.who.answers import Answers
@@ -233,7 +232,7 @@ def select(
             message = (
                 f"executor {executor.name} is listed but skipped, it cannot run here: {reason}"
             )
-            warnings.warn(message, PluginWarning, stacklevel=3)
+            warn(message)
         elif executor.runs_everywhere and asked.is_measured:
             warn_once(
                 f"executor {executor.name} cannot run here, regions are left to others: {reason}"
@@ -315,8 +314,9 @@ def _passes(
     left_out = {item.removeprefix("-") for item in own if isinstance(item, str)}
     for item in own:
         if isinstance(item, str) and (not item.startswith("-") or item[1:] not in names):
-            raise ValueError(
-                f"passes has {item!r}; a name stands with a minus, to leave out one of {', '.join(names)}"
+            raise InvalidInput(
+                f"passes has {item!r}; a name stands with a minus, and leaves out one of these passes: "
+                f"{', '.join(sorted(names)) or 'none are installed'}"
             )
     added = [replace(item, owner=OF_THE_CALL) for item in own if isinstance(item, PassPlacement)]
     return (*(placement for placement in brought if placement.name not in left_out), *added)
