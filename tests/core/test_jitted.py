@@ -325,7 +325,7 @@ def test_methods_beside_forward() -> None:
     for twin in (copy.deepcopy(jitted), pickle.loads(pickle.dumps(jitted)), jit(jitted, methods=["encode"])):
         assert is_compiled(twin.encode, compiler_of(twin).module, data())  # type: ignore[arg-type]
     assert pickle.loads(pickle.dumps(jitted.encode))(data()).shape == (2, 4)
-    with pytest.raises(errors.InvalidInput, match="methods names 'decode', which Net has not"):
+    with pytest.raises(errors.InvalidInput, match="methods names 'decode', which Net lacks; did you mean 'encode'"):
         jit(net, methods=["decode"])
     with pytest.raises(errors.InvalidInput, match="methods is for modules"):
         jit(plain, methods=["encode"])
