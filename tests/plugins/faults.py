@@ -12,6 +12,7 @@ import json
 import re
 import sys
 import tempfile
+import textwrap
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -244,33 +245,37 @@ def strictly(executors: Sequence[str]) -> str:
     return ""
 
 
+#: The headings of the page, by where a fault is reported.
+_HEADINGS = {
+    "load": "When the plugin is loaded",
+    "report": "In `switchgear plugins -v`",
+    "call": "In a call",
+    "check": "In a call with `check=True`",
+}
+
+
 def page() -> str:
-    """docs/faults.md."""
-    said = {
-        "load": "when it is loaded",
-        "report": "`switchgear plugins -v`",
-        "call": "the call",
-        "check": "`check=True`",
-    }
+    """Return docs/faults.md."""
     lines = [
         "# Plugin error messages\n",
-        "Each row is a package `bad`, version 0.7, in tests/plugins/faults.py, which made this page; other plugins"
-        " and calls that do not name it go on. A plugin that did not load and is listed is an error.\n",
-        "| fault | told by | message |",
-        "|---|---|---|",
+        "Each message is that of a package `bad`, version 0.7, with one fault. Other plugins, and calls that do not name"
+        " it, go on. To list a plugin that did not load is an error.\n",
+        "`python -m tests.plugins.faults` writes this page.",
     ]
-    for kind, fault in FAULTS.items():
-        with tempfile.TemporaryDirectory() as place, laid_out(fault, Path(place)) as message:
-            lines.append(f"| {kind} | {said[fault.told]} | {_plain(message, place)} |")
+    for told, heading in _HEADINGS.items():
+        lines.append(f"\n## {heading}")
+        for kind, fault in FAULTS.items():
+            if fault.told == told:
+                with tempfile.TemporaryDirectory() as place, laid_out(fault, Path(place)) as message:
+                    text = textwrap.indent(textwrap.fill(_plain(message, place), 100, break_long_words=False), "    ")
+                    lines.append(f"\n### {kind[0].upper()}{kind[1:]}\n\n{text}")
     return "\n".join(lines) + "\n"
 
 
 def _plain(message: str, place: str) -> str:
-    """A message without what differs from run to run, for a cell of a table."""
+    """Return a message without addresses, folders and lines, which differ from run to run."""
     message = re.sub(r"made_up_switchgear_", "", message.replace(place, ""))
-    return re.sub(r"<function [^>]*>|0x[0-9a-f]+|(?<=faults\.py:)\d+", "…", re.sub(r"\s+", " ", message)).replace(
-        "|", "\\|"
-    )
+    return re.sub(r"<function [^>]*>|0x[0-9a-f]+|(?<=faults\.py:)\d+", "…", re.sub(r"\s+", " ", message))
 
 
 def _observed(kind: str) -> dict[str, str]:

@@ -156,4 +156,4 @@ def test_three_packages_of_rules_and_eagers_bits(folder: Site, monkeypatch: pyte
 
 def test_the_page_tells_of_each() -> None:
     text = PAGE.read_text()
-    assert [kind for kind in FAULTS if f"| {kind} | " not in text] == []
+    assert [kind for kind in FAULTS if f"\n### {kind[0].upper()}{kind[1:]}\n\n    " not in text] == []
