@@ -258,8 +258,8 @@ def page() -> str:
     """Return docs/faults.md."""
     lines = [
         "# Plugin error messages\n",
-        "Each message is that of a package `bad`, version 0.7, with one fault. Other plugins, and calls that do not name"
-        " it, go on. To list a plugin that did not load is an error.\n",
+        "Each message is that of a package `bad`, version 0.7, with one fault. Other plugins, and calls that do not"
+        " name it, go on. To list a plugin that did not load is an error.\n",
         "`python -m tests.plugins.faults` writes this page.",
     ]
     for told, heading in _HEADINGS.items():
@@ -275,7 +275,7 @@ def page() -> str:
 def _plain(message: str, place: str) -> str:
     """Return a message without addresses, folders and lines, which differ from run to run."""
     message = re.sub(r"made_up_switchgear_", "", message.replace(place, ""))
-    return re.sub(r"<function [^>]*>|0x[0-9a-f]+|(?<=faults\.py:)\d+", "…", re.sub(r"\s+", " ", message))
+    return re.sub(r"<function [^>]*>|0x[0-9a-f]+|(?<=faults\.py:|\.executor:)\d+", "…", re.sub(r"\s+", " ", message))
 
 
 def _observed(kind: str) -> dict[str, str]:
