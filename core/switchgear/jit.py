@@ -78,73 +78,77 @@ def jit(
     fuel: int | Fuel | None = None,
     **unknown: object,
 ) -> Any:
-    """A function or module that runs as compiled traces; also a decorator, with or without options.
+    """Run a function or a module as compiled traces. Also a decorator, with or without options.
 
-    A trace is specialised on the structure of the arguments, the metadata of their tensors, the Python values among
-    them, module state, global modes, and what it reads from Python: attributes, global variables, closures, containers.
-    What it writes there is done again by every call.
+    The first call captures a trace of PyTorch's operators, differentiates it and compiles it. Later calls that pass its
+    guards run the compiled program. Guards cover the structure of the arguments, the metadata of tensors, Python values
+    among the arguments, the state of modules, and global modes. They also cover attributes, globals, closures and
+    containers that the function reads; each call repeats its writes.
 
-    A jitted module shares its state with the original. A forward that is assigned to it runs as it is, and what of it
-    calls the former one is compiled. A bound method of a module is compiled with the module's state. The first call
-    of a module with lazy parts initialises them, in eager.
+    A jitted module shares its state with the original. A bound method of a module is compiled with the module's state.
+    A forward that is assigned to a jitted module runs as it is; its calls of the former forward are compiled.
+    The first call of a module with lazy parameters initialises them in eager mode.
 
-    - `methods`: names of a module's methods that are jitted beside its forward.
-    - `executors`: the whole list of executors and of packages of rules, by name or as objects, the first asked first:
-      with ["torch"] results are eager's to the bit, whatever is installed. `...` stands for the default ones that are
-      not named, "-name" leaves one of these out. "auto" is [...]: all that are installed, those that fuse early, each
-      region compiled by every one that takes it, measured, and left to the others where none is faster; times are
-      remembered on disk. None is all that are installed, by (declared priority, name), and nothing is measured.
-    - `options`: what executors are to do otherwise, by their names: `options={"mine": {"fast": True}}`. Each has its
-      own, the keyword arguments of its class, and runs as if made with them and listed as that object.
-    - `grad_rules`: tables of grad rules for this function alone, or names of plugins whose rules these are to be,
-      asked before any executor.
-    - `prefer`, `avoid`: who is asked about single operators before everybody else, or not at all, forward and
-      backward: `prefer={F.softplus: "mine"}`, `avoid={"aten.mm.default": ["other"]}`. An operator is a function or a
-      name that traces show; what one that fuses takes are the leaves.
-    - `passes`: passes for this function alone, after those of plugins; "-name" leaves out one of theirs.
-    - `fallback`: what becomes of a call that cannot be captured, with one `FallbackWarning` for each reason. "split":
-      TorchDynamo takes the function apart, each graph that it finds is compiled as a function is, by the same
-      executors, and the rest runs in eager; where the call itself is refused, or TorchDynamo is known to be wrong, all
-      of it; and in calls without gradients on a CPU the original function, once that was faster. "eager": the original
-      function runs. "error": the call raises `CaptureError`.
-    - `strict`: raise where otherwise a fallback happens with a reason: a call that cannot be captured, as with
-      fallback="error"; an executor listed but unavailable; a forward that an executor claims and nobody
-      differentiates.
-    - `check`: compare what plugins' implementations and regions make, in every call, with PyTorch's operators; slow,
-      to find one that is wrong. `SWITCHGEAR_CHECK=1` does it everywhere.
-    - `memory`: what the backward makes again instead of having it saved. "auto": where an executor fuses, what costs
-      next to nothing there, and what takes little beside the rest; else as "eager": views alone, so that what eager
-      saves is saved. "balanced": what takes next to no time beside matrix products. A budget, 0.5 of what eager saves
-      or "2GB", is met in each program by making again what costs least, matrix products and attention too, or is an
-      error that tells the least possible; `sg.plan` shows what it costs. "lean": half of what "balanced" or "auto"
-      saves, or as near to it as can be. Random numbers and operators from outside PyTorch are never made again. What
-      is made again from an input must find it as it was: overwriting it before the backward is an error.
-    - `compile`: when regions are compiled. "background": by a worker process of low priority, while operators run; once
-      they are compiled and measured, the program is exchanged between two calls, and results may change in their last
-      bits. `sg.wait` waits for that. "now": before the first call returns, so that every call gives the same bits.
-      "never": what is on disk is used, nothing is compiled. None: `SWITCHGEAR_COMPILE`, else "background" where regions
-      are measured, by default, and "now" for a list that says who runs them.
-    - `decisions`: a file of who ran what. Where it is not there, it is written as programs are made; where it is, each
-      is made in the same way, and one seed gives the same bits as in the process that wrote it: nothing is measured
-      anew. `OtherDecisions` says what differs where that cannot be: the program, an executor or its version, PyTorch,
-      the threads, the processor. Regions are then compiled now.
-    - `recompile_limit`: compilations after which a `RecompileWarning` says what keeps changing. Calls with the same
-      tensors that have been compiled 16 times, or twice as often as that, for other Python values, run in eager from
-      then on.
-    - `cache_size`: compiled entries kept, the least recently used dropped first.
-    - `link`: print every backward line with the forward line and the rule that it comes from, in `str(trace)` too.
-    - `specialize_on_data`: where a Python value or a shape depends on the data of tensors (`item()`, a branch,
-      indexing by a mask), compile for what it is in a call, and check in every call that it is. None: only branches
-      on masks, ids and other integers, `if mask.all()`, until they came out in so many ways that it is not worth it.
-      What is not compiled for is `DataDependent`.
-    - `dynamic`: sizes that one entry is to serve, so that another sequence length or batch does not compile again.
-      None: those that have changed from one call to another; True: those of every tensor argument; a dict from
-      parameters to dimensions, `dynamic={"input_ids": {1}}`; False: none. As in PyTorch, 0 and 1 are sizes of their
-      own, and what the function decides by a size (a branch, `range(len(x))`) an entry holds other calls to.
-    - `fuel`: fuse so many regions only, the first ones, to find the one that makes a result differ.
+    Args:
+        function: a function, an `nn.Module` or a bound method of one. None returns a decorator.
+        methods: names of a module's methods that are jitted, too.
 
-    Raises `UnknownExecutor`, `ExecutorUnavailable`; calls raise `RuleError`, `OtherDecisions`, and, where they are
-    strict, `CaptureError` and `NotDifferentiable`.
+    Args: Decide first
+        executors: the executors, and plugins of rules, by name or as objects, the first asked first. With ["torch"]
+            results are bit-identical to eager mode. `...` stands for the default ones, "-name" leaves one out. "auto"
+            is [...]: all that are installed, and each region goes to the fastest, as measured. None: all that are
+            installed, by (priority, name), without measuring.
+        memory: bytes saved for the backward, which recomputes the rest. "auto": recompute only operators that cost
+            almost nothing. "eager": save as eager mode does. "balanced": save matrix products and other expensive
+            results. "lean": half of the bytes of "balanced" or "auto". A budget, 0.5 of eager's bytes or "2GB", is met
+            by each program; else the first call raises. `sg.plan` shows the costs. Random numbers and operators from
+            outside of PyTorch are never recomputed.
+        dynamic: sizes for which one program is compiled. None: sizes that have changed. True: those of every tensor
+            argument. A dict from parameters to dimensions: `{"input_ids": {1}}`. False: none. 0 and 1 are separate
+            sizes, as in PyTorch. A branch on a size becomes a guard.
+        fallback: the fate of a call that cannot be captured, with one `FallbackWarning` for each reason. "split":
+            TorchDynamo splits the function, its graphs are compiled, and the rest runs in eager mode. "eager": the
+            original function runs. "error": the call raises `CaptureError`.
+        compile: when regions are compiled. "background": in a worker process, while operators run; the program is
+            exchanged between two calls, which may change the last bits. `sg.wait` waits for it. "now": before the
+            first call returns. "never": only code on disk is used. None: `SWITCHGEAR_COMPILE`, else "background" if
+            regions are measured, and "now" for an explicit list.
+        strict: raise instead of falling back: for a call that cannot be captured, a listed executor that is
+            unavailable, and a claimed forward that has no gradient.
+
+    Args: Tuning
+        options: options of single executors, by their names: `{"mine": {"fast": True}}`. They are the keyword
+            arguments of the executor's class.
+        prefer: executors that are asked first about single operators: `{F.softplus: "mine"}`. An operator is a
+            function, or a name in a trace. Executors that fuse take leaves.
+        avoid: executors that are not asked about single operators: `{"aten.mm.default": ["other"]}`.
+        grad_rules: tables of grad rules for this function, or names of plugins with rules, asked before any executor.
+        passes: passes for this function, after those of plugins. "-name" leaves out a plugin's pass.
+        specialize_on_data: compile for values of tensors (`item()`, a branch, indexing by a mask), and guard them.
+            None: only for branches on masks and integers, until too many outcomes occur. False: never. Other uses of
+            values raise `DataDependent`.
+        decisions: a file of choices. If it does not exist, it is written: the executor of each region and line. If it
+            exists, its choices are repeated, and one seed gives the same bits. Implies compile="now".
+        recompile_limit: compilations before a `RecompileWarning` names the values that keep changing.
+        cache_size: compiled entries; the least recently used is dropped first.
+
+    Args: Debugging
+        check: compare every result of a plugin with PyTorch's operators, in every call. Slow.
+        fuel: the number of regions that are fused, the first ones; `switchgear bisect` finds the wrong one.
+        link: print each backward line with its forward line and rule.
+
+    Returns:
+        A function with the same signature, a module that shares the original's state, or a decorator.
+
+    Raises:
+        InvalidInput: an option has an invalid value, or the function cannot be jitted.
+        UnknownExecutor: no installed executor has a listed name.
+        ExecutorUnavailable: with `strict`, a listed executor cannot run here.
+        RuleError: in a call, a plugin's rule, checker or pass raised, or returned something invalid.
+        ExecutorFailed: in a call, an implementation raised or returned a wrong result.
+        OtherDecisions: in a call, a file of decisions cannot be repeated.
+        CaptureError: in a call, with fallback="error" or `strict`, the call cannot be captured.
+        NotDifferentiable: in a call, with `strict`, no rule differentiates an operator.
     """
     own = {name: value for name, value in locals().items() if name in Defaults.__annotations__}
     check_options({**unknown, **own, "methods": methods}, names=("methods",))

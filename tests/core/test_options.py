@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import pickle
+import pydoc
+import re
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -261,3 +264,12 @@ def test_types_are_kept() -> None:
         sg.jit(scaled)("x")  # type: ignore[arg-type]
         sg.jit(scaled, compile="soon")  # type: ignore[call-overload]
         sg.defaults(memori="lean")  # type: ignore[call-arg]
+
+
+def test_help_of_jit_is_short_and_groups_the_options() -> None:
+    text = pydoc.render_doc(sg.jit, renderer=pydoc.plaintext)
+    assert len(text.splitlines()) <= 120
+    arguments = (inspect.getdoc(sg.jit) or "").partition("Returns:")[0]
+    described = re.findall(r"^    (\w+): ", arguments, re.MULTILINE)
+    assert set(described) == set(inspect.signature(sg.jit).parameters) - {"unknown"}
+    assert described[2:8] == ["executors", "memory", "dynamic", "fallback", "compile", "strict"]
