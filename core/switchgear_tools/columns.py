@@ -1,10 +1,21 @@
-"""Tables in a terminal: by rich where it is installed and the output is a terminal, else plain text."""
+"""Tables: by rich where it is installed and the output is a terminal, folded to its width; else plain text.
+
+rich leaves out colours where `NO_COLOR` is set.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+
+_COLOURS = {
+    "loaded": "green",
+    "unavailable": "yellow",
+    "disabled": "yellow",
+    "conflict": "red",
+    "failed": "red",
+}
 
 
 def show(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -27,7 +38,9 @@ def aligned(rows: Sequence[Sequence[str]], justify: Callable[[str, int], str]) -
 def _show_rich(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich import box, console, table, text  # noqa: PLC0415 - it need not be installed
 
-    columns = table.Table(*header, box=box.SIMPLE_HEAD, pad_edge=False)
+    columns = table.Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="")
+    for name in header:
+        columns.add_column(name, overflow="fold")
     for row in rows:
-        columns.add_row(*map(text.Text, row))
+        columns.add_row(*[text.Text(cell, style=_COLOURS.get(cell, "")) for cell in row])
     console.Console().print(columns)

@@ -1,35 +1,70 @@
-"""What a command line names: a function of a module or of a script."""
+"""Functions of modules and scripts that a command line names."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import operator
 import os
 import runpy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-from switchgear.errors import SwitchgearError
+from switchgear.capture.user_code import raising_line
+from switchgear.errors import InvalidInput, SwitchgearError, did_you_mean
+
+
+@contextlib.contextmanager
+def of_the_user(place: str) -> Iterator[None]:
+    """Turn an error that the user's code raises into one line; SWITCHGEAR_FULL_TRACEBACK=1 shows all."""
+    try:
+        yield
+    except SwitchgearError:
+        raise
+    except Exception as error:
+        if os.environ.get("SWITCHGEAR_FULL_TRACEBACK") == "1":
+            raise
+        where = raising_line(error)
+        raise InvalidInput(
+            f"{place} raised {type(error).__name__}: {error}{where and f', in {where}'}; SWITCHGEAR_FULL_TRACEBACK=1 "
+            "shows the traceback"
+        ) from error
 
 
 def loaded(place: str) -> Callable[..., object]:
-    """The callable that `module:name` or `script.py:name` names; modules are looked for in this folder first."""
+    """Return the callable that `module:name` or `script.py:name` names; modules are looked for in this folder first.
+
+    Raises:
+        InvalidInput: for one that is not there or cannot be called, and where the module or the script raises.
+    """
     home, colon, name = place.rpartition(":")
     if not colon:
-        raise SwitchgearError(
+        raise InvalidInput(
             f"{place!r} names no function; write module:function or script.py:function"
         )
-    try:
-        if home.endswith(".py"):
+    if home.endswith(".py"):
+        if not os.path.exists(home):
+            folder = os.path.dirname(home)
+            scripts = [os.path.join(folder, one) for one in os.listdir(folder or ".")]
+            raise InvalidInput(f"there is no file {home}{did_you_mean(home, scripts)}")
+        with of_the_user(home):
             namespace = runpy.run_path(home)
-            value = namespace[name]
-        else:
-            sys.path.insert(0, os.getcwd())
-            value = operator.attrgetter(name)(importlib.import_module(home))
+    else:
+        sys.path.insert(0, os.getcwd())
+        with of_the_user(home):
+            namespace = vars(importlib.import_module(home))
+    try:
+        first, *attributes = name.split(".")
+        value = (
+            operator.attrgetter(".".join(attributes))(namespace[first])
+            if attributes
+            else namespace[first]
+        )
     except (KeyError, AttributeError) as error:
-        raise SwitchgearError(f"{home} has no {name}") from error
-    except (FileNotFoundError, ModuleNotFoundError) as error:
-        raise SwitchgearError(f"{place} cannot be loaded: {error}") from error
+        known = [one for one in namespace if not one.startswith("_")]
+        raise InvalidInput(f"{home} has no {name}{did_you_mean(name, known)}") from error
     if not callable(value):
-        raise SwitchgearError(f"{place} is a {type(value).__name__}, and cannot be called")
+        raise InvalidInput(
+            f"{place} is of type {type(value).__name__}, and cannot be called; name a function"
+        )
     return value  # type: ignore[no-any-return]

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from switchgear.showing import counted
 from switchgear.source_text import printable
+from switchgear_tools import PARTS
 from switchgear_tools.columns import aligned
 from switchgear_tools.facts import (
     ExplainedCalls,
@@ -19,8 +20,6 @@ from switchgear_tools.facts import (
 
 #: Reasons of one kind that are shown.
 _MOST = 4
-#: The details.
-PARTS = "operators", "gradients", "saved", "guards", "recompilations", "fallbacks"
 
 
 def summary(facts: Facts, width: int, detail: str) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from importlib.metadata import entry_points, version
@@ -15,6 +16,7 @@ from switchgear.who import plugins
 from switchgear.who.plugins import load
 from switchgear_tools.cli import main
 from switchgear_tools.columns import show
+from switchgear_tools.commands import COMMANDS
 from tests.core.made_up import SIN, Site, executor_plugin, rules_plugin
 
 
@@ -27,9 +29,9 @@ def made_up(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
             site.add("rules", rules_plugin("rules")),
         ]
     )
-    monkeypatch.setattr("switchgear_tools.cli.installed", lambda: found)
+    monkeypatch.setattr("switchgear_tools.commands.installed", lambda: found)
     for name in ("plugin_report", "tried_report"):
-        monkeypatch.setattr(f"switchgear_tools.cli.{name}", lambda: found.report)
+        monkeypatch.setattr(f"switchgear_tools.commands.{name}", lambda: found.report)
 
 
 def test_operators_in_the_order_asked(capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,7 +53,7 @@ def test_operators_by_name_and_owner(arguments: list[str], status: int, capsys: 
 
 def test_operators_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["operators", "--json"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)
+    (row,) = json.loads(capsys.readouterr().out)["operators"]
     assert row["operator"] == "torch.sin"
     assert [one["owner"] for one in row["implementations"]] == ["b", "a"]
     assert [one["owner"] for one in row["grad_rules"]] == ["b", "a", "rules"]
@@ -74,7 +76,7 @@ def test_who_would_win(site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pyte
             site.add("rules", rules_plugin("rules")),
         ]
     )
-    monkeypatch.setattr("switchgear_tools.cli.installed", lambda: found)
+    monkeypatch.setattr("switchgear_tools.commands.installed", lambda: found)
     assert main(["operators", "sin"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "absent 1.0: fast_sin" in lines[1]
@@ -91,7 +93,7 @@ def test_who_would_win(site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pyte
 def test_only_what_is_needed_is_required(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["test"])
-    assert capsys.readouterr().err.endswith("the following arguments are required: name\n")
+    assert capsys.readouterr().err.startswith("switchgear test: the following arguments are required: name\n")
 
 
 MODEL = """
@@ -131,7 +133,7 @@ number = 3
         (["loss", "--inputs", "example", "--executors", "torch"], 0, "executors: torch"),
         (["loss", "--inputs", "example", "--executors", "tourch"], 1, "did you mean 'torch'"),
         (["los", "--inputs", "example"], 1, "has no los"),
-        (["number"], 1, "is a int, and cannot be called"),
+        (["number"], 1, "is of type int, and cannot be called"),
         (["loss"], 1, "missing a required argument: 'x'; give --inputs"),
         (["module"], 1, "missing a required argument: 'input'; give --inputs"),
         (["made"], 0, "executors: "),
@@ -169,7 +171,7 @@ def test_statuses_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["explain", "--help"])
     assert ended.value.code == 0
-    assert "Exit status 1" in capsys.readouterr().out
+    assert "1  a fault" in capsys.readouterr().out
     with pytest.raises(SystemExit) as ended:
         main(["explain"])
     assert ended.value.code == 2
@@ -195,7 +197,11 @@ def test_plugins(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plugins", "-v"]) == 0
     assert "b: its import printed: hello" in capsys.readouterr().out
     assert main(["plugins", "--json"]) == 0
-    assert [one["notes"] for one in json.loads(capsys.readouterr().out)] == [[], ["its import printed: hello"], []]
+    assert [one["notes"] for one in json.loads(capsys.readouterr().out)["plugins"]] == [
+        [],
+        ["its import printed: hello"],
+        [],
+    ]
 
 
 def test_version_and_console_script() -> None:
@@ -207,3 +213,82 @@ def test_version_and_console_script() -> None:
 
 def test_plugins_are_those_of_the_process() -> None:
     assert plugins.installed().report
+
+
+def test_help_and_mistakes_import_no_torch() -> None:
+    code = (
+        "import sys\nfrom switchgear_tools.cli import main\n"
+        "for line in ('--help', 'explain --help', '--version', 'plugin'):\n"
+        "    try: main(line.split())\n"
+        "    except SystemExit: pass\n"
+        "assert 'torch' not in sys.modules and 'switchgear' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_every_command_has_examples_statuses_and_json(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in COMMANDS:
+        with pytest.raises(SystemExit):
+            main([name, "--help"])
+        text = capsys.readouterr().out
+        assert f"  switchgear {name}" in text
+        assert "exit status:" in text
+        assert "--json" in text
+        assert text.split("\n\n")[1].split()[0].strip(",") in {"List", "Show", "Write", "Check", "Find"}
+
+
+@pytest.mark.parametrize(
+    "line", ["plugins", "operators", "explain model.py:made", "new mine", "cache info", "cache export f", "cache clear"]
+)
+def test_json_has_the_number_of_its_schema(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SWITCHGEAR_CACHE_DIR", str(tmp_path / "cache"))
+    Path("model.py").write_text(MODEL)
+    assert main([*line.split(), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["schema"] >= 1
+
+
+def test_a_closed_pipe_is_no_traceback(tmp_path: Path) -> None:
+    code = "from switchgear_tools import cli, commands\n"
+    code += "commands.COMMANDS['plugins'] = lambda chosen: print('x' * 10**6) or 0\n"
+    code += "raise SystemExit(cli.main(['plugins']))"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.read(1)
+        process.stdout.close()
+        assert not process.stderr.read()
+    assert process.returncode == 1
+
+
+def test_a_narrow_terminal_folds_and_never_cuts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    for name, value in (("COLUMNS", "40"), ("NO_COLOR", "1"), ("TERM", "xterm-256color")):
+        monkeypatch.setenv(name, value)
+    remark = "pip_install_" * 8
+    show(("plugin", "status", "remarks"), [("nvfuser", "failed", remark)])
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 40
+    assert remark in "".join(re.sub(r"nvfuser|failed|─", "", printed).split()[3:])
+    assert "\x1b[31m" not in printed
+    monkeypatch.delenv("NO_COLOR")
+    show(("plugin", "status"), [("nvfuser", "failed")])
+    assert "\x1b[31m" in capsys.readouterr().out
+
+
+def test_a_folder_that_nobody_can_write_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "file"
+    file.write_text("")  # root may write to any folder, but to none inside of a file
+    monkeypatch.setattr("switchgear_tools.commands.Path.cwd", lambda: file / "folder")
+    assert main(["new", "mine"]) == 1
+    assert main(["cache", "export", str(file / "archive")]) == 1
+    messages = capsys.readouterr().err.splitlines()
+    assert [message.partition(":")[0] for message in messages] == ["switchgear new", "switchgear cache"]
+    assert all("cannot be written" in message for message in messages)

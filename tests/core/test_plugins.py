@@ -352,7 +352,7 @@ def switchgear_executors():
     assert (loaded.report[0].status, loaded.report[0].error) == ("loaded", "")
     assert limits in loaded.report[0].limits
     assert bool(loaded.report[0].limits) == bool(limits)
-    monkeypatch.setattr("switchgear_tools.cli.tried_report", lambda: loaded.report)
+    monkeypatch.setattr("switchgear_tools.commands.tried_report", lambda: loaded.report)
     assert main(["plugins"]) == 0
     words = capsys.readouterr().out.splitlines()[1].split()
     assert words == ["mine", "switchgear-mine", "1.0", "loaded", "mine", *loaded.report[0].limits.split()]
@@ -397,7 +397,7 @@ def test_a_crash_or_hang_of_an_import_is_a_row_of_the_report(
     monkeypatch.setattr(plugins, "entry_points", lambda *, group: [crashing])
     with pytest.warns(PluginWarning, match="plugin crashing 1.0 is not used"):
         assert main(["plugins", "--json"]) == 1
-    (row,) = json.loads(capsys.readouterr().out)
+    (row,) = json.loads(capsys.readouterr().out)["plugins"]
     assert row["status"] == "failed"
     assert re.search(rf"ended the process by signal {int(signal.SIGSEGV)}, in File .*ctypes", row["error"])
 

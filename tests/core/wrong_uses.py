@@ -193,7 +193,7 @@ number = 3
 
 #: Command lines: what is wrong, the exit status, what is said, and the command line corrected.
 COMMANDS = [
-    ("", 2, ("switchgear --help",), "plugins"),
+    ("", 2, ("usage: switchgear",), "plugins"),
     ("plugin", 2, ("'plugin'", "did you mean 'plugins'"), "plugins"),
     ("explian model.py:loss", 2, ("'explian'", "did you mean 'explain'"), "explain model.py:loss --inputs example"),
     ("explain", 2, ("MODULE:FUNCTION", "switchgear explain --help"), "explain model.py:loss --inputs example"),
@@ -206,8 +206,8 @@ COMMANDS = [
     ("explain model.py:loss --inputs fails", 1, ("OSError: no data", "model.py:11"), "explain model.py:loss --inputs example"),
     ("explain model.py:loss --inputs example --executors tourch", 1, ("did you mean 'torch'",), "explain model.py:loss --inputs example --executors torch"),
     ("explain model.py:loss --inputs example --details operator", 2, ("'operator'", "did you mean 'operators'"), "explain model.py:loss --inputs example --details operators"),
-    ("operators torch.sinn", 1, ("torch.sinn", "switchgear explain"), "operators sin"),
-    ("operators --executor troch", 1, ("'troch'", "did you mean 'torch'"), "operators --executor torch"),
+    ("operators torch.sinn", 1, ("torch.sinn", "switchgear explain"), "explain model.py:loss --inputs example"),
+    ("operators --executor troch", 1, ("'troch'", "did you mean 'torch'"), "explain model.py:loss --inputs example"),
     ("test", 2, ("required: name", "switchgear test --help"), "plugins"),
     ("cache clean", 2, ("'clean'", "did you mean 'clear'"), "cache clear"),
     ("cache export", 2, ("cache export FILE",), "cache export file.tar.gz"),

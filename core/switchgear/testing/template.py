@@ -26,11 +26,18 @@ def new_plugin(name: str, parent: Path, taken: Collection[str] = ()) -> Path:
     if target.exists():
         raise InvalidInput(f"{target} is there already")
     source = next(place for place in _PLACES if place.is_dir())
-    for path in sorted(source.rglob("*")):
-        if path.is_file() and not {"__pycache__", "dist", "build"}.intersection(path.parts):
-            copied = target / _renamed(path.relative_to(source).as_posix(), name)
-            copied.parent.mkdir(parents=True, exist_ok=True)
-            copied.write_text(_renamed(path.read_text(encoding="utf-8"), name), encoding="utf-8")
+    try:
+        for path in sorted(source.rglob("*")):
+            if path.is_file() and not {"__pycache__", "dist", "build"}.intersection(path.parts):
+                copied = target / _renamed(path.relative_to(source).as_posix(), name)
+                copied.parent.mkdir(parents=True, exist_ok=True)
+                copied.write_text(
+                    _renamed(path.read_text(encoding="utf-8"), name), encoding="utf-8"
+                )
+    except OSError as error:
+        raise InvalidInput(
+            f"{target} cannot be written: {error}; run it in another folder"
+        ) from error
     return target
 
 

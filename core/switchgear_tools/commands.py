@@ -1,0 +1,230 @@
+"""The commands of the command line; `cli.py` parses it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+from importlib.util import find_spec
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+from switchgear.errors import InvalidInput, SwitchgearError, did_you_mean
+from switchgear.options import Defaults, defaults, executors_in
+from switchgear.testing.checks import plugin_checks
+from switchgear.testing.template import new_plugin
+from switchgear.torch_private.names import PRIVATE_NAMES, surroundings
+from switchgear.who import order
+from switchgear.who.plugin import PluginStatus
+from switchgear.who.plugins import installed, plugin_report
+from switchgear.who.trying import crashes, tried_report
+from switchgear_tools import TRUST
+from switchgear_tools.bisecting import bisect, described
+from switchgear_tools.caching import cache_use, clear_cache, export_cache, import_cache
+from switchgear_tools.columns import show
+from switchgear_tools.doctor import BEHAVIOURS, diagnosis
+from switchgear_tools.explain import explain_before
+from switchgear_tools.loading import loaded, of_the_user
+from switchgear_tools.operators import operator_rows
+
+#: The number of the schema of `--json`; that of `explain` has its own.
+SCHEMA = 1
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Run the command that was parsed; returns the exit status."""
+    try:
+        return COMMANDS[chosen.command](chosen)
+    except SwitchgearError as error:
+        print(f"switchgear {chosen.command}: {error}", file=sys.stderr)
+        return 1
+
+
+def _say(chosen: argparse.Namespace, text: str, **facts: object) -> None:
+    """Print a text, or the facts in it as JSON."""
+    print(json.dumps({"schema": SCHEMA, **facts}, indent=2, default=str) if chosen.json else text)
+
+
+def _plugins(chosen: argparse.Namespace) -> int:
+    report = tried_report()
+    if chosen.json:
+        _say(chosen, "", plugins=[asdict(status) for status in report])
+    elif not report:
+        print("no plugin is installed")
+    else:
+        show(
+            ("plugin", "distribution", "version", "status", "executors", "remarks"),
+            [_columns_of(status) for status in report],
+        )
+        for status in report if chosen.verbose else ():
+            for text in (*status.notes, status.traceback):
+                if text:
+                    print(f"\n{status.name}: {text.rstrip()}")
+    return int(any(status.status in ("failed", "conflict") for status in report))
+
+
+def _columns_of(status: PluginStatus) -> tuple[str, ...]:
+    count = len(status.notes)
+    notes = f"{count} notes on its import (-v)" if count else ""
+    reason = "; ".join(filter(None, (status.error, status.limits, notes)))
+    executors = ", ".join(status.executors)
+    return status.name, status.distribution, status.version, status.status, executors, reason
+
+
+def _operators(chosen: argparse.Namespace) -> int:
+    plugins = installed()
+    if chosen.executor is not None:
+        order.installed(plugins, chosen.executor)
+    everything = operator_rows(plugins)
+    rows = [
+        row
+        for row in everything
+        if chosen.name in row.operator
+        and chosen.executor in (None, *row.implemented_by, *row.differentiated_by)
+    ]
+    if chosen.json:
+        _say(chosen, "", operators=[asdict(row) for row in rows])
+    elif rows and chosen.name:
+        print("\n".join(map(str, rows)))
+    elif rows:
+        show(
+            ("operator", "implemented by", "differentiated by"),
+            [
+                (row.operator, ", ".join(row.implemented_by), ", ".join(row.differentiated_by))
+                for row in rows
+            ],
+        )
+    else:
+        hint = did_you_mean(chosen.name, [row.operator for row in everything])
+        who, which = chosen.executor or "no plugin", f"with {chosen.name!r} in its name"
+        raise InvalidInput(
+            f"{who} registers {'no' if chosen.executor else 'an'} operator {which if chosen.name else ''}{hint}; "
+            "executors such as inductor and torch decide call by call: run switchgear explain"
+        )
+    return int(not rows)
+
+
+def _explain(chosen: argparse.Namespace) -> int:
+    function = loaded(chosen.function)
+    arguments: Any = ()
+    if chosen.inputs:
+        module = chosen.function.rpartition(":")[0]
+        place = chosen.inputs if ":" in chosen.inputs else f"{module}:{chosen.inputs}"
+        make = loaded(place)
+        with of_the_user(place):
+            arguments = make()
+    else:
+        try:
+            signature(getattr(function, "forward", function)).bind()
+        except (TypeError, ValueError) as error:
+            raise InvalidInput(
+                f"{chosen.function}: {error}; give --inputs, the name of a function that makes the arguments"
+            ) from error
+    if not isinstance(arguments, (tuple, dict)):
+        arguments = (arguments,)
+    own: Defaults = {"executors": executors_in(chosen.executors)} if chosen.executors else {}
+    with defaults(**own):
+        args, kwargs = ((), arguments) if isinstance(arguments, dict) else (arguments, {})
+        explanation = explain_before(function, *args, **kwargs)
+    if chosen.json:
+        print(json.dumps(explanation.as_dict(), indent=2))
+    elif chosen.details:
+        print(getattr(explanation, chosen.details)())
+    else:
+        print(explanation.text(detail="--details={}"))
+    return int(bool(explanation.facts.fallback))
+
+
+def _new(chosen: argparse.Namespace) -> int:
+    taken = {name for one in plugin_report() for name in (one.name, *one.executors)}
+    folder = new_plugin(chosen.name, Path.cwd(), taken)
+    steps = [
+        f"pip install --editable {folder.name}",
+        f"switchgear test {chosen.name}",
+        f"{folder.name}/README.md",
+    ]
+    text = "\n  ".join([f"{folder.name} is an executor that runs. Next:", *steps])
+    _say(chosen, text, folder=folder, next=steps)
+    return 0
+
+
+def _test(chosen: argparse.Namespace) -> int:
+    name = chosen.name
+    if find_spec("pytest") is None:
+        raise InvalidInput("it needs pytest: pip install 'switchgear[testing]'")
+    if not [*plugin_checks(name)]:
+        raise InvalidInput(f"{name} registers no implementation and no grad rule: nothing to test")
+    asked = f"-p switchgear.testing.pytest_plugin -p no:cacheprovider --switchgear-plugin {name}"
+    command = [
+        "-m",
+        "pytest",
+        *asked.split(),
+        "--pyargs",
+        "switchgear.testing.suite",
+        *chosen.pytest,
+    ]
+    # as JSON is the output, what pytest prints is not
+    out = sys.stderr.fileno() if chosen.json else None
+    status = subprocess.run([sys.executable, *command], check=False, stdout=out).returncode
+    if chosen.json:
+        _say(chosen, "", plugin=name, passed=not status)
+    return status
+
+
+def _doctor(chosen: argparse.Namespace) -> int:
+    crashed = [f"plugin {entry.name} ({entry.value}): {why}" for entry, why in crashes().items()]
+    faults = [*crashed, *diagnosis()]
+    checked = f"{len(PRIVATE_NAMES)} private names and {len(BEHAVIOURS)} behaviours of PyTorch"
+    text = "\n".join([surroundings(), *(faults or [f"OK: {checked} checked"])])
+    _say(chosen, text, surroundings=surroundings(), faults=faults)
+    return int(bool(faults))
+
+
+def _bisect(chosen: argparse.Namespace) -> int:
+    region = bisect(loaded(chosen.check))
+    operators = [part.symbol.name for part in region.subsymbols]
+    _say(chosen, described(region), region=region.symbol.name, operators=operators)
+    return 0
+
+
+def _cache(chosen: argparse.Namespace) -> int:
+    action, file = chosen.action, chosen.file
+    if (file is None) == (action in ("export", "import")):
+        needs = "a FILE" if file is None else "no FILE"
+        written = f"switchgear cache {action}{' FILE' if file is None else ''}"
+        print(f"switchgear cache {action} takes {needs}; write {written}", file=sys.stderr)
+        return 2
+    if chosen.trust and action != "import":
+        print(f"switchgear cache {action} takes no --trust; leave it out", file=sys.stderr)
+        return 2
+    if action == "import" and not chosen.trust:
+        raise InvalidInput(f"nothing is imported without --trust: {TRUST}")
+    if action == "export":
+        count = export_cache(file)
+        _say(chosen, f"{count} entries in {file}", file=file, entries=count)
+    elif action == "import":
+        count = import_cache(file)
+        _say(chosen, f"{count} entries added", file=file, entries=count)
+    else:
+        use = cache_use() if action == "info" else clear_cache()
+        if use is None:
+            return 1
+        deleted = "" if action == "info" else " deleted"
+        text = f"{use.folder}: {use.files} files{deleted}, {use.bytes / 1e6:.1f} MB"
+        _say(chosen, text, folder=use.folder, files=use.files, bytes=use.bytes)
+    return 0
+
+
+COMMANDS = {
+    "plugins": _plugins,
+    "operators": _operators,
+    "explain": _explain,
+    "new": _new,
+    "test": _test,
+    "doctor": _doctor,
+    "bisect": _bisect,
+    "cache": _cache,
+}
