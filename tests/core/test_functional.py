@@ -517,3 +517,10 @@ def test_code_of_executors_is_no_part_of_a_capture() -> None:
     x = torch.tensor([0.3, 1.7])
     expected = torch.func.grad(lambda x: torch.func.grad(polynomial)(x).square().sum())(x)
     torch.testing.assert_close(sg.grad(outer, **options)(x), expected)
+
+
+def test_the_value_of_vjp_is_constant_to_autograd() -> None:
+    x = torch.ones(3, requires_grad=True)
+    value, pull = sg.vjp(torch.sin, x, executors=["torch"])
+    assert not value.requires_grad
+    assert not pull(torch.ones(3))[0].requires_grad
