@@ -673,3 +673,49 @@ def test_one_hot_checks_its_data_in_every_call() -> None:
     for function in (routed, jitted):
         with pytest.raises(RuntimeError, match="smaller than num_classes"):
             function(torch.tensor([1, 7]), weight)
+
+
+class KeepsItsMask(torch.nn.Module):
+    """As pytorch/examples' Transformer, which makes its mask anew where the length changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mask: Tensor | None = None
+        self.scale = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = x.shape[0]
+        if self.mask is None or self.mask.shape[0] != size:
+            self.mask = torch.full((size, size), float("-inf")).triu(1)
+        causal = torch.full((size, size), float("-inf")).triu(1)
+        if (self.mask == causal).all():
+            return (x @ x.t() + self.mask).softmax(-1) * self.scale
+        return x @ x.t() * self.scale
+
+
+def test_a_branch_on_what_is_kept_beside_a_module_is_compiled() -> None:
+    ours, eager = KeepsItsMask(), KeepsItsMask()
+    jitted = sg.jit(ours, executors=["torch"])
+    for call in range(12):
+        x = torch.randn(5, 3)
+        if call == 4:  # replaced by an equal one
+            ours.mask, eager.mask = ours.mask.clone(), eager.mask.clone()  # type: ignore[union-attr]
+        if call == 6:  # another branch
+            ours.mask, eager.mask = torch.zeros(5, 5), torch.zeros(5, 5)
+        if call == 8:  # back, in place
+            for one in (ours, eager):
+                one.mask.fill_(float("-inf")).triu_(1)  # type: ignore[union-attr]
+        assert torch.equal(jitted(x), eager(x)), call
+    info = sg.cache_info(jitted)
+    assert info.fallbacks == 0
+    assert info.misses <= 4
+
+
+def test_a_branch_on_a_float_argument_is_compiled_where_that_is_asked_for_alone() -> None:
+    def function(x: Tensor) -> Tensor:
+        return x * 2 if (x > 0).all() else x
+
+    with falls_back("needs the data of a tensor", "DataDependent"):
+        sg.jit(function, executors=["torch"])(torch.ones(3))
+    specialised = sg.jit(function, executors=["torch"], specialize_on_data=True, strict=True)
+    assert torch.equal(specialised(torch.ones(3)), torch.ones(3) * 2)

@@ -162,9 +162,10 @@ class Compiler:
             return self.function(*args, **kwargs)
         unfit: dict[Entry, str] = {}
         failure: Exception | None = None
+        alike = self._alike(args, kwargs)
         while True:
             try:
-                found = self._find(args, kwargs, unfit)
+                found = alike or self._find(args, kwargs, unfit)
             except Exception as error:
                 self.others += 1
                 if isinstance(error, SwitchgearError) or not is_of_the_function(error):
@@ -172,7 +173,8 @@ class Compiler:
                 failure = error
                 break
             if isinstance(found, Fallback):
-                self._last_fallback = LastFallback(found, args, kwargs, self.module)
+                if alike is None:
+                    self._last_fallback = LastFallback(found, args, kwargs, self.module)
                 break
             entry, inputs, is_new = found
             try:
@@ -258,14 +260,22 @@ class Compiler:
             self.splits[function] = Split(function, self._compile_graph, dynamic, call, name)
         return self.splits[function]
 
+    def _alike(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Fallback | None:
+        """Why a call falls back that is like the one that did last."""
+        last = self._last_fallback
+        if last is None:
+            return None
+        with (
+            self._lock
+        ):  # the original does not run while another thread captures, which undoes what it wrote
+            return last.fallback if last.is_for(args, kwargs, self.module) else None
+
     @undoing
     def _find(
         self, args: tuple[object, ...], kwargs: dict[str, object], unfit: dict[Entry, str]
     ) -> _Found | Fallback:
         """The entry that fits, its inputs and whether it is new, or why there is none. None of `unfit` fits."""
-        last, call = self._last_fallback, None
-        if last is not None and last.is_for(args, kwargs, self.module):
-            return last.fallback
+        call = None
         with self._lock:
             if self.fallbacks.always is not None and not self.cache.entries():
                 return self.fallbacks.always

@@ -105,7 +105,7 @@ def test_who_has_a_part_in_a_gradient_keeps_it(options: dict[str, Any], gradient
         y.sum().backward()
         assert x.grad is not None
         assert torch.equal(x.grad, torch.full_like(x, gradient))
-    assert "Node" in type(y.grad_fn).__name__
+    assert "Switchgear" in type(y.grad_fn).__name__
     assert "by PyTorch's autograd itself" not in str(sg.explain(jitted))
 
 
@@ -114,4 +114,4 @@ def test_who_has_a_part_in_a_gradient_keeps_it(options: dict[str, Any], gradient
 )
 def test_what_is_more_than_one_operator_has_a_node_of_ours(function: Callable[[T], T]) -> None:
     jitted = sg.jit(function, executors=["torch"])
-    assert "Node" in type(jitted(leaf()).grad_fn).__name__
+    assert "Switchgear" in type(jitted(leaf()).grad_fn).__name__

@@ -256,8 +256,10 @@ class Known:
 
 
 def _is_mask(recorder: Recorder, tensor: torch.Tensor) -> bool:
+    """Check whether branches on it are compiled by default: on integers, and on a mask that is kept beside a module."""
     is_exact = not (tensor.is_floating_point() or tensor.is_complex())
-    return recorder.reads_inputs is None and is_exact
+    is_kept = not tensor.requires_grad and all(tensor is not leaf for leaf in recorder.leaves)
+    return recorder.reads_inputs is None and (is_exact or is_kept)
 
 
 def _refuse_unknown(line: BoundSymbol, need: str) -> None:

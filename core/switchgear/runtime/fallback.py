@@ -176,7 +176,7 @@ def _state(module: torch.nn.Module | None) -> tuple[bool, bool]:
 
 def _outline(value: Any, depth: int = 5) -> object:
     kind = type(value)
-    if kind in _TENSORS:
+    if kind in _TENSORS and not value.is_nested:
         return value.shape, value.dtype, value.requires_grad
     if kind in _ATOMS:
         return kind, value
