@@ -1,7 +1,7 @@
-"""A cache on disk: values that JSON can hold and files, by keys of any length, in one folder of this user's alone.
+"""Cache on disk: JSON values and files, by keys of any length, in one folder that only this user may write to.
 
-Each entry carries a digest. A damaged one is deleted when it is met, and missing. Whoever can write to the folder can
-run code as the user: one that belongs to somebody else, or that others may write to, is not used (`CacheWarning`).
+Each entry carries a digest. A damaged entry is deleted when it is read. A folder of another user, or one that others
+may write to, is refused with a `CacheWarning`: who writes to the folder can run code as the user.
 """
 
 from __future__ import annotations
@@ -38,7 +38,11 @@ _OTHERS = re.compile(r"(work-\w+|shared-\w+|tmp\w+\.new)")
 
 
 def folder() -> Path:
-    """Where the cache is to be, next to what others keep there. Raises `RuntimeError` if there is no home directory."""
+    """Return the folder of the cache, before any check.
+
+    Raises:
+        RuntimeError: there is no home directory.
+    """
     named = os.environ.get(CACHE_VARIABLE)
     return (
         Path(named)
@@ -48,7 +52,7 @@ def folder() -> Path:
 
 
 def entries() -> Path | None:
-    """Return the folder of the entries, made if it is missing; None, after one warning, if it cannot be used."""
+    """Return the folder of the entries, created if missing; None, after one warning, if it cannot be used."""
     try:
         place = folder().absolute().resolve() / "entries"
         fault = _fault(place)
@@ -107,13 +111,25 @@ def _warn(fault: str) -> None:
 
 
 def load(key: str) -> Any:
-    """Return what was stored by this key; None if there is nothing, or nothing sound."""
+    """Return the value stored under a key.
+
+    Args:
+        key: a text of any length.
+
+    Returns:
+        The value; None if there is none, or if its entry is damaged.
+    """
     content = _content(_name(key))
     return None if content is None else json.loads(content.partition(b"\n")[2])["value"]
 
 
 def store(key: str, value: object) -> None:
-    """Keep a value; where the folder cannot be written to, nothing is kept."""
+    """Store a value under a key; do nothing if the folder cannot be written to.
+
+    Args:
+        key: a text of any length.
+        value: a value that JSON can hold.
+    """
     place, body = entries(), json.dumps({"key": key, "value": value}).encode()
     if place is not None:
         with contextlib.suppress(OSError):
@@ -121,7 +137,7 @@ def store(key: str, value: object) -> None:
 
 
 def drop(key: str) -> None:
-    """Forget what was stored by this key."""
+    """Delete the value stored under a key."""
     place = entries()
     if place is not None:
         with contextlib.suppress(OSError):
@@ -129,13 +145,30 @@ def drop(key: str) -> None:
 
 
 def load_file(digest: str) -> Path | None:
-    """Return where the file of this digest lies, whose content was just compared with that; None if it is not there."""
+    """Return the path of a stored file, after comparing its content with its digest.
+
+    Args:
+        digest: the result of `store_file`.
+
+    Returns:
+        The path; None if the file is missing or damaged.
+    """
     place, name = entries(), f"{digest}.file"
     return None if place is None or _content(name) is None else place / name
 
 
 def store_file(file: Path) -> str:
-    """Keep a copy of a file; return its digest. Raises `OSError` if it cannot be kept."""
+    """Store a copy of a file.
+
+    Args:
+        file: the file to copy.
+
+    Returns:
+        The digest of its content, for `load_file`.
+
+    Raises:
+        OSError: the file cannot be stored.
+    """
     content, place = file.read_bytes(), entries()
     if place is None:
         raise OSError("there is no cache on disk")
@@ -146,12 +179,12 @@ def store_file(file: Path) -> str:
 
 
 def digest_of(content: bytes) -> str:
-    """Return the digest by which entries are compared."""
+    """Return the digest of a content, as hexadecimal text."""
     return hashlib.sha256(content).hexdigest()
 
 
 def is_sound(name: str, content: bytes) -> bool:
-    """Check whether an entry of this name holds what was stored in it."""
+    """Check whether the content of an entry matches its digest."""
     stem, _, kind = name.partition(".")
     if kind == "file":
         return digest_of(content) == stem
@@ -166,7 +199,11 @@ def is_sound(name: str, content: bytes) -> bool:
 
 
 def write(file: Path, content: bytes) -> None:
-    """Write a file at once or not at all, and the folders that it is in. Raises `OSError`."""
+    """Write a file atomically, and create its folders.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
     file.parent.mkdir(parents=True, exist_ok=True)
     descriptor, new = tempfile.mkstemp(dir=file.parent, suffix=".new")
     try:
@@ -179,7 +216,11 @@ def write(file: Path, content: bytes) -> None:
 
 
 def workplace() -> Path:
-    """Return this process's own folder, empty at first and removed at its end. Raises `OSError` if none can be made."""
+    """Return a folder of this process, empty at first and removed at its end.
+
+    Raises:
+        OSError: no folder can be created.
+    """
     process, home = os.getpid(), entries()
     if not _workplace(process, home).is_dir():
         _workplace.cache_clear()
@@ -219,7 +260,7 @@ def _locked(place: Path) -> int | None:
 
 
 def is_abandoned(place: Path) -> bool:
-    """Check whether the process has ended that a folder belongs to."""
+    """Check whether the process of a folder has ended."""
     try:
         if place in _LOCKS or time.time() - place.stat().st_mtime < _PATIENCE:
             return False
@@ -237,7 +278,7 @@ def _remove(place: Path, process: int) -> None:
 
 
 def shared(name: str) -> Path | None:
-    """Return a folder that all processes write to, which does not check what is in it; None without a cache on disk."""
+    """Return a folder that all processes write to, without checks of its content; None without a cache on disk."""
     place = entries()
     if place is not None:
         place = place / f"shared-{name}"
@@ -247,7 +288,7 @@ def shared(name: str) -> Path | None:
 
 
 def everything() -> list[Path]:
-    """Return the files and folders of ours in the folder; none in one that cannot be used."""
+    """Return the files and folders of this package in the cache folder; none if the folder cannot be used."""
     place = entries()
     return sorted(
         one

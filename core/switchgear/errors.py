@@ -1,4 +1,4 @@
-"""Every error and warning that Switchgear raises on purpose."""
+"""Errors and warnings that Switchgear raises."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from collections.abc import Iterable
 
 
 class SwitchgearError(Exception):
-    """Base of all errors of this package."""
+    """Base class of all errors of this package."""
 
 
 class CaptureError(SwitchgearError):
-    """The function could not be captured as a trace.
+    """Error of a function that cannot be captured as a trace.
 
-    `splits`: parts of it might be; not so where what is refused is the call, its tensors or what it stands in.
-    `final`: the function is refused whoever catches this, C code and PyTorch's own included.
+    Args:
+        args: the message.
+        splits: whether TorchDynamo may split the function; False if the call, its tensors or its context are refused.
+        final: whether the function is refused even if code of C or of PyTorch catches the error.
     """
 
     def __init__(self, *args: object, splits: bool = True, final: bool = False) -> None:
@@ -39,11 +41,11 @@ CAPTURE_ERRORS = _Thread()
 
 
 class Unsupported(CaptureError):
-    """The function, an argument or a result is something that capture refuses rather than gets wrong."""
+    """Error of a function, an argument or a result that capture refuses."""
 
 
 class DataDependent(CaptureError):
-    """A Python value or an output shape depends on the data of a tensor."""
+    """Error of a Python value or an output shape that depends on the values of a tensor."""
 
 
 #: Why a call that needs data fails inside a grad rule or a backward.
@@ -54,55 +56,55 @@ NO_DATA_IN_RULES = (
 
 
 class InvalidInput(SwitchgearError, ValueError):
-    """A module or an option of `jit`, or an argument of `grad`, is not what it has to be."""
+    """Error of an invalid option or argument of `jit`, `grad` or another function of this package."""
 
 
 class RegistrationError(SwitchgearError):
-    """A registration is malformed, or collides with another owner's."""
+    """Error of a registration that is malformed, or that collides with another owner's."""
 
 
 class UnknownExecutor(SwitchgearError, ValueError):
-    """A name in an executor list belongs to no installed executor."""
+    """Error of a name in an executor list that no installed executor has."""
 
 
 class ExecutorUnavailable(SwitchgearError):
-    """Under `strict=True`: a listed executor cannot run here."""
+    """Error of a listed executor that cannot run here, under `strict=True`."""
 
 
 class RuleError(SwitchgearError):
-    """A grad rule, skip rule, checker or pass of a plugin raised, or returned something invalid."""
+    """Error of a plugin's grad rule, skip rule, checker or pass that raised or returned something invalid."""
 
 
 class NotDifferentiable(SwitchgearError):
-    """No grad rule, decomposition or PyTorch formula differentiates a bound symbol."""
+    """Error of a bound symbol that no grad rule, decomposition or PyTorch formula differentiates."""
 
 
 class OtherDecisions(SwitchgearError):
-    """A file of decisions cannot be repeated: the program, who takes part or the machine differs."""
+    """Error of a file of decisions that cannot be repeated: program, executors or machine differ."""
 
 
 class StrictError(SwitchgearError):
-    """Under `strict=True`: a fallback that would otherwise happen with a reason in the Choice."""
+    """Error in place of a fallback, under `strict=True`."""
 
 
 class InvalidTrace(SwitchgearError):
-    """The verifier found a fault in a trace."""
+    """Error of a trace in which the verifier found a fault."""
 
 
 class ExecutorFailed(SwitchgearError):
-    """An executor's implementation raised while a compiled function ran."""
+    """Error of an executor whose implementation raised, or returned a wrong result, in a call."""
 
 
 class PluginWarning(UserWarning):
-    """A plugin failed to load, a listed executor is skipped, or a name in the environment is not there."""
+    """Warning of a plugin that failed to load, an executor that is skipped, or an unknown name in the environment."""
 
 
 class CacheWarning(UserWarning):
-    """The folder of the cache on disk cannot be used, so nothing is kept for other processes."""
+    """Warning of a cache folder that cannot be used: nothing is stored for other processes."""
 
 
 class FallbackWarning(UserWarning):
-    """A call that capture refuses runs the original function, split by TorchDynamo or in eager.
+    """Warning of a call that runs the original function, split by TorchDynamo or in eager mode.
 
     `reason` is the whole reason with the name of its error, of which the message shows three lines.
     """
@@ -113,11 +115,11 @@ class FallbackWarning(UserWarning):
 
 
 class RecompileWarning(UserWarning):
-    """A jitted function was compiled more often than its recompile limit."""
+    """Warning of a jitted function that was compiled more often than its recompile limit."""
 
 
 class VersionWarning(UserWarning):
-    """PyTorch is newer than those that Switchgear was tested on."""
+    """Warning of a PyTorch that is newer than the tested versions."""
 
 
 def did_you_mean(name: object, known: Iterable[object]) -> str:
@@ -128,7 +130,7 @@ def did_you_mean(name: object, known: Iterable[object]) -> str:
 
 
 def warn(message: str) -> None:
-    """Say something about plugins or the environment, at the line that calls this package."""
+    """Warn about plugins or the environment, at the line that calls this package."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame, level = frame.f_back, level + 1

@@ -1,7 +1,7 @@
 """`grad`, `value_and_grad` and `vjp`: derivatives as functions, of any order by nesting.
 
-Inside a capture the function is captured by itself, differentiated by the grad pass, and its joint trace is evaluated
-there, so that an enclosing derivative differentiates what the rules recorded.
+Inside a capture, the function is captured by itself and differentiated by the grad pass. Its joint trace is evaluated
+there: an enclosing derivative differentiates the lines that the rules recorded.
 """
 
 from __future__ import annotations
@@ -41,11 +41,21 @@ def grad(
     has_aux: bool = False,
     **options: object,
 ) -> Callable[..., Any]:
-    """The gradient of a function that returns a floating-point scalar, with respect to the arguments at `argnums`.
+    """Return a function that computes the gradient of a scalar function.
 
-    An int `argnums` gives one gradient, a sequence a tuple, each structured as its argument; zeros where the value
-    does not depend on it. With `has_aux` the function returns `(value, aux)`, and the result is `(gradients, aux)`.
-    `options` are those of `jit`.
+    Args:
+        function: a function that returns a floating-point scalar tensor; with `has_aux`, a pair `(value, aux)`.
+        argnums: position of the argument to differentiate, or a sequence of positions.
+        has_aux: whether `function` returns a second value, which is passed through.
+        **options: options of `sg.jit`.
+
+    Returns:
+        A function of the same arguments that returns `gradients`, or `(gradients, aux)` with `has_aux`. These are one
+        gradient for an int `argnums`, and a tuple for a sequence. Each is structured like its argument, with zeros
+        where the value does not depend on it.
+
+    Raises:
+        InvalidInput: in a call, the result is not a scalar, or an argument has no floating-point tensor.
     """
     compute = value_and_grad(function, argnums, has_aux, **options)
 
@@ -64,7 +74,20 @@ def value_and_grad(
     has_aux: bool = False,
     **options: Any,
 ) -> Callable[..., Any]:
-    """Like `grad`, and returns `(value, gradients)`, or `((value, aux), gradients)` with `has_aux`."""
+    """Return a function that computes the value and the gradient of a scalar function.
+
+    Args:
+        function: as for `grad`.
+        argnums: as for `grad`.
+        has_aux: as for `grad`.
+        **options: options of `sg.jit`.
+
+    Returns:
+        A function that returns `(value, gradients)`; with `has_aux`, `((value, aux), gradients)`.
+
+    Raises:
+        InvalidInput: as for `grad`.
+    """
     asked = (argnums,) if isinstance(argnums, int) else tuple(argnums)
 
     @functools.wraps(function)
@@ -116,7 +139,17 @@ def _position(number: int, args: tuple[object, ...]) -> int:
 def vjp(
     function: Callable[..., Any], *primals: Any, **options: Any
 ) -> tuple[Any, Callable[..., Any]]:
-    """What `function` returns at `primals`, and the function from cotangents like it to a gradient per primal."""
+    """Compute a function and its vector-Jacobian product.
+
+    Args:
+        function: a function of tensors, or of structures of tensors.
+        *primals: the arguments at which `function` is computed.
+        **options: options of `sg.jit`.
+
+    Returns:
+        The result of `function`, and a pullback. The pullback takes grad outputs, structured like the result, and
+        returns a tuple of one gradient for each primal.
+    """
     jitted = jit(function, **options)
     inside = active_recorder() is not None
     # outside, the result is constant to autograd

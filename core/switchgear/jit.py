@@ -211,7 +211,16 @@ def jit(
 def dynamo_backend(
     graph: torch.fx.GraphModule, inputs: Sequence[object], options: dict[str, object] | None = None
 ) -> Callable[..., object]:
-    """The backend "switchgear" of `torch.compile`, whose `options` are those of `jit`: each graph is jitted."""
+    """Compile a graph of `torch.compile(backend="switchgear")`.
+
+    Args:
+        graph: the graph that TorchDynamo captured.
+        inputs: its example inputs.
+        options: options of `sg.jit`.
+
+    Returns:
+        A function of the graph's inputs.
+    """
 
     def compile_graph(
         graph: torch.fx.GraphModule, dynamic: Mapping[str, frozenset[int]], name: str
@@ -223,7 +232,11 @@ def dynamo_backend(
 
 
 def compiler_of(jitted: object) -> Compiler:
-    """The compiler behind what `jit` returned; `TypeError` for anything else."""
+    """Return the compiler of a jitted function.
+
+    Raises:
+        TypeError: `jitted` is not the result of `sg.jit`.
+    """
     compiler = getattr(jitted, "_switchgear", None)
     if not isinstance(compiler, Compiler):
         raise TypeError(
@@ -233,7 +246,11 @@ def compiler_of(jitted: object) -> Compiler:
 
 
 def last_entry(jitted: object) -> Entry:
-    """The entry last run."""
+    """Return the entry that ran last.
+
+    Raises:
+        SwitchgearError: no entry has run.
+    """
     compiler = compiler_of(jitted)
     if compiler.last is None:
         raise SwitchgearError(f"nothing of {compiler.name} is compiled: {why_no_entry(compiler)}")
@@ -253,12 +270,34 @@ def why_no_entry(compiler: Compiler) -> str:
 
 
 def last_traces(jitted: object) -> Stages:
-    """The stages of the forward of the entry last run; the last one is what is executed."""
+    """Return the stages of the forward of the entry that ran last. The last stage is the program that runs.
+
+    Args:
+        jitted: the result of `sg.jit`, after a call.
+
+    Returns:
+        The traces, in order. `print` shows a list of them.
+
+    Raises:
+        TypeError: `jitted` is not the result of `sg.jit`.
+        SwitchgearError: no entry has run.
+    """
     return _shown(jitted, last_entry(jitted).forward.stages)
 
 
 def last_backward_traces(jitted: object) -> Stages:
-    """The stages of the backward last run, or about to run, of the entry last run; empty if it has no gradient."""
+    """Return the stages of the backward of the entry that ran last.
+
+    Args:
+        jitted: the result of `sg.jit`, after a call.
+
+    Returns:
+        The traces of the backward that ran last, or will run, in order. Empty if the entry has no gradient.
+
+    Raises:
+        TypeError: `jitted` is not the result of `sg.jit`.
+        SwitchgearError: no entry has run.
+    """
     bridge = last_entry(jitted).bridge
     return Stages() if bridge is None else _shown(jitted, bridge.backwards.last_backward.stages)
 
@@ -269,13 +308,35 @@ def _shown(jitted: object, stages: tuple[Trace, ...]) -> Stages:
 
 
 def last_choices(jitted: object) -> Choices:
-    """Who was chosen for what, and why others were not, in the entry last run: gradients, forward, backward."""
+    """Return the choices of the entry that ran last: gradients, forward, backward.
+
+    Args:
+        jitted: the result of `sg.jit`, after a call.
+
+    Returns:
+        One `Choice` for each decision: its owner, and the others with their reasons.
+
+    Raises:
+        TypeError: `jitted` is not the result of `sg.jit`.
+        SwitchgearError: no entry has run.
+    """
     entry = last_entry(jitted)
     backward = entry.bridge.backwards.last_backward.choices if entry.bridge is not None else ()
     return Choices((*entry.forward.choices, *backward))
 
 
 def last_saved(jitted: object) -> Listing[Saved]:
-    """What the forward of the entry last run keeps for its backward, and why; nothing if it has no gradient."""
+    """Return the tensors that the entry that ran last saves for its backward.
+
+    Args:
+        jitted: the result of `sg.jit`, after a call.
+
+    Returns:
+        The saved tensors, with bytes and reasons. Empty if the entry has no gradient.
+
+    Raises:
+        TypeError: `jitted` is not the result of `sg.jit`.
+        SwitchgearError: no entry has run.
+    """
     bridge = last_entry(jitted).bridge
     return Listing(() if bridge is None else saved_values(bridge.training.parts))

@@ -1,4 +1,4 @@
-"""What decides beside a program how fast it runs: versions, threads, precision, the devices' models."""
+"""Properties of a machine that affect speed: versions, threads, precision, the devices' models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,14 @@ from switchgear import torch_private as internals
 
 
 def surroundings(devices: Iterable[torch.device]) -> dict[str, str]:
-    """All of it for programs on these devices, by what it is called."""
+    """Return the versions and properties of this machine that compiled code depends on.
+
+    Args:
+        devices: the devices of the program.
+
+    Returns:
+        A text for each property, by its name.
+    """
     return {
         **machine(devices),
         "the number of threads": str(torch.get_num_threads()),

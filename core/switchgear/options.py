@@ -1,6 +1,6 @@
 """The options of `jit`: their types, and where their defaults come from.
 
-What a call of `jit` does not say is as the innermost `defaults` says, else the environment, else `jit` itself.
+Without an argument of `jit`, the innermost `defaults` decides, then the environment, then the default of `jit`.
 """
 
 from __future__ import annotations
@@ -120,10 +120,17 @@ _KINDS: Mapping[str, _Kind] = {
 
 @contextlib.contextmanager
 def defaults(**options: Unpack[Defaults]) -> Iterator[None]:
-    """Options for the calls of `jit` in the block that do not say otherwise: `with sg.defaults(memory="lean"):`.
+    """Set options of the `jit` calls in a block: `with sg.defaults(memory="lean"):`.
 
-    Blocks nest, and hold in their own thread. What was jitted before a block keeps its options in it, and what was
-    jitted in it keeps them afterwards.
+    An argument of `jit` wins over these. Blocks nest, and hold in their own thread. A jitted function keeps the options
+    of the place where it was jitted.
+
+    Args:
+        **options: options of `jit`, by their names.
+
+    Raises:
+        InvalidInput: an option is unknown, or has an invalid value.
+        UnknownExecutor: no installed executor has a listed name.
     """
     check_options(options)
     if "executors" in options:
@@ -136,7 +143,7 @@ def defaults(**options: Unpack[Defaults]) -> Iterator[None]:
 
 
 def with_defaults(jit: Callable[..., object]) -> Callable[..., object]:
-    """`jit`, with what is in force for the options that a call does not give."""
+    """Wrap `jit`, filling in the options in force that a call does not pass."""
 
     @functools.wraps(jit)
     def with_those_in_force(function: object = None, *rest: object, **options: object) -> object:
@@ -151,7 +158,7 @@ def with_defaults(jit: Callable[..., object]) -> Callable[..., object]:
 
 
 def check_options(options: Mapping[str, object], names: Sequence[str] = ()) -> None:
-    """Raise `TypeError` for names that are none of `Defaults` or `names`, `ValueError` for what none of them may be."""
+    """Raise `TypeError` for names that are none of `Defaults` or `names`, `ValueError` for invalid values."""
     known = *names, *Defaults.__annotations__
     unknown = [name for name in options if name not in known]
     if unknown:

@@ -13,7 +13,7 @@ _WIDTH = 24
 
 
 class Progress:
-    """A bar on a terminal, lines in a log elsewhere, for what takes more than `patience` seconds."""
+    """Progress of a long task: a bar on a terminal, lines in a log elsewhere, after `patience` seconds."""
 
     def __init__(
         self, count: int, name: str, *, shown: bool, patience: float = 2.0, unit: str = "regions"
@@ -28,13 +28,13 @@ class Progress:
         self._begun = self._said = time.monotonic()
 
     def after(self, item: _Item) -> _Item:
-        """One more is done: `item`."""
+        """Count one more item as done, and return it."""
         self.done += 1
         self.tick()
         return item
 
     def tick(self) -> None:
-        """Show how far it is, if it takes long."""
+        """Show the progress, if the task takes long."""
         now = time.monotonic()
         is_late = now - self._begun > self.patience
         if self.shown and is_late and (self._terminal or now - self._said > self.patience):

@@ -1,4 +1,4 @@
-"""Explain: what happened in the calls of a jitted function, or what would happen in one."""
+"""Explain the calls of a jitted function, or a call that has not run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from switchgear_tools.waiting import progress_of
 
 @dataclass(frozen=True, slots=True)
 class CacheInfo:
-    """How often a jitted function was called, hit an entry, compiled one and ran in eager, and why it compiled."""
+    """Counts of a jitted function: calls, hits, compiled entries, fallbacks; and the reason of each compilation."""
 
     calls: int
     hits: int
@@ -41,7 +41,17 @@ class CacheInfo:
 
 
 def cache_info(jitted: object) -> CacheInfo:
-    """The entries of a jitted function, hits and misses, with the reason of each miss, in their order."""
+    """Return the entries of a jitted function, its hits and its misses.
+
+    Args:
+        jitted: the result of `sg.jit`.
+
+    Returns:
+        Counts of calls, hits, compilations and fallbacks, and the reason of each compilation, in their order.
+
+    Raises:
+        TypeError: `jitted` is not the result of `sg.jit`.
+    """
     compiler = compiler_of(jitted)
     misses = len(compiler.cache.reasons)
     fallbacks = sum(fallback.calls for fallback in compiler.fallbacks.reasons.values())
@@ -53,19 +63,18 @@ def cache_info(jitted: object) -> CacheInfo:
 
 
 def explain(function: Any, /, *args: Any, **kwargs: Any) -> Explanation:
-    """Explain the calls of a jitted function so far, or with arguments a call that has not run.
+    """Explain the calls of a jitted function so far, or a call that has not run.
 
-    The result prints as a summary: what ran, the share of each executor, what is saved for the backward, which
-    operators are not fused and why. Its methods have the details.
+    The result prints as a summary: programs, the share of each executor, saved bytes, and operators that are not fused,
+    with the reason. Its methods have the details.
 
     Args:
-        function: what `sg.jit` returned. Before a call also another function or module, explained with the default
-            options, `sg.defaults` included.
+        function: the result of `sg.jit`. Before a call also another function or module, with the default options.
         args: arguments of a call. The function runs on fakes of them, and executors compile nothing.
-        kwargs: its keyword arguments.
+        kwargs: keyword arguments of that call.
 
     Returns:
-        The explanation. Of several compiled programs it shows the one last run, of a split function all graphs.
+        The explanation: of several programs the one that ran last, of a split function all graphs.
 
     Raises:
         TypeError: the function is not jitted, and the arguments are missing.

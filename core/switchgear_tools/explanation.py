@@ -40,9 +40,10 @@ class Details(Shown, Generic[Record]):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Explanation(Shown):
-    """What ran, or would run, and why: prints as a summary, whose details are methods.
+    """Account of a call: prints as a summary, with details as methods.
 
-    `facts` are the records that all of it is made from.
+    Attributes:
+        facts: the records behind the summary.
     """
 
     facts: Facts
@@ -81,7 +82,7 @@ class Explanation(Shown):
         return Details(tuple(ordered), tuple(lines))
 
     def guards(self) -> Details[str]:
-        """Return what a call has to be like for the compiled program: guards, and symbolic sizes."""
+        """Return the conditions under which a call runs the program: guards, and symbolic sizes."""
         lines = (*self.facts.sizes, *self.facts.guards)
         return Details(lines, lines or ("no guards: nothing is compiled",))
 
@@ -104,7 +105,7 @@ class Explanation(Shown):
         return Details(tuple(lines), tuple(lines or ["no call fell back"]))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it as names and numbers; docs/explain.schema.json describes them."""
+        """Return the explanation as names and numbers; docs/explain.schema.json describes them."""
         facts = self.facts
         selection = facts.selection
         return {

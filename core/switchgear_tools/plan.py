@@ -1,4 +1,4 @@
-"""Plan: what a call saves for its backward under each budget, and what that costs; found out on fakes, nothing runs."""
+"""Predict saved bytes and costs of each memory budget, on fakes; nothing runs."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ _PARTS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
 
 @dataclass(frozen=True, slots=True)
 class PlannedMemory:
-    """What a budget comes to.
+    """Costs of one budget.
 
-    `budget` is a part of what eager saves, 0 for the least possible; `bytes` what is saved, without inputs, and `peak`
-    the most that the backward's values take at once, saved ones among them; `longer` the time of what is made again, as
-    a part of the step's without that, estimated from bytes moved and operations.
+    Attributes:
+        budget: fraction of eager's saved bytes; 0 is the smallest possible budget.
+        bytes: saved bytes, without inputs.
+        peak: peak of the values of the backward, in bytes, saved ones included.
+        longer: estimated time of the recomputation, as a fraction of a step's time without it.
     """
 
     budget: float
@@ -35,7 +37,7 @@ class PlannedMemory:
 
 @dataclass(frozen=True, slots=True)
 class Plan(Shown):
-    """What `plan` found; prints as a table. Without gradients nothing is saved, and there are no `points`."""
+    """Result of `plan`; prints as a table. Without gradients nothing is saved, and `points` is empty."""
 
     eager_bytes: int
     points: tuple[PlannedMemory, ...]
@@ -60,9 +62,18 @@ class Plan(Shown):
 
 
 def plan(function: Any, /, *args: Any, **kwargs: Any) -> Plan:
-    """The curve of bytes by time for `memory=` in `sg.jit(function)(*args, **kwargs)`, without running the function.
+    """Predict the costs of each memory budget, without running the function.
 
-    As with `explain`, it runs on fakes of the arguments, and a jitted function's options hold, but `memory`.
+    Args:
+        function: the result of `sg.jit`, whose options hold except `memory`; or another function or module.
+        args: arguments of a call. The function runs on fakes of them.
+        kwargs: keyword arguments of that call.
+
+    Returns:
+        For each budget the saved bytes, the peak in bytes, and the estimated time.
+
+    Raises:
+        RuleError: a plugin raises; likewise other errors of plugins.
     """
     compiler = compiler_for(function)
     selection = replace(undecided(compiler.selection, []), memory="eager")

@@ -29,15 +29,15 @@ _WIDTH = 62
 
 @dataclass(frozen=True, slots=True)
 class ProfiledLine:
-    """A line of a program; lines with one label are one.
+    """Line of a program; lines with one label are one.
 
     Attributes:
-        label: the user's line and module, and the operator; of a backward's line that of the forward, too.
+        label: the user's line and module, and the operator; of a line of the backward also the line of the forward.
         is_backward: whether it is a line of the backward.
-        executor: who runs it.
-        calls: how often it ran in a call of the function.
-        seconds: how long it took in a call of the function, on the device where it ran on one.
-        bytes: what it allocated in a call of the function, less what it freed.
+        executor: the executor that runs it.
+        calls: number of its runs in a call of the function.
+        seconds: its time in a call of the function; on the device, if it runs on one.
+        bytes: bytes allocated in a call of the function, less bytes freed.
     """
 
     label: str
@@ -50,12 +50,12 @@ class ProfiledLine:
 
 @dataclass(frozen=True, slots=True)
 class Profile(Shown):
-    """What `profile` measured; prints as a table.
+    """Result of `profile`; prints as a table.
 
     Attributes:
-        lines: the longest first.
-        seconds: how long a call took, forward and backward.
-        calls: how many calls were measured.
+        lines: lines of the program, the longest first.
+        seconds: time of a call, forward and backward.
+        calls: number of measured calls.
     """
 
     lines: tuple[ProfiledLine, ...]
@@ -92,7 +92,7 @@ class Profile(Shown):
         """Write a trace of the calls for `chrome://tracing` or Perfetto.
 
         Args:
-            path: the file, which is written anew.
+            path: the file, which is overwritten.
         """
         self._profiler.export_chrome_trace(os.fspath(path))
 
@@ -100,19 +100,19 @@ class Profile(Shown):
 def profile(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Profile:
     """Measure each line of a function's program, forward and, where results require grad, backward.
 
-    It is compiled anew with the same options, and called 5 to 50 times, within about half a second where calls are
-    short; what it writes, it writes in each of these calls. Gradients are computed and dropped: `.grad` stays as it is.
+    The function is recompiled with the same options and called 5 to 50 times, within about half a second if calls are
+    short. Each call repeats the function's writes. Gradients are computed and dropped: `.grad` does not change.
 
     Args:
-        function: a jitted function or module, or one to be jitted with the default options.
-        *args: of the call to be measured.
-        **kwargs: of that call.
+        function: a jitted function or module, or one to jit with the default options.
+        *args: arguments of the measured call.
+        **kwargs: keyword arguments of that call.
 
     Returns:
         The lines with their times and bytes; `print` shows a table, and `.chrome(path)` writes a trace of the calls.
 
     Raises:
-        InvalidInput: the call is not compiled, but runs in eager.
+        InvalidInput: the call falls back, so there is no program.
     """
     known: dict[str, tuple[bool, str]] = {}
 

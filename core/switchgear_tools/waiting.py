@@ -13,10 +13,20 @@ from switchgear.runtime.entry import Entry
 
 
 def wait(jitted: object, timeout: float | None = None) -> str:
-    """Block until all that is compiled in the background for a jitted function is in its place; says what that gained.
+    """Block until the regions of a jitted function that compile in the background are in use.
 
-    Waits for what its calls so far asked for: a backward is asked for by the first one that runs. Raises `TimeoutError`
-    after `timeout` seconds.
+    Only regions of calls that have run are waited for; those of a backward start to compile when it first runs.
+
+    Args:
+        jitted: the result of `sg.jit`.
+        timeout: seconds to wait at most; None waits without a limit.
+
+    Returns:
+        A text on the compiled regions and the time gained.
+
+    Raises:
+        TimeoutError: the time is over.
+        TypeError: `jitted` is not the result of `sg.jit`.
     """
     entries = list(_entries(compiler_of(jitted)))
     jobs = {job for entry in entries for program in entry.programs() if (job := program.job)}

@@ -27,7 +27,14 @@ _PASSED_ON = frozenset({*map(str, _MAY_ALIAS), SET_VALUE.name, IDENTITY.name, AF
 
 
 def storages(bound_symbols: Iterable[BoundSymbol]) -> dict[str, str]:
-    """The names of the values that share another's storage, each with the name of the first value there."""
+    """Return the values that share a storage with an earlier value.
+
+    Args:
+        bound_symbols: the lines of a trace, in order.
+
+    Returns:
+        The name of the first value of the storage, by the name of each later one.
+    """
     first: dict[str, str] = {}
     for leaf in leaves_of(bound_symbols):
         source = aliased_argument(leaf)
@@ -39,7 +46,7 @@ def storages(bound_symbols: Iterable[BoundSymbol]) -> dict[str, str]:
 
 
 def aliased_argument(bound_symbol: BoundSymbol) -> TensorProxy | None:
-    """The argument of a leaf whose storage its outputs may share."""
+    """Return the argument whose storage the outputs of a leaf may share; None if there is none."""
     if bound_symbol.symbol.name in _PASSED_ON:
         return bound_symbol.inputs[-1]
     return viewed_argument(bound_symbol)
@@ -62,7 +69,7 @@ def viewed_argument(bound_symbol: BoundSymbol) -> TensorProxy | None:
 
 
 def written_arguments(bound_symbol: BoundSymbol) -> tuple[TensorProxy, ...]:
-    """The arguments that a leaf of PyTorch writes to, as its schema says."""
+    """Return the arguments that a leaf mutates, by its schema."""
     fn: Any = bound_symbol.symbol.fn
     if not isinstance(fn, internals.OpOverload) or not fn._schema.is_mutable:
         return ()

@@ -12,18 +12,20 @@ from switchgear.showing import Listing, Shown, limited, wrapped
 
 @dataclass(frozen=True, slots=True)
 class Declined:
-    """A checker's answer: not this call, and the reason."""
+    """Answer that leaves a call to others, with the reason."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Implementation:
-    """A callable that runs a bound symbol with the symbol's own arguments, and who brought it.
+    """Callable that runs a bound symbol, and its owner.
 
-    A `boxed` one takes them in one list, which it empties. Where `fn` is an operator overload, `path` may name a
-    function to call in its place: one that comes to the same overload with the same arguments, and costs less to call.
-    `gain` are the seconds by which a region is faster than its operators, 0 where nobody measured it.
+    Attributes:
+        fn: a function of the symbol's arguments.
+        boxed: whether it takes the arguments in one list, and empties the list.
+        path: for an operator overload, the name of a function that reaches the same overload in less time.
+        gain: seconds by which a region is faster than its operators; 0 if not measured.
     """
 
     owner: str
@@ -35,11 +37,13 @@ class Implementation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Choice(Shown):
-    """The outcome of one decision about one bound symbol.
+    """Outcome of one decision about one bound symbol.
 
-    `kind` is `execution`, `gradient`, or, where a plugin's pass asks who takes several calls as one, `pattern`. `owner`
-    is who was taken: an executor, a package of rules, the owner of a table passed to the call, `constant`,
-    `decomposition`, `derived`. `declined` pairs each of the others with its reason, in the order asked.
+    Attributes:
+        kind: `execution`, `gradient` or `pattern` (a plugin's pass that replaces several calls by one).
+        owner: the winner: an executor, a package of rules, the owner of a table of the call, `constant`,
+            `decomposition` or `derived`.
+        declined: the others, each with its reason, in the order in which they were asked.
     """
 
     kind: str
@@ -75,12 +79,15 @@ def _objections(choice: Choice) -> tuple[tuple[str, str], ...]:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A value that a forward keeps for its backward.
+    """Value that a forward saves for its backward.
 
-    `bytes` are those that it takes as it is saved; an `alive` one is an input, which lives anyway. `origin` is the
-    operator that makes it, with its line; `reason` says why it is not made again instead. `readers` pairs the operators
-    of the backward that read it with the number of their calls; without any, another backward may read it, as in eager:
-    one for other grad outputs, or of a second derivative.
+    Attributes:
+        bytes: its size.
+        alive: whether it is an input, which lives anyway.
+        origin: the operator that computes it, with its line.
+        reason: why it is not recomputed.
+        readers: operators of the backward that read it, with the number of their calls. Empty if only another backward
+            reads it: one for other grad outputs, or a second derivative.
     """
 
     name: str

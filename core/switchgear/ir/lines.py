@@ -1,4 +1,4 @@
-"""Lines: what a pass asks about the lines of a trace, and how it puts calls in the place of others."""
+"""Lines of a trace for passes: definitions and readers of values, and replacement of calls."""
 
 from __future__ import annotations
 
@@ -24,14 +24,19 @@ _NOTHING = object()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Match:
-    """The lines that come to a pattern, in order, and what stands for its names."""
+    """Calls that match a pattern.
+
+    Attributes:
+        parts: the calls, in order.
+        values: the values of the pattern's names.
+    """
 
     parts: tuple[BoundSymbol, ...]
     values: Mapping[str, Any]
 
 
 class Lines:
-    """The lines of a trace: who makes and who reads a value, and what is to stand in their place."""
+    """Index of a trace: the definition and the readers of each value, and the calls that replace others."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
@@ -46,18 +51,20 @@ class Lines:
                 self._readers[name].append(index)
 
     def maker(self, value: object) -> BoundSymbol | None:
-        """The line that makes a value; None for an input, and for one that has become part of another."""
+        """Return the line that computes a value; None for an input, and for a value inside of a replaced call."""
         index = self.place.get(value.name) if isinstance(value, TensorProxy) else None
         return None if index is None or index in self._instead else self.trace.bound_symbols[index]
 
     def readers(self, value: TensorProxy) -> tuple[BoundSymbol, ...]:
-        """The lines that read a value, in order."""
+        """Return the lines that read a value, in order."""
         return tuple([self.trace.bound_symbols[index] for index in self._readers[value.name]])
 
     def seen_elsewhere(self, whole: BoundSymbol) -> str:
-        """Why a composite cannot stand in the place of its last part, or an empty string.
+        """Check whether a composite can replace its last part.
 
-        What parts make for each other must not be seen elsewhere, and its results not be read before.
+        Returns:
+            The reason why it cannot, or an empty string. No other line may read the values between its parts, and no
+            line may read its results before it.
         """
         own = {self.place[part.outputs[0].name] for part in whole.subsymbols}
         results = {value.name for value in whole.outputs}
@@ -73,7 +80,12 @@ class Lines:
         return ""
 
     def back(self, value: object, through: Collection[str] = ()) -> list[BoundSymbol]:
-        """The lines that a value comes from, in order: its maker, and what is before calls of these operators."""
+        """Return the lines that a value comes from, in order.
+
+        Args:
+            value: a value of the trace.
+            through: names of operators to follow backwards.
+        """
         found: list[BoundSymbol] = []
         while (call := self.maker(value)) is not None:
             found.insert(0, call)
@@ -86,11 +98,17 @@ class Lines:
     def match(
         self, call: BoundSymbol, pattern: object, through: Collection[str] = ()
     ) -> Match | None:
-        """How a call comes to a pattern, such as `("aten.mul.Tensor", "x", ("aten.sigmoid.default", "x"))`.
+        """Match a call, and the calls that compute its arguments, against a pattern.
 
-        A pattern is an operator and its positional arguments: a name, of one value wherever it stands; a number, near
-        enough; a pattern; a list of them; or what is equal. Sums and products match in either order. Before an
-        operator, calls of those in `through` may stand.
+        Args:
+            call: the last call.
+            pattern: an operator and its positional arguments: `("aten.mul.Tensor", "x", ("aten.sigmoid.default",
+                "x"))`. An argument is a name, of one value wherever it occurs; a number; a pattern; a list of these; or
+                an equal object. Sums and products match in either order.
+            through: names of operators that may stand before each operator of the pattern.
+
+        Returns:
+            The matched calls and the values of the names; None if the pattern does not match.
         """
         found = self._matched(call, pattern, Match((), {}), through)
         if found is None:
@@ -141,19 +159,25 @@ class Lines:
     def replace(
         self, parts: Sequence[BoundSymbol], call: BoundSymbol, at: BoundSymbol | None = None
     ) -> None:
-        """Have a call stand at the place of one of these lines, by default the last, and nothing at the others'."""
+        """Replace lines by a call.
+
+        Args:
+            parts: the lines to remove.
+            call: the new call.
+            at: the line at whose place it stands, by default the last.
+        """
         for part in parts:
             self._instead[self.place[part.outputs[0].name]] = None
         self._instead[self.place[(at or parts[-1]).outputs[0].name]] = call
 
     def fresh(self, value: TensorProxy) -> TensorProxy:
-        """A value like another, of a name that the trace does not use."""
+        """Return a value like another, with an unused name."""
         if self._names is None:
             self._names = Names(names_of(self.trace))
         return replace(value, name=self._names.claim(f"{value.name}_"))
 
     def result(self) -> Trace:
-        """The trace with what stands instead; the very trace where nothing does."""
+        """Return the trace with all replacements; the same object without any."""
         if not self._instead:
             return self.trace
         lines = enumerate(self.trace.bound_symbols)
@@ -165,7 +189,14 @@ class Lines:
 def composite(
     symbol: Symbol, args: tuple[object, ...], output: object, parts: Sequence[BoundSymbol]
 ) -> BoundSymbol:
-    """A call that stands for others: they are its decomposition; it has their links and tags, and the last's line."""
+    """Return a call that stands for others.
+
+    Args:
+        symbol: its operation.
+        args: its arguments.
+        output: its results: those of the last part.
+        parts: the calls that it stands for: its decomposition. It gets their links and tags, and the line of the last.
+    """
     last = parts[-1]
     links = tuple(dict.fromkeys(link for part in parts for link in part.links))
     tags = frozenset[str]().union(*(part.tags for part in parts))
@@ -174,7 +205,14 @@ def composite(
 
 
 def leaf_of(call: BoundSymbol | None) -> BoundSymbol | None:
-    """The one operator of PyTorch that a call comes to, if there is just one; None of None."""
+    """Return the single operator of PyTorch that a call consists of.
+
+    Args:
+        call: a call, or None.
+
+    Returns:
+        The operator; None if there are several, or for None.
+    """
     leaf = call
     while leaf is not None and leaf.subsymbols:
         leaf = leaf.subsymbols[0] if len(leaf.subsymbols) == 1 else None
@@ -182,7 +220,15 @@ def leaf_of(call: BoundSymbol | None) -> BoundSymbol | None:
 
 
 def argument(call: BoundSymbol, name: str) -> Any:
-    """What a call gives for a parameter of its symbol, or the default; `TypeError` where it has none of that name."""
+    """Return the argument of a call for a parameter, or the parameter's default.
+
+    Args:
+        call: a call of a function of PyTorch or an operator.
+        name: the name of a parameter.
+
+    Raises:
+        TypeError: there is no such parameter.
+    """
     if name in call.kwargs:
         return call.kwargs[name]
     names = _parameters(call.symbol.fn)

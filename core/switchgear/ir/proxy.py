@@ -53,10 +53,14 @@ class _Remembers:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorProxy(_Remembers):
-    """A tensor of a trace: its name and its metadata, never its data.
+    """Tensor of a trace: a name and metadata, without data.
 
-    `shape` and `stride` count elements, in symbolic numbers where sizes are dynamic; `requires_grad` is autograd's own
-    answer at that point of the program; `is_conj` and `is_neg` are PyTorch's lazy bits.
+    Attributes:
+        shape: sizes, in elements; symbolic numbers where sizes are dynamic.
+        stride: strides, in elements; likewise.
+        requires_grad: autograd's answer at this point of the program.
+        is_conj: PyTorch's lazy bit of conjugation.
+        is_neg: PyTorch's lazy bit of negation.
     """
 
     name: str
@@ -81,7 +85,7 @@ class TensorProxy(_Remembers):
 
     @property
     def layout(self) -> tuple[Any, ...]:
-        """All metadata but `requires_grad`, hashable; symbolic numbers as they are written."""
+        """Return all metadata except `requires_grad`, hashable; symbolic numbers as text."""
         try:
             return self._layout
         except AttributeError:
@@ -95,12 +99,12 @@ class TensorProxy(_Remembers):
         return layout
 
     def fresh(self, name: str) -> TensorProxy:
-        """A value of its own, of the same sizes and strides and without history."""
+        """Return a new value of the same sizes and strides, without history."""
         own = {"storage_offset": 0, "is_conj": False, "is_neg": False}
         return changed_proxy(self, name=name, requires_grad=False, **own)
 
     def fake(self, mode: internals.FakeMode) -> torch.Tensor:
-        """A fake tensor with this metadata."""
+        """Return a fake tensor with this metadata."""
         layout = (
             *(self.shape, self.stride, self.dtype, self.device),
             *(self.storage_offset, self.is_conj, self.is_neg),
@@ -109,22 +113,22 @@ class TensorProxy(_Remembers):
 
     @property
     def type_string(self) -> str:
-        """`cpu f32[2, 3]`, as the printed trace shows it."""
+        """Return the text of the printed trace: `cpu f32[2, 3]`."""
         return f"{self.device} {short_name(self.dtype)}{list(self.shape)}"
 
     @property
     def metadata(self) -> tuple[object, ...]:
-        """Everything but the name, hashable."""
+        """Return all metadata except the name, hashable."""
         return (self.layout, self.requires_grad)
 
     @property
     def bytes(self) -> int:
-        """The bytes that it takes by itself; of symbolic sizes in the call at hand, for estimates."""
+        """Return the size in bytes; for symbolic sizes an estimate, by the current call."""
         return int(math.prod(map(hint_of, self.shape))) * self.dtype.itemsize
 
     @property
     def is_differentiable(self) -> bool:
-        """Whether the dtype can carry a gradient."""
+        """Check whether the dtype can carry a gradient."""
         return self.dtype.is_floating_point or self.dtype.is_complex
 
 

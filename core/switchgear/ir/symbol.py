@@ -39,7 +39,7 @@ CHECK = "check"
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """An operator: a torch-level callable, an overload, or one of our own; identified by its qualified name alone."""
+    """Operation of a line, identified by its qualified name: a function of PyTorch, an operator, or one of ours."""
 
     name: str
     fn: Callable[..., Any] = field(compare=False, repr=False)
@@ -52,7 +52,7 @@ class Symbol:
 
 
 def _delete(*values: object) -> None:
-    """What `del` is in a trace: the names end here."""
+    """Stand-in of `del` in a trace: the names end here."""
 
 
 #: Ends the life of the proxies among its arguments; prints as a `del` statement.
@@ -60,7 +60,7 @@ DEL = Symbol("del", _delete)
 
 
 def _box(*values: object) -> list[object]:
-    """What a call takes that follows, in one list."""
+    """Collect the arguments of a following call in one list."""
     return [*values]
 
 
@@ -111,13 +111,18 @@ class Link:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BoundSymbol(Shown):
-    """One call of a symbol.
+    """Line of a trace: a symbol, its arguments and its results.
 
-    `args` and `kwargs` hold proxies and Python values, nested in tuples, lists and dicts; `output` is a proxy, None, or
-    a nested tuple of these. `subsymbols` is the decomposition (empty for a leaf). Once executors have claimed it,
-    `implementation` runs it, and `choices` say why: of the calls that it is a part of, and last its own; of a region
-    those of its parts. `wholes` are those of the calls that it is a part of, the outermost first, which another
-    executor takes whole, should the one that fuses give it back.
+    Attributes:
+        symbol: the operation.
+        args: proxies and Python values, nested in tuples, lists and dicts.
+        kwargs: likewise, by name.
+        output: a proxy, None, or a nested tuple of these.
+        subsymbols: the decomposition; empty for a leaf.
+        implementation: the function that runs the line, once an executor has claimed it.
+        choices: decisions about the composites that the line is a part of, then about the line. A region has those of
+            its parts.
+        wholes: composites that the line is a part of, the outermost first, for executors that run these as one call.
     """
 
     symbol: Symbol
@@ -145,12 +150,12 @@ class BoundSymbol(Shown):
 
     @property
     def is_leaf(self) -> bool:
-        """Whether there is no decomposition to fall back on."""
+        """Check whether the call has no decomposition."""
         return not self.subsymbols
 
     @property
     def fused_by(self) -> str:
-        """The executor that runs the subsymbols as one, having taken each; empty if this is no region."""
+        """Return the executor that runs the subsymbols as one region; empty if the line is not a region."""
         if self.implementation is None or not self.subsymbols:
             return ""
         claimed = any(part.implementation is not None for part in self.subsymbols)
@@ -158,27 +163,34 @@ class BoundSymbol(Shown):
 
     @property
     def is_random(self) -> bool:
-        """Whether the call, or any part of it, draws random numbers."""
+        """Check whether the call, or a part of it, draws random numbers."""
         return RANDOM in self.tags
 
     @property
     def stays(self) -> bool:
-        """Whether the call is made even if nobody reads what it returns."""
+        """Check whether the call runs even if no other line reads its results."""
         return self.symbol.effect or not self.tags.isdisjoint((RANDOM, CHECK))
 
     @property
     def is_check(self) -> bool:
-        """Whether the call raises where data is not what the trace is for; nothing may be written before."""
+        """Check whether the call raises for data that the trace does not fit; no line may write before it."""
         return CHECK in self.tags
 
     def reading(self, values: Mapping[str, TensorProxy]) -> BoundSymbol:
-        """The call that reads, in place of the values with these names, others; itself if it reads none of them."""
+        """Return the call with other arguments.
+
+        Args:
+            values: the new arguments, by the names of the replaced ones.
+
+        Returns:
+            A new call; this one if it reads none of them.
+        """
         if values and any(proxy.name in values for proxy in self.inputs):
             return renamed(self, values, lambda own: own)
         return self
 
     def with_implementation(self, implementation: Implementation) -> BoundSymbol:
-        """The call run by another implementation."""
+        """Return the call, run by another implementation."""
         return changed(self, implementation=implementation)
 
 
@@ -288,7 +300,7 @@ def renamed(
     env: Mapping[str, TensorProxy],
     define: Callable[[TensorProxy], TensorProxy] | None = None,
 ) -> BoundSymbol:
-    """A copy that reads what `env` says, and makes what `define` says (parts first), or by default `env` too."""
+    """Return a copy that reads the values of `env`, and defines those of `define` (parts first), by default `env`."""
 
     def read(proxy: TensorProxy) -> TensorProxy:
         return env.get(proxy.name, proxy)

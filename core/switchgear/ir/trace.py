@@ -35,9 +35,10 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace(Shown):
-    """`outputs` is flat: proxies, and None where there is no value.
+    """Straight-line program of bound symbols; prints as Python.
 
-    `tensors` maps the names of proxies that are neither inputs nor results to the tensors they stand for.
+    `outputs` is flat: proxies, and None where there is no value.
+    `tensors` maps names of proxies that are neither inputs nor results to their tensors.
     """
 
     name: str
@@ -53,10 +54,12 @@ class Trace(Shown):
     written: Mapping[str, int] = field(default_factory=dict)
 
     def python(self, *, link: bool | None = None, decompositions: bool = False) -> str:
-        """The trace as Python that runs; `link` shows forward line and rule of every backward line.
+        """Return the trace as Python that runs.
 
-        Its default is `links_shown`, which the `link` option of `jit` sets. Regions show their operators as comments;
-        with `decompositions` all calls do.
+        Args:
+            link: whether each backward line shows its forward line and its rule; by default as the option `link` of
+                `jit`.
+            decompositions: whether all composites show their parts, as comments. Regions always do.
         """
         text = _Text(self, self.links_shown if link is None else link)
         calls = list(itertools.chain.from_iterable(text.calls(decompositions)))
@@ -80,16 +83,16 @@ class Trace(Shown):
 
     @property
     def constants(self) -> Mapping[str, object]:
-        """What its text names and no import gives: tensors, compiled regions, functions without a path."""
+        """Return the objects that the text names and no import provides: tensors, regions, local functions."""
         return _render(self)[1].values
 
     @property
     def devices(self) -> frozenset[torch.device]:
-        """Where its lines compute."""
+        """Return the devices of the lines."""
         return frozenset(proxy.device for call in self.bound_symbols for proxy in call.outputs)
 
     def canonical(self) -> str:
-        """What it computes of tensors of which layouts; the same for traces that differ in names alone."""
+        """Return a text of the computation and its layouts, equal for traces that differ only in names."""
         places: dict[str, int] = {}
         sizes = {number.name: f"size{index}" for index, number in enumerate(self.numbers)}
 
@@ -124,11 +127,20 @@ class Trace(Shown):
         return repr((len(sizes), plain(self.inputs), calls, plain(self.outputs)))
 
     def function(self, *, boxed: bool = False) -> Callable[..., Any]:
-        """The function that the printed trace is; `boxed` makes it take its arguments in one list, which it empties."""
+        """Return the printed program as a function.
+
+        Args:
+            boxed: whether it takes its arguments in one list, and empties the list.
+        """
         return compile_trace(self, boxed=boxed)
 
     def with_provenance(self, name: str, seconds: float) -> Trace:
-        """The trace, marked as having gone through one more pass."""
+        """Return the trace with one more pass in its history.
+
+        Args:
+            name: the pass.
+            seconds: its time.
+        """
         return replace(self, provenance=(*self.provenance, Provenance(name, seconds)))
 
 

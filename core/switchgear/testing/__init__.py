@@ -1,4 +1,4 @@
-"""Testing plugins: their implementations, grad rules, regions and passes beside PyTorch.
+"""Tests of plugins: their implementations, grad rules, regions and passes, compared with PyTorch.
 
     from switchgear import testing
 
@@ -8,9 +8,9 @@
     testing.check_pass(placement, lambda x: x.sin(), torch.rand(3))
     testing.check_plugin("name")
 
-Each raises `Failures`, an `AssertionError` that says for every failure which operator, sample and line it is about,
-what was expected and what came. Samples are PyTorch's, or `samples=[testing.Sample(function, args, kwargs)]`, and
-variants of each: dtypes, layouts, empty, without dimensions. `switchgear test NAME` runs `check_plugin` by pytest.
+Each raises `Failures`, an `AssertionError` that names operator, sample and line of every failure, with the expected and
+the actual result. Samples are PyTorch's, or `samples=[testing.Sample(function, args, kwargs)]`, and variants of each:
+dtypes, layouts, empty, without dimensions. `switchgear test NAME` runs `check_plugin` by pytest.
 """
 
 from switchgear.testing.checks import (

@@ -1,4 +1,4 @@
-"""Checks: what plugins bring, called beside PyTorch on samples and their variants."""
+"""Checks of plugins: their implementations, rules and passes, compared with PyTorch on samples and their variants."""
 
 from __future__ import annotations
 
@@ -40,16 +40,24 @@ _PYTORCHS = ("torch.", "aten.")
 
 
 class Failures(AssertionError):
-    """What a check found, a failure a paragraph."""
+    """Error of a check, with a paragraph for each failure."""
 
 
 def check_implementation(
     executor: Executor | Table | str, target: Any, samples: Sequence[Sample] = ()
 ) -> None:
-    """Call an executor's implementation of an operator, or a table's, beside PyTorch.
+    """Compare an executor's implementation of an operator with PyTorch.
 
-    What is compared: values, metadata and strides, the arguments afterwards, memory that is shared, two runs, two
-    threads, the state of the process. Declined calls are fine where at least one is taken. Raises `Failures`.
+    It compares values, metadata and strides, arguments after the call, and shared memory. It also compares two runs,
+    two threads, and the state of the process. At least one sample must be accepted.
+
+    Args:
+        executor: an executor, a table, or a name.
+        target: the operator.
+        samples: calls; by default PyTorch's own.
+
+    Raises:
+        Failures: a check failed, or no sample was accepted.
     """
     if isinstance(executor, Table):
         executor = Executor(executor.owner, table=executor)
@@ -66,11 +74,18 @@ def check_rule(
     *,
     orders: int = 2,
 ) -> None:
-    """Differentiate an operator by a grad rule beside PyTorch, in float64.
+    """Compare a grad rule with PyTorch, in float64.
 
-    What is compared: the forward, gradients with respect to all and to each argument alone, and up to `orders` of
-    derivatives where PyTorch has them. `owner` is a table, an executor, or the name of a plugin or executor. Raises
-    `Failures`.
+    It compares the forward, gradients for all arguments and for each alone, and higher derivatives.
+
+    Args:
+        owner: a table, an executor, or the name of a plugin or an executor.
+        target: the operator.
+        samples: calls; by default PyTorch's own.
+        orders: the number of derivatives, where PyTorch has them.
+
+    Raises:
+        Failures: a check failed.
     """
     if isinstance(owner, Table):
         name, options = owner.owner, {"executors": ["torch"], "grad_rules": owner}
@@ -83,9 +98,15 @@ def check_rule(
 
 
 def check_region(executor: Executor | str, function: Callable[..., object], *args: object) -> None:
-    """Run a function by a fusing executor beside PyTorch, with gradients where arguments require some.
+    """Compare a function run by a fusing executor with PyTorch, with gradients where arguments require them.
 
-    Raises `Failures`, also if the executor makes no region of it.
+    Args:
+        executor: the executor, or its name.
+        function: the function.
+        *args: its arguments.
+
+    Raises:
+        Failures: results differ, or the executor compiles no region.
     """
     name = executor if isinstance(executor, str) else executor.name
     sample = Sample(function, args, name=getattr(function, "__qualname__", "function"))
@@ -98,7 +119,16 @@ def check_region(executor: Executor | str, function: Callable[..., object], *arg
 
 
 def check_pass(placement: PassPlacement, function: Callable[..., object], *args: object) -> None:
-    """Run a function with a pass and without; values and gradients are to be the same. Raises `Failures`."""
+    """Compare values and gradients of a function with and without a pass.
+
+    Args:
+        placement: the pass and its place.
+        function: the function.
+        *args: its arguments.
+
+    Raises:
+        Failures: results differ.
+    """
 
     sample = Sample(function, args, name=getattr(function, "__qualname__", "function"))
     options = {"executors": ["torch"], "passes": [placement]}
@@ -107,9 +137,14 @@ def check_pass(placement: PassPlacement, function: Callable[..., object], *args:
 
 
 def check_plugin(name: str, samples: Mapping[object, Sequence[Sample]] | None = None) -> None:
-    """Check every implementation and grad rule that an installed plugin registers.
+    """Check all implementations and grad rules of an installed plugin.
 
-    `samples` are by operator; by default those of its hook `switchgear_samples`. Raises `Failures`.
+    Args:
+        name: the plugin.
+        samples: calls by operator; by default those of its hook `switchgear_samples`.
+
+    Raises:
+        Failures: a check failed.
     """
     failures = []
     for label, check in plugin_checks(name, samples):
@@ -123,7 +158,7 @@ def check_plugin(name: str, samples: Mapping[object, Sequence[Sample]] | None = 
 def plugin_checks(
     name: str, samples: Mapping[object, Sequence[Sample]] | None = None
 ) -> Iterator[tuple[str, Callable[[], None]]]:
-    """The checks of `check_plugin`, each with what it is about."""
+    """Return the checks of `check_plugin`, each with its subject."""
     plugin = _plugin(name)
     own = {
         symbol.name: found

@@ -1,4 +1,4 @@
-"""Comparison: what calls give beside what PyTorch gives, each difference in words."""
+"""Comparison of results with those of PyTorch, each difference in words."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ORDERS = ("result", "gradient of argument", "second derivative by argument")
 def derivatives(
     sample: Sample, function: Callable[..., object], wanted: Sequence[int], orders: int
 ) -> Derivatives:
-    """What a function gives for copies of a sample's arguments; those `wanted` require grad."""
+    """Return the result of a function for copies of a sample's arguments; those `wanted` require grad."""
     places = itertools.count()
     copied = sample.mapped(
         lambda one: twin(one).requires_grad_() if next(places) in wanted else twin(one)
@@ -50,7 +50,7 @@ def derivatives(
 def differences(
     found: Derivatives, expected: Derivatives, wanted: Sequence[int], sample: Sample
 ) -> Iterator[str]:
-    """How the one is not the other, which PyTorch gives for a sample."""
+    """Return the difference between a result and the one of PyTorch for a sample."""
     if len(found[0]) != len(expected[0]):
         yield f"{len(found[0])} results, expected {len(expected[0])}"
         return
@@ -67,7 +67,7 @@ def differences(
 
 
 def stride_differences(found: Derivatives, expected: Derivatives) -> Iterator[str]:
-    """Which results are laid out otherwise."""
+    """Return the results with another layout."""
     for index, (one, two) in enumerate(zip(found[0], expected[0], strict=True)):
         if one is None or two is None or one.layout is not torch.strided or not one.numel():
             continue
@@ -82,7 +82,7 @@ def unlike(
     exact: torch.Tensor | None = None,
     inputs: Sequence[torch.Tensor] = (),
 ) -> Iterator[str]:
-    """How two tensors differ, by more than `tolerances` says; None is zero."""
+    """Return the difference of two tensors beyond `tolerances`; None is zero."""
     if one is None or two is None:
         other = two if one is None else one
         zeros = None if other is None else torch.zeros_like(other)
@@ -102,7 +102,7 @@ def unlike(
 
 
 def is_random(sample: Sample) -> bool:
-    """Whether PyTorch draws random numbers, or gives other results in the next run."""
+    """Check whether PyTorch draws random numbers, or gives other results in the next run."""
     before = torch.get_rng_state()
     pairs = zip(*(tensors_in(sample.mapped(twin)()) for _ in range(2)), strict=True)
     return any(next(unlike("", one, two), "") for one, two in pairs) or not torch.equal(

@@ -25,9 +25,9 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """A call: `function(*args, **kwargs)`, in which the operator is called, and how it came about.
+    """Call of a function that calls the operator: `function(*args, **kwargs)`.
 
-    `narrow` leaves of the result what can be differentiated, where not all can.
+    `narrow` selects the differentiable part of a result.
     """
 
     function: Callable[..., Any]
@@ -42,18 +42,27 @@ class Sample:
         return f"{self.name} ({', '.join(shown)})"
 
     def tensors(self) -> list[torch.Tensor]:
-        """The tensors among the arguments."""
+        """Return the tensors among the arguments."""
         return [*tensors_in((self.args, self.kwargs))]
 
     def mapped(self, function: Callable[[torch.Tensor], torch.Tensor], name: str = "") -> Sample:
-        """The same with other tensors."""
+        """Return the sample with other tensors.
+
+        Args:
+            function: a function from each tensor to another.
+            name: an addition to the sample's name.
+        """
         args, kwargs = map_tensors(function, (self.args, self.kwargs))
         return replace(
             self, args=args, kwargs=kwargs, name=f"{self.name}, {name}" if name else self.name
         )
 
     def then(self, function: Callable[[Any], Any]) -> Sample:
-        """The same, and what a function makes of the result."""
+        """Return a sample whose result is passed through a function.
+
+        Args:
+            function: a function of the result.
+        """
         first = self.function
         return replace(self, function=lambda *args, **kwargs: function(first(*args, **kwargs)))
 
@@ -106,7 +115,7 @@ def _by_symbol() -> dict[str, list[Any]]:
 
 
 def symbol_in(entry: Any) -> Symbol | None:
-    """What an entry of the database calls: its function or, where that is written for it, that of its name."""
+    """Return the function that an entry of the database calls: its own, or the one of its name."""
     functions: list[object] = [entry.op]
     for root in (torch, torch.Tensor):
         with contextlib.suppress(AttributeError):
@@ -116,7 +125,7 @@ def symbol_in(entry: Any) -> Symbol | None:
 
 
 def variants(sample: Sample, dtypes: Sequence[torch.dtype] = DTYPES) -> Iterator[Sample]:
-    """A sample in other dtypes and layouts, empty and without dimensions; only what PyTorch runs, and runs right."""
+    """Yield a sample in other dtypes and layouts, empty and without dimensions, if PyTorch runs these correctly."""
     for changed in _variants(sample, dtypes):
         try:
             results = _results(changed, twin)

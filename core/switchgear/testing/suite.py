@@ -6,5 +6,5 @@ from collections.abc import Callable
 
 
 def test_plugin(switchgear_check: Callable[[], None]) -> None:
-    """One implementation or grad rule beside PyTorch; the parameter's id says which."""
+    """Compare one implementation or grad rule with PyTorch; the parameter's id names it."""
     switchgear_check()

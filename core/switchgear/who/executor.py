@@ -16,13 +16,17 @@ from switchgear.who.registry import ImplementationEntry, Table, checked_owner
 
 
 class Executor:
-    """A named bringer of implementations; instantiate it, or subclass it to decide in code.
+    """Named owner of implementations. Instantiate it with a table, or subclass it to decide in code.
 
-    Without a list of the user's, executors of higher `priority` are asked first, those of equal priority by name; by
-    default those that fuse come before the others of 0 and less.
-    `table` is for an executor that no plugin registers: its implementations and grad rules are then those of the table.
+    Args:
+        name: the name that users list.
+        priority: without an explicit list, higher ones are asked first, and equal ones by name. By default executors
+            that fuse come before the others of priority 0 and less.
+        version: shown in messages; by default that of the plugin's package.
+        table: implementations and grad rules of an executor that no plugin registers.
 
-    One that `runs_everywhere` cannot run only where something is amiss: a default call then says so, once.
+    Attributes:
+        runs_everywhere: whether a failure to run is unexpected, so that a default call warns once.
     """
 
     runs_everywhere = False
@@ -45,10 +49,16 @@ class Executor:
             )
 
     def configured(self, options: Mapping[str, Any]) -> Executor:
-        """One of its kind with these options, as `jit(options={name: ...})` asks for: `type(self)(**options)`.
+        """Return an executor of the same class with options: `type(self)(**options)`.
 
-        Its options are the keyword-only parameters of its class's own `__init__`. A class whose objects are not made
-        by options alone overrides this. Raises `InvalidInput` for an option that there is not.
+        `sg.jit(options={name: ...})` calls it. Options are the keyword-only parameters of the class's own `__init__`.
+        Override it in a class with another constructor.
+
+        Args:
+            options: values by the names of parameters.
+
+        Raises:
+            InvalidInput: there is no such option.
         """
         if not options:
             return self
@@ -67,23 +77,38 @@ class Executor:
         return kind(**options)
 
     def unavailable(self) -> str | None:
-        """The reason why this executor cannot run here, such as a missing device; None when it can."""
+        """Return the reason why this executor cannot run here, such as a missing device; None if it can."""
         return None
 
     def limited(self) -> str | None:
-        """What does not work here, such as a device that is missing, though the executor can run; None if all does."""
+        """Return a restriction, such as a missing device, of an executor that can run; None if there is none."""
         return None
 
     def claim(
         self, bound_symbol: BoundSymbol, entry: ImplementationEntry | None
     ) -> Implementation | Declined:
-        """Take the bound symbol or decline it; `entry` is what this executor registered for the symbol."""
+        """Claim a bound symbol, or decline it.
+
+        Args:
+            bound_symbol: the call.
+            entry: the registration of this executor for the symbol; None if there is none.
+
+        Returns:
+            The implementation that runs the call, or `Declined` with the reason.
+        """
         if entry is None:
             return Declined(f"no implementation of {bound_symbol.symbol.name}")
         return entry.declined(bound_symbol) or Implementation(self.name, entry.fn)
 
     def is_constant_for_vjp(self, bound_symbol: BoundSymbol) -> bool | None:
-        """Whether the bound symbol takes no part in differentiation; None leaves that to the next one asked."""
+        """Decide whether a call is excluded from differentiation.
+
+        Args:
+            bound_symbol: the call.
+
+        Returns:
+            True makes it a constant, False keeps it, None passes the question to the next rule.
+        """
         return None
 
     def __repr__(self) -> str:
@@ -92,17 +117,16 @@ class Executor:
 
 
 class FusionExecutor(Executor):
-    """An executor that runs regions: bound symbols that it takes together and compiles into one function.
+    """Executor that compiles regions: bound symbols that it supports, grouped into convex regions.
 
-    What it takes, one by one in the user's priority order, the core groups into convex regions. A region of less than
-    `minimum` operators, views left out, is left to the executors that are no fusion executors; one of more than
-    `maximum` comes in parts, cut where the fewest bytes are handed on.
+    A region of fewer than `minimum` operators, without views, goes to the other executors. A region of more than
+    `maximum` is cut where the fewest bytes cross.
 
-    Only one that has `symbolic_sizes` is asked about calls whose sizes are symbolic: the layouts and arguments in its
-    regions may then hold symbolic numbers, and the sizes that these are made of are the region's `numbers`.
+    Calls of symbolic sizes are offered only with `symbolic_sizes`. Layouts and arguments then hold symbolic numbers,
+    and the sizes that these consist of are the region's `numbers`.
 
-    What a `boxed` one compiles takes numbers and inputs in one list, which it empties. What nothing reads after the
-    region is then freed by whoever reads it last in there.
+    A `boxed` executor's compiled function takes numbers and inputs in one list, and empties the list. An input that no
+    later line reads is then freed after its last use in the region.
     """
 
     minimum = 2
@@ -111,11 +135,11 @@ class FusionExecutor(Executor):
     boxed = False
 
     def supports(self, bound_symbol: BoundSymbol) -> Declined | None:
-        """The reason why the bound symbol cannot be part of a region; None when it can."""
+        """Return None if the call can be part of a region; else the reason."""
         raise NotImplementedError(f"{type(self).__name__} does not say what it supports")
 
     def supports_region(self, region: Trace) -> Declined | None:
-        """The reason why a region of supported bound symbols is better left to others; None when it is not."""
+        """Return None if a region is worth compiling; else the reason."""
         count = len(self.operators(region))
         return (
             Declined(f"a region of {count} operators, fewer than {self.minimum}")
@@ -125,33 +149,50 @@ class FusionExecutor(Executor):
 
     @staticmethod
     def operators(region: Trace) -> tuple[BoundSymbol, ...]:
-        """What a region computes: its bound symbols without views."""
+        """Return the bound symbols of a region that are not views."""
         return tuple([item for item in region.bound_symbols if aliased_argument(item) is None])
 
     def compile(self, region: Trace) -> Callable[..., Any] | Declined:
-        """A function of the region's numbers and inputs, positional or `boxed`, that returns its outputs as a tuple.
+        """Compile a region.
 
-        `Declined` says why there is none, and leaves the region to others. The outputs have the strides of their
-        proxies; no two share memory with each other or with an input. Numbers are sizes of 2 and more, others in each
-        call.
+        Args:
+            region: the operators, in order. Numbers are sizes of at least 2, and vary between calls.
+
+        Returns:
+            A function of the region's numbers and inputs (in one list if `boxed`), that returns its outputs as a tuple.
+            Outputs have the strides of their proxies, and share no memory with each other or with an input. `Declined`,
+            with the reason, leaves the region to others.
         """
         raise NotImplementedError(f"{type(self).__name__} compiles nothing")
 
     def compile_all(self, regions: Sequence[Trace]) -> Sequence[Callable[..., object] | Declined]:
-        """What `compile` makes of each of a program's regions, in their order."""
+        """Compile all regions of a program, which a subclass may do in parallel.
+
+        Args:
+            regions: the regions, in order.
+
+        Returns:
+            For each region, the result of `compile`.
+        """
         return [self.compile(region) for region in regions]
 
     def load(self, region: Trace) -> Callable[..., Any] | None:
-        """What `compile` of an alike region made, here or in another process, found without compiling; else None.
+        """Return the compiled function of an equal region, from this process or another, without compiling.
 
-        In `compile="background"` a worker process, in which there is another one of the kind with the same
-        `fingerprint()`, compiles, and leaves on disk what this finds. Without it, what won is compiled here once more.
+        With `compile="background"`, a worker process compiles with an executor of the same `fingerprint()` and stores
+        the result on disk. Without `load`, the regions that the executor won are compiled again in this process.
+
+        Args:
+            region: the operators, in order.
+
+        Returns:
+            The function; None if there is none.
         """
         return None
 
     @property
     def finds_compiled(self) -> bool:
-        """Whether it has a `load` of its own."""
+        """Check whether the class overrides `load`."""
         return type(self).load is not FusionExecutor.load
 
     def fingerprint(self) -> str:
@@ -161,7 +202,7 @@ class FusionExecutor(Executor):
     def claim(
         self, bound_symbol: BoundSymbol, entry: ImplementationEntry | None
     ) -> Implementation | Declined:
-        """Take what it supports; until a region replaces it, that is run by the symbol itself."""
+        """Claim a supported call; the symbol itself runs it until a region replaces it."""
         reason = self.supports(bound_symbol)
         if reason is None:
             return Implementation(self.name, bound_symbol.symbol.fn)

@@ -7,9 +7,12 @@ from switchgear.ir.symbol import BoundSymbol
 
 
 class Fuel:
-    """What fusing regions burns: one unit each, in the order in which they are compiled; None is without end.
+    """Number of regions that may be fused; each region uses one unit, in the order of compilation.
 
-    One fuel may be shared by several jitted functions. `regions` are those fused so far.
+    Several jitted functions may share one object; its `regions` are those fused so far.
+
+    Args:
+        limit: the number of regions; None is unlimited.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -23,5 +26,5 @@ class Fuel:
 
     @property
     def left(self) -> int | None:
-        """How many more regions may be fused."""
+        """Return the number of regions that may still be fused; None is unlimited."""
         return None if self.limit is None else self.limit - len(self.regions)

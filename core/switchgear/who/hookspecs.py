@@ -1,9 +1,9 @@
-"""The contract between Switchgear and its plugins: eight hooks, each optional.
+"""Hooks of plugins: eight, each optional.
 
-A plugin is a module named by an entry point of the group `switchgear`; the entry point's name is what users type. Mark
-each hook with `switchgear.hookimpl`. Importing the module must be cheap and change nothing: tables are declared at
-module level, and installed on the registry that the hooks are given. Arguments of hooks only ever grow, and an
-implementation may leave out those that it does not need.
+A plugin is a module named by an entry point of the group `switchgear`; users list the entry point's name. Mark each
+hook with `switchgear.hookimpl`. The import must be cheap and have no effects: declare tables at module level, and
+install them on the registry that the hooks get. Arguments of hooks are only ever added, and an implementation may omit
+those that it does not need.
 """
 
 from __future__ import annotations
@@ -38,15 +38,16 @@ Stage: TypeAlias = Literal[
 
 
 class PassContext(Protocol):
-    """What a pass may ask about the call of `jit` that it runs for.
+    """Interface of a pass to the call of `jit` that it runs for.
 
-    `executors` are those of the call, in the order asked. `choices` are what was said so far, for `explain`: of the
-    kind `pattern`, and owned by who takes a pattern, or by `decomposition` where its parts stay as they are.
-
-    For passes after claiming: `gives_gradients` says that the trace's outputs are gradients, two of which may be one
-    tensor. `destined` pairs the positions of outputs with those of inputs that they are but copied into, once the
-    trace has run, where nothing else can tell. A pass that has the trace write there itself puts None in the place of
-    the output and counts the write in `Trace.written`.
+    Attributes:
+        executors: the executors of the call, in order.
+        choices: choices of the kind `pattern` so far, for `explain`. The owner is the one of the pattern, or
+            `decomposition` if the calls stay.
+        gives_gradients: after claiming: whether outputs are gradients, two of which may be one tensor.
+        destined: after claiming: positions of outputs, with the positions of inputs that they are only copied into
+            after the run. A pass that writes to the input instead replaces the output by None, and counts the write in
+            `Trace.written`.
     """
 
     executors: tuple[Executor, ...]
@@ -56,20 +57,28 @@ class PassContext(Protocol):
 
     @staticmethod
     def hint(number: object) -> object:
-        """A number, a symbolic one as it is in the call at hand: for estimates alone."""
+        """Return the value of a symbolic number in the current call, for estimates only."""
 
     def takes(self, owner: str, candidate: BoundSymbol) -> bool:
-        """Whether `owner` takes `candidate`, a call made to stand in the place of its subsymbols.
+        """Check whether an owner would run a call that stands for its subsymbols.
 
-        Not where an executor asked before it takes the candidate or one of the subsymbols, or where someone else says
-        how one of those is differentiated: a rule asked before the owner's, or a skip rule.
+        It would not, if an executor that is asked before it claims the call or a subsymbol. Nor would it, if a
+        subsymbol has a skip rule, or a grad rule that is asked before the owner's.
+
+        Args:
+            owner: the name of an executor or a plugin.
+            candidate: the call.
         """
         ...
 
     def offer(self, owner: str, lines: Lines, whole: BoundSymbol, unless: str = "") -> None:
-        """Put a composite in the place of its last part, and of the others, if `owner` takes it.
+        """Replace calls by a composite, if its owner would run it.
 
-        Not where a reason speaks against it: `unless`, or that of `Lines.seen_elsewhere`.
+        Args:
+            owner: the name of an executor or a plugin.
+            lines: the lines of the trace.
+            whole: the composite; its subsymbols are the replaced calls.
+            unless: a reason against it; `Lines.seen_elsewhere` may have another.
         """
 
     def decline(
@@ -79,44 +88,67 @@ class PassContext(Protocol):
         reason: str,
         others: tuple[tuple[str, str], ...] = (),
     ) -> None:
-        """Have `explain` say why `owner` makes no pattern of a call; `others` are those asked before."""
+        """Record why an owner replaces no calls here, for `explain`.
+
+        Args:
+            owner: the name of an executor or a plugin.
+            bound_symbol: the call.
+            reason: the reason.
+            others: owners asked before, each with its reason.
+        """
 
 
 class RegionContext(Protocol):
-    """What `switchgear_choose` may ask about the call of `jit` that it decides for.
+    """Interface of `switchgear_choose` to the call of `jit` that it decides for.
 
-    `executors` are all that take part, in the order asked.
+    Attributes:
+        executors: the participants, in order.
     """
 
     executors: tuple[Executor, ...]
 
     def label(self, executor: Executor) -> str:
-        """An executor's name and version."""
+        """Return an executor's name and version."""
         ...
 
     def operators(self, region: Region) -> Trace:
-        """The region as the executors that fuse nothing run it: who does is its lines' `implementation.owner`."""
+        """Return the region as executors that do not fuse run it; `implementation.owner` names them."""
         ...
 
     def code(self, executor: Executor) -> str | None:
-        """A digest of an executor's code; None where that is a script's own or a notebook's."""
+        """Return a digest of an executor's code; None if a script or a notebook defines it."""
         ...
 
     def unlike(self, region: Region, arguments: Sequence[Any], results: Any, expected: Any) -> str:
-        """How results for the region's sizes and inputs differ from its operators'; empty if they are near enough.
+        """Compare results of a region with those of its operators.
 
-        The tolerance is the square root of the dtype's precision, of the largest element, and more where terms cancel.
+        Args:
+            region: the region.
+            arguments: its sizes and inputs.
+            results: the results of a candidate.
+            expected: the results of the operators.
+
+        Returns:
+            The difference; empty within the tolerance: the square root of the dtype's precision, relative to the
+            largest element, and more where terms cancel.
         """
         ...
 
     def function(self, operators: Trace) -> Callable[..., Any]:
-        """What runs such a trace: a function of the region's sizes and inputs."""
+        """Return a function of the region's sizes and inputs that runs a trace of operators."""
         ...
 
     def compile(
         self, entrants: Sequence[tuple[Region, FusionExecutor]]
     ) -> dict[tuple[Region, FusionExecutor], Callable[..., Any] | Declined]:
-        """What candidates make of regions, each compiled once; all at once, for some compile several side by side."""
+        """Compile regions by candidates, each once.
+
+        Args:
+            entrants: pairs of a region and an executor. All come at once, because some executors compile in parallel.
+
+        Returns:
+            The compiled function, or the reason to decline, for each pair.
+        """
         ...
 
 
@@ -126,15 +158,21 @@ OF_THE_CALL = "the call"
 
 @dataclass(frozen=True, slots=True)
 class PassPlacement:
-    """A pass of a plugin and where it runs.
+    """Pass of a plugin, and its place.
 
-    `before_grad` sees the calls as captured; `after_grad` the joint trace, once for each kind of grad outputs, where
-    gradients are wanted. The others see forward and backward, the backward when it is first needed: `before_claim`,
-    `before_fusion`, in which each call has who runs it, and `after_claim`, the very end.
+    `before_grad` sees the calls as captured. `after_grad` sees the joint trace, once for each kind of grad outputs,
+    where gradients are needed. The other places see forward and backward, the backward when it is first needed. In
+    `before_fusion` each call has its executor, and `after_claim` is the end.
 
-    A pass that puts calls of its own in the place of others asks the context who would run them. Once executors have
-    claimed, each call has an `implementation`, and what a pass adds has to have one. At the end a call may write to its
-    arguments (`written_arguments`), if the memory (`storages`) is the trace's own.
+    A pass that replaces calls asks the context for their executor. Once executors have claimed, each call has an
+    `implementation`, and a new call needs one. At the end a call may mutate its arguments (`written_arguments`), if the
+    memory (`storages`) is the trace's own.
+
+    Args:
+        name: the name that users see.
+        stage: `before_grad`, `after_grad`, `before_claim`, `before_fusion` or `after_claim`.
+        run: a function of the trace and the `PassContext` that returns a trace.
+        owner: the plugin; filled in when it is loaded.
     """
 
     name: str
@@ -153,7 +191,7 @@ class PassPlacement:
 
 @_hookspec
 def switchgear_executors() -> Sequence[Executor]:  # type: ignore[empty-body]
-    """The executors that this plugin brings."""
+    """Return the executors of this plugin."""
 
 
 @_hookspec
@@ -165,30 +203,32 @@ def switchgear_register_implementations(registry: Registry) -> None:
 def switchgear_register_grad_rules(registry: Registry) -> None:
     """Install grad rules: `table.install_grad_rules(registry)`.
 
-    Their owner is one of this plugin's executors; for a plugin without executors, the plugin or its distribution. Such
-    a plugin takes part where `executors` names it, and by default after the executors, in the order of (the module's
-    `switchgear_priority`, 0 unless set, higher first; the plugin's name).
+    Their owner is one of this plugin's executors; without executors, the plugin or its distribution. Such a plugin is
+    used if `executors` names it, and by default after the executors. The order is that of the module's
+    `switchgear_priority` (0 unless set, higher first), then of names.
     """
 
 
 @_hookspec
 def switchgear_passes() -> Sequence[PassPlacement]:  # type: ignore[empty-body]
-    """The passes that this plugin adds to the pipeline of calls in which it takes part, by an executor or itself."""
+    """Return the passes of this plugin, for calls in which it or one of its executors participates."""
 
 
 @_hookspec
 def switchgear_features() -> Sequence[Feature]:  # type: ignore[empty-body]
-    """The features of capture that this plugin adds where it takes part, by an executor or itself.
+    """Return the features of capture of this plugin, for calls in which it participates.
 
-    They are asked after those of the package itself, each of which `SWITCHGEAR_DISABLE_FEATURES` leaves out by name.
+    They are asked after those of the package. `SWITCHGEAR_DISABLE_FEATURES` leaves out each by name.
     """
 
 
 @_hookspec(firstresult=True)
 def switchgear_is_constant_for_vjp(bound_symbol: BoundSymbol) -> bool | None:
-    """Skip rule: True keeps the forward and takes it out of differentiation; False ends the asking; None is no opinion.
+    """Decide whether a call is excluded from differentiation: a skip rule.
 
-    False cannot make a constant differentiable. Asked of the plugins that take part, in their order.
+    Returns:
+        True keeps the forward, without a gradient. False ends the search; it makes no constant differentiable. None
+        passes the question to the next plugin, in the order of the list.
     """
 
 
@@ -196,19 +236,22 @@ def switchgear_is_constant_for_vjp(bound_symbol: BoundSymbol) -> bool | None:
 def switchgear_choose(
     regions: Sequence[Region], context: RegionContext
 ) -> Sequence[RegionChoice | None] | None:
-    """Unless `executors` is None, who runs each region of a program: one answer for each, None where it has no opinion.
+    """Choose the executor of each region of a program, unless `executors` is None.
 
-    Every region has a candidate or more; all come at once, so that they can be compiled side by side. A region that
-    no plugin has an opinion on goes to its first candidate. Asked of the plugins that take part, in their order. Modes
-    of the user's may be active, and the calls of a region are not to be run on the user's tensors.
+    Each region has a candidate or more. All regions come at once, so that they can be compiled in parallel. Plugins are
+    asked in the order of the list. A region without a choice goes to its first candidate. Modes of the user may be
+    active; do not run the calls of a region on the user's tensors.
+
+    Returns:
+        One choice for each region, None to leave it to the next plugin; or None for all.
     """
 
 
 @_hookspec
 def switchgear_samples() -> Mapping[Any, Sequence[Any]]:  # type: ignore[empty-body]
-    """Calls to test what this plugin registers with: `testing.Sample`s by operator, where PyTorch has none of its own.
+    """Return samples for tests: `testing.Sample`s by operator, for operators that PyTorch has none of.
 
-    Asked by `switchgear test` alone.
+    Only `switchgear test` calls it.
     """
 
 

@@ -35,9 +35,9 @@ _LOADING = Lock()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plugins:
-    """What may take part: a frozen registry, the executors and the plugins, both in total order.
+    """Installed plugins: a frozen registry, the executors and the plugins, both in total order.
 
-    `statuses` makes the report: it asks every executor whether it can run here, which may take a compiler's time.
+    `statuses` makes the report. It asks every executor whether it can run here, which may start a compiler.
     `others` are installed, and not imported for this.
     """
 
@@ -104,7 +104,7 @@ class _Candidate:
             self.fault = "failed", "; ".join([f"{type(error).__name__}: {error}", *notes])
 
     def tell(self, fault: Fault | None) -> None:
-        """Warn, once, of what is wrong with it."""
+        """Warn, once, of its faults."""
         if self.is_told:
             return
         self.is_told = True
@@ -120,7 +120,7 @@ class _Candidate:
 
 
 class Discovery:
-    """What is installed: the entry points of the group `switchgear`, each imported once it may take part."""
+    """Entry points of the group `switchgear`, each imported when it may participate."""
 
     def __init__(self, entries: Iterable[EntryPoint]) -> None:
         ordered = sorted(
@@ -225,12 +225,16 @@ def installed(listed: object = None, tables: Iterable[object] = ()) -> Plugins:
 
 @functools.cache
 def loaded_once() -> Discovery:
-    """What is installed, looked for once."""
+    """Return the installed plugins, looked up once."""
     return Discovery(entry_points(group=PROJECT))
 
 
 def plugin_report() -> Listing[PluginStatus]:
-    """Every plugin that is installed, whether it was loaded, and if not, why."""
+    """Return the state of each installed plugin.
+
+    Returns:
+        One record for each: loaded, unavailable, or failed with the reason.
+    """
     return Listing(installed().report)
 
 

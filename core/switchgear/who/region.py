@@ -16,9 +16,11 @@ from switchgear.who.executor import FusionExecutor
 class Region(Shown):
     """Calls that may run as one.
 
-    `trace` is what they compute, `whole` the same with the composites that executors take whole in the place of their
-    parts. `candidates` are the fusion executors that take all of it, in the order asked. `numbers` are the values of
-    the trace's own numbers where it is called: symbolic ones.
+    Attributes:
+        trace: the operators of the region.
+        whole: the same, with the composites that executors run as one call.
+        candidates: the fusion executors that support all of it, in the order in which they were asked.
+        numbers: values of the trace's numbers where it is called; symbolic ones.
     """
 
     trace: Trace
@@ -34,12 +36,12 @@ class Region(Shown):
 
     @property
     def sizes(self) -> list[int]:
-        """The region's numbers in the call at hand, for estimates."""
+        """Return the region's numbers in the current call, for estimates."""
         return [hint_of(number) for number in self.numbers]
 
     @property
     def layouts(self) -> list[TensorProxy]:
-        """The region's inputs as they are laid out in the call at hand, for estimates."""
+        """Return the region's inputs with their layouts in the current call, for estimates."""
         layouts = (
             (proxy, map_numbers(hint_of, (proxy.shape, proxy.stride)))
             for proxy in self.trace.inputs
@@ -51,10 +53,13 @@ class Region(Shown):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RegionChoice:
-    """Who runs a region: one of its candidates, or None for those who run its operators one by one; and why.
+    """Choice of the executor of a region, with the reason.
 
-    `gain` are the seconds that a call is shorter for it than with its operators, if they are known. What does not
-    `last` is not remembered for other processes.
+    Attributes:
+        executor: one of the candidates; None runs the operators one by one.
+        gain: seconds by which a call is shorter than with its operators; 0 if unknown.
+        reason: the reason of the choice.
+        lasts: whether other processes may use the choice.
     """
 
     executor: FusionExecutor | None

@@ -53,9 +53,9 @@ class _Checked:
 
 @dataclass(frozen=True, slots=True)
 class ImplementationEntry(_Checked):
-    """`fn` runs the symbol, taking the symbol's own arguments; `owner` is an executor's name.
+    """Registration of an implementation: `fn` runs the symbol, with the symbol's own arguments.
 
-    `override` says that it may take the place of what its owner registered before.
+    `owner` is an executor's name. `override`: whether it may replace an earlier registration of its owner.
     """
 
     owner: str
@@ -67,11 +67,11 @@ class ImplementationEntry(_Checked):
 
 @dataclass(frozen=True, slots=True)
 class GradRule(_Checked):
-    """How one symbol is differentiated. `backward` is the second half of an augmented pair, else None.
+    """Registration of a grad rule for one symbol. `backward` is the second half of an augmented pair, else None.
 
-    `owner` is an executor's name, or the plugin's (or distribution's) for a package of rules alone; `override` says
-    that it may take the place of what its owner registered before. `label` is the name and version of who brings it to
-    a call, `remedy` how a user goes on without it, for messages.
+    `owner` is an executor's name, or that of a plugin of rules alone (or of its distribution). `override`: whether it
+    may replace an earlier registration of its owner. For messages, `label` is the name and version of the owner, and
+    `remedy` is the way to go on without it.
     """
 
     owner: str
@@ -89,7 +89,7 @@ class GradRule(_Checked):
 
 
 class Registry:
-    """Implementations and grad rules, keyed by owner and symbol name."""
+    """Implementations and grad rules, by owner and symbol name."""
 
     def __init__(self) -> None:
         self._implementations: dict[tuple[str, str], ImplementationEntry] = {}
@@ -101,50 +101,58 @@ class Registry:
         return f"<Registry: {counts[0]} implementations, {counts[1]} grad rules>"
 
     def add_implementation(self, entry: ImplementationEntry) -> None:
-        """Add `entry`; a second one of the same owner and symbol is an error unless its `override` says so."""
+        """Add an implementation.
+
+        Raises:
+            RegistrationError: the owner has one for the symbol, and `override` is not set.
+        """
         self._put(self._implementations, entry)
 
     def add_grad_rule(self, rule: GradRule) -> None:
-        """Add `rule`; a second one of the same owner and symbol is an error unless its `override` says so."""
+        """Add a grad rule.
+
+        Raises:
+            RegistrationError: the owner has one for the symbol, and `override` is not set.
+        """
         self._put(self._grad_rules, rule)
 
     def implementation(self, owner: str, symbol: str) -> ImplementationEntry | None:
-        """The implementation that `owner` brings for the symbol called `symbol`."""
+        """Return the implementation of an owner for a symbol; None if there is none."""
         return self._implementations.get((owner, symbol))
 
     def grad_rule(self, owner: str, symbol: str) -> GradRule | None:
-        """The grad rule that `owner` brings for the symbol called `symbol`."""
+        """Return the grad rule of an owner for a symbol; None if there is none."""
         return self._grad_rules.get((owner, symbol))
 
     def implementations_of(self, owner: str) -> Mapping[str, ImplementationEntry]:
-        """What `owner` implements so far, by symbol name."""
+        """Return the implementations of an owner, by symbol name."""
         return {
             entry.symbol: entry for entry in self._implementations.values() if entry.owner == owner
         }
 
     def grad_rules_of(self, owner: str) -> Mapping[str, GradRule]:
-        """What `owner` differentiates so far, by symbol name."""
+        """Return the grad rules of an owner, by symbol name."""
         return {rule.symbol: rule for rule in self._grad_rules.values() if rule.owner == owner}
 
     @property
     def implementation_owners(self) -> frozenset[str]:
-        """Everyone who brings an implementation."""
+        """Return the owners of implementations."""
         return frozenset(owner for owner, _ in self._implementations)
 
     @property
     def grad_rule_owners(self) -> frozenset[str]:
-        """Everyone who brings a grad rule."""
+        """Return the owners of grad rules."""
         return frozenset(owner for owner, _ in self._grad_rules)
 
     def merge(self, other: Registry) -> None:
-        """Add everything that `other` holds."""
+        """Add all registrations of another registry."""
         for entry in other._implementations.values():
             self.add_implementation(entry)
         for rule in other._grad_rules.values():
             self.add_grad_rule(rule)
 
     def freeze(self) -> None:
-        """Refuse every later change."""
+        """Refuse later changes."""
         self._frozen = True
 
     def _put(self, store: dict[tuple[str, str], _Entry], entry: _Entry) -> None:
@@ -163,10 +171,12 @@ class Registry:
 
 
 class Table(Shown):
-    """Implementations and grad rules of one owner, declared in a file; it changes nothing until it is installed.
+    """Implementations and grad rules of one owner. It has no effect until it is installed, or passed to an executor.
 
-    `owner` is an executor's name, or the plugin's (or distribution's) name for a package of rules alone. A `target` is
-    what `naming.symbols_of` knows: a PyTorch function, an operator overload or packet, a custom operator, or a name.
+    A `target` is a function of PyTorch, an operator overload or packet, a custom operator, or a name.
+
+    Args:
+        owner: the name of an executor; for a plugin of rules alone, the name of the plugin or its distribution.
     """
 
     def __init__(self, owner: str) -> None:
@@ -176,7 +186,19 @@ class Table(Shown):
     def implementation(
         self, target: object, checker: Checker | None = None, *, override: bool = False
     ) -> _Decorator:
-        """Declare a function that runs `target`, with the same arguments."""
+        """Declare a function that runs `target`, with the same arguments.
+
+        Args:
+            target: the operator.
+            checker: a function of the call that returns True, or the reason to decline it.
+            override: whether it replaces an earlier function for the same operator.
+
+        Returns:
+            A decorator.
+
+        Raises:
+            RegistrationError: `target` names no operator, or has a function already.
+        """
         return self._declare(target, None, checker, override)
 
     def grad_rule(
@@ -184,14 +206,37 @@ class Table(Shown):
     ) -> _Decorator:
         """Declare `rule(*args, **kwargs) -> (outputs, pullback)`.
 
-        `pullback(*grad_outputs)` returns one gradient per tensor argument, None where there is none.
+        `pullback(*grad_outputs)` returns one gradient for each tensor argument, or None.
+
+        Args:
+            target: the operator.
+            checker: a function of the call that returns True, or the reason to decline it.
+            override: whether it replaces an earlier rule for the same operator.
+
+        Returns:
+            A decorator.
+
+        Raises:
+            RegistrationError: `target` names no operator, or has a rule already.
         """
         return self._declare(target, "pullback", checker, override)
 
     def grad_transform(
         self, target: object, checker: Checker | None = None, *, override: bool = False
     ) -> _Decorator:
-        """Declare `rule(*args, **kwargs) -> outputs`; it calls `get_grad(output)`, `put_grad(argument, gradient)`."""
+        """Declare `rule(*args, **kwargs) -> outputs`; it calls `get_grad(output)` and `put_grad(argument, gradient)`.
+
+        Args:
+            target: the operator.
+            checker: a function of the call that returns True, or the reason to decline it.
+            override: whether it replaces an earlier rule for the same operator.
+
+        Returns:
+            A decorator.
+
+        Raises:
+            RegistrationError: `target` names no operator, or has a rule already.
+        """
         return self._declare(target, "transform", checker, override)
 
     def augmented(
@@ -203,21 +248,29 @@ class Table(Shown):
         checker: Checker | None = None,
         override: bool = False,
     ) -> None:
-        """Declare a pair: `forward(*args, **kwargs) -> (outputs, residuals)`, `backward(*residuals, *grad_outputs)`.
+        """Declare a forward and a backward.
 
-        `backward` returns what a pullback returns.
+        Args:
+            target: the operator.
+            forward: `forward(*args, **kwargs) -> (outputs, residuals)`.
+            backward: `backward(*residuals, *grad_outputs)` returns one gradient for each tensor argument, or None.
+            checker: a function of the call that returns True, or the reason to decline it.
+            override: whether it replaces an earlier rule for the same operator.
+
+        Raises:
+            RegistrationError: `target` names no operator, or has a rule already.
         """
         self._require_callable("function", backward, target)
         self._declare(target, "augmented", checker, override, backward)(forward)
 
     @property
     def implementations(self) -> Mapping[str, ImplementationEntry]:
-        """What is declared so far, by symbol name."""
+        """Return the declared implementations, by symbol name."""
         return self._registry.implementations_of(self.owner)
 
     @property
     def grad_rules(self) -> Mapping[str, GradRule]:
-        """What is declared so far, by symbol name."""
+        """Return the declared grad rules, by symbol name."""
         return self._registry.grad_rules_of(self.owner)
 
     def __repr__(self) -> str:
@@ -227,12 +280,12 @@ class Table(Shown):
         return shortened(text)
 
     def install_implementations(self, registry: Registry) -> None:
-        """Add the declared implementations to `registry`."""
+        """Add the declared implementations to a registry."""
         for entry in self.implementations.values():
             registry.add_implementation(entry)
 
     def install_grad_rules(self, registry: Registry) -> None:
-        """Add the declared grad rules to `registry`."""
+        """Add the declared grad rules to a registry."""
         for rule in self.grad_rules.values():
             registry.add_grad_rule(rule)
 

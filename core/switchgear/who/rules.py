@@ -48,11 +48,11 @@ class OwnGradient(Protocol):
         ...
 
     def saved(self, item: BoundSymbol) -> tuple[TensorProxy, ...]:
-        """What it saves for the backward, which may read less of it than that backward's own backward."""
+        """Values saved for the backward, which may read fewer of them than its own backward."""
         ...
 
     def constant(self, item: BoundSymbol) -> tuple[BoundSymbol, ...]:
-        """What a call is where no gradient is asked for."""
+        """The result of a call for which no gradient is needed."""
         ...
 
     def linearise(self, item: BoundSymbol, doors: Doors, higher_order: bool) -> Applied:
@@ -75,7 +75,14 @@ _transform: contextvars.ContextVar[_Transform | None] = contextvars.ContextVar(
 
 
 def get_grad(output: torch.Tensor) -> torch.Tensor:
-    """Inside a grad transform: the gradient of a value that the transform returns, of its shape, dtype and device."""
+    """Return the gradient of a value, inside of a grad transform.
+
+    Args:
+        output: a value that the transform returns.
+
+    Returns:
+        Its gradient, of the same shape, dtype and device.
+    """
     state = _running("get_grad")
     names, tracker = state.recorder.tape.names, state.recorder.tracker
     proxy = tracker.proxy_of(output)
@@ -92,9 +99,11 @@ def get_grad(output: torch.Tensor) -> torch.Tensor:
 
 
 def put_grad(argument: torch.Tensor, gradient: torch.Tensor | None) -> None:
-    """Inside a grad transform: add `gradient` to that of an argument, which has its shape, dtype and device.
+    """Add to the gradient of an argument, inside of a grad transform.
 
-    None says that the argument gets no gradient.
+    Args:
+        argument: a tensor argument of the transform.
+        gradient: a tensor of its shape, dtype and device; None for no gradient.
     """
     _running("put_grad").put.append((argument, gradient))
 
@@ -111,9 +120,9 @@ def _running(name: str) -> _Transform:
 def apply_rule(
     rule: GradRule, bound_symbol: BoundSymbol, doors: Doors, higher_order: bool
 ) -> Applied:
-    """Run a rule's forward under the recorder, and check what it returns.
+    """Run a rule's forward under the recorder, and check its result.
 
-    Its pullback runs in the grad mode that autograd runs a backward in: on where that is differentiated in its turn.
+    Its pullback runs in the grad mode of a backward: on if that backward is differentiated.
     """
     application = _Application(rule, bound_symbol, doors, higher_order)
     return application.transform() if rule.form == "transform" else application.pair()
