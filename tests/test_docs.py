@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import itertools
 import re
 import shlex
 from pathlib import Path
@@ -29,9 +30,15 @@ def blocks(page: str, language: str) -> list[str]:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")])
 def test_blocks_run(page: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """And print the block of text that follows, if there is one."""
     scope: dict[str, Any] = {"__name__": "guide"}
-    for block in blocks(page, "python"):
-        exec(compile(block, page, "exec"), scope)
+    fences = [*FENCE.findall((DOCS / page).read_text()), ("", "")]
+    for (language, block), (following, expected) in itertools.pairwise(fences):
+        if language == "python":
+            exec(compile(block, page, "exec"), scope)
+            printed = capsys.readouterr().out
+            if following == "text":
+                assert doctest.OutputChecker().check_output(expected, printed, doctest.ELLIPSIS), printed
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "pycon")])
@@ -62,6 +69,7 @@ def test_every_kind_of_block_is_known() -> None:
         "python",
         "pycon",
         "sh",
+        "text",
         "toml",
     }
 
