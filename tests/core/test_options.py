@@ -267,7 +267,7 @@ def test_types_are_kept() -> None:
 
 
 def test_help_of_jit_is_short_and_groups_the_options() -> None:
-    text = pydoc.render_doc(sg.jit, renderer=pydoc.plaintext)
+    text = pydoc.render_doc(sg.jit)
     assert len(text.splitlines()) <= 120
     arguments = (inspect.getdoc(sg.jit) or "").partition("Returns:")[0]
     described = re.findall(r"^    (\w+): ", arguments, re.MULTILINE)
