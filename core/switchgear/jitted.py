@@ -20,6 +20,7 @@ from switchgear.errors import InvalidInput, Unsupported, did_you_mean
 from switchgear.patches import caller
 from switchgear.runtime.entry import Entry
 from switchgear.runtime.prologue import MISS
+from switchgear.runtime.tracebacks import hide_own_frames
 from switchgear.showing import Shown, as_html, limited
 
 P = ParamSpec("P")
@@ -67,20 +68,24 @@ class Compiled(Protocol):
 def _run(self: Any, *args: Any, **kwargs: Any) -> Any:
     """Call what was compiled."""
     # inlined from `Compiler`: one Python call costs as much as this whole path
-    compiler = self._switchgear
-    entry = compiler.last
-    if entry is not None:
-        try:
-            result = entry.call(args, kwargs)
-            if result is not MISS:
-                compiler.calls += 1
-                return result
-            result = compiler.take_turns(args, kwargs)
-            if result is not MISS:
-                return result
-        except MISSES:
-            pass
-    return compiler.look_up(args, kwargs)
+    try:
+        compiler = self._switchgear
+        entry = compiler.last
+        if entry is not None:
+            try:
+                result = entry.call(args, kwargs)
+                if result is not MISS:
+                    compiler.calls += 1
+                    return result
+                result = compiler.take_turns(args, kwargs)
+                if result is not MISS:
+                    return result
+            except MISSES:
+                pass
+        return compiler.look_up(args, kwargs)
+    except Exception as error:
+        hide_own_frames(error)
+        raise
 
 
 class _asked_by:
@@ -253,34 +258,41 @@ def _direct_call(kind: type[nn.Module]) -> Callable[..., object]:
 
     @internals.opaque
     def __call__(self: Any, *args: Any, **kwargs: Any) -> object:
-        entry = self._switchgear.last
-        if (
-            entry is not None
-            and entry.is_forward_alone
-            and self._switchgear_forward is None
-            and self._compiled_call_impl is None
-            and kind.__call__ is _CALL
-        ):
-            # that there are no hooks since is among what the prologue looks at
-            try:
-                result = entry.call(args, kwargs)
-                if result is not MISS:
-                    self._switchgear.calls += 1
-                    return result
-                result = self._switchgear.take_turns(args, kwargs, True)
-                if result is not MISS:
-                    return result
-            except MISSES:
-                pass
-        compiled = self._compiled_call_impl
-        if compiled is not None and getattr(inspect.unwrap(compiled), "__self__", self) is not self:
-            # by the original's `compile()`, which knows nothing of this
-            return self._call_impl(*args, **kwargs)
-        own, calls = self._switchgear_forward, self._switchgear.calls
-        result = kind.__call__(self, *args, **kwargs)
-        if own is not None and self._switchgear.calls == calls:
-            self._switchgear.passed_over(own)
-        return result
+        try:
+            entry = self._switchgear.last
+            if (
+                entry is not None
+                and entry.is_forward_alone
+                and self._switchgear_forward is None
+                and self._compiled_call_impl is None
+                and kind.__call__ is _CALL
+            ):
+                # that there are no hooks since is among what the prologue looks at
+                try:
+                    result = entry.call(args, kwargs)
+                    if result is not MISS:
+                        self._switchgear.calls += 1
+                        return result
+                    result = self._switchgear.take_turns(args, kwargs, True)
+                    if result is not MISS:
+                        return result
+                except MISSES:
+                    pass
+            compiled = self._compiled_call_impl
+            if (
+                compiled is not None
+                and getattr(inspect.unwrap(compiled), "__self__", self) is not self
+            ):
+                # by the original's `compile()`, which knows nothing of this
+                return self._call_impl(*args, **kwargs)
+            own, calls = self._switchgear_forward, self._switchgear.calls
+            result = kind.__call__(self, *args, **kwargs)
+            if own is not None and self._switchgear.calls == calls:
+                self._switchgear.passed_over(own)
+            return result
+        except Exception as error:
+            hide_own_frames(error)
+            raise
 
     return __call__
 

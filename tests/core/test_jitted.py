@@ -327,7 +327,7 @@ def test_methods_beside_forward() -> None:
     assert pickle.loads(pickle.dumps(jitted.encode))(data()).shape == (2, 4)
     with pytest.raises(errors.InvalidInput, match="methods names 'decode', which Net lacks; did you mean 'encode'"):
         jit(net, methods=["decode"])
-    with pytest.raises(errors.InvalidInput, match="methods is for modules"):
+    with pytest.raises(errors.InvalidInput, match="is for modules"):
         jit(plain, methods=["encode"])
 
 

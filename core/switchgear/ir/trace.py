@@ -144,12 +144,18 @@ class Trace(Shown):
         return replace(self, provenance=(*self.provenance, Provenance(name, seconds)))
 
 
+#: The name in the globals of a compiled trace of the user's lines that its lines come from.
+SOURCES = "__sources__"
+
+
 def compile_trace(trace: Trace, *, boxed: bool = False) -> Callable[..., Any]:
     """The function that the printed trace is; `boxed` makes it take its arguments in one list, which it empties."""
     lines, scope = _render(trace, boxed, bound=True)
+    sources = [item.source for item in trace.bound_symbols]
     namespace: dict[str, Any] = {
         **{name: sys.modules[name] for name in scope.modules},
         **scope.values,
+        SOURCES: (*[None] * (len(lines) - len(trace.bound_symbols) - 1), *sources, None),
     }
     file = f"<switchgear {trace.name} {id(namespace):x}>"
     exec(compile("\n".join([code for code, _ in lines]), file, "exec"), namespace)

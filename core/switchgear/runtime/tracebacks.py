@@ -1,0 +1,76 @@
+"""Tracebacks of errors that calls raise: they show the user's frames in their place, and none of ours."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import linecache
+import os
+import pathlib
+import types
+
+from switchgear.capture.recorder import active_recorder
+from switchgear.ir.symbol import Source
+from switchgear.ir.trace import SOURCES
+
+#: Set to 1, it leaves tracebacks as they are.
+FULL_VARIABLE = "SWITCHGEAR_FULL_TRACEBACK"
+_OWN = (f"{pathlib.Path(__file__).parent.parent}{os.sep}", "<switchgear ")
+
+
+def hide_own_frames(error: BaseException | None) -> None:
+    """Leave out our frames of an error and of its causes; a compiled line stands as the user's line it comes from.
+
+    Inside a capture, where the frames tell whose fault an error is, it stays as it is.
+    """
+    if os.environ.get(FULL_VARIABLE) == "1" or active_recorder() is not None:
+        return
+    while error is not None:
+        error.__traceback__ = _of_the_user(error.__traceback__)
+        error = error.__cause__
+
+
+def _of_the_user(below: types.TracebackType | None) -> types.TracebackType | None:
+    """A traceback without our frames, nor those of the standard library that we call."""
+    frames: list[tuple[types.TracebackType, bool]] = []
+    is_own = False
+    while below is not None:
+        file = below.tb_frame.f_code.co_filename
+        is_own = file.startswith(_OWN) or (is_own and file == contextlib.__file__)
+        frames.append((below, is_own))
+        below = below.tb_next
+    shown: types.TracebackType | None = None
+    for one, is_own in reversed(frames):
+        source = _source(one)
+        if source is not None:
+            # no instruction: it has columns, which are those of another line
+            shown = types.TracebackType(shown, _frame(source), -1, source.line)
+        elif not is_own:
+            shown = types.TracebackType(shown, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    return shown
+
+
+def _source(one: types.TracebackType) -> Source | None:
+    """The user's line that a line of a compiled program comes from, if it is one."""
+    sources = one.tb_frame.f_globals.get(SOURCES)
+    if sources is None or not one.tb_frame.f_code.co_filename.startswith(_OWN[1]):
+        return None
+    source: Source | None = sources[one.tb_lineno - 1]
+    return source
+
+
+def _frame(source: Source) -> types.FrameType:
+    """A frame at a line of the user's, in the function around it."""
+    name = "<module>"
+    try:
+        tree = ast.parse("".join(linecache.getlines(source.file)))
+    except (SyntaxError, ValueError):
+        tree = ast.Module([], [])
+    for node in ast.walk(tree):  # outer ones first
+        is_function = isinstance(node, (ast.FunctionDef, ast.Lambda))
+        if is_function and node.lineno <= source.line <= (node.end_lineno or 0):
+            name = getattr(node, "name", "<lambda>")
+    space: dict[str, types.FrameType] = {}
+    code = compile("import sys; frame = sys._getframe()", source.file, "exec")
+    exec(code.replace(co_name=name), space)
+    return space.pop("frame")
