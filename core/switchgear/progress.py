@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 import time
 from types import TracebackType
 from typing import TypeVar
 
 _Item = TypeVar("_Item")
 _WIDTH = 24
+#: Seconds between two looks at a terminal's bar.
+_PAUSE = 1.0
 
 
 class Progress:
@@ -26,6 +29,8 @@ class Progress:
         self.done = 0
         self._terminal = sys.stderr.isatty()
         self._begun = self._said = time.monotonic()
+        self._ended = threading.Event()
+        self._ticking: threading.Thread | None = None
 
     def after(self, item: _Item) -> _Item:
         """Count one more item as done, and return it."""
@@ -42,7 +47,14 @@ class Progress:
             self._show(f"{self.done}/{self.count} {self.unit}, {now - self._begun:.0f} s")
 
     def __enter__(self) -> Progress:
+        if self.shown and self._terminal:  # a single item may take a minute
+            self._ticking = threading.Thread(target=self._keep_ticking, daemon=True)
+            self._ticking.start()
         return self
+
+    def _keep_ticking(self) -> None:
+        while not self._ended.wait(_PAUSE):
+            self.tick()
 
     def __exit__(
         self,
@@ -50,6 +62,9 @@ class Progress:
         error: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
+        self._ended.set()
+        if self._ticking is not None:
+            self._ticking.join()
         if self._terminal and self._said > self._begun:
             print(file=sys.stderr)
 

@@ -20,13 +20,14 @@ WHEEL = "nvfuser-cu130-torch210==0.2.36.dev20260301"
 
 def untranslatable() -> str | None:
     """Why nvFuser cannot even define fusions here; None when it can."""
-    if importlib.util.find_spec("nvfuser_direct") is None:
-        return f"nvFuser is not installed (pip install --no-deps --pre {WHEEL})"
     version = ".".join(torch.__version__.split(".")[:2])
     if version not in TORCH_VERSIONS:
         return f"nvFuser is built for PyTorch {' and '.join(TORCH_VERSIONS)}, and this is {torch.__version__}"
     if torch.version.cuda is None:
         return f"nvFuser needs a PyTorch that is built with CUDA, and this is {torch.__version__}"
+    # last: where it would not work, nobody is told to install it
+    if importlib.util.find_spec("nvfuser_direct") is None:
+        return f"nvFuser is not installed (pip install --no-deps --pre {WHEEL})"
     if os.environ.get("LD_BIND_NOW"):
         return "the variable LD_BIND_NOW is set, and nvFuser has a symbol that PyTorch 2.11 lacks; unset it"
     return None

@@ -114,7 +114,7 @@ def test_first_run(lie: str) -> None:
         jitted(torch.rand(4))
     assert torch.is_grad_enabled()
     assert torch.get_default_dtype() is torch.float32
-    assert "To go on without it, leave lies out of executors; its author can give its implementation a checker" in str(
+    assert "To go on without it, leave lies out of executors; its author can correct it, or give it a checker" in str(
         raised.value
     )
 
@@ -148,7 +148,7 @@ def test_regions(lie: str) -> None:
     jitted = sg.jit(function, executors=[Fusing(made), "torch"])
     with pytest.raises(ExecutorFailed, match=f"executor lies 1.5 failed in lies_computation_0.*{message}") as raised:
         jitted(torch.rand(4))
-    assert "its author can have its `supports` decline" in str(raised.value)
+    assert "its author can correct it, or have its `supports` decline" in str(raised.value)
 
 
 def test_values_of_regions() -> None:

@@ -42,7 +42,7 @@ def test_layers(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     machine(installed=False, device=True)
     wheel = "nvfuser-cu130-torch210==0.2.36.dev20260301"
     assert executor.unavailable() == f"nvFuser is not installed (pip install --no-deps --pre {wheel})"
-    machine(version="2.13.0+cpu", cuda=None, device=True)
+    machine(installed=False, version="2.13.0+cpu", cuda=None, device=True)
     assert executor.unavailable() == "nvFuser is built for PyTorch 2.10 and 2.11, and this is 2.13.0+cpu"
     machine(version="2.11.0+cpu", cuda=None, device=True)
     assert executor.unavailable() == "nvFuser needs a PyTorch that is built with CUDA, and this is 2.11.0+cpu"

@@ -257,9 +257,9 @@ def _failure(program: Program, item: BoundSymbol, what: str) -> ExecutorFailed:
     owner = item.implementation.owner
     label, remedy = program.blame.get(owner, (owner, "leave it out of executors"))
     decline = (
-        "have its `supports` decline" if item.subsymbols else "give its implementation a checker"
+        "have its `supports` decline" if item.subsymbols else "give it a checker that declines"
     )
     return ExecutorFailed(
         f"executor {label} failed in {item.symbol.name}, called at {item.source}: {what}. To go on without it, "
-        f"{remedy}; its author can {decline}"
+        f"{remedy}; its author can correct it, or {decline} such calls"
     )

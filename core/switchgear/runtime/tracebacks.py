@@ -67,8 +67,9 @@ def _frame(source: Source) -> types.FrameType:
     except (SyntaxError, ValueError):
         tree = ast.Module([], [])
     for node in ast.walk(tree):  # outer ones first
-        is_function = isinstance(node, (ast.FunctionDef, ast.Lambda))
-        if is_function and node.lineno <= source.line <= (node.end_lineno or 0):
+        if not isinstance(node, (ast.FunctionDef, ast.Lambda)):
+            continue
+        if node.lineno <= source.line <= (node.end_lineno or 0):
             name = getattr(node, "name", "<lambda>")
     space: dict[str, types.FrameType] = {}
     code = compile("import sys; frame = sys._getframe()", source.file, "exec")
