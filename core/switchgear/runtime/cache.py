@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import textwrap
 import warnings
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
@@ -21,6 +22,7 @@ from switchgear.ir.proxy import short_name
 from switchgear.runtime.entry import Entry
 from switchgear.runtime.modes import modes_key
 from switchgear.runtime.module_state import modules_key
+from switchgear.showing import shortened
 
 #: Of a call: its structure, what its arguments are, the modes, the modules.
 Key: TypeAlias = tuple[Any, ...]
@@ -148,10 +150,9 @@ class Cache:
         self.reasons.append(why)
         if self._compilations == self._limit + 1:
             remedy = "" if "dynamic=" in why else "; keep it as it is"
-            message = (
-                f"{self._name} has been compiled {self._compilations} times; {why}{remedy}, or raise "
-                "recompile_limit"
-            )
+            name = self._name.rpartition("<locals>.")[2]
+            text = f"{name} has been compiled {self._compilations} times; {why}{remedy}, or raise recompile_limit"
+            message = textwrap.fill(text, 100, max_lines=3, placeholder=" ...")
             warnings.warn(message, RecompileWarning, stacklevel=user_frame()[1])
         self._last_key = self._order[entry] = key
         self._by_kind[_kind(key)].append(key)
@@ -260,11 +261,18 @@ def _kind_of_leaf(leaf: Any) -> object:
 
 
 def _first_difference(before: Any, now: Any) -> tuple[object, object]:
+    if isinstance(now, Structure):
+        return _nesting(before), _nesting(now)
     if not isinstance(now, tuple):
         return before, now
     different = (pair for pair in zip(before, now, strict=False) if pair[0] != pair[1])
-    one, other = next(different, (before, now))
-    return (one[1], other[1]) if _is_value(one) and _is_value(other) else (one, other)
+    return next(different, (before, now))
+
+
+def _nesting(spec: Structure) -> str:
+    """A call's arguments and keyword arguments, each leaf as a star."""
+    text = spec.expression(["*"] * spec.num_leaves) or "other containers"
+    return shortened(text.replace(", )", ")"), 100)
 
 
 def _is_value(part: object) -> bool:
