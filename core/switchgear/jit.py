@@ -159,7 +159,7 @@ def jit(
             f"sg.jit takes a function or a module, not a {type(function).__name__}; jit the function that makes it, "
             "and call that: sg.jit(f)(x)"
         )
-    if isinstance(function, type):
+    if isinstance(function, type) and issubclass(function, nn.Module):
         name = function.__name__
         raise InvalidInput(f"{name} is a class; jit an object of it: sg.jit({name}(...))")
     if inspect.iscoroutinefunction(getattr(function, "forward", function)):
