@@ -12,14 +12,14 @@ from typing import TypeVar
 _Item = TypeVar("_Item")
 _WIDTH = 24
 #: Seconds between two looks at a terminal's bar.
-_PAUSE = 1.0
+_PAUSE = 0.5
 
 
 class Progress:
     """Progress of a long task: a bar on a terminal, lines in a log elsewhere, after `patience` seconds."""
 
     def __init__(
-        self, count: int, name: str, *, shown: bool, patience: float = 2.0, unit: str = "regions"
+        self, count: int, name: str, *, shown: bool, patience: float = 1.0, unit: str = "regions"
     ) -> None:
         self.count = count
         self.name = name

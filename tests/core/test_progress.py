@@ -26,7 +26,7 @@ def test_the_bar_of_one_long_item_moves_before_it_ends(
     assert "1/1 regions" in capsys.readouterr().err
 
 
-def test_nothing_is_shown_in_the_first_two_seconds(
+def test_nothing_is_shown_in_the_first_second(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(progress, "_PAUSE", 0.01)

@@ -117,3 +117,29 @@ def command(line: str) -> Any:
         return main(line.split())
     except SystemExit as ended:
         return ended.code
+
+
+def test_a_refusal_in_a_library_names_its_line_and_the_users(tmp_path: Path) -> None:
+    library = tmp_path / "site-packages" / "somelib.py"
+    library.parent.mkdir()
+    library.write_text("def scaled(x):\n    return x * x.sum().item()\n")
+    code = f"""
+import sys
+sys.path.insert(0, {str(library.parent)!r})
+import somelib
+
+def user(x):
+    return somelib.scaled(x)  # HERE
+
+sg.jit(user, executors=["torch"])(x)
+"""
+    text = PREAMBLE + code
+    line = next(number for number, one in enumerate(text.splitlines(), 1) if "# HERE" in one)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run(text, tmp_path / "user.py")
+    (message,) = [str(one.message) for one in caught if one.category is errors.FallbackWarning]
+    told = " ".join(message.split())
+    assert "somelib.py:2" in told
+    assert f"user.py:{line}" in told
+    assert "library code" in told
