@@ -243,7 +243,7 @@ class Known:
             and self._outer
         ):
             proxy = outer.values.proxy_of(outer.tracker.last_fake(tensor))
-            value, from_inputs = self._outer.call(outer, _itself, (proxy,), {}, need)
+            value, from_inputs = self._outer.call(outer, lambda one: one, (proxy,), {}, need)
         elif tensor is not None and (recorder.reads_inputs or _is_mask(recorder, tensor)):
             value, from_inputs = tensor.detach(), True
         elif not recorder.tracker.follow_autograd:
@@ -257,9 +257,9 @@ class Known:
 
 def _is_mask(recorder: Recorder, tensor: torch.Tensor) -> bool:
     """Check whether branches on it are compiled by default: on integers, and on a mask that is kept beside a module."""
-    is_exact = not (tensor.is_floating_point() or tensor.is_complex())
     is_kept = not tensor.requires_grad and all(tensor is not leaf for leaf in recorder.leaves)
-    return recorder.reads_inputs is None and (is_exact or is_kept)
+    is_exact = is_kept or not (tensor.is_floating_point() or tensor.is_complex())
+    return recorder.reads_inputs is None and is_exact
 
 
 def _refuse_unknown(line: BoundSymbol, need: str) -> None:
@@ -339,10 +339,6 @@ def _select_zeros(
 def _described(result: object) -> str:
     """A result for comparison: of tensors, their layout."""
     return repr(map_tensors(lambda tensor: (tuple(tensor.shape), tensor.stride()), result))
-
-
-def _itself(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
 
 
 @contextlib.contextmanager
