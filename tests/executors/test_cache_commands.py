@@ -163,7 +163,8 @@ def test_files_are_carried_and_those_that_are_there_stay(place: Path, monkeypatc
 def test_nothing_is_imported_from_whom_nobody_trusts(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["cache", "import", str(place / "missing")]) == 1
     assert capsys.readouterr().err == (
-        "nothing is imported without --trust: code in FILE will run as you, so trust everyone who could write to it\n"
+        "switchgear cache: nothing is imported without --trust: code in FILE will run as you, so trust everyone who "
+        "could write to it\n"
     )
 
 
@@ -244,7 +245,7 @@ def test_what_is_no_sound_archive_is_refused_as_a_whole(
     head, bad = BAD[kind][:1], BAD[kind][1:]
     archive = packed(place / "bad.tar.gz", *head, *([entry("good"), *bad] if bad else ()))
     assert cli.main(["cache", "import", str(archive), "--trust"]) == 1
-    assert capsys.readouterr().err.startswith(f"{archive} is ")
+    assert capsys.readouterr().err.startswith(f"switchgear cache: {archive} is ")
     assert not disk_cache.everything()
     assert {one.name for one in place.rglob("*")} == {"bad.tar.gz", "compiler", "here", "entries", "CACHEDIR.TAG"}
 
