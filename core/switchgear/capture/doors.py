@@ -324,7 +324,9 @@ class _Operators(internals.DispatchMode):
             results = recorder.values.known_results()
             record_leaf(recorder, call, results)
             return results
-        need = f"{error} needs the data of a tensor, in {recorder.here()}"
+        is_item = call.func is _aten._local_scalar_dense.default
+        asker = "item(), or a branch on a tensor," if is_item else error
+        need = f"{asker} needs the data of a tensor, in {recorder.here()}"
         answer = self.handlers.ask("by_data", recorder, call, need)
         if answer is not PASS:
             return answer
