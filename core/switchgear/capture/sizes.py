@@ -354,7 +354,7 @@ def check_dynamic(dynamic: object, function: Callable[..., object]) -> inspect.S
         return None
     if not isinstance(dynamic, Mapping) or not all(map(_is_marking, dynamic, dynamic.values())):
         raise InvalidInput(
-            f"dynamic is True, False, or a dict from parameters to their dynamic dimensions, not {dynamic!r}"
+            f"dynamic={dynamic!r} is not True, False, or a dict from parameters to dimensions, such as {{'x': {{0}}}}"
         )
     signature = inspect.signature(function)
     takes_any = any(
