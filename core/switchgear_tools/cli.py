@@ -65,7 +65,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 #: All options of all commands, of which a wrong one may be a misspelling.
-_OPTIONS = ("--details", "--executor", "--executors", "--inputs", "--json", "--trust", "--verbose")
+_OPTIONS = ("--details", "--executor", "--executors", "--html", "--inputs", "--json", "--trust", "--verbose")
 
 
 def command_line() -> argparse.ArgumentParser:
@@ -111,6 +111,7 @@ def command_line() -> argparse.ArgumentParser:
         "Show which executor would run each operator of a call, without running it",
         "explain my_package.models:loss --inputs example_inputs",
         "explain train.py:step --inputs data.py:batch --executors torch",
+        "explain train.py:step --inputs data.py:batch --html",
         about=_EXPLAINED,
     )
     explain.add_argument(
@@ -126,6 +127,13 @@ def command_line() -> argparse.ArgumentParser:
     )
     explain.add_argument(
         "--details", choices=PARTS, metavar="PART", help=f"show all of one part: {', '.join(PARTS)}"
+    )
+    explain.add_argument(
+        "--html",
+        nargs="?",
+        const="trace.html",
+        metavar="PATH",
+        help="write a page for a browser, by default %(const)s",
     )
     new = command(
         "new", "Write the package of a new plugin, which runs, into this folder", "new mine"

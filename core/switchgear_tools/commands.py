@@ -129,6 +129,9 @@ def _explain(chosen: argparse.Namespace) -> int:
     with defaults(**own):
         args, kwargs = ((), arguments) if isinstance(arguments, dict) else (arguments, {})
         explanation = explain_before(function, *args, **kwargs)
+    if chosen.html is not None:
+        place = explanation.html(chosen.html)
+        print(f"{place} is written; open it in a browser", file=sys.stderr)
     if chosen.json:
         print(json.dumps(explanation.as_dict(), indent=2))
     elif chosen.details:

@@ -7,13 +7,11 @@ from collections.abc import Collection, Iterator
 from switchgear.capture.signature import HeldNumber
 from switchgear.compile.pipeline import Program
 from switchgear.grad.partition import partition, saved_values
-from switchgear.ir.aliasing import storages
 from switchgear.ir.choice import Saved
-from switchgear.ir.symbol import proxies
-from switchgear.ir.trace import Trace
 from switchgear.runtime.entry import Entry
 from switchgear.who.selection import Selection
 from switchgear_tools.facts import ExplainedProgram, regions_of
+from switchgear_tools.lifetimes import peak
 
 
 def programs_of(entry: Entry, selection: Selection, graph: str = "") -> Iterator[ExplainedProgram]:
@@ -31,12 +29,13 @@ def _explained(
     trace = program.stages[-1]
     return ExplainedProgram(
         kind,
-        trace,
+        program.stages,
         program.choices,
         tuple(regions_of(trace, selection.fusion)),
         peak(program.stages[-2], held),
         program.job is not None and not program.job.done,
         graph,
+        frozenset(held),
     )
 
 
@@ -68,25 +67,3 @@ def sizes_of(entry: Entry) -> Iterator[str]:
         yield f"dynamic sizes: {number.name} is {path}"
     for constraint in sizes.constraints if sizes is not None else ():
         yield f"  only if {constraint}"
-
-
-def peak(trace: Trace, held: Collection[str]) -> int:
-    """The most bytes at once that a trace's values take, those in the memory of `held` inputs left out.
-
-    It has no `del` lines: each value dies after its last reader.
-    """
-    homes = storages(trace.bound_symbols)
-    last: dict[str, int] = {}
-    for line, item in enumerate(trace.bound_symbols):
-        last.update(
-            (homes.get(proxy.name, proxy.name), line) for proxy in (*item.inputs, *item.outputs)
-        )
-    kept = {homes.get(proxy.name, proxy.name) for proxy in proxies(trace.outputs)}
-    alive = {proxy.name: proxy.bytes for proxy in trace.inputs if proxy.name not in held}
-    most = sum(alive.values())
-    for line, item in enumerate(trace.bound_symbols):
-        alive.update((proxy.name, proxy.bytes) for proxy in item.outputs if proxy.name not in homes)
-        most = max(most, sum(alive.values()))
-        for name in [name for name in alive if last.get(name) == line and name not in kept]:
-            del alive[name]
-    return most

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections import Counter
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from switchgear.ir.choice import Choice, Saved
@@ -17,6 +19,7 @@ from switchgear_tools.facts import (
     rule_packages,
     who_takes_part,
 )
+from switchgear_tools.page import write_page
 from switchgear_tools.summary import summary
 
 #: The number of the JSON schema, docs/explain.schema.json: it grows where a field changes or goes.
@@ -143,6 +146,20 @@ class Explanation(Shown):
             "guards": list(facts.guards),
             "recompilations": list(facts.recompilations),
         }
+
+    def html(self, path: str | os.PathLike[str] = "trace.html") -> Path:
+        """Write a page that shows forward and backward line by line, for a browser; it needs no network.
+
+        Args:
+            path: the file, which is overwritten.
+
+        Returns:
+            The path.
+
+        Raises:
+            InvalidInput: the file cannot be written.
+        """
+        return write_page(self.facts, self.text(80), path)
 
     def text(self, width: int | None = None, detail: str = ".{}()") -> str:
         """Return the summary.

@@ -108,19 +108,26 @@ class ExplainedRegion:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExplainedProgram:
-    """A forward or a backward: its trace, the choices made for it, its regions, and the most bytes at once.
+    """A forward or a backward: its stages, the choices made for it, its regions, and the most bytes at once.
 
     `peak` leaves out the inputs of the call; saved tensors, results and grad outputs are part of it, the inside of a
-    kernel is not. `graph` is the line of the graph of a split function. `is_pending`: its regions are being compiled.
+    kernel is not. `held` names inputs that live anyway. `graph` is the line of the graph of a split function.
+    `is_pending`: its regions are being compiled.
     """
 
     kind: str
-    trace: Trace
+    stages: tuple[Trace, ...]
     choices: tuple[Choice, ...]
     regions: tuple[ExplainedRegion, ...]
     peak: int
     is_pending: bool = False
     graph: str = ""
+    held: frozenset[str] = frozenset()
+
+    @property
+    def trace(self) -> Trace:
+        """The program that runs."""
+        return self.stages[-1]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,7 +12,7 @@ from switchgear.runtime.fallback import Fallback
 from switchgear.showing import Shown
 from switchgear_tools.before_call import compiler_for, undecided
 from switchgear_tools.columns import aligned
-from switchgear_tools.entries import peak
+from switchgear_tools.lifetimes import peak
 
 #: The budgets that are looked at, beside no bytes at all.
 _PARTS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)

@@ -9,7 +9,8 @@ from switchgear.ir.symbol import AFTER, BOX, DEL
 from switchgear.ir.trace import Trace
 from switchgear.showing import Listing, counted
 
-_ABOUT = {
+#: What each pass does, by its name.
+ABOUT = {
     "capture": "calls as the function makes them",
     "inner_gradients": "gradients that the function computes, as operators",
     "dead_code": "without results that nothing reads",
@@ -38,7 +39,7 @@ class Stages(Listing[Trace]):
         """Yield the text of each trace."""
         for index, trace in enumerate(self):
             made_by = trace.provenance[-1].name if trace.provenance else ""
-            about = _ABOUT.get(made_by, "as a plugin's pass left it" if made_by else "")
+            about = ABOUT.get(made_by, "as a plugin's pass left it" if made_by else "")
             count, owners = _operators(trace)
             runs = f"by {', '.join(owners)}  " if owners else ""
             yield f"{index:3}  {made_by:21}  {trace.name:11}  {count:6,} operators  {runs}{about}"

@@ -1,0 +1,57 @@
+"""Lifetimes: from which line to which line the memory of each value of a program lives, and the bytes at each line."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from switchgear.ir.aliasing import storages
+from switchgear.ir.symbol import proxies
+from switchgear.ir.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """The memory of one value: `birth` is the line that makes it, -1 for an input, `death` the line that reads it last.
+
+    A result dies at the number of lines, as does an input that no line reads.
+    """
+
+    name: str
+    bytes: int
+    birth: int
+    death: int
+
+
+def lifetimes(trace: Trace, held: Collection[str] = ()) -> list[Lifetime]:
+    """Return the lifetimes of a trace without `del` lines; `held` inputs and views have no memory of their own."""
+    lines = trace.bound_symbols
+    homes = storages(lines)
+    last = {
+        homes.get(proxy.name, proxy.name): place
+        for place, item in enumerate(lines)
+        for proxy in (*item.inputs, *item.outputs)
+    }
+    last |= {homes.get(proxy.name, proxy.name): len(lines) for proxy in proxies(trace.outputs)}
+    values = [(-1, proxy) for proxy in trace.inputs if proxy.name not in held]
+    values += [(place, proxy) for place, item in enumerate(lines) for proxy in item.outputs]
+    return [
+        Lifetime(proxy.name, proxy.bytes, birth, last.get(proxy.name, len(lines)))
+        for birth, proxy in values
+        if proxy.name not in homes
+    ]
+
+
+def live_bytes(values: Iterable[Lifetime], lines: int) -> list[int]:
+    """Return the bytes that live while each line runs, after those before the first line."""
+    changes = [0] * (lines + 3)
+    for value in values:
+        changes[value.birth + 1] += value.bytes
+        changes[value.death + 2] -= value.bytes
+    return [*itertools.accumulate(changes)][: lines + 1]
+
+
+def peak(trace: Trace, held: Collection[str]) -> int:
+    """Return the most bytes at once that a trace's values take, those in the memory of `held` inputs left out."""
+    return max(live_bytes(lifetimes(trace, held), len(trace.bound_symbols)))

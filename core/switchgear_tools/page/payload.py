@@ -1,0 +1,222 @@
+"""Payload: the facts of an explanation as names and numbers for the script of the page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from itertools import groupby
+from typing import Any
+
+from switchgear.compile.stages import ABOUT
+from switchgear.ir.choice import Choice
+from switchgear.ir.printing import Scope
+from switchgear.ir.symbol import AFTER, BOX, DEL, BoundSymbol, line
+from switchgear.ir.trace import Trace, names_of
+from switchgear.source_text import printable
+from switchgear_tools.facts import ExplainedProgram, Facts, by_executor
+from switchgear_tools.lifetimes import lifetimes
+
+#: Programs with more lines are folded: lines of one module become one, at most so many.
+MOST, FOLDED = 50_000, 100
+#: Programs with more lines are shown without the stages that led to them.
+MOST_WITH_STAGES = 20_000
+
+Row = dict[str, Any]
+
+
+def payload(facts: Facts, summary: str) -> dict[str, Any]:
+    """Return all that the page shows; texts and choices are numbers of the tables `texts` and `choices`."""
+    lines = sum(map(_operators, facts.programs))
+    tables = _Tables()
+    graphs = [
+        _graph(facts, [*programs], lines, tables)
+        for _, programs in groupby(facts.programs, lambda program: program.graph)
+    ]
+    calls = facts.calls
+    fallbacks = [f"{one.calls} x {one.reason}" for one in calls.fallbacks] if calls else []
+    return {
+        "name": printable(facts.name),
+        "summary": summary,
+        "alerts": [*[facts.fallback] * bool(facts.fallback), *fallbacks],
+        "folded": _about_folding(lines),
+        "executors": [asdict(row) for row in by_executor(facts)],
+        "saved_bytes": facts.saved_bytes,
+        "eager_bytes": facts.eager_bytes,
+        "graphs": graphs,
+        "texts": [*tables.texts],
+        "choices": [*tables.choices.values()],
+    }
+
+
+def _about_folding(lines: int) -> str:
+    if lines > MOST:
+        return f"{lines:,} operators: lines of one module are folded into one, and stages are left out"
+    return f"{lines:,} operators: stages are left out" if lines > MOST_WITH_STAGES else ""
+
+
+class _Tables:
+    """Texts and choices, each told once."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, int] = {}
+        self.choices: dict[Any, list[Any]] = {}
+        self._places: dict[Any, int] = {}
+
+    def text(self, text: str) -> int:
+        return self.texts.setdefault(printable(text), len(self.texts))
+
+    def choice(self, one: Choice) -> int:
+        key = (one.kind, one.symbol, one.owner, one.reason, one.declined)
+        self.choices.setdefault(key, [*key[:4], [*map(list, one.declined)]])
+        return self._places.setdefault(key, len(self._places))
+
+
+def _graph(
+    facts: Facts, programs: Sequence[ExplainedProgram], lines: int, tables: _Tables
+) -> dict[str, Any]:
+    forward = _Program(programs[0], tables)
+    parts = [forward, *[_Program(program, tables, forward) for program in programs[1:]]]
+    names = {proxy.name for proxy in programs[0].trace.outputs if proxy is not None}
+    names |= programs[0].held
+    written = [part.written(lines) for part in parts]
+    if lines > MOST:
+        _fold(written)
+    saved = [asdict(one) for one in facts.saved if one.name in names]
+    return {"label": programs[0].graph, "programs": written, "saved": saved}
+
+
+class _Program:
+    """One forward or backward as rows: a row for each line, and after a region those of its operators."""
+
+    def __init__(
+        self, program: ExplainedProgram, tables: _Tables, forward: _Program | None = None
+    ) -> None:
+        self._program = program
+        self._tables = tables
+        self._forward = forward
+        self.rows: list[Row] = []
+        self.makers: dict[str, int] = {}
+        #: The program before lines that free values, which the page shows as lifetimes.
+        self._trace = program.stages[-2]
+        scope = _scope(self._trace)
+        for place, item in enumerate(self._trace.bound_symbols):
+            region = len(self.rows)
+            self._add(item, scope, place)
+            for part in item.subsymbols if item.fused_by else ():
+                self._add(part, scope, place, region, item.fused_by)
+
+    def _add(
+        self, item: BoundSymbol, scope: Scope, place: int, region: int = -1, owner: str = ""
+    ) -> None:
+        tables, number = self._tables, len(self.rows)
+        if not owner and item.implementation is not None:
+            owner = item.implementation.owner
+        source = item.links[0].forward.source if item.links else item.source
+        row: Row = {
+            "code": tables.text(line(item, scope.aside(), False)[0]),
+            "line": place,
+            "owner": tables.text(owner),
+            "types": tables.text("\n".join(f"{out.name}: {out.type_string}" for out in item.outputs)),
+        }
+        if source is not None:
+            row["source"] = tables.text(f"{source.file.rsplit('/', 1)[-1]}:{source.line}")
+            row["module"] = tables.text(source.module)
+        if region >= 0:
+            row["region"] = region
+        elif item.fused_by:
+            row["parts"] = len(item.subsymbols)
+            row["gain"] = item.implementation.gain if item.implementation is not None else 0
+        if item.choices and not item.fused_by:
+            row["choices"] = [*dict.fromkeys(map(tables.choice, item.choices))]
+        if self._forward is not None:
+            row |= self._partners(item, self._forward)
+        for out in item.outputs:
+            self.makers[out.name] = number
+        for part in item.subsymbols if region >= 0 or not item.fused_by else ():
+            self.makers |= {out.name: number for out in part.outputs if out.name not in self.makers}
+        self.rows.append(row)
+
+    def _partners(self, item: BoundSymbol, forward: _Program) -> Row:
+        """The rows of the forward that a line of the backward belongs to and the rules, or why there are none."""
+        calls = item.subsymbols if item.fused_by else (item,)
+        links = [link for call in calls for link in call.links]
+        rows = {
+            forward.makers[out.name]: None
+            for link in links
+            for out in link.forward.outputs
+            if out.name in forward.makers
+        }
+        found: Row = {"links": [*rows]} if rows else {"unlinked": self._why_unlinked(item)}
+        if links and not item.fused_by:
+            rules = dict.fromkeys(str(link.rule) for link in links)
+            found["rule"] = self._tables.text(", ".join(rules))
+        return found
+
+    def _why_unlinked(self, item: BoundSymbol) -> int:
+        if not item.links:
+            return self._tables.text("no forward line: a pass of the compiler added this line")
+        gone = item.links[0].forward
+        names = ", ".join(out.name for out in gone.outputs)
+        place = f" ({gone.source})" if gone.source else ""
+        return self._tables.text(
+            f"its forward line does not run, because a pass left it out: {names} = {gone.symbol.name}{place}"
+        )
+
+    def written(self, lines: int) -> dict[str, Any]:
+        """Return rows, stages, and the lifetimes of values."""
+        stages = self._program.stages if lines <= MOST_WITH_STAGES else ()
+        values = lifetimes(self._trace, self._program.held)
+        return {
+            "kind": self._program.kind,
+            "lines": len(self._trace.bound_symbols),
+            "rows": self.rows,
+            "stages": [*_stages(stages, self._tables)],
+            "values": [[one.name, one.bytes, one.birth, one.death] for one in values],
+            "returned": [proxy.name for proxy in self._trace.outputs if proxy is not None],
+        }
+
+
+def _scope(trace: Trace) -> Scope:
+    return Scope(trace.tensors, names_of(trace), False)
+
+
+def _operators(program: ExplainedProgram) -> int:
+    lines = program.trace.bound_symbols
+    return sum(len(item.subsymbols) if item.fused_by else 1 for item in lines)
+
+
+def _stages(stages: Iterable[Trace], tables: _Tables) -> Iterator[dict[str, Any]]:
+    for trace in stages:
+        scope = _scope(trace)
+        pass_name = trace.provenance[-1].name if trace.provenance else ""
+        yield {
+            "name": pass_name,
+            "about": ABOUT.get(pass_name, "as a plugin's pass left it"),
+            "program": trace.name,
+            "lines": [tables.text(line(item, scope, False)[0]) for item in trace.bound_symbols],
+            "operators": sum(i.symbol not in (AFTER, BOX, DEL) for i in trace.bound_symbols),
+        }
+
+
+def _fold(programs: list[dict[str, Any]]) -> None:
+    """Have one row stand for neighbours of one module and executor."""
+    places: dict[int, int] = {}
+    for program in programs:
+        groups: list[Row] = []
+        new_places: dict[int, int] = {}
+        for number, row in enumerate(program["rows"]):
+            last = groups[-1] if groups else None
+            is_like = last is not None and all(
+                last.get(key) == row.get(key) for key in ("module", "owner")
+            )
+            if last is None or not is_like or last["folds"] == FOLDED:
+                last = {key: row[key] for key in ("code", "line", "owner", "types")}
+                last |= {key: row[key] for key in ("module", "source") if key in row}
+                groups.append(last | {"folds": 0, "links": []})
+                last = groups[-1]
+            last["folds"] += 1
+            own = (places[link] for link in row.get("links", ()) if link in places)
+            last["links"] = [*dict.fromkeys((*last["links"], *own))]
+            new_places[number] = len(groups) - 1
+        program["rows"] = groups
+        places = places or new_places
