@@ -151,6 +151,8 @@ def compare(executors: Any) -> None:
             start = time.perf_counter()
             contestant(input_ids=ids, labels=ids).loss.backward()
             seconds[label].append(time.perf_counter() - start)
+    first = next(label for label in contestants if label != "eager")
+    page = sg.explain(contestants[first]).html("trace.html")
     width = max(map(len, contestants))
     print(f"\n{'GPT-2, forward and backward':{width}}  milliseconds  saved kB  run by")
     for label in contestants:
@@ -160,6 +162,7 @@ def compare(executors: Any) -> None:
         print(
             f"{label:{width}}  {1e3 * statistics.median(seconds[label]):12.2f}  {saved / 1e3:8.1f}  {', '.join(counts)}"
         )
+    print(f"{page} shows the first of these line by line; open it in a browser")
 
 
 def show_plugin() -> None:

@@ -8,26 +8,28 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+DEMO = str(ROOT / "examples" / "demo.py")
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500, check=False)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=500, check=False)
 
 
-def test_demo() -> None:
-    done = run("examples/demo.py", "--steps", "2", "--executors", "torch")
+def test_demo(tmp_path: Path) -> None:
+    done = run(DEMO, "--steps", "2", "--executors", "torch", folder=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert not done.stderr
     assert len(done.stdout.splitlines()) <= 30
     assert len(re.findall(r"^ +\d +(\d\.\d{8}) +\1  yes", done.stdout, re.MULTILINE)) == 4
     assert re.search(r"^executors=\['torch'\] +[\d.]+ +[\d.]+  torch \d+", done.stdout, re.MULTILINE)
     assert "softplus by first" in done.stdout
+    assert "trace.html shows" in done.stdout and (tmp_path / "trace.html").exists()
     assert "parameters are bit-identical to eager's" in done.stdout
 
 
-def test_demo_shows_every_operator_and_stage() -> None:
-    done = run("examples/demo.py", "--steps", "1", "--executors", "torch", "--full")
+def test_demo_shows_every_operator_and_stage(tmp_path: Path) -> None:
+    done = run(DEMO, "--steps", "1", "--executors", "torch", "--full", folder=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     for model in ("GPT-2", "Llama"):
         assert re.search(rf"{model}: who runs which operator \(torch \d+, decomposition 1\)", done.stdout)

@@ -100,6 +100,8 @@ async function unpacked() {
 
 const text = (number) => (number === undefined ? "" : data.texts[number]);
 
+const names = (row) => row.types.map((type) => text(type).split(":")[0]);
+
 /** Rows know their program, their number and, in both directions, their partners. */
 function prepare(graph) {
   graph.programs.forEach((program, side) => {
@@ -116,8 +118,7 @@ function prepare(graph) {
     program.open = new Set();
     program.makers = new Map();
     for (const row of program.rows) {
-      const names = text(row.types).split("\n");
-      for (const name of names) if (name) program.makers.set(name.slice(0, name.indexOf(":")), row);
+      for (const name of names(row)) program.makers.set(name, row);
     }
   }
   timeline(graph);
@@ -128,7 +129,7 @@ function timeline(graph) {
   const [forward, backward] = graph.programs;
   graph.lines = forward.lines + (backward ? backward.lines : 0);
   const saved = new Map(graph.saved.map((one) => [one.name, one]));
-  const values = forward.values.map(([name, bytes, birth, death]) => ({ name, bytes, birth, death, row: forward.makers.get(name) }));
+  const values = forward.values.map(([name, bytes, birth, death]) => ({ name, bytes, birth, death: Math.min(death, forward.lines - 1), row: forward.makers.get(name) }));
   const byName = new Map(values.map((value) => [value.name, value]));
   for (const [name, bytes, birth, death] of backward ? backward.values : []) {
     const before = byName.get(name);
@@ -172,10 +173,12 @@ function drawLine(item, row) {
 }
 
 function label(item) {
-  if (item.folds) return `${counted(item.folds, "line")}, the first: ${text(item.code)}`;
-  return item.parts ? `${counted(item.parts, "operator")} as one: ${text(item.code)}` : text(item.code);
+  const code = short(text(item.code));
+  if (item.folds) return `${counted(item.folds, "line")}, the first: ${code}`;
+  return item.parts ? `${counted(item.parts, "operator")} as one: ${code}` : code;
 }
 
+const short = (code) => code.replaceAll("torch.ops.", "");
 const partsOf = (item) => item.program.rows.slice(item.number + 1, item.number + 1 + (item.parts || 0));
 const within = (name, module) => module === "" || name === module || name.startsWith(`${module}.`);
 const inModule = (item) => [item, ...partsOf(item)].some((one) => within(text(one.module), state.module));
@@ -237,13 +240,8 @@ function details(item) {
     cell.append(...content);
     list.append(element("dt", "", name), cell);
   };
-  entry("result", text(item.types) || "none");
+  entry("result", item.types.map(text).join("\n") || "none");
   entry("executor", text(item.owner) || "none");
-  for (const place of item.choices || []) {
-    const [kind, symbol, owner, reason, declined] = data.choices[place];
-    const others = declined.map(([name, why]) => `\n${name} declined: ${why}`).join("");
-    entry(kind, `${symbol} by ${owner}${reason ? `: ${reason}` : ""}${others}`);
-  }
   if (item.parts) entry("region", `${counted(item.parts, "operator")}${item.gain ? `, ${(1e6 * item.gain).toFixed(1)} µs faster than one by one, as measured` : ""}`);
   entry("written in", `${text(item.source) || "no line of the function"}${text(item.module) ? `, module ${text(item.module)}` : ""}`);
   if (item.rule !== undefined) entry("grad rule", text(item.rule));
@@ -251,14 +249,19 @@ function details(item) {
   const more = state.partners.size - 24;
   if (links.length) entry(item.program.side === "backward" ? "forward" : "backward", ...links, ...(more > 0 ? [`and ${more} more`] : []));
   else if (item.unlinked !== undefined) entry("forward", text(item.unlinked));
-  const saved = text(item.types).split("\n").map((one) => one.split(":")[0]);
-  for (const one of state.graph.saved) if (saved.includes(one.name)) entry("saved", `${one.name}: ${size(one.bytes)}; ${one.reason}`);
+  for (const place of item.choices || []) {
+    const [kind, symbol, owner, reason, declined] = data.choices[place];
+    const others = declined.map(([name, why]) => `\n${name} declined: ${why}`).join("");
+    entry(kind, `${symbol} by ${owner}${reason ? `: ${reason}` : ""}${others}`);
+  }
+  const own = names(item);
+  for (const one of state.graph.saved) if (own.includes(one.name)) entry("saved", `${one.name}: ${size(one.bytes)}; ${one.reason}`);
   box.replaceChildren(element("p", "code-line", text(item.code)), list);
   box.scrollTop = 0;
 }
 
 function button(item) {
-  const made = element("button", "", text(item.code));
+  const made = element("button", "", short(text(item.code)));
   made.type = "button";
   made.addEventListener("click", () => { reach(item); });
   return made;
@@ -384,7 +387,7 @@ function changes(before, after) {
 function drawStageLine(item, row) {
   if (item.mark === "+") row.classList.add("added");
   if (item.mark === "-") row.classList.add("removed");
-  row.append(element("span", "toggle", item.mark), element("span", "main", text(item.number)));
+  row.append(element("span", "toggle", item.mark), element("span", "main", short(text(item.number))));
 }
 
 // Memory
@@ -413,7 +416,8 @@ function drawPlot() {
   if (programs[1]) {
     const middle = x(programs[0].lines);
     svg.append(drawn("line", { class: "rule", x1: middle, x2: middle, y1: 0, y2: height - bottom }));
-    svg.append(drawn("text", { x: middle + 6, y: height - 6 }, "backward"));
+    const isNarrow = middle > width - 80;
+    svg.append(drawn("text", { x: isNarrow ? width : middle + 6, y: height - 6, "text-anchor": isNarrow ? "end" : "start" }, "backward"));
   }
   svg.append(drawn("text", { x: left, y: height - 6 }, "forward"));
   plot.cursor = drawn("line", { class: "cursor", y1: 0, y2: height - bottom });
@@ -506,6 +510,7 @@ function chooseGraph() {
 }
 
 function pressed(event) {
+  if (at("help").open) return; // the dialog closes by itself
   const isTyping = event.target.matches("input[type=search], select");
   if (event.key === "Escape") {
     at("search").value = "";

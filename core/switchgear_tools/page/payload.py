@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from typing import Any
@@ -24,10 +24,10 @@ MOST_WITH_STAGES = 20_000
 Row = dict[str, Any]
 
 
-def payload(facts: Facts, summary: str) -> dict[str, Any]:
+def payload_of(facts: Facts, summary: str) -> dict[str, Any]:
     """Return all that the page shows; texts and choices are numbers of the tables `texts` and `choices`."""
     lines = sum(map(_operators, facts.programs))
-    tables = _Tables()
+    tables = _Tables(facts.selection.skipped)
     graphs = [
         _graph(facts, [*programs], lines, tables)
         for _, programs in groupby(facts.programs, lambda program: program.graph)
@@ -55,9 +55,10 @@ def _about_folding(lines: int) -> str:
 
 
 class _Tables:
-    """Texts and choices, each told once."""
+    """Texts and choices, each told once; choices without the executors that are unavailable, as the summary says."""
 
-    def __init__(self) -> None:
+    def __init__(self, skipped: Collection[tuple[str, str]]) -> None:
+        self._skipped = skipped
         self.texts: dict[str, int] = {}
         self.choices: dict[Any, list[Any]] = {}
         self._places: dict[Any, int] = {}
@@ -66,8 +67,9 @@ class _Tables:
         return self.texts.setdefault(printable(text), len(self.texts))
 
     def choice(self, one: Choice) -> int:
-        key = (one.kind, one.symbol, one.owner, one.reason, one.declined)
-        self.choices.setdefault(key, [*key[:4], [*map(list, one.declined)]])
+        declined = tuple([pair for pair in one.declined if pair not in self._skipped])
+        key = (one.kind, one.symbol, one.owner, one.reason, declined)
+        self.choices.setdefault(key, [*key[:4], [*map(list, declined)]])
         return self._places.setdefault(key, len(self._places))
 
 
@@ -116,7 +118,7 @@ class _Program:
             "code": tables.text(line(item, scope.aside(), False)[0]),
             "line": place,
             "owner": tables.text(owner),
-            "types": tables.text("\n".join(f"{out.name}: {out.type_string}" for out in item.outputs)),
+            "types": [tables.text(f"{out.name}: {out.type_string}") for out in item.outputs],
         }
         if source is not None:
             row["source"] = tables.text(f"{source.file.rsplit('/', 1)[-1]}:{source.line}")
@@ -181,7 +183,7 @@ def _scope(trace: Trace) -> Scope:
 
 
 def _operators(program: ExplainedProgram) -> int:
-    lines = program.trace.bound_symbols
+    lines = program.stages[-2].bound_symbols
     return sum(len(item.subsymbols) if item.fused_by else 1 for item in lines)
 
 
