@@ -24,7 +24,8 @@ def test_demo(tmp_path: Path) -> None:
     assert len(re.findall(r"^ +\d +(\d\.\d{8}) +\1  yes", done.stdout, re.MULTILINE)) == 4
     assert re.search(r"^executors=\['torch'\] +[\d.]+ +[\d.]+  torch \d+", done.stdout, re.MULTILINE)
     assert "softplus by first" in done.stdout
-    assert "trace.html shows" in done.stdout and (tmp_path / "trace.html").exists()
+    assert "trace.html shows" in done.stdout
+    assert (tmp_path / "trace.html").exists()
     assert "parameters are bit-identical to eager's" in done.stdout
 
 

@@ -65,7 +65,16 @@ class _Parser(argparse.ArgumentParser):
 
 
 #: All options of all commands, of which a wrong one may be a misspelling.
-_OPTIONS = ("--details", "--executor", "--executors", "--html", "--inputs", "--json", "--trust", "--verbose")
+_OPTIONS = (
+    "--details",
+    "--executor",
+    "--executors",
+    "--html",
+    "--inputs",
+    "--json",
+    "--trust",
+    "--verbose",
+)
 
 
 def command_line() -> argparse.ArgumentParser:

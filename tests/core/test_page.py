@@ -100,13 +100,15 @@ def test_a_page_that_cannot_be_written_says_where_and_what_to_do(tmp_path: Path)
     for path in (tmp_path / "absent" / "trace.html", tmp_path, Path("/proc/trace.html")):
         with pytest.raises(sg.errors.InvalidInput, match="cannot be written") as error:
             explanation.html(path)
-        assert str(path) in str(error.value) and "Give the path" in str(error.value)
+        assert str(path) in str(error.value)
+        assert "Give the path" in str(error.value)
 
 
 def test_a_call_that_falls_back_has_a_page_that_says_why(tmp_path: Path) -> None:
     explanation = sg.explain(lambda x: x.sum().item(), torch.ones(2))
     data = data_of(explanation.html(tmp_path / "trace.html"))
-    assert not data["graphs"] and "not be compiled" in data["alerts"][0]
+    assert not data["graphs"]
+    assert "not be compiled" in data["alerts"][0]
 
 
 def test_a_program_of_very_many_operators_is_folded_and_says_so(
@@ -125,7 +127,8 @@ def test_a_program_of_very_many_operators_is_folded_and_says_so(
     f(torch.ones(3, requires_grad=True)).sum().backward()
     data = data_of(sg.explain(f).html(tmp_path / "trace.html"))
     forward, backward = data["graphs"][0]["programs"]
-    assert "folded" in data["folded"] and not forward["stages"]
+    assert "folded" in data["folded"]
+    assert not forward["stages"]
     assert [row["folds"] for row in forward["rows"]] == [8] * 5
     assert all(row["links"] for row in backward["rows"])
 
@@ -136,7 +139,8 @@ def test_stages_say_what_each_pass_leaves(tmp_path: Path) -> None:
     data = data_of(sg.explain(f).html(tmp_path / "trace.html"))
     stages = data["graphs"][0]["programs"][0]["stages"]
     first, last = ([data["texts"][line] for line in stages[place]["lines"]] for place in (0, -1))
-    assert any("cos" in line for line in first) and not any("cos" in line for line in last)
+    assert any("cos" in line for line in first)
+    assert not any("cos" in line for line in last)
 
 
 def test_live_bytes_count_each_value_from_birth_to_last_use() -> None:

@@ -66,7 +66,8 @@ def test_a_backward_line_lights_its_forward_line_and_the_forward_line_lights_it(
     playwright.expect(page.locator("#backward .row.selected")).to_have_count(1)
     playwright.expect(page.locator("#details")).to_contain_text("grad rule")
     results = page.locator("#details dd").first.inner_text().splitlines()
-    assert len(results) == 3 and all(" f32[" in result for result in results)
+    assert len(results) == 3
+    assert all(" f32[" in result for result in results)
 
 
 @pytest.mark.discovery
@@ -107,7 +108,8 @@ def test_search_stages_and_plot_of_a_checkpointed_model(opened: Any) -> None:
     page.keyboard.press("3")
     said = page.locator("#at")
     peak = re.search(r"line \d+: (.*?) in .*peak (.*)", said.inner_text())
-    assert peak and peak[1] == peak[2]
+    assert peak
+    assert peak[1] == peak[2]
     before = said.inner_text()
     page.locator("#plot").focus()
     page.keyboard.press("ArrowRight")

@@ -50,7 +50,9 @@ def payload_of(facts: Facts, summary: str) -> dict[str, Any]:
 
 def _about_folding(lines: int) -> str:
     if lines > MOST:
-        return f"{lines:,} operators: lines of one module are folded into one, and stages are left out"
+        return (
+            f"{lines:,} operators: lines of one module are folded into one, and stages are left out"
+        )
     return f"{lines:,} operators: stages are left out" if lines > MOST_WITH_STAGES else ""
 
 
