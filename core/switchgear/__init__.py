@@ -113,11 +113,11 @@ __all__ = [
 #: Modules of the tools by the names that they are offered under here; each is imported when it is first asked for.
 _TOOLS = {
     **dict.fromkeys(("CacheInfo", "cache_info", "explain"), "explain"),
-    **dict.fromkeys(("Explanation",), "explanation"),
+    "Explanation": "explanation",
     **dict.fromkeys(("Plan", "PlannedMemory", "plan"), "plan"),
     **dict.fromkeys(("Profile", "profile"), "profile"),
-    **dict.fromkeys(("ranges",), "ranges"),
-    **dict.fromkeys(("wait",), "waiting"),
+    "ranges": "ranges",
+    "wait": "waiting",
 }
 
 

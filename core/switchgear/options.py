@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from types import MappingProxyType, NoneType
 from typing import Any, Literal, TypeAlias, TypedDict, Unpack, get_args
 
-from switchgear.capture.sizes import Dynamic
+from switchgear.capture.sizes import Dynamic, is_dynamic
 from switchgear.errors import InvalidInput, did_you_mean, warn_once
 from switchgear.who.fuel import Fuel
 from switchgear.who.hookspecs import PassPlacement
@@ -86,15 +86,6 @@ def _several(what: str, *kinds: type) -> _Kind:
 _WORDS: Mapping[str, tuple[str, ...]] = {"compile": COMPILE, "fallback": get_args(FallbackTo)}
 
 
-def _is_dynamic(value: Any) -> bool:
-    if not isinstance(value, Mapping):
-        return value is None or isinstance(value, bool)
-    return all(
-        isinstance(dims, Collection) and all(type(dim) is int for dim in dims)
-        for dims in value.values()
-    )
-
-
 _KINDS: Mapping[str, _Kind] = {
     "compile": _one_of(*COMPILE, None),
     "fallback": _one_of(*_WORDS["fallback"]),
@@ -109,7 +100,7 @@ _KINDS: Mapping[str, _Kind] = {
     **dict.fromkeys(("options", "prefer", "avoid"), _instance("a dict", Mapping, NoneType)),
     "grad_rules": _instance("a Table, a name, or a list of these", Table, Collection, NoneType),
     "dynamic": (
-        _is_dynamic,
+        is_dynamic,
         "True, False, or a dict from parameters to dimensions, such as {'x': {0}}",
     ),
     "decisions": _instance("the path of a file", str, os.PathLike, NoneType),

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 from switchgear.capture.user_code import raising_line
 from switchgear.errors import InvalidInput, SwitchgearError, did_you_mean
+from switchgear.runtime.tracebacks import FULL_VARIABLE
 
 
 @contextlib.contextmanager
@@ -22,7 +23,7 @@ def of_the_user(place: str) -> Iterator[None]:
     except SwitchgearError:
         raise
     except Exception as error:
-        if os.environ.get("SWITCHGEAR_FULL_TRACEBACK") == "1":
+        if os.environ.get(FULL_VARIABLE) == "1":
             raise
         where = raising_line(error)
         raise InvalidInput(

@@ -350,12 +350,8 @@ def marked(
 
 def check_dynamic(dynamic: object, function: Callable[..., object]) -> inspect.Signature | None:
     """The signature of a function whose parameters `dynamic` names, if it does; `InvalidInput` if one is none."""
-    if dynamic is None or isinstance(dynamic, bool):
+    if not isinstance(dynamic, Mapping):
         return None
-    if not isinstance(dynamic, Mapping) or not all(map(_is_marking, dynamic, dynamic.values())):
-        raise InvalidInput(
-            f"dynamic={dynamic!r} is not True, False, or a dict from parameters to dimensions, such as {{'x': {{0}}}}"
-        )
     signature = inspect.signature(function)
     takes_any = any(
         parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values()
@@ -365,6 +361,13 @@ def check_dynamic(dynamic: object, function: Callable[..., object]) -> inspect.S
             known = ", ".join(signature.parameters) or "none"
             raise InvalidInput(f"dynamic names {name!r}; the parameters are {known}")
     return signature
+
+
+def is_dynamic(value: object) -> bool:
+    """Check whether a value says which sizes are dynamic, as the option of `jit` does."""
+    if not isinstance(value, Mapping):
+        return value is None or isinstance(value, bool)
+    return all(map(_is_marking, value, value.values()))
 
 
 def _is_marking(name: object, dims: object) -> bool:
