@@ -29,6 +29,17 @@ class Row(nn.Module):
         return x.sin()[row].sum()
 
 
+class Nested(nn.Module):
+    """Calls through a module, a lambda and a generator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.row = Row()
+
+    def forward(self, x: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+        return sum((lambda one: self.row(one, row))(one) for one in (x, x + 1))
+
+
 def frames(call: Callable[[], object]) -> list[tuple[str, str, int | None]]:
     """File, function and line of each frame of the error that a call raises, below that of the test."""
     with pytest.raises(Exception) as raised:  # noqa: PT011 - any
@@ -42,20 +53,18 @@ def test_an_error_while_capturing_has_the_frames_of_eager() -> None:
     assert frames(lambda: sg.jit(loss, executors=["torch"])(*args)) == frames(lambda: loss(*args))
 
 
-def test_an_error_while_running_ends_in_the_line_of_eager() -> None:
+def test_an_error_while_running_has_the_frames_of_eager() -> None:
     args = torch.ones(2, 3), torch.ones(3, 2, dtype=torch.int64)
-    ours = frames(lambda: sg.jit(loss, executors=["torch"])(*args))
-    assert ours[-1:] == frames(lambda: loss(*args))[-1:]
-    assert {file for file, _, _ in ours} == {__file__}
+    assert frames(lambda: sg.jit(loss, executors=["torch"])(*args)) == frames(lambda: loss(*args))
 
 
-def test_an_error_of_a_later_call_of_a_module_ends_in_the_line_of_eager() -> None:
-    module = Row()
+@pytest.mark.parametrize("kind", [Row, Nested], ids=lambda kind: kind.__name__)
+def test_an_error_of_a_later_call_of_a_module_has_the_frames_of_eager(kind: type[nn.Module]) -> None:
+    module = kind()
     jitted = sg.jit(module, executors=["torch"])
     jitted(X, torch.tensor([1]))
     ours = frames(lambda: jitted(X, torch.tensor([9])))
-    assert ours[-1:] == frames(lambda: module(X, torch.tensor([9])))[-1:]
-    assert {file for file, _, _ in ours} == {__file__}
+    assert ours == frames(lambda: module(X, torch.tensor([9])))
 
 
 def test_a_refusal_ends_in_the_line_that_is_refused() -> None:

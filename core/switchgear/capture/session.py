@@ -161,6 +161,7 @@ def capture(
                 try:
                     with handlers.entered("running", recorder, roots, objects):
                         with _caught_refusals_raised():
+                            recorder.tape.root = _run.__code__
                             result = _run(function, leaves, spec, recorder, inputs, whole)
                         with recorder.apart:  # the function has run
                             result = handlers.finish(recorder, result)

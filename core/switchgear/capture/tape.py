@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import types
 from collections.abc import Callable, Iterator
 
 import torch
 
 from switchgear.capture.call import Call
-from switchgear.capture.user_code import user_frame
+from switchgear.capture.user_code import is_own_file, user_frame
 from switchgear.ir.symbol import BoundSymbol, Source, Symbol
 from switchgear.ir.trace import Names
 from switchgear.patches import replaced
@@ -30,6 +31,10 @@ class Tape:
         #: Where PyTorch dispatches to from calls that are recorded.
         self.dispatch_state: tuple[object, object] = (None, None)
         self._module_path = module_path
+        #: The code that calls the captured function: the user's calls of interest lie below it.
+        self.root: types.CodeType | None = None
+        #: Calls and what they are as sources, by the identity of code, which the calls keep alive.
+        self._call_chains: dict[object, tuple[object, tuple[Source, ...]]] = {}
         #: Whether calls pass unrecorded.
         self.is_paused = False
 
@@ -80,9 +85,33 @@ class Tape:
         if self.fixed_source is not None:
             return self.fixed_source
         frame, _ = user_frame()
-        return frame and Source(frame.f_code.co_filename, frame.f_lineno, self._module_path())
+        if frame is None:
+            return None
+        code, module = frame.f_code, self._module_path()
+        callers = self._callers(frame)
+        return Source(code.co_filename, frame.f_lineno, module, code.co_name, callers)
+
+    def _callers(self, callee: types.FrameType) -> tuple[Source, ...]:
+        """The user's calls above a frame, up to the call of the captured function."""
+        calls: list[tuple[types.CodeType, int]] = []
+        frame = None if callee.f_code is self.root else callee.f_back
+        while frame is not None and frame.f_code is not self.root:
+            if not is_own_file(frame.f_code.co_filename):
+                calls.append((frame.f_code, frame.f_lasti))
+            frame = frame.f_back
+        # code is hashed by its content, which takes long
+        key = tuple([(id(code), place) for code, place in calls])
+        if key not in self._call_chains:
+            self._call_chains[key] = calls, tuple([_source(*call) for call in calls])
+        return self._call_chains[key][1]
 
     def here(self) -> str:
         """The user's line, for messages."""
         source = self.source()
         return f"{source.file}:{source.line}" if source else "the jitted function"
+
+
+def _source(code: types.CodeType, place: int) -> Source:
+    """The line of an instruction."""
+    lines = (line for begin, end, line in code.co_lines() if begin <= place < end)
+    return Source(code.co_filename, next(lines, None) or 0, function=code.co_name)

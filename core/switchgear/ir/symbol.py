@@ -79,11 +79,16 @@ AFTER = Symbol("after", _after)
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where the user called an operator; `module` is the path of the `nn.Module` it was called in, or empty."""
+    """Where the user called an operator; `module` is the path of the `nn.Module` it was called in, or empty.
+
+    `function` is the name of the code at that line, and `callers` are the calls that led there, the innermost first.
+    """
 
     file: str
     line: int
     module: str = ""
+    function: str = field(default="", compare=False, repr=False)
+    callers: tuple[Source, ...] = field(default=(), compare=False, repr=False)
 
     def __str__(self) -> str:
         place = f"{self.file.rsplit('/', 1)[-1]}:{self.line}"

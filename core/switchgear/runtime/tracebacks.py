@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
-import linecache
 import os
 import pathlib
 import types
@@ -43,8 +41,9 @@ def _of_the_user(below: types.TracebackType | None) -> types.TracebackType | Non
     for one, is_own in reversed(frames):
         source = _source(one)
         if source is not None:
-            # no instruction: it has columns, which are those of another line
-            shown = types.TracebackType(shown, _frame(source), -1, source.line)
+            for place in (source, *source.callers):
+                # no instruction: it has columns, which are those of another line
+                shown = types.TracebackType(shown, _frame(place), -1, place.line)
         elif not is_own:
             shown = types.TracebackType(shown, one.tb_frame, one.tb_lasti, one.tb_lineno)
     return shown
@@ -60,18 +59,8 @@ def _source(one: types.TracebackType) -> Source | None:
 
 
 def _frame(source: Source) -> types.FrameType:
-    """A frame at a line of the user's, in the function around it."""
-    name = "<module>"
-    try:
-        tree = ast.parse("".join(linecache.getlines(source.file)))
-    except (SyntaxError, ValueError):
-        tree = ast.Module([], [])
-    for node in ast.walk(tree):  # outer ones first
-        if not isinstance(node, (ast.FunctionDef, ast.Lambda)):
-            continue
-        if node.lineno <= source.line <= (node.end_lineno or 0):
-            name = getattr(node, "name", "<lambda>")
+    """A frame in the function of a source."""
     space: dict[str, types.FrameType] = {}
     code = compile("import sys; frame = sys._getframe()", source.file, "exec")
-    exec(code.replace(co_name=name), space)
+    exec(code.replace(co_name=source.function), space)
     return space.pop("frame")
