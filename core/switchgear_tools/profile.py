@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
+import tempfile
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +23,9 @@ from switchgear.nesting import tensors_in
 from switchgear.showing import Shown, shortened
 from switchgear_tools.before_call import compiler_for
 from switchgear_tools.columns import aligned
+from switchgear_tools.explain import explain
+from switchgear_tools.page import write_page
+from switchgear_tools.page.payload import Measured
 from switchgear_tools.ranges import ranged
 
 #: What is measured: at least so many calls, for at least so many seconds, and at most so many calls.
@@ -62,6 +69,8 @@ class Profile(Shown):
     seconds: float
     calls: int
     _profiler: Any = field(repr=False, compare=False)
+    _jitted: Any = field(repr=False, compare=False)
+    _peaks: dict[str, list[int]] = field(repr=False, compare=False)
 
     def __repr__(self) -> str:
         whole = self.seconds or 1
@@ -96,6 +105,24 @@ class Profile(Shown):
         """
         self._profiler.export_chrome_trace(os.fspath(path))
 
+    def html(self, path: str | os.PathLike[str] = "trace.html") -> Path:
+        """Write the page of `sg.explain` with the share of time of each line, and buffers inside regions in its plot.
+
+        Args:
+            path: the file, which is overwritten.
+
+        Returns:
+            The path.
+
+        Raises:
+            InvalidInput: the file cannot be written.
+        """
+        explanation = explain(self._jitted)
+        whole = self.seconds or 1
+        shares = {line.label: line.seconds / whole / (line.calls or 1) for line in self.lines}
+        summary = f"{explanation.text(80)}\n\n{self!r}"
+        return write_page(explanation.facts, summary, path, Measured(shares, self._peaks))
+
 
 def profile(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Profile:
     """Measure each line of a function's program, forward and, where results require grad, backward.
@@ -109,7 +136,8 @@ def profile(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Profile:
         **kwargs: keyword arguments of that call.
 
     Returns:
-        The lines with their times and bytes; `print` shows a table, and `.chrome(path)` writes a trace of the calls.
+        The lines with their times and bytes; `print` shows a table, `.html(path)` writes a page, and `.chrome(path)` a
+        trace of the calls.
 
     Raises:
         InvalidInput: the call falls back, so there is no program.
@@ -152,7 +180,9 @@ def profile(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Profile:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         seconds = (time.perf_counter() - begin) / calls
-    return Profile(_lines(profiler, known, calls), seconds, calls, profiler)
+    with torch_profile(activities=activities, profile_memory=True) as once:
+        step()
+    return Profile(_lines(profiler, known, calls), seconds, calls, profiler, jitted, _peaks(once))
 
 
 def _inputs(jitted: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, ...]:
@@ -175,3 +205,37 @@ def _lines(
             )
             lines.append(row)
     return tuple(sorted(lines, key=lambda line: -line.seconds))
+
+
+def _peaks(profiler: Any) -> dict[str, list[int]]:
+    """The most bytes allocated inside each run of a line, beyond those before it, by label and in order of the runs."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "trace.json")
+        profiler.export_chrome_trace(str(file))
+        events = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
+    peaks = defaultdict[str, list[int]](list)
+    open_ranges: list[list[Any]] = []
+    total = 0
+    for time_of, event in sorted(_moments(events), key=lambda pair: pair[0]):
+        while open_ranges and time_of > open_ranges[-1][0]:
+            _, label, before, most = open_ranges.pop()
+            peaks[label].append(most - before)
+        if event["name"] == "[memory]":
+            total += event["args"]["Bytes"]
+            for one in open_ranges:
+                one[3] = max(one[3], total)
+        else:
+            open_ranges.append([time_of + event["dur"], event["name"], total, total])
+    for _, label, before, most in reversed(open_ranges):
+        peaks[label].append(most - before)
+    return peaks
+
+
+def _moments(events: list[dict[str, Any]]) -> Iterator[tuple[float, dict[str, Any]]]:
+    """Ranges and changes of memory with their times; on a device its own memory counts, else that of the CPU."""
+    memory = [event for event in events if event.get("name") == "[memory]"]
+    device = max((event["args"]["Device Type"] for event in memory), default=0)
+    for event in events:
+        is_range = event.get("cat") == "user_annotation" and event.get("ph") == "X"
+        if is_range or (event in memory and event["args"]["Device Type"] == device):
+            yield event["ts"], event

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch.profiler import profile
 
 import switchgear as sg
 from switchgear.errors import InvalidInput
+from tests.core.test_page import data_of
 from tests.falling_back import fallback_told
 
 MODEL = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 2))
@@ -85,3 +87,76 @@ def test_a_region_runs_in_a_range_of_its_own() -> None:
     (line,) = measured.lines
     assert line.executor == "mine"
     assert line.label.startswith("2 operators, test_profile.py")
+
+
+def test_ranges_of_the_user_stay_around_their_lines() -> None:
+    @torch.profiler.record_function("outer")
+    def stepped(x: Tensor) -> Tensor:
+        with torch.profiler.record_function("inner"):
+            y = x.sin()
+        return y.cos()
+
+    x = torch.ones(3)
+    jitted = sg.jit(stepped, executors=["torch"], passes=[sg.ranges], strict=True)
+    jitted(x)
+    with profile() as events:
+        jitted(x)
+    times = {event.name: event.time_range for event in events.events()}
+    (sin,) = [name for name in times if "torch.sin" in name]
+    (cos,) = [name for name in times if "torch.cos" in name]
+    assert times["inner"].start <= times[sin].start < times[sin].end <= times["inner"].end
+    assert times["inner"].end <= times[cos].start
+    assert "outer" in times
+
+
+class Buffered(sg.FusionExecutor):
+    """Its regions need twice as much memory inside as they return."""
+
+    def supports(self, bound_symbol: sg.BoundSymbol) -> sg.Declined | None:
+        return None if bound_symbol.is_leaf else sg.Declined("leaves only")
+
+    def compile(self, region: sg.Trace) -> Any:
+        function = region.function()
+
+        def run(*args: Tensor) -> Any:
+            buffers = [torch.empty(300_000), torch.empty(200_000)]
+            del buffers
+            return function(*args)
+
+        return run
+
+
+@pytest.mark.parametrize("executors", [["torch"], [Buffered("mine"), "torch"]], ids=["torch", "mine"])
+def test_the_page_of_a_profile_plots_the_peak_of_the_allocator(executors: list[Any], tmp_path: Path) -> None:
+    x = torch.randn(64, 256)
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(256, 256), nn.GELU()) for _ in range(3)])
+    measured = sg.profile(sg.jit(model, executors=executors, compile="now"), x)
+    (graph,) = data_of(measured.html(tmp_path / "trace.html"))["graphs"]
+    rows = [row for program in graph["programs"] for row in program["rows"] if "region" not in row]
+    assert all(row["share"] > 0 for row in rows)
+
+    jitted = sg.jit(model, executors=executors, compile="now")
+    for _ in range(2):
+        with profile(profile_memory=True) as events:
+            torch.autograd.grad(jitted(x).sum(), [*model.parameters()])
+    events.export_chrome_trace(str(tmp_path / "calls.json"))
+    calls = json.loads((tmp_path / "calls.json").read_text())["traceEvents"]
+    memory = sorted((one for one in calls if one.get("name") == "[memory]"), key=lambda one: one["ts"])
+    peak = max(itertools.accumulate(one["args"]["Bytes"] for one in memory))
+    assert max(plotted(graph)) == pytest.approx(peak, rel=0.05)
+
+
+def plotted(graph: Any) -> list[int]:
+    """The bytes at each line, as the page plots them."""
+    forward, backward = graph["programs"]
+    ends = {name: death for name, _, birth, death in backward["values"] if birth < 0}
+    count = forward["lines"]
+    lives = [(n, b, birth, ends[n] + count if n in ends else death) for n, b, birth, death in forward["values"]]
+    lives += [(n, b, birth + count, death + count) for n, b, birth, death in backward["values"] if birth >= 0]
+    live = [sum(b for _, b, birth, death in lives if birth <= t <= death) for t in range(count + backward["lines"])]
+    for place, program in ((0, forward), (count, backward)):
+        for row in program["rows"]:
+            if "inside" in row:
+                at = place + row["line"]
+                live[at] += row["inside"] - sum(b for _, b, birth, _ in lives if birth == at)
+    return live

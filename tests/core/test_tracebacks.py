@@ -37,7 +37,8 @@ class Nested(nn.Module):
         self.row = Row()
 
     def forward(self, x: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
-        return sum((lambda one: self.row(one, row))(one) for one in (x, x + 1))
+        first, second = ((lambda one: self.row(one, row))(one) for one in (x, x + 1))
+        return first + second
 
 
 def frames(call: Callable[[], object]) -> list[tuple[str, str, int | None]]:

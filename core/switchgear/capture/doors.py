@@ -282,6 +282,9 @@ class _Operators(internals.DispatchMode):
 
     def _recorded(self, call: Operation) -> Any:
         recorder, func = self.recorder, call.func
+        if func.namespace == "profiler":
+            begins, tape = "enter" in func._schema.name, recorder.tape
+            tape.ranges = (*tape.ranges, call.args[0]) if begins else tape.ranges[:-1]
         if func is _aten.index_put.default:
             _check_dtypes(recorder, *call.args[:3])
         answer = self.handlers.ask("operator", recorder, call)

@@ -31,6 +31,8 @@ class Tape:
         #: Where PyTorch dispatches to from calls that are recorded.
         self.dispatch_state: tuple[object, object] = (None, None)
         self._module_path = module_path
+        #: The names of the user's `record_function` blocks that are open.
+        self.ranges: tuple[str, ...] = ()
         #: The code that calls the captured function: the user's calls of interest lie below it.
         self.root: types.CodeType | None = None
         #: Calls and what they are as sources, by the identity of code, which the calls keep alive.
@@ -88,8 +90,8 @@ class Tape:
         if frame is None:
             return None
         code, module = frame.f_code, self._module_path()
-        callers = self._callers(frame)
-        return Source(code.co_filename, frame.f_lineno, module, code.co_name, callers)
+        callers, ranges = self._callers(frame), self.ranges
+        return Source(code.co_filename, frame.f_lineno, module, code.co_name, callers, ranges)
 
     def _callers(self, callee: types.FrameType) -> tuple[Source, ...]:
         """The user's calls above a frame, up to the call of the captured function."""

@@ -82,6 +82,7 @@ class Source:
     """Where the user called an operator; `module` is the path of the `nn.Module` it was called in, or empty.
 
     `function` is the name of the code at that line, and `callers` are the calls that led there, the innermost first.
+    `ranges` are the names of the user's `record_function` blocks around it, the outermost first.
     """
 
     file: str
@@ -89,6 +90,7 @@ class Source:
     module: str = ""
     function: str = field(default="", compare=False, repr=False)
     callers: tuple[Source, ...] = field(default=(), compare=False, repr=False)
+    ranges: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     def __str__(self) -> str:
         place = f"{self.file.rsplit('/', 1)[-1]}:{self.line}"

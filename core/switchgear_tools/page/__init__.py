@@ -12,12 +12,14 @@ from typing import Any
 
 from switchgear.errors import InvalidInput
 from switchgear_tools.facts import Facts
-from switchgear_tools.page.payload import payload_of
+from switchgear_tools.page.payload import Measured, payload_of
 
 
-def write_page(facts: Facts, summary: str, path: str | os.PathLike[str]) -> Path:
+def write_page(
+    facts: Facts, summary: str, path: str | os.PathLike[str], measured: Measured | None = None
+) -> Path:
     """Write the page, and return its path."""
-    text = page(payload_of(facts, summary))
+    text = page(payload_of(facts, summary, measured))
     place = Path(path)
     try:
         place.write_text(text, encoding="utf-8")

@@ -139,7 +139,20 @@ function timeline(graph) {
   for (const value of values) value.row = value.row || forward.makers.get(value.name);
   graph.values = values;
   graph.live = totals(values, graph.lines);
+  addMeasured(graph);
   graph.kept = totals(values.filter((value) => value.isSaved), graph.lines);
+}
+
+/** Where the bytes allocated inside a line were measured, they take the place of those of the values that it makes. */
+function addMeasured(graph) {
+  const born = new Float64Array(graph.lines + 1);
+  for (const { bytes, birth } of graph.values) if (birth >= 0) born[birth] += bytes;
+  graph.programs.forEach((program, number) => {
+    const before = number ? graph.programs[0].lines : 0;
+    for (const row of program.rows) {
+      if (row.inside !== undefined) graph.live[before + row.line + 1] += row.inside - born[before + row.line];
+    }
+  });
 }
 
 function totals(values, lines) {
@@ -169,6 +182,7 @@ function drawLine(item, row) {
   row.append(element("span", "main", label(item)));
   if (item.parts) row.setAttribute("aria-expanded", isOpen);
   row.append(element("span", "side", text(item.module)));
+  if (item.share !== undefined) row.append(element("span", "side share", `${(100 * item.share).toFixed(1)} %`));
   if (item.region === undefined) row.append(element("span", "side owner", owner));
 }
 
@@ -242,6 +256,8 @@ function details(item) {
   };
   entry("result", item.types.map(text).join("\n") || "none");
   entry("executor", text(item.owner) || "none");
+  if (item.share !== undefined) entry("time", `${(100 * item.share).toFixed(1)} % of a call, as measured`);
+  if (item.inside !== undefined) entry("memory", `${size(item.inside)} allocated inside at most, as measured`);
   if (item.parts) entry("region", `${counted(item.parts, "operator")}${item.gain ? `, ${(1e6 * item.gain).toFixed(1)} µs faster than one by one, as measured` : ""}`);
   entry("written in", `${text(item.source) || "no line of the function"}${text(item.module) ? `, module ${text(item.module)}` : ""}`);
   if (item.rule !== undefined) entry("grad rule", text(item.rule));
@@ -397,7 +413,7 @@ const plot = { width: 1000, height: 180, left: 64, bottom: 22, line: 0 };
 function drawPlot() {
   const { live, kept, lines, programs } = state.graph, { height, left, bottom } = plot;
   const box = at("plot"), width = plot.width = Math.max(280, box.clientWidth), most = Math.max(1, ...sampled(live));
-  const x = (line) => left + ((width - left) * line) / Math.max(1, lines), y = (bytes) => height - bottom - ((height - bottom - 16) * bytes) / most;
+  const x = (line) => left + ((width - left) * line) / (lines + 1), y = (bytes) => height - bottom - ((height - bottom - 16) * bytes) / most;
   const svg = drawn("svg", { viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none" });
   for (const part of [0, 0.5, 1]) {
     svg.append(drawn("line", { class: "rule", x1: left, x2: width, y1: y(part * most), y2: y(part * most) }));
@@ -409,12 +425,12 @@ function drawPlot() {
     for (let line = 0; line < totals.length; line += step) {
       let value = 0;
       for (let one = line; one < Math.min(line + step, totals.length); one++) value = Math.max(value, totals[one]);
-      path += `L${x(line).toFixed(1)},${y(value).toFixed(1)}L${x(Math.min(line + step, lines)).toFixed(1)},${y(value).toFixed(1)}`;
+      path += `L${x(line).toFixed(1)},${y(value).toFixed(1)}L${x(Math.min(line + step, lines + 1)).toFixed(1)},${y(value).toFixed(1)}`;
     }
-    svg.append(drawn("path", { class: name, d: `${path}L${x(lines)},${y(0)}Z` }));
+    svg.append(drawn("path", { class: name, d: `${path}L${x(lines + 1)},${y(0)}Z` }));
   }
   if (programs[1]) {
-    const middle = x(programs[0].lines);
+    const middle = x(programs[0].lines + 1);
     svg.append(drawn("line", { class: "rule", x1: middle, x2: middle, y1: 0, y2: height - bottom }));
     const isNarrow = middle > width - 80;
     svg.append(drawn("text", { x: isNarrow ? width : middle + 6, y: height - 6, "text-anchor": isNarrow ? "end" : "start" }, "backward"));
@@ -436,8 +452,8 @@ function sampled(values) {
 function moveTo(line) {
   const { graph } = state;
   plot.line = Math.max(0, Math.min(line, graph.lines));
-  plot.cursor.setAttribute("x1", plot.x(plot.line));
-  plot.cursor.setAttribute("x2", plot.x(plot.line));
+  plot.cursor.setAttribute("x1", plot.x(plot.line + 0.5));
+  plot.cursor.setAttribute("x2", plot.x(plot.line + 0.5));
   const time = plot.line - 1, alive = graph.values.filter((value) => value.birth <= time && value.death >= time);
   alive.sort((one, other) => other.bytes - one.bytes);
   const [most] = sampled(graph.live), isBackward = time >= graph.programs[0].lines;
@@ -566,7 +582,7 @@ function connect() {
   at("plot").addEventListener("pointermove", (event) => {
     const box = at("plot").getBoundingClientRect();
     const share = ((event.clientX - box.left) / box.width) * plot.width - plot.left;
-    moveTo(Math.round((share / (plot.width - plot.left)) * state.graph.lines));
+    moveTo(Math.floor((share / (plot.width - plot.left)) * (state.graph.lines + 1)));
   });
   at("plot").addEventListener("keydown", (event) => {
     const step = { ArrowRight: 1, ArrowLeft: -1, PageUp: 20, PageDown: -20 }[event.key];

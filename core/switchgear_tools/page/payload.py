@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import asdict
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any
 
@@ -15,6 +16,7 @@ from switchgear.ir.trace import Trace, names_of
 from switchgear.source_text import printable
 from switchgear_tools.facts import ExplainedProgram, Facts, by_executor
 from switchgear_tools.lifetimes import lifetimes
+from switchgear_tools.ranges import label_of
 
 #: Programs with more lines are folded: lines of one module become one, at most so many.
 MOST, FOLDED = 50_000, 100
@@ -24,10 +26,23 @@ MOST_WITH_STAGES = 20_000
 Row = dict[str, Any]
 
 
-def payload_of(facts: Facts, summary: str) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Measurements of lines, by label.
+
+    Attributes:
+        shares: fraction of a call's time that a run of the line takes.
+        peaks: most bytes allocated inside each run of the line, in order.
+    """
+
+    shares: Mapping[str, float]
+    peaks: Mapping[str, Sequence[int]]
+
+
+def payload_of(facts: Facts, summary: str, measured: Measured | None = None) -> dict[str, Any]:
     """Return all that the page shows; texts and choices are numbers of the tables `texts` and `choices`."""
     lines = sum(map(_operators, facts.programs))
-    tables = _Tables(facts.selection.skipped)
+    tables = _Tables(facts.selection.skipped, measured)
     graphs = [
         _graph(facts, [*programs], lines, tables)
         for _, programs in groupby(facts.programs, lambda program: program.graph)
@@ -59,14 +74,27 @@ def _about_folding(lines: int) -> str:
 class _Tables:
     """Texts and choices, each told once; choices without the executors that are unavailable, as the summary says."""
 
-    def __init__(self, skipped: Collection[tuple[str, str]]) -> None:
+    def __init__(
+        self, skipped: Collection[tuple[str, str]], measured: Measured | None = None
+    ) -> None:
         self._skipped = skipped
+        self._measured = measured
+        self._runs = Counter[str]()
         self.texts: dict[str, int] = {}
         self.choices: dict[Any, list[Any]] = {}
         self._places: dict[Any, int] = {}
 
     def text(self, text: str) -> int:
         return self.texts.setdefault(printable(text), len(self.texts))
+
+    def measured(self, item: BoundSymbol) -> Row:
+        """Return the share of time of a line that runs, and the bytes allocated inside, where they were measured."""
+        if self._measured is None or (label := label_of(item)) not in self._measured.shares:
+            return {}
+        run, peaks = self._runs[label], self._measured.peaks.get(label, ())
+        self._runs[label] += 1
+        row: Row = {"share": self._measured.shares[label]}
+        return row | {"inside": peaks[run]} if run < len(peaks) else row
 
     def choice(self, one: Choice) -> int:
         declined = tuple([pair for pair in one.declined if pair not in self._skipped])
@@ -125,6 +153,8 @@ class _Program:
         if source is not None:
             row["source"] = tables.text(f"{source.file.rsplit('/', 1)[-1]}:{source.line}")
             row["module"] = tables.text(source.module)
+        if region < 0:
+            row |= tables.measured(item)
         if region >= 0:
             row["region"] = region
         elif item.fused_by:
