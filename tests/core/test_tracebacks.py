@@ -38,7 +38,8 @@ class Nested(nn.Module):
 
     def forward(self, x: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
         first, second = ((lambda one: self.row(one, row))(one) for one in (x, x + 1))
-        return first + second
+        total: torch.Tensor = first + second
+        return total
 
 
 def frames(call: Callable[[], object]) -> list[tuple[str, str, int | None]]:
