@@ -4,7 +4,8 @@
     python -m scripts.prose FILE ...   # these files
     python -m scripts.prose --density  # words, and "what" per 1,000 words, of every page and docstring
 
-A listed file stays listed. The list grows until it names all pages and modules.
+A listed file stays listed. The list grows until it names all pages and modules. The messages of all modules are
+checked, too: the texts of errors, warnings and refusals.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import ast
 import re
 import sys
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+CODE = ("core", "executors")
 #: Words that a sentence has at most, and "what" per 1,000 words of a file.
 SENTENCE, WHAT = 25, 2.0
 #: Patterns of words that have a better one, which follows.
@@ -37,6 +39,8 @@ WORDS = {
     r"what is kept": "residual, saved tensor",
 }
 _WORDS = [(re.compile(rf"\b(?:{pattern})\b", re.IGNORECASE), better) for pattern, better in WORDS.items()]
+#: Calls that tell a user something.
+_TELLING = {"warn", "refuse", "_refuse", "Unsupported", "DataDependent", "Declined", "InvalidInput"}
 _WORD = re.compile(r"[A-Za-z][\w'’-]*")
 
 
@@ -60,6 +64,26 @@ def texts(path: Path) -> Iterator[tuple[int, str]]:
                 yield number, cell
 
 
+def messages(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the messages of a module, each with its line: texts in errors, warnings and refusals."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        call = node.exc if isinstance(node, ast.Raise) else node
+        if not isinstance(call, ast.Call):
+            continue
+        name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+        if isinstance(node, ast.Raise) or name in _TELLING:
+            for argument in (*call.args, *(keyword.value for keyword in call.keywords)):
+                if text := _text(argument):
+                    yield argument.lineno, text
+
+
+def _text(node: ast.expr) -> str:
+    """The text of a string or an f-string, with `X` for each value."""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_text(part) if isinstance(part, ast.Constant) else "`X`" for part in node.values)
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
 def plain(text: str) -> str:
     """Return text without code, links and marks of emphasis."""
     text = re.sub(r"`[^`]*`", "code", text)
@@ -67,11 +91,11 @@ def plain(text: str) -> str:
     return re.sub(r"[*_]{1,2}(\S.*?)[*_]{1,2}", r"\1", text)
 
 
-def faults(path: Path) -> list[str]:
-    """Return the faults of a file, each as `file:line: fault`."""
+def faults(path: Path, paragraphs: Iterable[tuple[int, str]]) -> list[str]:
+    """Return the faults of paragraphs of a file, each as `file:line: fault`."""
     name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
     lines, count, whats = list[str](), 0, 0
-    for number, paragraph in texts(path):
+    for number, paragraph in paragraphs:
         text = plain(paragraph)
         words = _WORD.findall(text)
         count += len(words)
@@ -101,12 +125,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.density:
         print(f"pages: {density([ROOT / 'README.md', *(ROOT / 'docs').glob('*.md')])}")
-        print(f"docstrings: {density([*(ROOT / 'core').rglob('*.py'), *(ROOT / 'executors').rglob('*.py')])}")
+        print(f"docstrings: {density([path for folder in CODE for path in (ROOT / folder).rglob('*.py')])}")
         return 0
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["prose"]["files"]
     paths = [path.resolve() for path in options.files] or [path for name in listed for path in sorted(ROOT.glob(name))]
-    lines = [line for path in paths for line in faults(path)]
-    print("\n".join(lines) or f"{len(paths)} files: no faults")
+    lines = [line for path in paths for line in faults(path, texts(path))]
+    modules = [] if options.files else [path for folder in CODE for path in sorted((ROOT / folder).rglob("*.py"))]
+    lines += [line for path in modules for line in faults(path, dict(messages(path)).items())]
+    print("\n".join(lines) or f"{len(paths)} files, messages of {len(modules)} modules: no faults")
     return int(bool(lines))
 
 

@@ -71,7 +71,7 @@ def in_a_helper(k: Tensor) -> Any:
 @pytest.mark.parametrize("function", [retried, repaired, suppressed, bare, beside_the_call, in_a_helper])
 def test_what_is_raised_for_data(function: Callable[[Tensor], Tensor]) -> None:
     jitted = sg.jit(function, executors=["torch"])
-    with falls_back("the function catches what .* raises for its data"):
+    with falls_back("the function catches the error that .* raises for its data"):
         for k in (GOOD, BAD, SINGULAR, GOOD, BAD):
             assert torch.equal(jitted(k), function(k))
 

@@ -164,7 +164,7 @@ def test_write_that_autograd_does_not_see_to_a_result_falls_back(function: Funct
 
 
 def test_write_through_data_that_the_backward_reads_falls_back() -> None:
-    assert_falls_back(data_to_input, lambda: tuple(arguments()), "the backward reads what the function writes")
+    assert_falls_back(data_to_input, lambda: tuple(arguments()), "the backward reads a value that the function writes")
 
 
 # --- writes that autograd sees ---
@@ -470,7 +470,7 @@ def scaled_or_new(x: torch.Tensor, scale: float) -> torch.Tensor:
 
 def test_a_write_that_eager_would_not_cast() -> None:
     x = torch.tensor([1, 2, 3])
-    with falls_back("torch.float32 to what is torch.int64"):
+    with falls_back("torch.float32 to a tensor of torch.int64"):
         result = sg.jit(scaled_or_new, executors=EXECUTORS)(x, 1.5)
     assert torch.equal(result, torch.tensor([1.5, 3.0, 4.5]))
     assert torch.equal(x, torch.tensor([1, 2, 3]))
@@ -490,5 +490,5 @@ def test_an_out_that_is_given_other_sizes(function: Function, shape: tuple[int, 
 
 def test_an_out_of_another_dtype() -> None:
     out = torch.empty(2, dtype=torch.int32)
-    with falls_back("to what is torch.int32"), pytest.raises(RuntimeError, match="can't be cast"):
+    with falls_back("to a tensor of torch.int32"), pytest.raises(RuntimeError, match="can't be cast"):
         sg.jit(torch.mul, executors=EXECUTORS)(torch.ones(2), 2.5, out=out)

@@ -182,7 +182,7 @@ class Compiler:
                 if result is not MISS:
                     self.cache.use(entry, sizes_of(args, kwargs))
                     return result
-                what = "under forward-mode differentiation, of what requires grad as well"
+                what = "under forward-mode differentiation of a tensor that requires grad"
                 found = self._refused(Unsupported(what, splits=False))
                 self.others -= is_new
                 break
@@ -191,8 +191,8 @@ class Compiler:
             if is_new:
                 found = self._refused(
                     DataDependent(
-                        f"{unfit[entry]}: what an executor computes is not what PyTorch's operators gave when the call "
-                        "was captured, so no entry can be specialised on it; give the 'torch' executor alone"
+                        f"{unfit[entry]}: an executor computes other values than PyTorch's operators gave when the "
+                        "call was captured, so no entry can be specialised on it; give the 'torch' executor alone"
                     )
                 )
                 self.others -= 1
@@ -355,7 +355,7 @@ class Compiler:
         inputs = new.prologue(call.args, call.kwargs)
         if inputs is None:
             why = new.why_not(call.args, call.kwargs, call.leaves)
-            what = f"what was compiled for a call does not fit it ({why}); please report this"
+            what = f"the program compiled for a call does not fit it ({why}); please report this"
             return self._refused(Unsupported(what), key)
         self.cache.add(key, new, reason)
         self.last = new

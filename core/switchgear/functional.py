@@ -162,7 +162,9 @@ def vjp(
     def pullback(cotangents: object) -> Any:
         given = flatten(cotangents, objects=True)[0]
         if len(given) != count:
-            raise InvalidInput(f"{len(given)} cotangents for {count} results; give one for each")
+            raise InvalidInput(
+                f"`cotangents` has {len(given)} items for {count} results; give one for each"
+            )
         return pull(given)
 
     return result, pullback

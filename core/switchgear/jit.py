@@ -165,7 +165,7 @@ def jit(
     if inspect.iscoroutinefunction(getattr(function, "forward", function)):
         raise InvalidInput(
             f"{getattr(function, '__qualname__', function)!s} is a coroutine function, whose call only makes a "
-            "coroutine; give sg.jit the functions that it calls between what it awaits"
+            "coroutine; give sg.jit the functions that it calls between awaits"
         )
     warn_if_untested()
     tables = (grad_rules,) if isinstance(grad_rules, (Table, str)) else tuple(grad_rules or ())

@@ -143,7 +143,9 @@ def _sound_entries(file: IO[bytes]) -> Iterator[tuple[str, bytes]]:
             if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.pax_headers:
                 raise InvalidInput(f"is no exported cache: {member.name!r} is no plain file")
             if max(member.size - _LARGEST_ENTRY, size - _LARGEST, len(names) - _MOST) > 0:
-                raise InvalidInput(f"is too large: {member.name!r} goes beyond what is imported")
+                raise InvalidInput(
+                    f"is too large: {member.name!r} goes beyond the limits of an import"
+                )
             content = _read(archive, member)
             if not names:
                 if member.name != _MANIFEST:
@@ -152,7 +154,7 @@ def _sound_entries(file: IO[bytes]) -> Iterator[tuple[str, bytes]]:
             elif member.name in names or not disk_cache.ENTRY.fullmatch(member.name):
                 raise InvalidInput(f"is no exported cache: {member.name!r} is no name of an entry")
             elif not disk_cache.is_sound(member.name, content):
-                raise InvalidInput(f"is damaged: {member.name} is not what was exported")
+                raise InvalidInput(f"is damaged: {member.name} differs from the export")
             else:
                 yield member.name, content
             names.add(member.name)
@@ -178,7 +180,7 @@ class _Bounded:
     def read(self, size: int) -> bytes:
         """Read so many bytes. Raises `InvalidInput`."""
         if size > _LARGEST_ENTRY:
-            raise InvalidInput("is too large: a header in it goes beyond what is imported")
+            raise InvalidInput("is too large: a header in it goes beyond the limits of an import")
         content: bytes = self._file.read(size)
         return content
 

@@ -173,8 +173,8 @@ def command_line() -> argparse.ArgumentParser:
     cache.add_argument(
         "action",
         choices=["info", "export", "import", "clear"],
-        help="info: its size. export: put all of it into FILE. import: add what FILE holds, from a machine of the same "
-        "kind. clear: delete it",
+        help="info: its size. export: put all of it into FILE. import: add the content of FILE, from a machine of the "
+        "same kind. clear: delete it",
     )
     cache.add_argument("file", nargs="?", type=Path, metavar="FILE", help="of export and import")
     cache.add_argument("--trust", action="store_true", help=f"of import: {TRUST}")

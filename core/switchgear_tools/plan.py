@@ -79,7 +79,7 @@ def plan(function: Any, /, *args: Any, **kwargs: Any) -> Plan:
     selection = replace(undecided(compiler.selection, []), memory="eager")
     entry = compiler.examined(selection, args, kwargs)
     if isinstance(entry, Fallback):
-        raise InvalidInput(f"there is no plan of what is not compiled as a whole: {entry}")
+        raise InvalidInput(f"there is no plan of a call that is not compiled as a whole: {entry}")
     if entry.bridge is None:
         return Plan(0, ())
     training = entry.bridge.training

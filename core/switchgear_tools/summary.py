@@ -61,7 +61,7 @@ def _head(facts: Facts, width: int, detail: str) -> Iterator[str]:
 
 def _counts(calls: ExplainedCalls, detail: str) -> str:
     if not calls.total:
-        return "not called yet; sg.explain(f, *args) shows what a call would do"
+        return "not called yet; sg.explain(f, *args) explains a call before it runs"
     fell_back = sum(one.calls for one in calls.fallbacks)
     times = {0: "never compiled", 1: "compiled once", 2: "compiled twice"}
     compiled = times.get(calls.compilations, f"compiled {calls.compilations} times")

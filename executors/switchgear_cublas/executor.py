@@ -123,7 +123,7 @@ def _irregular(call: sg.BoundSymbol) -> str:
     if not all(_is_contiguous(proxy) for proxy in call.outputs):
         return "its result is not contiguous"
     if call.symbol == MATMUL_DGELU and not _is_contiguous(call.inputs[2]):
-        return "what the GELU was taken of is not contiguous"
+        return "the input of the GELU is not contiguous"
     return ""
 
 

@@ -88,7 +88,7 @@ def _failure(command: str, place: Path) -> str | None:
     try:
         ctypes.CDLL(str(library))
     except OSError as error:
-        return f"what it builds cannot be loaded ({_words(error)})"
+        return f"its libraries cannot be loaded ({_words(error)})"
     return None
 
 

@@ -81,7 +81,7 @@ class InductorExecutor(sg.FusionExecutor):
         if name.rpartition(".")[0] in _DIVIDES and not any(kinds):
             return sg.Declined("integers divided by zero end the process")
         if name == _KEEPING and bound_symbol.outputs[3].shape != (0,):
-            return sg.Declined("what cuDNN keeps for its backward is made by its own kernel alone")
+            return sg.Declined("the tensor that cuDNN saves for its backward is made by its own kernel alone")
         if (names := loading.lowered()) is not None:
             known = str(bound_symbol.symbol.fn) in names
         elif _is_surely_lowered(bound_symbol.symbol.fn):

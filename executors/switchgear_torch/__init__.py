@@ -22,7 +22,7 @@ from .passes import PASSES
 
 _TRACED = "it is user code, run when it was captured; its leaves are run instead"
 _NEEDS_DECOMPOSITION = "its path in PyTorch can depend on requires_grad; its operators are run one by one"
-_IN_PYTHON = "it is written in Python; what it calls is run instead"
+_IN_PYTHON = "it is written in Python; the operators it calls run instead"
 
 
 def mkldnn_rnn_layer(*args: Any, **kwargs: Any) -> Any:

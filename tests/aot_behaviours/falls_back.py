@@ -87,7 +87,7 @@ FALLS_BACK: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "test_aliasing.py::test_three_inputs_of_one_memory_and_two_of_another": (),
     },
-    "where autograd sees it, and gives it other sizes or strides in place": {
+    "where autograd sees it; it also changes its sizes or strides in place": {
         "test_input_mutation.py::test_detached_tracked_and_no_grad_writes_in_a_row": (),
         "test_metadata_mutation.py::test_transposed_and_then_written": ("grad",),
         "test_input_mutation.py::test_metadata_of_an_input": (
@@ -160,7 +160,7 @@ FALLS_BACK: dict[str, dict[str, tuple[str, ...]]] = {
         "test_aliasing.py::test_view_of_a_view_that_an_autograd_function_makes": (),
         "test_aliasing.py::test_result_that_is_saved_and_returned_under_two_names": (),
     },
-    "a view is used of a tensor that was given other sizes": {
+    "a view is used of a tensor that changed since": {
         "test_output_aliases.py::test_views_before_and_after_a_transposition_in_place": ("grad",),
         "test_input_mutation.py::test_metadata_of_an_input": (
             "unsqueeze_-data through an old view",

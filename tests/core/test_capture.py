@@ -1206,9 +1206,9 @@ REFUSED: list[tuple[Function, type[Exception], str]] = [
     (
         backward_inside,
         errors.Unsupported,
-        r"backward.*torch\.autograd\.grad inside.*call backward\(\) on what the jitted function returns",
+        r"backward.*torch\.autograd\.grad inside.*call backward\(\) on the jitted function's result",
     ),
-    (autograd_backward_inside, errors.Unsupported, r"torch\.autograd\.backward.*returns"),
+    (autograd_backward_inside, errors.Unsupported, r"torch\.autograd\.backward.*result"),
     (reads_grad, errors.Unsupported, r"\.grad.*pass the gradient as an argument"),
     (functionalize_inside, errors.Unsupported, r"torch\.func\.functionalize.*outside"),
     (linearize_inside, errors.Unsupported, r"torch\.func\.linearize.*outside"),

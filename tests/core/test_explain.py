@@ -146,7 +146,7 @@ def test_forty_lines_for_gpt2_by_default() -> None:
 
 def test_nothing_called_yet() -> None:
     explanation = sg.explain(sg.jit(prints))
-    assert str(explanation).startswith("prints\nnot called yet; sg.explain(f, *args) shows what a call would do\n")
+    assert str(explanation).startswith("prints\nnot called yet; sg.explain(f, *args) explains a call before it runs\n")
     details = [explanation.gradients(), explanation.saved(), explanation.guards(), explanation.recompilations()]
     assert [str(one) for one in details] == [
         "no operator is differentiated",

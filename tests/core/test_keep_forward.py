@@ -52,7 +52,7 @@ def test_choices_say_so() -> None:
     step(jitted, leaf(3))
     found = choice(jitted, "gradient", "torch.nn.functional.gelu")
     assert found.owner == "decomposition"
-    assert found.reason == "fast keeps the forward, the backward recomputes what it needs"
+    assert found.reason == "fast keeps the forward, the backward recomputes the values it needs"
     assert ("fast", "no grad rule for torch.nn.functional.gelu") in found.declined
     assert choice(jitted, "execution", "torch.nn.functional.gelu").owner == "fast"
     assert found.reason in str(sg.explain(jitted).gradients())

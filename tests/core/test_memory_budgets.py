@@ -297,5 +297,5 @@ def test_there_is_no_plan_of_what_is_not_compiled_as_a_whole() -> None:
     def function(x: Tensor) -> Tensor:
         return x * 2 if x.sum() > 0 else x
 
-    with pytest.raises(InvalidInput, match="there is no plan of what is not compiled as a whole: "):
+    with pytest.raises(InvalidInput, match="there is no plan of a call that is not compiled as a whole: "):
         sg.plan(function, leaf(3))

@@ -199,7 +199,7 @@ def test_defaults_hold_in_their_thread() -> None:
         (
             {"memory": "least"},
             ValueError,
-            "memory='least' is not one of 'auto', 'eager', 'balanced', 'lean', .*did you mean",
+            "memory='least' is not one of 'auto', 'eager', 'balanced', 'lean'; .*did you mean",
         ),
         ({"executors": ["tourch"]}, UnknownExecutor, "did you mean 'torch'"),
     ],

@@ -119,7 +119,7 @@ USES = [
     Wrong("a gradient by an argument that is not there", "sg.grad(loss, argnums=1)(x)  # HERE", "InvalidInput", ("argument 1", "called with 1", "argnums"), "sg.grad(loss, argnums=0)(x)"),
     Wrong("a gradient by integers", "sg.grad(loss)(torch.arange(3))  # HERE", "InvalidInput", ("argument 0", "integers", ".float()"), "sg.grad(loss)(torch.arange(3).float())"),
     Wrong("has_aux of one result", "sg.value_and_grad(loss, has_aux=True)(x)  # HERE", "InvalidInput", ("has_aux", "(value, aux)"), "sg.value_and_grad(lambda x: (loss(x), x), has_aux=True)(x)"),
-    Wrong("cotangents of another number", "sg.vjp(f, x)[1]((x, x))  # HERE", "InvalidInput", ("2 cotangents for 1 result", "give one"), "sg.vjp(f, x)[1](x)"),
+    Wrong("cotangents of another number", "sg.vjp(f, x)[1]((x, x))  # HERE", "InvalidInput", ("`cotangents` has 2 items for 1 result", "give one"), "sg.vjp(f, x)[1](x)"),
     Wrong("a cotangent of another shape", "sg.vjp(f, x)[1](torch.ones(4))  # HERE", "RuntimeError", ("[4]", "[3]"), "sg.vjp(f, x)[1](x)"),
     Wrong("vjp without primals", "sg.vjp(f)  # HERE", "TypeError", ("missing", "x"), "sg.vjp(f, x)"),
     Wrong("put_grad outside of a rule", "sg.put_grad(x, x)  # HERE", "SwitchgearError", ("put_grad", "grad rule", "@table.grad_transform"), "@table.grad_transform(torch.sin)\ndef sin(x):\n    y = torch.sin(x)\n    sg.put_grad(x, sg.get_grad(y) * torch.cos(x))\n    return y\nsg.jit(loss, executors=['torch'], grad_rules=table)(w).backward()"),

@@ -57,8 +57,8 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("echo 'Python.h:1: fatal error: no such file' >&2; exit 1", "fatal error: no such file"),
         ("exit 3", "it ended with status 3"),
-        ('while [ "$1" != -o ]; do shift; done; echo text > "$2"', "what it builds cannot be loaded"),
-        ("exit 0", "what it builds cannot be loaded"),
+        ('while [ "$1" != -o ]; do shift; done; echo text > "$2"', "its libraries cannot be loaded"),
+        ("exit 0", "its libraries cannot be loaded"),
         ("sleep 60", "timed out"),
     ],
     ids=["an error", "silent", "no library", "nothing", "hangs"],

@@ -1750,7 +1750,7 @@ def test_a_transform_of_a_view_of_what_was_written_to_unseen() -> None:
 
     values = torch.randn(4)
     jitted = sg.jit(function, executors=["torch"], fallback="split")
-    with falls_back("make the view again"):
+    with falls_back("make the view after the change"):
         found = jitted(values.clone().requires_grad_())
     assert torch.equal(found, function(values.clone().requires_grad_()))
 

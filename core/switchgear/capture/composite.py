@@ -133,7 +133,7 @@ def _lines(recorder: Recorder, call: Call) -> list[BoundSymbol]:
     if turned_off:
         raise Unsupported(
             f"{symbol.name} turns grad mode off inside, in {recorder.here()}, and cannot be kept whole here; "
-            "call it without autocast, and not on what it writes to"
+            "call it without autocast, and on other tensors than those it writes to"
         )
     return lines
 

@@ -361,7 +361,7 @@ def _refuse(recorder: Recorder, func: internals.OpOverload, args: tuple[Any, ...
     returns_nothing, is_mutable = _effects(func)
     if returns_nothing:
         raise Unsupported(
-            f"{func} returns nothing, in {here()}: what it does is no value of a trace, and would be done on "
+            f"{func} returns nothing, in {here()}: its effect is no value of a trace, and would happen on "
             "the first call alone; call it outside the jitted function"
         )
     if is_mutable:

@@ -80,6 +80,6 @@ class Inputs:
         if known is None:
             raise Unsupported(
                 f"{here()} draws from a torch.Generator that is no argument of the jitted function: whether it is "
-                "seeded inside, or made anew by each call, is not known; make it an argument"
+                "seeded inside, or created by each call, is not known; make it an argument"
             )
         return known

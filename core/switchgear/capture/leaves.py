@@ -118,7 +118,7 @@ def _note_view_unseen(recorder: Recorder, args: tuple[object, ...]) -> None:
     is_written = any(internals.storage_key(fake) in written for fake in tensors_in(args))
     if recorder.tracker.follow_autograd and is_written:
         raise Unsupported(
-            f"a view of what was written to and requires grad is made under no_grad, in {recorder.here()}; "
+            f"a view of a tensor that was written to and requires grad is made under no_grad, in {recorder.here()}; "
             "make it in grad mode, or of a clone",
             splits=False,  # TorchDynamo may take it for what does not require grad
         )
@@ -127,9 +127,9 @@ def _note_view_unseen(recorder: Recorder, args: tuple[object, ...]) -> None:
 def _refuse_odd_gradient(recorder: Recorder, view: torch.Tensor, viewed: torch.Tensor) -> None:
     if not calls(recorder, "as_strided") and reaches_outside(view, viewed):
         raise Unsupported(
-            f"in {recorder.here()} a view made with as_strided() is used, after a write to its base, that has elements "
-            "which the view that it was made of has not: autograd lets their gradient through from then on; make "
-            "it of the base"
+            f"in {recorder.here()} a view made with as_strided() is used after a write to its base: it has "
+            "elements that its own base, a view, lacks, and autograd lets their gradient through; make it of the "
+            "first base"
         )
 
 

@@ -159,7 +159,7 @@ class _Collector:
                 first.name in self._reshaped or first.name in self.tracker.writes.unseen
             ):
                 raise Unsupported(
-                    f"the function writes to {first.name} where autograd sees it, and gives it other sizes or strides "
+                    f"the function writes to {first.name} where autograd sees it; it also changes its sizes or strides "
                     "in place, or writes to it where autograd does not see it; return a new tensor",
                     splits=False,  # the parts of it save copies where eager's backward finds what was written
                 )
@@ -212,7 +212,7 @@ class _Collector:
             self.tracker.counts_apart(one) and one._is_view() for one in together
         ):
             raise Unsupported(
-                "the function returns a view of .data of a tensor, and what shares its memory; return detach() of it",
+                "the function returns a view of .data of a tensor, and another of its memory; return detach() of it",
                 splits=False,
             )
         lineages = [self._lineages.of(tensor) for tensor in together]

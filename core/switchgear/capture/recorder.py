@@ -167,7 +167,7 @@ class Recorder:
                 self.inputs.reached_otherwise.add(id(tensor))
                 tensor = known
             elif self._adopt is None or internals.is_fake(tensor):
-                what = "a tensor from outside of what is being traced, or a tensor subclass made inside,"
+                what = "a tensor from outside of the trace, or a tensor subclass made inside,"
                 raise Unsupported(f"{what} was used in {self.here()}")
             else:
                 with internals.DisableTorchFunction():

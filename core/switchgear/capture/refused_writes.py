@@ -50,7 +50,7 @@ def refuse_expanded(target: torch.Tensor, here: Callable[[], str]) -> None:
 def refuse_detached(operands: object, here: Callable[[], str]) -> None:
     """Refuse a write of what requires grad to what `.data` or `detach()` gave: eager takes its gradient from there."""
     if any(operand.requires_grad for operand in tensors_in(operands)):
-        _refuse("of what requires grad through .data or detach()", here)
+        _refuse("of a tensor that requires grad through .data or detach()", here)
 
 
 def refuse_transposed(
@@ -69,7 +69,7 @@ def refuse_transposed(
     if (seen and target.requires_grad and is_turned) or any(
         operand.requires_grad for operand in tensors_in(operands)
     ):
-        _refuse("of or to what requires grad through a transposed view", here)
+        _refuse("of or to a tensor that requires grad through a transposed view", here)
 
 
 def refuse_write(
@@ -137,7 +137,7 @@ def refuse_casts(recorded: Iterable[BoundSymbol], seen: bool, here: Callable[[],
         if maker is not None:
             before, dtype = item.args[0].dtype, item.output.dtype
             if not torch.can_cast(before, dtype):
-                _refuse(f"of {before} to what is {dtype}", here)
+                _refuse(f"of {before} to a tensor of {dtype}", here)
             own = maker.args[0] if seen and in_place_twin(maker.symbol.fn) else None
             others = {proxy.dtype for proxy in maker.inputs if proxy.requires_grad} - {dtype}
             if others and isinstance(own, TensorProxy) and own.dtype == dtype:

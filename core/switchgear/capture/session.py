@@ -261,7 +261,7 @@ def reason_of_stand_ins(error: Exception) -> str:
     is_of_fakes = isinstance(error, (NotImplementedError, AssertionError))
     places = "torch._ops", "torch._subclasses", "torch.storage"
     if is_of_fakes and raising_module(error).startswith(places):
-        return f"the function does what no trace can hold: {text.splitlines()[0]}"
+        return f"the function cannot be captured: {text.splitlines()[0]}"
     return ""
 
 
@@ -343,7 +343,7 @@ def is_of_the_function(error: Exception) -> bool:
 
 def _refuse_generators(result: object) -> None:
     if any(isinstance(leaf, StandIn) for leaf in flatten(result, objects=True)[0]):
-        raise Unsupported("the function returns a torch.Generator; return what is drawn from it")
+        raise Unsupported("the function returns a torch.Generator; return numbers drawn from it")
 
 
 class ContainerMatters(Exception):

@@ -35,8 +35,8 @@ class Home:
             return self.wrapper
         if tensor.requires_grad and internals.is_one_of_several(tensor):
             raise Unsupported(
-                "the function writes to memory that inputs share, of which one is a view that was made with others at "
-                "once (as by chunk() or unbind()): eager lets nobody use it afterwards; pass it made by narrow()"
+                "the function writes to memory that inputs share: one is a view that was made with others at once, "
+                "as by chunk() or unbind(), and eager lets nobody use it afterwards; pass it made by narrow()"
             )
         with torch.enable_grad():  # the mode in which the views were made, as far as autograd tells
             return internals.view_again(tensor, self.wrapper)

@@ -100,9 +100,8 @@ class Wrappers:
         """Refuse a view of what was reshaped in place since, if its history cannot be made again of the new shape."""
         if id(wrapper) in self.writes.outdated and wrapper.requires_grad:
             raise Unsupported(
-                f"in {self._tape.here()} a view is used of a tensor that was given other sizes or strides in place "
-                "(as by transpose_()) since the view was made, or written to where autograd does not see it; make the "
-                "view again",
+                f"in {self._tape.here()} a view is used of a tensor that changed since: its sizes or strides in place, "
+                "as by transpose_(), or its values where autograd does not see it; make the view after the change",
                 splits=False,  # TorchDynamo moves the write into a transform of torch.func
             )
 

@@ -25,7 +25,7 @@ def checks_first(trace: Trace) -> Trace:
         elif item.is_leaf:
             raise Unsupported(
                 f"{item.symbol.name}, called at {item.source}, draws random numbers that a check of data depends on, "
-                "in a grad rule or by a pass of a plugin; leave that out, or compute outside what is read"
+                "in a grad rule or by a pass of a plugin; leave that out, or compute the checked value outside"
             )
         else:
             pending.extend(item.subsymbols)

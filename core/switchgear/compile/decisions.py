@@ -161,7 +161,7 @@ def _executors(selection: Selection) -> list[str]:
 
 def _surroundings(trace: Trace, selection: Selection) -> dict[str, str]:
     fusion = selection.fusion.items()
-    options = {f"what is set for executor {name}": one.fingerprint() for name, one in fusion}
+    options = {f"the settings of executor {name}": one.fingerprint() for name, one in fusion}
     return {**surroundings(trace.devices), **options}
 
 

@@ -55,7 +55,7 @@ class Region:
     def _refuse(self, what: str) -> NoReturn:
         raise Unsupported(
             f"after a region of torch.utils.checkpoint in {self.here} {what}; eager's backward runs the region once "
-            "more, on what is there by then: pass it as an argument, and change a copy",
+            "more, on the changed value: pass it as an argument, and change a copy",
             splits=False,
         )
 

@@ -42,7 +42,7 @@ _aten = torch.ops.aten
 
 _REMEDY = (
     "a trace holds no data. Compute it outside the jitted function and pass it in, rewrite it with masks "
-    "(torch.where), or let sg.jit(..., specialize_on_data=True) compile for what the data are"
+    "(torch.where), or let sg.jit(..., specialize_on_data=True) compile for the values of the data"
 )
 #: Arguments that PyTorch reads in C++ without calling an operator, by position and name.
 _BY_VALUE: dict[str, tuple[int | str, ...]] = {

@@ -23,7 +23,7 @@ from switchgear.nesting import tensors_in
 
 _SHARDED = (
     "is sharded (a DTensor, as fully_shard and tensor parallelism make them), which is read and written by Python in "
-    "every call; sg.jit the parts first and shard what it returns: fully_shard(sg.jit(layer))"
+    "every call; sg.jit the parts first and shard their results: fully_shard(sg.jit(layer))"
 )
 
 
@@ -52,8 +52,8 @@ class Distributed(Handler):
                 raise Unsupported(f"a tensor in {recorder.here()} {_SHARDED}")
             if is_functional and tensor.requires_grad and torch.is_grad_enabled():
                 raise Unsupported(
-                    f"{call.fn} of what requires grad, in {recorder.here()}: its gradient is a collective too, in the "
-                    f"order of autograd; call it outside the jitted function, or under no_grad"
+                    f"{call.fn} of a tensor that requires grad, in {recorder.here()}: its gradient is a collective, "
+                    f"in the order of autograd; call it outside the jitted function, or under no_grad"
                 )
         return PASS
 

@@ -33,7 +33,7 @@ class InnerGrad(Handler):
         if recorder.tracker.writes.hidden:
             raise Unsupported(
                 "the function writes through .data before it calls torch.autograd.grad, in "
-                f"{recorder.here()}: autograd may have saved what was there; write under torch.no_grad()"
+                f"{recorder.here()}: autograd may have saved the value before; write under torch.no_grad()"
             )
         if call.kwargs["create_graph"] or call.kwargs["is_grads_batched"]:
             return recorder.track_outputs(call.fn(*call.args, **call.kwargs))

@@ -26,8 +26,8 @@ from switchgear.patches import redirected
 
 #: Torch-level functions that would be captured wrongly, and what to do instead.
 _REFUSED = {
-    "torch.autograd.backward": "use torch.autograd.grad inside, or call backward() on what the jitted function returns",
-    "torch.Tensor.backward": "use torch.autograd.grad inside, or call backward() on what the jitted function returns",
+    "torch.autograd.backward": "use torch.autograd.grad inside, or call backward() on the jitted function's result",
+    "torch.Tensor.backward": "use torch.autograd.grad inside, or call backward() on the jitted function's result",
     "torch.Tensor.register_hook": "register the hook outside the jitted function, on its inputs or outputs",
     "torch.Tensor.register_post_accumulate_grad_hook": "register the hook outside the jitted function",
     "torch.Tensor.retain_grad": "call retain_grad() outside the jitted function",
@@ -88,8 +88,8 @@ class Refusals(Handler):
 
 def _refuse_hooks(original: Callable[..., object], hooks: object) -> NoReturn:
     raise Unsupported(
-        f"{type(hooks).__module__}.{type(hooks).__name__} inside a jitted function: it would see what the capture "
-        "saves, once; set it around the call",
+        f"{type(hooks).__module__}.{type(hooks).__name__} inside a jitted function: it would see tensors that the "
+        "capture saves, once; set it around the call",
         splits=False,
     )
 
@@ -100,8 +100,8 @@ def _refuse_caught(fn: Any, here: Callable[[], str]) -> None:
     while frame is not None and frame.f_globals.get("__name__") != _START:
         if not is_own_file(frame.f_code.co_filename) and _catches(frame.f_code):
             raise Unsupported(
-                f"the function catches what {fn.__name__} raises for its data, in {here()}; ask for it otherwise, as "
-                "torch.linalg.cholesky_ex tells",
+                f"the function catches the error that {fn.__name__} raises for its data, in {here()}; ask for it "
+                "otherwise, as torch.linalg.cholesky_ex tells",
                 splits=False,
             )
         frame = frame.f_back
@@ -145,8 +145,8 @@ def refuse(
         return  # as it is already; transformers does so when gradient checkpointing is on
     if name.startswith(_STRANGE):
         raise Unsupported(
-            f"{name} inside a jitted function, in {here()}: it makes a tensor of another kind; call it, and what uses "
-            "its result, outside the jitted function",
+            f"{name} inside a jitted function, in {here()}: it makes a tensor of another kind; call it, and code that "
+            "uses its result, outside the jitted function",
             # TorchDynamo makes no nested tensors, and what is padding differs
             splits="nested" not in name,
         )

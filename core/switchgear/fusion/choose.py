@@ -195,7 +195,7 @@ def _loaded(
     if function is None:
         if executor.finds_compiled:
             answers.missing.append(name)
-        return Declined(f"what {executor.name} compiled for it is not found any more{why}")
+        return Declined(f"the code that {executor.name} compiled for it is not found any more{why}")
     answers.taken.append(answer)
     return Fused(executor, function, name, answer.reason, answer.gain)
 

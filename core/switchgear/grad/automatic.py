@@ -53,7 +53,7 @@ def partition_as_asked(
         raise InvalidInput(
             f"memory={memory!r} allows {limit:,} bytes to be saved for the backward, where eager saves {eager:,}; the "
             f"least possible is {parts.saved_bytes:,}, for which a step takes an estimated {longer:.0%} "
-            "longer: give it that or more; sg.plan shows what more bytes cost"
+            "longer: give it that or more; sg.plan shows the price of more bytes"
         )
     return parts
 

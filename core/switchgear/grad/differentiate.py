@@ -276,7 +276,7 @@ class Forward:
             reason = f"{owner}'s forward is not used: its decomposition draws random numbers and cannot be run again"
             self._choose(item, "decomposition", reason, (*declined, (owner, reason)))
             return item.subsymbols
-        reason = f"{owner} keeps the forward, the backward recomputes what it needs"
+        reason = f"{owner} keeps the forward, the backward recomputes the values it needs"
         self._choose(item, "decomposition", reason, declined)
         link = Link(origin, RuleOrigin("decomposition", item.symbol.name))
         self.body.append(linked(item, link))

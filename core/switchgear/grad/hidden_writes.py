@@ -27,7 +27,7 @@ def refuse_hidden_writes(joint: Joint, forward: Trace, hidden: frozenset[str]) -
         if homes.get(proxy.name, proxy.name) in overwritten:
             what = f"{reader.symbol.name} has read, at {reader.source}" if reader else "was saved"
             raise Unsupported(
-                f"the function writes through .data to what {what}: eager's backward reads what is there by then; "
+                f"the function writes through .data to a tensor that {what}: eager's backward reads the new value; "
                 "write under torch.no_grad()"
             )
 
@@ -38,8 +38,8 @@ def refuse_saved(forward: Trace, saved: Iterable[TensorProxy], written: Set[str]
     places = {homes.get(name, name) for name in written}
     if not places.isdisjoint(homes.get(proxy.name, proxy.name) for proxy in saved):
         raise Unsupported(
-            "the backward reads what the function writes to an argument of which it uses .data: eager's reads what is "
-            "there by then; use detach(), and write under torch.no_grad()",
+            "the backward reads a value that the function writes to an argument of which it uses .data: eager's "
+            "reads the later value; use detach(), and write under torch.no_grad()",
             splits=False,
         )
 

@@ -148,9 +148,9 @@ def backward_for(joint: Joint, parts: Partitioned) -> Trace:
     missing = {name: proxy for name, proxy in missing.items() if name not in known}
     if missing:
         raise NotDifferentiable(
-            f"this backward needs values that the forward did not save ({', '.join(sorted(missing))}), because other "
-            "grad outputs are defined than expected, or because the derivative of a grad rule is taken that did not "
-            "save what it reads; give a gradient for every output, let the rule save it, or use sg.grad"
+            f"this backward needs values that the forward did not save ({', '.join(sorted(missing))}): other "
+            "grad outputs are defined than expected, or a grad rule is differentiated that did not save the values "
+            "it reads; give a gradient for every output, let the rule save it, or use sg.grad"
         )
     # a line that is run again for one of its results makes the others too
     twice = {proxy.name for item in again for proxy in item.outputs if proxy.name in known}

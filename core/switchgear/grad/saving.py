@@ -91,7 +91,7 @@ class Prices:
             copied = geometry and any(proxy.name in self.overwritten for proxy in item.outputs)
             return "its place in memory is not that of the copy" if copied else 0
         if self.memory == "eager":
-            return "memory='eager' saves what eager saves"
+            return "memory='eager' saves the same values as eager"
         if item.is_random:
             return "it draws random numbers"
         if region_of(item):

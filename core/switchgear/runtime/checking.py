@@ -208,7 +208,7 @@ def _different(
             torch.testing.assert_close(one, two, rtol=near, atol=most, equal_nan=True)
         except AssertionError as error:
             message = str(error).replace("\n\n", "\n").replace("\n", "; ").rstrip("; ")
-            return f"result {index} is not what PyTorch's operators give: {message}"
+            return f"result {index} differs from PyTorch's operators: {message}"
     return ""
 
 

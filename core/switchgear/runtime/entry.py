@@ -386,7 +386,7 @@ class Entry:
         )
         self._make_forward, self.forward = training.make_forward, training.forward
         if any(proxy.name in mutated for proxy in training.saved):
-            self.no_part = "the backward reads what it writes to an input, and what follows may write there unseen"
+            self.no_part = "the backward reads a value that it writes to an input; later code may write there unseen"
         elif wakes_functions(training, tensors):
             self.no_part = "a backward of some results would run an autograd.Function before them that eager's does not"
         unseen = {

@@ -206,7 +206,7 @@ def _state_guards(captured: Captured, tensors: list[torch.Tensor]) -> Iterator[G
     yield Guard(same_modes(scope), "the global modes", scope)
     yield from captured.guards
     if captured.sizes is not None:
-        yield Guard("fits(inputs)", "what holds of the sizes", {"fits": captured.sizes.fits()})
+        yield Guard("fits(inputs)", "relations of the sizes", {"fits": captured.sizes.fits()})
 
 
 def _changed_tensor(captured: Captured, leaves: Sequence[object]) -> str:
@@ -309,7 +309,7 @@ def _relation_guards(captured: Captured, tensors: Sequence[torch.Tensor]) -> Ite
             lambda ts: [ts[i].is_leaf for i in grown],
         )
     if captured.matters.bases and grown:
-        why = "which inputs are views of what does not require grad"
+        why = "which inputs are views of tensors that do not require grad"
         pick = itemgetter(*grown, grown[0])  # a tuple, of one, too
         yield guard(
             "constants",

@@ -144,7 +144,7 @@ class Split:
             if self._conversions[code] > _CONVERSIONS:
                 self.doubt = (
                     f"{code.co_qualname} ({code.co_filename}:{code.co_firstlineno}) was taken apart for {_CONVERSIONS} "
-                    "kinds of calls, and there are more; keep the arguments and what it reads as they are"
+                    "kinds of calls, and there are more; keep the arguments and the values it reads as they are"
                 )
             else:
                 modules = [one for one in values if isinstance(one, torch.nn.Module)]

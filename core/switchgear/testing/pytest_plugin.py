@@ -10,7 +10,9 @@ from switchgear.testing.checks import plugin_checks
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The plugin that `suite` tests."""
     parser.addoption(
-        "--switchgear-plugin", metavar="NAME", help="test what this installed plugin registers"
+        "--switchgear-plugin",
+        metavar="NAME",
+        help="test the operators and rules that this installed plugin registers",
     )
 
 

@@ -170,7 +170,7 @@ def check_names(*, dynamo: bool = False) -> None:
 
 def _lack(missing: dict[str, str]) -> str:
     names = ", ".join(f"{path} ({use})" for path, use in missing.items())
-    return f"PyTorch {torch.__version__} has not what capture is made of: {names}; see `python -m switchgear doctor`"
+    return f"PyTorch {torch.__version__} lacks names that capture needs: {names}; see `python -m switchgear doctor`"
 
 
 @functools.cache
@@ -178,8 +178,8 @@ def warn_if_untested() -> None:
     """One warning on a PyTorch that is newer than those tested."""
     if _version() > NEWEST:
         warnings.warn(
-            f"PyTorch {torch.__version__} is newer than what Switchgear was tested on ({_TESTED}); "
-            "`python -m switchgear doctor` tells what is off, and executors=['torch'] gives eager's own kernels",
+            f"PyTorch {torch.__version__} is newer than the versions Switchgear was tested on ({_TESTED}); "
+            "`python -m switchgear doctor` lists the differences, and executors=['torch'] gives eager's own kernels",
             VersionWarning,
             stacklevel=3,
         )

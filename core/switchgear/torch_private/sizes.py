@@ -49,7 +49,7 @@ def _symbolic() -> Any:
 
         def _check_frozen(self, expr: object, concrete_val: object) -> None:
             if self.frozen:
-                raise Unsupported(f"{expr} is asked for, and what it must be is not known any more")
+                raise Unsupported(f"{expr} is asked for, and its value is not known any more")
 
     return ShapeEnv, Place, symbolic_shapes.DimDynamic.DYNAMIC, printers.PythonPrinter()
 

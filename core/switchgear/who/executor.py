@@ -136,7 +136,7 @@ class FusionExecutor(Executor):
 
     def supports(self, bound_symbol: BoundSymbol) -> Declined | None:
         """Return None if the call can be part of a region; else the reason."""
-        raise NotImplementedError(f"{type(self).__name__} does not say what it supports")
+        raise NotImplementedError(f"{type(self).__name__} does not say which operators it supports")
 
     def supports_region(self, region: Trace) -> Declined | None:
         """Return None if a region is worth compiling; else the reason."""

@@ -31,8 +31,8 @@ def budget_of(memory: object) -> float | int | None:
     words = ", ".join(map(repr, MEMORY))
     hint = did_you_mean(memory, MEMORY) if isinstance(memory, str) else ""
     raise InvalidInput(
-        f"memory={memory!r} is not one of {words}, a part of what eager saves (a number over 0, up to 1), or bytes "
-        f"with their unit ('2GB', '500 MiB'){hint}"
+        f"memory={memory!r} is not one of {words}; it may also be a fraction of eager's saved bytes (over 0, up to "
+        f"1), or bytes with their unit ('2GB', '500 MiB'){hint}"
     )
 
 

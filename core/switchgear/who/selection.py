@@ -399,7 +399,7 @@ def _claim_or_reason(executor: Executor, answer: object) -> Implementation | Dec
         raise TypeError(f"claim returns an Implementation or Declined(reason), not {answer!r}")
     if isinstance(answer, Implementation) and answer.owner != executor.name:
         raise ValueError(
-            f"what executor {executor.name} claims with is owned by it, not by {answer.owner}"
+            f"the implementation that executor {executor.name} claims with is owned by it, not by {answer.owner}"
         )
     return answer
 

@@ -249,7 +249,7 @@ def _refuse_identity(reached: Reached, codes: Iterable[types.CodeType]) -> None:
     for held in reached.tensors.values() if compared else ():
         if not compared.isdisjoint(re.findall(r"[^\W\d]\w*", held.path.rpartition(".")[2])):
             raise Unsupported(
-                f"{held.path}, a tensor, may be compared by `is`; pass what that decides"
+                f"{held.path}, a tensor, may be compared by `is`; pass the result of the comparison"
             )
 
 
@@ -259,7 +259,7 @@ def _refuse_attributes_of_results(tensors: Iterable[torch.Tensor]) -> None:
         for name in vars(tensor):
             if not name.startswith(_MARKS):
                 raise Unsupported(
-                    f"the function gives a tensor that it makes an attribute, {name}; return that beside it"
+                    f"the function gives a tensor that it makes an attribute, {name}; return that as a second result"
                 )
 
 
@@ -268,7 +268,7 @@ def _refuse_inference(tensors: Iterable[torch.Tensor]) -> None:
     with internals.DisableTorchFunction():
         if any(tensor.is_inference() for tensor in filter(internals.is_wrapper, tensors)):
             raise Unsupported(
-                "the function returns or keeps what it makes in an inference mode of its own, which a trace runs "
+                "the function returns or keeps a tensor made in an inference mode of its own, which a trace runs "
                 "without; use torch.no_grad inside, or inference mode around the call",
                 splits=False,
             )

@@ -488,8 +488,8 @@ class Reached:
             )
         if isinstance(value, _CHANGING) or type(value).__name__ == "ndarray":  # of NumPy's
             raise Unsupported(
-                f"the function reaches {label}, a {type(value).__name__}, of which no guard tells what is in it; pass "
-                "what you need of it"
+                f"the function reaches {label}, a {type(value).__name__}, whose content no guard can check; pass "
+                "the values you need of it"
             )
         _refuse_alive(type(value), label)
         if isinstance(value, ContextVar):
@@ -777,7 +777,7 @@ class Reached:
             )
         if "__getattribute__" in code.co_names and not code.co_name.startswith(_ACCESSORS):
             raise Unsupported(
-                f"{code.co_name} names __getattribute__, by which it may read what no guard tells; use getattr"
+                f"{code.co_name} names __getattribute__, by which it may read values that no guard checks; use getattr"
             )
         if "__class__" in names and "__class__" in user_objects.attributes_set(code):
             raise Unsupported(f"{code.co_name} gives an object another class", splits=False)
@@ -940,7 +940,7 @@ def _refuse_metaclass(kind: type) -> None:
         if "__getattr__" in vars(meta) or not is_fixed:
             raise Unsupported(
                 f"the function reaches {kind.__qualname__}, and {meta.__qualname__}, a metaclass, answers for it in "
-                "ways that no guard tells; read outside of the function what it needs",
+                "ways that no guard tells; read the values outside of the function",
                 splits=False,
             )
 

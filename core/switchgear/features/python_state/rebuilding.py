@@ -148,7 +148,7 @@ class Packing:
         else:
             raise Unsupported(
                 f"the function leaves a {kind.__module__}.{kind.__qualname__} in {where}, which a later call could "
-                "not make again; keep tensors, Python values and containers of these"
+                "not rebuild; keep tensors, Python values and containers of these"
             )
         packed = tuple([self.pack(item, where) for item in items])
         attributes = tuple([(name, self.pack(item, where)) for name, item in _attributes(value)])

@@ -40,8 +40,8 @@ def refuse_unforeseen(
             continue
         if {*code.co_freevars} - {"__class__"} or _reads(reached, code):
             raise Unsupported(
-                f"{code.co_qualname} ran though nothing named it beforehand, and may read what no guard tells; pass it "
-                "as an argument, or name it"
+                f"{code.co_qualname} ran though nothing named it beforehand, and may read values that no guard "
+                "checks; pass it as an argument, or name it"
             )
 
 
@@ -58,7 +58,7 @@ def refuse_unknown_reads(reached: Reached, ran: Iterable[types.CodeType]) -> Non
             asked = sorted(named - {"eval"} or named & user_objects.globals_in(code))
             if asked:
                 raise Unsupported(
-                    f"{code.co_name} uses {asked[0]}, and may read what no guard can tell; name what it reads",
+                    f"{code.co_name} uses {asked[0]}, and may read values that no guard checks; name them",
                     splits=False,
                 )
 
