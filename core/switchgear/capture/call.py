@@ -1,4 +1,4 @@
-"""One call under capture, of a torch-level function or of an operator."""
+"""Calls under capture: of a torch-level function, and of an operator."""
 
 from __future__ import annotations
 
@@ -14,10 +14,23 @@ from switchgear.torch_private import OpOverload
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One call of a torch-level function, as long as it is open.
+    """Call of a torch-level function while it is recorded.
 
-    `given` are its arguments as a trace holds them, positional and by name; `lines` its parts, as recorded; `before`
-    what stays outside of the composite that these become if it is `whole`. `wrote`: to one of its arguments.
+    Attributes:
+        fn: the function.
+        args: its arguments by position, with wrappers for tensors.
+        kwargs: its arguments by name.
+        symbol: the symbol of the composite that the call becomes, None for a call that is not recorded.
+        given: arguments by position and by name, with proxies for tensors.
+        lines: bound symbols recorded inside the call.
+        before: bound symbols recorded inside that stay in front of the composite.
+        output: result, with proxies for tensors.
+        grad_enabled: whether the call is made in grad mode.
+        wrote: whether it wrote to one of its arguments.
+        whole: whether its lines become one composite.
+        writes: whether it writes to its first argument, or to `out`.
+        out: the tensor passed as `out=`.
+        generator: the generator of an operator that draws, which the call itself runs without.
     """
 
     fn: Callable[..., Any] | None
@@ -31,16 +44,20 @@ class Call:
     grad_enabled: bool = False
     wrote: bool = False
     whole: bool = True
-    #: Whether it writes to its first argument, or to `out` if that is given.
     writes: bool = False
     out: torch.Tensor | None = None
-    #: What the operator that draws is recorded with, where the call itself is made without it.
     generator: torch.Generator | None = None
 
 
 @dataclass(slots=True, eq=False)
 class Operation:
-    """One call of an operator overload, on fakes."""
+    """Call of an operator overload on fake tensors.
+
+    Attributes:
+        func: the overload.
+        args: its arguments by position.
+        kwargs: its arguments by name.
+    """
 
     func: OpOverload
     args: tuple[Any, ...]

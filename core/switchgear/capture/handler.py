@@ -1,8 +1,7 @@
-"""The seam of capture: what a feature does while a function is captured.
+"""The seam of capture: handlers answer calls while a function is captured.
 
-A feature is a set of handlers, which the two doors of capture ask in the order of the list; the doors name none. The
-features of this package are in `features`, named in its `__init__`; a plugin brings its own by the hook
-`switchgear_features`.
+A feature is a set of handlers. The two doors of capture ask them in the order of the list, and name none of them. The
+features of this package are in `features`; a plugin adds its own by the hook `switchgear_features`.
 """
 
 from __future__ import annotations
@@ -34,43 +33,45 @@ class _Pass:
         return "PASS"
 
 
-#: What a handler answers to a call that is not its own.
+#: Answer of a handler to a call that it leaves to others.
 PASS: Any = _Pass()
 
 
 class Handler:
-    """A part of a feature. Each method is optional: only those that a subclass overrides are called.
+    """Part of a feature. Each method is optional: only those that a subclass overrides are called.
 
-    Handlers have no state of their own: `recorder.state(handler)` is what `begin` made for one capture.
+    Handlers have no state of their own: `recorder.state(handler)` is the state that `begin` returned for one capture.
     """
 
     #: `take` and `answer` are asked about calls of these functions alone; of all, if there are none.
     functions: frozenset[object] = frozenset()
 
     def around(self) -> contextlib.AbstractContextManager[Any]:
-        """Entered for as long as a capture lasts, the outermost one of a thread."""
+        """Return a context that is entered around the outermost capture of a thread."""
         return contextlib.nullcontext()
 
     def begin(self, recorder: Recorder) -> object:
-        """The state of this handler for one capture."""
+        """Return the state of this handler for one capture."""
         return None
 
     def running(
         self, recorder: Recorder, roots: Sequence[object], arguments: Mapping[int, object]
     ) -> contextlib.AbstractContextManager[None]:
-        """Entered while the function runs, once for every attempt to capture it.
+        """Return a context that is entered while the function runs, once for every attempt to capture it.
 
-        `roots` are the function, or the module that it is, and the modules and classes among its arguments;
-        `arguments` are the objects among these, by their places.
+        Args:
+            recorder: the recorder of the attempt.
+            roots: the function or module, and the modules and classes among its arguments.
+            arguments: the objects among the arguments, by position.
         """
         return contextlib.nullcontext()
 
     def source(self, recorder: Recorder, tensor: torch.Tensor) -> InputSource | None:
-        """How a call finds a tensor again that is neither an argument nor in a module, if it is known."""
+        """Return how later calls find a tensor that is neither an argument nor in a module, or None."""
         return None
 
     def finish(self, recorder: Recorder, result: object) -> Any:
-        """What is to be returned instead; `recorder.guards` and `recorder.after` may be added to."""
+        """Return the result to use in place of `result`; may add to `recorder.guards` and `recorder.after`."""
         return result
 
     def take(self, recorder: Recorder, call: Call) -> Any:
@@ -82,10 +83,10 @@ class Handler:
         return PASS
 
     def opened(self, recorder: Recorder, call: Call) -> None:
-        """Its parts are about to be recorded."""
+        """Note that the parts of a call are recorded next."""
 
     def closing(self, recorder: Recorder, call: Call) -> None:
-        """Its parts are recorded: rewrite `call.lines`, or clear `call.whole`."""
+        """Rewrite `call.lines`, the recorded parts of a call, or clear `call.whole`."""
 
     def operator(self, recorder: Recorder, call: Operation) -> Any:
         """Answer the call of an operator overload, or `PASS`; `call.args` may be changed."""
@@ -98,21 +99,27 @@ class Handler:
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """A feature of capture: its name, by which it can be left out, and its handlers."""
+    """Feature of capture.
+
+    Attributes:
+        name: the name, by which `SWITCHGEAR_DISABLE_FEATURES` leaves it out.
+        handlers: the handlers, asked in this order.
+    """
 
     name: str
     handlers: tuple[Handler, ...]
 
 
 def getter(attribute: str) -> Callable[..., object]:
-    """What a function mode is handed where an attribute of a tensor is read."""
+    """Return the function that a function mode sees where an attribute of a tensor is read."""
     return getattr(torch.Tensor, attribute).__get__  # type: ignore[no-any-return]
 
 
 class Handlers:
-    """The handlers of a capture, by what they do, in the order of the features.
+    """The handlers of a capture by method, in the order of the features.
 
-    Raises `RegistrationError` where two features name one function.
+    Raises:
+        RegistrationError: two features name one function.
     """
 
     def __init__(self, features: Sequence[Feature] = ()) -> None:
@@ -130,7 +137,7 @@ class Handlers:
         self._owner = {
             handler: feature.name for feature in features for handler in feature.handlers
         }
-        #: Whom to ask by a method, by the function that is called; None stands for all that no handler names.
+        #: Bound methods by name and by called function; None stands for all functions that no handler names.
         self._at_doors: dict[str, dict[Any, list[Callable[..., object]]]] = {
             name: {function: self._asked(name, function) for function in (*owners, None)}
             for name in _BY_FUNCTION
@@ -160,19 +167,19 @@ class Handlers:
 
     @contextlib.contextmanager
     def entered(self, method: str, *args: object) -> Iterator[None]:
-        """What handlers want `around` a capture, or `running` the function, the first outermost."""
+        """Enter the contexts of all handlers, `around` a capture or `running` the function, the first outermost."""
         with contextlib.ExitStack() as stack:
             for handler in self._overriding(method):
                 stack.enter_context(getattr(handler, method)(*args))
             yield
 
     def source(self, recorder: Recorder, tensor: torch.Tensor) -> InputSource | None:
-        """The first that is known, of how a call finds a tensor again."""
+        """Return the first answer of a handler to how later calls find a tensor."""
         sources = (handler.source(recorder, tensor) for handler in self._overriding("source"))
         return next((source for source in sources if source is not None), None)
 
     def finish(self, recorder: Recorder, result: object) -> Any:
-        """What is returned, once every handler has seen it."""
+        """Return the result after every handler's `finish`."""
         for handler in self._overriding("finish"):
             try:
                 result = handler.finish(recorder, result)
@@ -182,11 +189,11 @@ class Handlers:
         return result
 
     def states(self, recorder: Recorder) -> dict[Handler, Any]:
-        """The state of each handler at the beginning of a capture."""
+        """Return the state of each handler at the beginning of a capture."""
         return {handler: handler.begin(recorder) for handler in self._overriding("begin")}
 
     def ask(self, method: str, recorder: Recorder, call: Call | Operation, *more: object) -> Any:
-        """Call `method` on each handler until one answers other than `PASS`; notifications go to all handlers."""
+        """Call a method of each handler until one answers; `opened` and `closing` go to all handlers."""
         asked: Any = None
         by_function = self._at_doors[method]
         function = call.fn if type(call) is Call else None
@@ -214,9 +221,14 @@ class Handlers:
 
 
 def enabled(features: Sequence[Feature], others: Iterable[Feature] = ()) -> tuple[Feature, ...]:
-    """Those of some features that the environment does not leave out; `RegistrationError` if a name is twice there.
+    """Return the features that the environment does not leave out.
 
-    `others` are installed, too, and may be left out.
+    Args:
+        features: the features of a call.
+        others: installed features of other calls, whose names are known, too.
+
+    Raises:
+        RegistrationError: two features have one name.
     """
     names = [feature.name for feature in features]
     for name in names:
@@ -229,9 +241,9 @@ def enabled(features: Sequence[Feature], others: Iterable[Feature] = ()) -> tupl
 
 
 def left_out(variable: str, known: Iterable[str]) -> set[str]:
-    """The names in a variable of the environment; one `PluginWarning` for those that are none of the known.
+    """Return the names in a variable of the environment, and warn once of those that are not known.
 
-    No more of `known` is looked at than it takes to find them.
+    `known` is read no further than needed to find them.
     """
     named = {name.strip() for name in os.environ.get(variable, "").split(",")} - {""}
     seen = set[str]()

@@ -1,4 +1,4 @@
-"""The recorder: what one capture knows of the function that runs, as features and grad rules see it.
+"""The recorder: state of one capture, as features and grad rules see it.
 
 Every tensor that the function reaches for becomes an input: arguments by position, parameters and buffers by module
 and name, anything else by reference. Calls come in through the `doors`.
@@ -31,17 +31,17 @@ from switchgear.patches import replaced
 
 @dataclass(slots=True)
 class Matters:
-    """What of the inputs a trace depends on beside their metadata."""
+    """Properties of the inputs, other than their metadata, that a trace depends on."""
 
     #: Which are leaves of autograd: gradients are asked for inside, which might flow through an input's history.
     leaves: bool = False
-    #: Whether what they are views of requires grad.
+    #: Whether their bases require grad.
     bases: bool = False
     #: Where in their memory they begin.
     offsets: bool = False
 
     def __ior__(self, inner: Matters) -> Matters:
-        """What a capture inside depends on, its inputs being values here; where these begin, the trace says."""
+        """Add those of a capture inside, whose inputs are values here; the trace says where these begin."""
         self.leaves |= inner.leaves
         self.bases |= inner.bases
         return self
@@ -56,7 +56,7 @@ _THREAD = _Thread()
 
 
 def active_recorder() -> Recorder | None:
-    """The recorder at work on this thread, if any."""
+    """Return the recorder at work on this thread, if any."""
     return _THREAD.recorder
 
 
@@ -66,7 +66,7 @@ def active(recorder: Recorder | None) -> contextlib.AbstractContextManager[None]
 
 
 def active_line() -> str:
-    """The user's line, where a recorder is at work."""
+    """Return the user's line, where a recorder is at work."""
     return _THREAD.recorder.here() if _THREAD.recorder is not None else ""
 
 
@@ -78,10 +78,14 @@ def _fake_mode(enclosing: Recorder | None) -> internals.FakeMode:
 
 
 class Recorder:
-    """What is recorded while a function runs, on wrappers that stand for its tensors.
+    """Records a function that runs on wrappers that stand for its tensors.
 
-    `adopt` makes a tensor from outside that the function reaches for an input, by `enter`. `follow_autograd` is false
-    for grad rules. `reads_inputs`: values and shapes may depend on the data of inputs; None: branches may, on masks.
+    Args:
+        names: names of the values of the trace.
+        adopt: makes an input of a tensor from outside that the function uses, by `enter`.
+        module_path: returns the path of the module that is being called.
+        follow_autograd: whether gradients flow as in eager mode; false for grad rules.
+        reads_inputs: whether values and shapes may depend on the data of inputs; None for branches on masks alone.
     """
 
     def __init__(
@@ -102,21 +106,20 @@ class Recorder:
         self.tracker = Tracker(self.tape, self.values, self.inputs, follow_autograd)
         self.reads_inputs = reads_inputs
         self.matters = Matters()
-        #: What each handler keeps for this capture.
+        #: State of each handler for this capture.
         self.states: dict[Any, Any] = {}
-        #: What features take for granted of other calls, and what they make of what a call returns
-        #: and its inputs, whose `objects` are those among the arguments.
+        #: Conditions for later calls, and functions that later calls apply to their result and inputs.
         self.guards: list[Guard] = []
         self.after: list[Callable[[Any, Sequence[Any]], Any]] = []
-        #: Entered while a call of what PyTorch has in C is recorded: none of the user's code runs then.
+        #: Entered while a call of PyTorch's C code is recorded: none of the user's code runs then.
         self.apart: contextlib.AbstractContextManager[None] = (
             contextlib.nullcontext() if self.enclosing is None else self.enclosing.apart
         )
-        #: Whose code runs inside and is no part of the function.
+        #: Packages whose code runs inside and is no part of the function.
         self.packages_of_features: tuple[str, ...] = ()
         #: Guards the structure of a module: its submodules, flags and hooks.
         self.enter_module: Callable[[torch.nn.Module], None] = lambda module: None
-        #: What Python's objects hold by now that are changed, comparable.
+        #: Returns the present content of changed Python objects, comparable.
         self.changed_objects: Callable[[], Sequence[tuple[int, Sequence[tuple[object, int]]]]] = (
             tuple
         )
@@ -125,11 +128,11 @@ class Recorder:
         self._adopt = adopt
 
     def here(self) -> str:
-        """The user's line, for messages."""
+        """Return the user's line, for messages."""
         return self.tape.here()
 
     def paused(self) -> contextlib.AbstractContextManager[None]:
-        """Let what runs inside pass unrecorded."""
+        """Return a context in which calls pass unrecorded."""
         return self.tape.paused()
 
     def record(self, symbol: Symbol, args: tuple[object, ...], output: object, *tags: str) -> None:
@@ -139,28 +142,32 @@ class Recorder:
     def recorded(
         self, symbol: Symbol, args: tuple[object, ...], output: TensorProxy, *tags: str
     ) -> torch.Tensor:
-        """Record a call of a symbol of our own; the wrapper that stands for its output."""
+        """Record a call of a symbol of our own, and return the wrapper that stands for its output."""
         given = map_tensors(self.adopted, args)
         self.record(symbol, map_tensors(self.tracker.proxy_of, given), output, *tags)
         return self.tracker.wrapper_for(output)
 
     def keep_strides(self, wrapper: torch.Tensor, stride: tuple[int, ...]) -> None:
-        """Have what a composite of PyTorch's made and wrote to keep strides; other writes the tracker finds itself."""
+        """Note the strides of a tensor that a composite of PyTorch's made and wrote to."""
         if active_recorder() is self and not self.tape.is_paused and wrapper not in self.tracker:
             self.tracker.restrided(wrapper, stride, True)
 
     def state(self, handler: object) -> Any:
-        """What a handler keeps for this capture."""
+        """Return the state of a handler for this capture."""
         return self.states[handler]
 
     def input_of(self, tensor: torch.Tensor) -> RecordedInput | None:
-        """The input that a tensor is itself, be it the tensor from outside or its wrapper."""
+        """Return the input that a tensor from outside or its wrapper is, or None."""
         if not self._is_own(tensor):
             self.adopted(tensor)
         return self.inputs.of(tensor)
 
     def adopted(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The wrapper, up to date, of a tensor in the arguments of a call; one from outside is adopted as an input."""
+        """Return the up-to-date wrapper of an argument of a call; a tensor from outside becomes an input.
+
+        Raises:
+            Unsupported: the tensor is from outside and cannot be an input.
+        """
         if not self._is_own(tensor):
             known = self.inputs.wrapper_of(tensor)
             if known is not None:
@@ -180,7 +187,7 @@ class Recorder:
     def enter(
         self, tensor: torch.Tensor, proxy: TensorProxy, view: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Make a tensor from outside an input; returns its wrapper, which is `view` if it is one of another input."""
+        """Make a tensor from outside an input, and return its wrapper: `view` for a view of another input."""
         with internals.DisableTorchFunction():
             wrapper = view
             if wrapper is None:
@@ -190,14 +197,14 @@ class Recorder:
         return wrapper
 
     def track_outputs(self, result: object) -> object:
-        """Take note of the tensors that a call returned."""
+        """Note the tensors that a call returned, and return the result."""
         for tensor in tensors_in(result):
             if self._is_own(tensor):
                 self.tracker.reconcile(tensor)
         return result
 
     def known_generator(self, value: object) -> Any:
-        """A value, or the generator among the arguments that it is or stands for."""
+        """Return a value, or the generator among the arguments that it is or stands for."""
         # a grad rule has those of the trace
         if not isinstance(value, torch.Generator) or not self.tracker.follow_autograd:
             return value

@@ -64,7 +64,10 @@ def outside_inference_mode() -> Iterator[None]:
 
 @contextlib.contextmanager
 def real_dispatch() -> Iterator[None]:
-    """Run on real tensors, outside of autograd and functionalization, whatever modes are active."""
+    """Run the block on real tensors, outside of autograd and functionalization, whatever modes are active.
+
+    For code of a feature or a grad rule that computes a constant while a function is captured.
+    """
     with outside_autograd(), _disable_current_modes():
         yield
 
