@@ -490,6 +490,8 @@ def test_code_that_is_taken_apart_too_often_runs_in_eager_and_is_named(monkeypat
             assert torch.equal(jitted(x)[1], x * state["factor"])
     assert re.search(r"function .*test_split.py:\d+\) was taken apart for 2 kinds of calls", caught[-1].message.reason)  # type: ignore[union-attr]
     assert len(caught) == 2
+    (parts,) = compiler_of(jitted).splits.values()
+    assert len(parts.graphs) == 3  # the sum, and two products
 
 
 def test_graphs_are_named_by_their_function_and_line() -> None:

@@ -163,6 +163,16 @@ def test_write_that_autograd_does_not_see_to_a_result_falls_back(function: Funct
     assert_falls_back(function, lambda: tuple(arguments()), "no input .* was written to where autograd does not see")
 
 
+def test_a_program_with_a_write_that_autograd_does_not_see_is_printed_as_python_that_runs() -> None:
+    jitted = sg.jit(no_grad_to_input, executors=["torch"])
+    expected = jitted(*arguments())
+    captured = sg.last_traces(jitted)[0]
+    namespace: dict[str, Any] = dict(captured.constants)
+    exec(captured.python(), namespace)
+    assert "set_value" in captured.python()
+    assert torch.equal(namespace[captured.name](*arguments())[0], expected)
+
+
 def test_write_through_data_that_the_backward_reads_falls_back() -> None:
     assert_falls_back(data_to_input, lambda: tuple(arguments()), "the backward reads a value that the function writes")
 

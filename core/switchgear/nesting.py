@@ -20,13 +20,11 @@ def tensors_in(value: object) -> Iterator[torch.Tensor]:
 
 
 def instances_in(kinds: type | tuple[type, ...], value: object) -> list[Any]:
-    """What is of these kinds in a nest of tuples, lists, dicts and slices, in order."""
+    """What is of these kinds, of which none is plain, in a nest of tuples, lists, dicts and slices, in order."""
     pending, found = [value], list[Any]()
     while pending:
         part: Any = pending.pop()
-        if (
-            kinds is torch.Tensor and type(part) in PLAIN
-        ):  # which is faster than to ask whether it is one
+        if type(part) in PLAIN:  # faster than to ask whether it is one
             continue
         if isinstance(part, kinds):
             found.append(part)
@@ -47,8 +45,8 @@ def map_tensors(function: Callable[[torch.Tensor], object], value: object) -> An
 def map_instances(
     kinds: type | tuple[type, ...], function: Callable[[Any], object], value: object
 ) -> Any:
-    """`value` with what is of these kinds in its nest of tuples, lists, dicts and slices replaced."""
-    if kinds is torch.Tensor and type(value) in PLAIN:
+    """`value` with what `instances_in` gives for it replaced."""
+    if type(value) in PLAIN:
         return value
     if isinstance(value, kinds):
         return function(value)

@@ -15,6 +15,7 @@ import torch
 from torch.nn import functional
 
 import switchgear as sg
+from switchgear.ir.printing import Scope
 from switchgear.ir.symbol import DEL, Source
 from switchgear.ir.trace import compile_trace
 from tests.core.against_eager import numbers
@@ -226,6 +227,19 @@ def test_an_index_stands_in_brackets_and_means_what_it_meant(index: Any) -> None
     assert "__getitem__" not in text
     assert "slice(" not in text
     assert torch.equal(run(sg.last_traces(jitted)[-1], [x])[0], x[index].sin())
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(CPU, 'torch.device("cpu")'), (torch.float16, "torch.float16"), ([CPU, 1], '[torch.device("cpu"), 1]')],
+    ids=repr,
+)
+def test_a_program_that_runs_makes_no_device_anew(value: Any, text: str) -> None:
+    scope, bound = Scope({}, (), False), Scope({}, (), True)
+    assert (scope.expression(value), scope.values) == (text, {})
+    printed = bound.expression(value)
+    assert "torch.device(" not in printed
+    assert eval(printed, {"torch": torch, **bound.values}) == value
 
 
 def test_nan_comes_through_its_text() -> None:

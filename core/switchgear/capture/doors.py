@@ -80,7 +80,7 @@ class Doors:
             if outer is None or outer.values.fake_mode is not self.recorder.values.fake_mode:
                 stack.enter_context(self.recorder.values.fake_mode)
             stack.enter_context(active(self.recorder))
-            stack.enter_context(replaced(tape, "fixed_source", source or tape.fixed_source))
+            stack.enter_context(replaced(tape, "fixed_source", source))
             # Anomaly mode looks for NaN in each gradient: there is no data to look at.
             stack.enter_context(torch.autograd.set_detect_anomaly(False))
             stack.enter_context(internals.functionalization())

@@ -180,7 +180,7 @@ class PythonState(Handler):
         written |= packing.places.keys() - reached.places.of_call.keys()
         is_plain = not writes and not is_odd(result, reached)
         template = None if is_plain else packing.pack(result, "what it returns")
-        results = (*tensors_in(result), *tensors_in(packing.leaves))
+        results = (*tensors_in(result if is_plain else packing.leaves),)
         _refuse_attributes_of_results(results)
         if not world.infers:
             _refuse_inference(results)
