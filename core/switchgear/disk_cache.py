@@ -29,7 +29,7 @@ CACHE_VARIABLE = "SWITCHGEAR_CACHE_DIR"
 _MARKER = "CACHEDIR.TAG"
 _TAG = (
     "Signature: 8a477f597d28d172789f06886806bc55\n"
-    "# A cache of Switchgear's: `switchgear cache clear` deletes its content.\n"
+    "# A cache of Switchgear's: `switchgear cache clear` deletes what is in here.\n"
 )
 #: The names of values and of files.
 ENTRY = re.compile(r"[0-9a-f]{64}\.(entry|file)")

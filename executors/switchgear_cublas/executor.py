@@ -1,4 +1,4 @@
-"""Which matrix products the executor takes, and by which kernels."""
+"""The executor's choice of matrix products, and their kernels."""
 
 from __future__ import annotations
 
@@ -45,11 +45,14 @@ _NVMATH: _Kernels = {
 
 
 class CublasExecutor(sg.Executor):
-    """Runs matrix products by cuBLAS, and activations, their gradients and those of biases in its epilogues.
+    """Runs matrix products by cuBLAS, with activations, their gradients and those of biases in epilogues.
 
-    On a CPU the same operators are run by PyTorch, to the same semantics. `nvmath`: take the epilogues that PyTorch has
-    no entry point for from the package nvmath-python, on CUDA. `fp8`: multiply what linear layers are given in 8 bits,
-    where it is bfloat16 or float16; gradients are computed in the precision of the arguments.
+    On a CPU, PyTorch runs the same operators with the same semantics.
+
+    Args:
+        nvmath: take the epilogues that PyTorch has no entry point for from the package nvmath-python, on CUDA.
+        fp8: multiply bfloat16 and float16 arguments of linear layers in 8 bits. Gradients keep the precision of the
+            arguments.
     """
 
     def __init__(self, *, nvmath: bool = False, fp8: bool = False) -> None:
@@ -58,11 +61,11 @@ class CublasExecutor(sg.Executor):
         self.fp8 = fp8
 
     def unavailable(self) -> str | None:
-        """It runs on a CPU too; what was asked for has to be there."""
+        """Return why the executor cannot run: a package that an option needs is missing."""
         return plans.unavailable() if self.nvmath else None
 
     def limited(self) -> str | None:
-        """Without CUDA, there is the CPU reference path alone."""
+        """Return the limits of this machine: without CUDA there is the CPU reference path alone."""
         if torch.cuda.is_available():
             return None
         why = "no device is found" if torch.version.cuda else "this PyTorch is built without it"

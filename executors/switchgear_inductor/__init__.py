@@ -1,15 +1,16 @@
 """The executor `inductor`: regions compiled by PyTorch's Inductor, entered below AOTAutograd and Dynamo.
 
-A region is traced with PyTorch's operators on fakes, simplified by torch.compile's own patterns, and handed to
-Inductor. What it keeps on disk it finds by the graph, which has to be traced for that; so for fixed sizes a file beside
-it says which key a region had under which options, versions, processor and threads, and another process traces nothing.
+A region is traced with PyTorch's operators on fakes, simplified by torch.compile's own patterns, and passed to
+Inductor. Inductor finds its files on disk by the traced graph. A file of ours spares the tracing for fixed sizes: it
+stores the key of a region under its options, versions, processor and threads, for other processes.
 
-A region of symbolic sizes is compiled when it is first called, in a `ShapeEnv` of its own. What was decided there is a
-condition on the numbers, checked in each call: where it does not hold, the region is compiled once more (`variants`),
+A region of symbolic sizes is compiled when it is first called, in a `ShapeEnv` of its own. Inductor's decisions are
+conditions on the numbers, checked in each call. Where they do not hold, the region is compiled once more (`variants`),
 eight times at most, and PyTorch runs the rest.
 
-Results are not eager's to the bit: the tests hold each value to the tolerance of Inductor's own, or to three times
-eager's worst distance from float64 (`is_near` in `tests/under_test.py`). `--executors inductor,torch` runs them so.
+Results are not bit-identical with eager. The tests hold each value to the tolerance of Inductor's own tests, or to
+three times eager's worst distance from float64 (`is_near` in `tests/under_test.py`). `--executors inductor,torch` runs
+them so.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ __all__ = ["InductorExecutor"]
 
 @sg.hookimpl
 def switchgear_executors() -> Sequence[sg.Executor]:
-    """The executor `inductor`; by declared priority it comes after `torch`, which takes everything."""
+    """Return the executor `inductor`; by its priority it comes after `torch`, which takes everything."""
     return (InductorExecutor(),)
 
 
 @sg.hookimpl
 def switchgear_samples() -> dict[object, list[Sample]]:
-    """Calls whose results are not too small for a rule; PyTorch's samples are."""
+    """Return sample calls with results large enough for a rule; PyTorch's samples are too small."""
     from switchgear.testing import Sample  # noqa: PLC0415 - `switchgear test` alone needs it
 
     logits = torch.linspace(-2, 2, 9000).sin().reshape(300, 30)

@@ -1,4 +1,4 @@
-"""Which operators Inductor takes, and the compiled regions that are alive."""
+"""The executor's choice of operators, and the compiled regions that are alive."""
 
 from __future__ import annotations
 
@@ -35,11 +35,14 @@ _DIVIDES = frozenset(f"aten.{name}" for name in ("div", "floor_divide", "remaind
 class InductorExecutor(sg.FusionExecutor):
     """Runs regions through Inductor, on CPU and CUDA.
 
-    `options` are Inductor's own (`torch._inductor.config`), such as `max_autotune=True`; one with a dot in its name is
-    given as `**{"cpp.simdlen": 1}`. A long compilation shows
-    how far it is, on a terminal by a bar and in a log by lines; `progress=False` switches that off. Regions that are
-    alike, in layers that repeat, are compiled once; the cache on disk serves other processes. One of symbolic
-    sizes is compiled when it is first called, and once more for sizes that Inductor decided otherwise by.
+    Regions that are alike, as in layers that repeat, are compiled once. The cache on disk serves other processes. A
+    region of symbolic sizes is compiled when it is first called, and once more for sizes that break a decision of Inductor's.
+
+    Args:
+        name: the name of the executor.
+        progress: show the progress of a long compilation, on a terminal by a bar and in a log by lines.
+        **options: Inductor's own (`torch._inductor.config`), such as `max_autotune=True`; one with a dot in its name is
+            given as `**{"cpp.simdlen": 1}`.
     """
 
     runs_everywhere = True
@@ -62,7 +65,7 @@ class InductorExecutor(sg.FusionExecutor):
         return functools.partial(type(self), self.name, progress=self.progress, **self.options), ()
 
     def unavailable(self) -> str | None:
-        """Inductor needs a C++ compiler that works, on every device, and a folder that it can write to."""
+        """Return why Inductor cannot run: it needs a working C++ compiler and a folder to write to."""
         return environment.fault()
 
     def supports(self, bound_symbol: sg.BoundSymbol) -> sg.Declined | None:
@@ -103,11 +106,11 @@ class InductorExecutor(sg.FusionExecutor):
         return None
 
     def fingerprint(self) -> str:
-        """Inductor's options, those changed for the process too; its version is PyTorch's."""
+        """Return Inductor's options, those changed for the process included; its version is PyTorch's."""
         return repr((sorted(self.options.items()), loading.changes()))
 
     def load(self, region: sg.Trace) -> Callable[..., Any] | None:
-        """Inductor's code for a region, as it lies on disk."""
+        """Return Inductor's code for a region from disk, or None."""
         key = region.canonical()
         with self._lock:
             found = self._alive.get(key) or self._found(region, key)
@@ -135,15 +138,15 @@ class InductorExecutor(sg.FusionExecutor):
         return compiled[0].run if compiled and compiled[0] is not None else None
 
     def compile_all(self, regions: Sequence[sg.Trace]) -> Sequence[Callable[..., Any] | sg.Declined]:
-        """What becomes of each region, one after another, for Inductor compiles in one thread.
+        """Compile regions one after another, because Inductor compiles in one thread.
 
-        Where it fails, the region is left to others, with one warning.
+        A region on which it fails is left to others, with one warning.
         """
         with sg.Progress(len(regions), self.name, shown=self.progress) as progress:
             return [progress.after(self._made_of(region)) for region in regions]
 
     def compile(self, region: sg.Trace) -> Callable[..., Any] | sg.Declined:
-        """Inductor's code for one region."""
+        """Return Inductor's code for one region."""
         return self.compile_all([region])[0]
 
     def _made_of(self, region: sg.Trace) -> Callable[..., Any] | sg.Declined:

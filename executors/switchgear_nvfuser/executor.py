@@ -1,4 +1,4 @@
-"""Which operators and regions nvFuser takes, and the definitions that are alive."""
+"""The executor's choice of operators and regions, and the definitions that are alive."""
 
 from __future__ import annotations
 
@@ -28,12 +28,14 @@ Runner: TypeAlias = Callable[[Definition], Callable[[Sequence[torch.Tensor]], Se
 
 
 class NvfuserExecutor(sg.FusionExecutor):
-    """Runs regions of pointwise operators, reductions, norms, views and indexing as kernels of nvFuser's.
+    """Runs regions of pointwise operators, reductions, norms, views and indexing as kernels of nvFuser.
 
-    A definition is for any sizes, as far as no operator of its region spells them, so that other sizes run what is
-    compiled; `static_sizes=True` makes one for each. With a `runner`, nothing is executed on a GPU: the executor takes
-    tensors of the CPU too, and gives what it would define to the runner, so that claiming, regions and definitions can
-    be looked at, and replayed, anywhere.
+    A definition serves any sizes, unless an operator of its region spells them.
+
+    Args:
+        static_sizes: make one definition for each combination of sizes.
+        runner: takes definitions in place of nvFuser. The executor then takes tensors of the CPU too. Claiming, regions
+            and definitions can be looked at and replayed on any machine.
     """
 
     def __init__(self, *, static_sizes: bool = False, runner: Runner | None = None) -> None:
@@ -44,11 +46,11 @@ class NvfuserExecutor(sg.FusionExecutor):
         self._lock = threading.RLock()
 
     def unavailable(self) -> str | None:
-        """Whether nvFuser is installed, loads into this PyTorch, and has a device to execute on."""
+        """Return why nvFuser cannot run: it is not installed, does not load into this PyTorch, or has no device."""
         return inexecutable() if self.runner is None else None
 
     def supports(self, bound_symbol: sg.BoundSymbol) -> sg.Declined | None:
-        """Take what is translated, as it is or by PyTorch's decomposition, and means there what it means here."""
+        """Take operators that are translated with PyTorch's meaning, directly or by PyTorch's decomposition."""
         if not bound_symbol.is_leaf:
             return sg.Declined("its operators are claimed one by one")
         if bound_symbol.is_random:
@@ -69,13 +71,13 @@ class NvfuserExecutor(sg.FusionExecutor):
         return super().supports_region(region)
 
     def fingerprint(self) -> str:
-        """Whether definitions are for static sizes, and nvFuser's version."""
+        """Return whether definitions are for static sizes, and nvFuser's version."""
         return f"static_sizes={self.static_sizes}, {installed_version()}"
 
     def compile(self, region: sg.Trace) -> Callable[..., Any] | sg.Declined:
-        """nvFuser's kernels for a region; one that it fails on is left to others, with one warning.
+        """Return nvFuser's kernels for a region. A region that it fails on is left to others, with one warning.
 
-        nvFuser compiles when it first runs, and that it fails shows then: it runs once on tensors of zeros.
+        nvFuser compiles, and may fail, in its first run, so the region runs once on tensors of zeros.
         """
         try:
             made = _Region(region, self._fused(self.definition(region)))
@@ -88,7 +90,7 @@ class NvfuserExecutor(sg.FusionExecutor):
         return made
 
     def definition(self, region: sg.Trace) -> Definition:
-        """What is defined for a region."""
+        """Return the definition of a region."""
         calls = tuple([call for item in region.bound_symbols for call in lowered(item)])
         return define(replace(region, bound_symbols=calls), static=self.static_sizes)
 

@@ -1,10 +1,15 @@
-"""The executor `torch`: PyTorch runs what no other executor takes.
+"""The executor `torch`: PyTorch runs each operator that no other executor takes.
 
-It takes no composite that is written in Python, for what that calls costs less without it. Its passes make calls
-cheaper, after claiming: `short_chains` and `nested` have one call stand for several, `late_products` makes products
-where they are read, `reuse_buffers` writes where an argument ends, `linears` makes one call of a transposition and a
-product, `numbers` makes tensors of numbers once and not in each call, `spelling` calls an overload by the function of
-PyTorch that comes to it at half the cost. They use what any plugin's pass may: `sg.storages`, `sg.aliased_argument`,
+It takes no composite that is written in Python: its parts alone cost less. After claiming, passes make calls cheaper:
+
+- `short_chains` and `nested` write several calls as one;
+- `late_products` moves a product to the line that reads it;
+- `reuse_buffers` writes into an argument that dies;
+- `linears` writes a transposition and a product as one call;
+- `numbers` creates tensors of numbers once, not in each call;
+- `spelling` calls an overload by a function of PyTorch that reaches it at half the cost.
+
+They use the public names that any plugin's pass may use: `sg.storages`, `sg.aliased_argument`,
 `sg.written_arguments`, `Implementation.path`.
 """
 
@@ -59,11 +64,11 @@ class TorchExecutor(sg.Executor):
 
 @sg.hookimpl
 def switchgear_executors() -> Sequence[sg.Executor]:
-    """The executor `torch`, asked last unless a user's list says otherwise."""
+    """Return the executor `torch`, which comes last unless a user's list says something else."""
     return (TorchExecutor("torch", priority=-100),)
 
 
 @sg.hookimpl
 def switchgear_passes() -> Sequence[sg.PassPlacement]:
-    """The passes that make cheaper what PyTorch runs."""
+    """Return the passes that make PyTorch's calls cheaper."""
     return PASSES
