@@ -36,7 +36,8 @@ class InductorExecutor(sg.FusionExecutor):
     """Runs regions through Inductor, on CPU and CUDA.
 
     Regions that are alike, as in layers that repeat, are compiled once. The cache on disk serves other processes. A
-    region of symbolic sizes is compiled when it is first called, and once more for sizes that break a decision of Inductor's.
+    region of symbolic sizes is compiled when it is first called, and once more for sizes that break a decision of
+    Inductor's.
 
     Args:
         name: the name of the executor.
