@@ -109,6 +109,17 @@ def test_who_has_a_part_in_a_gradient_keeps_it(options: dict[str, Any], gradient
     assert "by PyTorch's autograd itself" not in str(sg.explain(jitted))
 
 
+def test_a_kernel_in_c_has_its_part_in_a_gradient() -> None:
+    table = sg.Table("mine")
+    table.implementation(torch.ops.aten.cos.default)(torch.sin)
+    jitted = sg.jit(lambda x: x.sin(), executors=[sg.Executor("mine", table=table), "torch"])
+    for _ in range(2):
+        x = leaf()
+        jitted(x).sum().backward()
+        assert x.grad is not None
+        assert torch.equal(x.grad, x.detach().sin())
+
+
 @pytest.mark.parametrize(
     "function", [lambda x: x.exp() + 1, lambda x: x.detach() + x, lambda x: torch.where(x > 0, x, 1)]
 )

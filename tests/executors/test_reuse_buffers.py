@@ -53,6 +53,8 @@ def trained(function: Callable[..., Any], *args: Any, **options: Any) -> list[st
         (lambda x: ((x + 1).double() * 2).sum(), ["aten.mul_.Tensor"]),
         (lambda x: ((x.detach() + 1) > 0).sum() * x, []),  # of another dtype
         (lambda x: torch.exp(x + 1), []),  # comes out, and is saved
+        (lambda x: (x.cumsum(0) * 2).sum(), []),  # of an operator that is not known to allocate
+        (lambda x: ((x @ x.t()) * 2).sum(), ["aten.mul_.Tensor"]),
     ],
 )
 def test_what_is_written_to(function: Callable[..., Any], calls: list[str]) -> None:

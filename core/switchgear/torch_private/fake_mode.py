@@ -48,15 +48,11 @@ def asks_device(func: Any, args: tuple[Any, ...]) -> bool:
     return func is torch.ops.prim.device.default and is_fake(args[0])
 
 
-def _viewed(mode: FakeMode, fake: fake_tensor.FakeTensor, viewed: torch.Tensor) -> torch.Tensor:
+def _viewed(fake: torch.Tensor, viewed: torch.Tensor) -> torch.Tensor:
     """A view of other sizes, with strides as the kernel has them, or its refusal; fakes differ beside sizes of one."""
     made = torch.empty_strided(viewed.shape, viewed.stride(), device="meta").view(fake.shape)
-    layout = layout_of(mode, fake) if made.stride() != fake.stride() else None
-    return (
-        fake
-        if layout is None
-        else fake_of_layout(mode, (layout[0], made.stride(), *layout[2:]), viewed)
-    )
+    is_alike = made.stride() == fake.stride()
+    return fake if is_alike else fake.as_strided(fake.shape, made.stride())
 
 
 class _FakeMode(FakeMode):
@@ -116,7 +112,7 @@ class _FakeMode(FakeMode):
                 self._complete()
                 result = self._by_formula(func, types, args, kwargs)
             if func in VIEWS and 1 in args[0].shape:
-                result = _viewed(self, result, args[0])
+                result = _viewed(result, args[0])
             if func in KEEP_PLACE and result.storage_offset() != args[0].storage_offset():
                 room = args[0].untyped_storage().nbytes() // args[0].itemsize
                 result = (

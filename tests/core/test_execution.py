@@ -1,0 +1,60 @@
+"""How a compiled program runs: below autograd or not, and which of its outputs may be views."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import switchgear as sg
+from switchgear.jit import compiler_of
+from switchgear.nesting import tensors_in
+from switchgear.runtime.execution import goes_below, is_pytorch, lines_of, maybe_views
+from tests.core.training import executor
+
+
+def program(function: Callable[..., Any], *executors: Any) -> Any:
+    """The forward of a function of a matrix, without gradients."""
+    jitted = sg.jit(function, executors=[*executors, "torch"], strict=True)
+    x = torch.arange(6.0).reshape(2, 3)
+    for result, expected in zip(tensors_in(jitted(x)), tensors_in(function(x)), strict=True):
+        assert torch.equal(result, expected)
+    (forward,) = compiler_of(jitted).last.programs()  # type: ignore[union-attr]
+    return forward
+
+
+SINE = executor("mine", {torch.sin: lambda x: torch.sin(x)})
+
+
+@pytest.mark.parametrize(
+    ("function", "executors", "is_below"),
+    [
+        (lambda x: x.cos().sin().exp(), (), True),
+        (lambda x: x.cos().sin().exp(), (SINE,), False),
+        (lambda x: x.sin().exp(), (), False),  # too few to pay
+    ],
+    ids=["three", "one of a plugin's", "two"],
+)
+def test_pytorchs_own_operators_run_below_autograd(
+    function: Callable[[Tensor], Tensor], executors: Any, is_below: bool
+) -> None:
+    forward = program(function, *executors)
+    assert goes_below(forward) is is_below
+    assert [is_pytorch(line) for line in lines_of(forward)].count(False) == len(executors)
+
+
+@pytest.mark.parametrize(
+    ("function", "executors", "places"),
+    [
+        (lambda x: (x + 1, x[0] * 2), (), (0, 1)),  # below autograd all may be
+        (lambda x: x + 1, (), ()),
+        (lambda x: x.sin(), (SINE,), (0,)),  # a plugin's may be anything
+        (lambda x: (x.sin(), x.cos()), (SINE,), (0,)),
+    ],
+    ids=["below", "new", "plugin's", "plugin's and new"],
+)
+def test_outputs_that_may_be_views(function: Callable[[Tensor], Any], executors: Any, places: tuple[int, ...]) -> None:
+    assert maybe_views(program(function, *executors)) == places
