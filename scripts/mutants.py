@@ -367,7 +367,7 @@ def _distance(test: Test, mutant: Mutant) -> tuple[Any, ...]:
     """Order tests: of the file that is named like the module, of its folder, the most particular, the quickest."""
     file, module = Path(test.name.partition("::")[0]), Path(mutant.file)
     is_own = file.stem.removeprefix("test_") in (module.stem, module.stem + "s")
-    return test.seconds > _SLOW, not is_own, module.parent.name not in file.stem, len(test.reached), test.seconds
+    return test.seconds > _SLOW, not is_own, module.parent.name not in str(file), len(test.reached), test.seconds
 
 
 def report(fates: Sequence[Fate], least: float) -> int:
