@@ -91,11 +91,11 @@ def plain(text: str) -> str:
     return re.sub(r"[*_]{1,2}(\S.*?)[*_]{1,2}", r"\1", text)
 
 
-def faults(path: Path, paragraphs: Iterable[tuple[int, str]]) -> list[str]:
-    """Return the faults of paragraphs of a file, each as `file:line: fault`."""
+def faults(path: Path, paragraphs: Iterable[tuple[int, str]] | None = None) -> list[str]:
+    """Return the faults of a file, or of these paragraphs of it, each as `file:line: fault`."""
     name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
     lines, count, whats = list[str](), 0, 0
-    for number, paragraph in paragraphs:
+    for number, paragraph in texts(path) if paragraphs is None else paragraphs:
         text = plain(paragraph)
         words = _WORD.findall(text)
         count += len(words)
@@ -129,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["prose"]["files"]
     paths = [path.resolve() for path in options.files] or [path for name in listed for path in sorted(ROOT.glob(name))]
-    lines = [line for path in paths for line in faults(path, texts(path))]
+    lines = [line for path in paths for line in faults(path)]
     modules = [] if options.files else [path for folder in CODE for path in sorted((ROOT / folder).rglob("*.py"))]
     lines += [line for path in modules for line in faults(path, dict(messages(path)).items())]
     print("\n".join(lines) or f"{len(paths)} files, messages of {len(modules)} modules: no faults")

@@ -37,3 +37,9 @@ def test_code_links_and_private_docstrings_are_left_out(tmp_path: Path) -> None:
     module.write_text('def _inner():\n    """Equal to the bit."""\n\n\ndef outer():\n    """Equal to the bit."""\n')
     assert prose.faults(page) == []
     assert [fault.split(":")[1] for fault in prose.faults(module)] == ["6"]
+
+
+def test_messages_of_modules_are_checked(tmp_path: Path) -> None:
+    module = tmp_path / "module.py"
+    module.write_text('def f(x):\n    raise Unsupported(f"{x} is equal to the bit", splits=False)\n')
+    assert len(prose.faults(module, prose.messages(module))) == 2, "once as raised, once as called"

@@ -30,6 +30,7 @@ from switchgear.runtime.fallback import Fallback, Fallbacks, LastFallback, fault
 from switchgear.runtime.module_state import is_uninitialised
 from switchgear.runtime.prologue import MISS
 from switchgear.runtime.split import Split
+from switchgear.runtime.tracebacks import place_of
 from switchgear.runtime.varying import VaryingSizes, kind_of
 from switchgear.showing import counted
 from switchgear.torch_private.names import check_names
@@ -187,7 +188,7 @@ class Compiler:
                 self.others -= is_new
                 break
             except OtherData as error:
-                unfit[entry] = str(error)
+                unfit[entry] = f"{error}{place_of(error)}"
             if is_new:
                 found = self._refused(
                     DataDependent(

@@ -46,7 +46,7 @@ def facts_before(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
             [replace(one, regions=own) for one, own in zip(programs, regions, strict=False)]
         ),
         saved=saved_by(entry),
-        eager_bytes=bytes_in_eager(entry),
+        eager_bytes=bytes_in_eager(entry, compiler.selection),
         sizes=tuple(sizes_of(entry)),
         guards=tuple(entry.guards()),
     )

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 
 from switchgear.capture.signature import HeldNumber
 from switchgear.compile.pipeline import Program
-from switchgear.grad.partition import partition, saved_values
+from switchgear.grad.partition import saved_values
 from switchgear.ir.choice import Saved
 from switchgear.runtime.entry import Entry
 from switchgear.who.selection import Selection
@@ -44,15 +44,9 @@ def saved_by(entry: Entry) -> tuple[Saved, ...]:
     return () if entry.bridge is None else saved_values(entry.bridge.training.parts)
 
 
-def bytes_in_eager(entry: Entry) -> int:
-    """The bytes that eager saves for the same backward, without inputs."""
-    if entry.bridge is None:
-        return 0
-    training = entry.bridge.training
-    prices = training.parts.prices
-    if prices.memory == "eager" and not prices.is_budget:
-        return training.parts.saved_bytes
-    return partition(training.joint, prices.overwritten).saved_bytes
+def bytes_in_eager(entry: Entry, selection: Selection) -> int:
+    """Return the bytes that eager saves for the same backward, without inputs."""
+    return 0 if entry.bridge is None else entry.bridge.training.bytes_in_eager(selection)
 
 
 def sizes_of(entry: Entry) -> Iterator[str]:

@@ -117,7 +117,7 @@ def _facts_after(compiler: Compiler) -> Facts:
         tuple(programs),
         (*_remarks(selection), *notes) if entries else (),
         tuple([value for entry, _ in entries for value in saved_by(entry)]),
-        sum(bytes_in_eager(entry) for entry, _ in entries),
+        sum(bytes_in_eager(entry, selection) for entry, _ in entries),
         tuple([line for entry, _ in entries for line in sizes_of(entry)]),
         tuple([line for entry, _ in entries for line in entry.guards()]),
         tuple(compiler.cache.reasons),

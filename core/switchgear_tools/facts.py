@@ -12,6 +12,8 @@ from switchgear.ir.symbol import IN_PLACE, BoundSymbol
 from switchgear.ir.trace import Trace
 from switchgear.who.selection import Claimant, Reasons, Selection
 
+_NUMBER = r"\d+(?:\.\d+)?"
+
 
 @dataclass(frozen=True, slots=True)
 class ExplainedFallback:
@@ -219,8 +221,8 @@ def _parts(item: BoundSymbol, fusion: Collection[str]) -> tuple[BoundSymbol, ...
 def not_fused(facts: Facts) -> list[NotFused]:
     """Why operators run one by one where an executor that fuses takes part, the most frequent reason first.
 
-    Numbers in a reason, such as measured times, are left out where they alone differ. Programs whose regions are being
-    compiled are not looked at.
+    Reasons that differ in numbers alone, such as measured times, are one, with the range of the numbers. Programs whose
+    regions are being compiled are not looked at.
     """
     fusion = facts.selection.fusion
     reasons: dict[str, list[tuple[str, str]]] = defaultdict(list)
@@ -228,11 +230,14 @@ def not_fused(facts: Facts) -> list[NotFused]:
         for item in program.trace.bound_symbols if not program.is_pending else ():
             if item.implementation is not None and item.implementation.owner not in fusion:
                 reason = _why_alone(item, fusion)
-                reasons[re.sub(r"\d+(\.\d+)?", "#", reason)].append((reason, item.symbol.name))
+                reasons[re.sub(_NUMBER, "#", reason)].append((reason, item.symbol.name))
     groups = []
     for pattern, pairs in reasons.items():
         texts = {text for text, _ in pairs}
-        reason = texts.pop() if len(texts) == 1 else pattern.replace("#", "…")
+        reason = pattern
+        for column in zip(*(re.findall(_NUMBER, text) for text in texts), strict=True):
+            ends = sorted({*column}, key=float)
+            reason = reason.replace("#", " to ".join(dict.fromkeys((ends[0], ends[-1]))), 1)
         groups.append(NotFused(reason, tuple(Counter(name for _, name in pairs).most_common())))
     return sorted(groups, key=lambda group: -group.count)
 

@@ -48,6 +48,7 @@ def loaded(place: str) -> Callable[..., object]:
             folder = os.path.dirname(home)
             scripts = [os.path.join(folder, one) for one in os.listdir(folder or ".")]
             raise InvalidInput(f"there is no file {home}{did_you_mean(home, scripts)}")
+        sys.path.insert(0, os.path.dirname(os.path.abspath(home)))
         with of_the_user(home):
             namespace = runpy.run_path(home)
     else:

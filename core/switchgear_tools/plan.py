@@ -7,7 +7,7 @@ from typing import Any
 
 from switchgear.errors import InvalidInput
 from switchgear.grad.automatic import extra, fastest, within_budget
-from switchgear.grad.partition import Partitioned, partition
+from switchgear.grad.partition import Partitioned
 from switchgear.runtime.fallback import Fallback
 from switchgear.showing import Shown
 from switchgear_tools.before_call import compiler_for, undecided
@@ -85,7 +85,7 @@ def plan(function: Any, /, *args: Any, **kwargs: Any) -> Plan:
     training = entry.bridge.training
     joint, overwritten = training.joint, training.parts.prices.overwritten
     fuses = bool(selection.fusion)
-    eager = partition(joint, overwritten).saved_bytes
+    eager = training.bytes_in_eager(selection)
     wanted = fastest(joint, overwritten, fuses=fuses)
 
     def point(budget: float) -> PlannedMemory:

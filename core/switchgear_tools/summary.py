@@ -63,7 +63,8 @@ def _counts(calls: ExplainedCalls, detail: str) -> str:
     if not calls.total:
         return "not called yet; sg.explain(f, *args) explains a call before it runs"
     fell_back = sum(one.calls for one in calls.fallbacks)
-    times = {0: "never compiled", 1: "compiled once", 2: "compiled twice"}
+    whole = " as a whole" * any(one.split for one in calls.fallbacks)
+    times = {0: f"never compiled{whole}", 1: "compiled once", 2: "compiled twice"}
     compiled = times.get(calls.compilations, f"compiled {calls.compilations} times")
     why = f"; the last one shown, why others: {detail.format('recompilations')}"
     calls_made = counted(calls.total, "call")
@@ -184,7 +185,7 @@ def _listed(items: Sequence[str], width: int, where: str) -> Iterator[str]:
 def _brief(text: str) -> str:
     """The first line of a text, or as much of it as three lines hold; it says that there is more."""
     line, _, rest = text.strip().partition("\n")
-    short = textwrap.shorten(line, 200, placeholder=" …")
+    short = textwrap.shorten(line, 230, placeholder=" …")
     return (
         short if short == " ".join(line.split()) and not rest else f"{short.removesuffix(' …')} …"
     )

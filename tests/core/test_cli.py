@@ -161,6 +161,17 @@ def test_explain(
     monkeypatch.delitem(sys.modules, "a_model", raising=False)
 
 
+def test_a_script_finds_the_modules_in_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project/nearby.py").write_text("import torch\n\ndef net():\n    return torch.ones(2).sin()\n")
+    (tmp_path / "project/main.py").write_text("from nearby import net\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    assert main(["explain", "project/main.py:net"]) == 0, capsys.readouterr().err
+
+
 @pytest.mark.parametrize("place", ["no_such_module:f", "nowhere.py:f", "nothing"])
 def test_explain_what_is_not_there(place: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", place]) == 1

@@ -299,3 +299,14 @@ def test_there_is_no_plan_of_what_is_not_compiled_as_a_whole() -> None:
 
     with pytest.raises(InvalidInput, match="there is no plan of a call that is not compiled as a whole: "):
         sg.plan(function, leaf(3))
+
+
+def test_bytes_of_eager_do_not_depend_on_the_rules_of_a_plugin() -> None:
+    table = sg.Table("masks")
+    table.augmented(torch.relu, forward=lambda x: (torch.relu(x), (x > 0,)), backward=lambda mask, g: g * mask)
+    x = torch.randn(1000, requires_grad=True)
+    for rules in ((), table):
+        jitted = sg.jit(lambda x: torch.relu(x * 2).sum(), executors=["torch"], grad_rules=rules, memory=0.5)
+        jitted(x).backward()
+        assert sg.explain(jitted).as_dict()["eager_saved_bytes"] == sg.plan(jitted, x).eager_bytes == 4000
+    assert sum(one.bytes for one in sg.last_saved(jitted) if not one.alive) == 1000, "half of eager's is enough for it"

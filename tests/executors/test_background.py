@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -82,6 +83,8 @@ def test_operators_run_first_and_regions_once_they_are_compiled(folder: Path) ->
     (folder / "slow").unlink()
     said = sg.wait(jitted, timeout=120)
     assert "regions compiled in the background run as one" in said
+    row = re.search(r"^patient +\d+ +\d+", str(sg.explain(jitted)), re.MULTILINE)
+    assert row, "both programs that run next are shown, before they have run"
     assert torch.equal(gradient(jitted, x, w), first)
     assert regions(jitted) == 2
     assert "forward: runs 2 regions compiled in the background since call 3" in str(sg.explain(jitted))

@@ -217,6 +217,19 @@ def test_calls_that_are_declined() -> None:
         testing.check_implementation(never, torch.sin)
 
 
+def test_an_argument_that_no_accepted_sample_varies_is_told() -> None:
+    def checker(call: sg.BoundSymbol) -> bool | str:
+        return call.kwargs.get("alpha", 1) == 1 or "no alpha"
+
+    ignoring = implementing(torch.sub, lambda x, other, alpha=1: torch.sub(x, other), checker)
+    samples = [
+        testing.Sample(torch.sub, (torch.randn(3), torch.randn(3))),
+        testing.Sample(torch.sub, (torch.randn(3), torch.randn(3)), {"alpha": 2}),
+    ]
+    with pytest.warns(sg.errors.PluginWarning, match="samples are declined, and the rest never vary alpha"):
+        testing.check_implementation(ignoring, torch.sub, samples)
+
+
 def test_all_overloads_at_once() -> None:
     """Calls use some of them, and none of those that write to what they are given."""
     packet = torch.ops.aten.sin

@@ -24,9 +24,9 @@ from switchgear.errors import DataDependent, Unsupported
 from switchgear.fusion.fuse import fuse
 from switchgear.grad.automatic import partition_as_asked
 from switchgear.grad.differentiate import Joint, differentiate
-from switchgear.grad.hidden_writes import refuse_hidden_writes
+from switchgear.grad.hidden_writes import EAGERS, refuse_hidden_writes
 from switchgear.grad.inner_gradients import inner_gradients
-from switchgear.grad.partition import Partitioned, backward_for
+from switchgear.grad.partition import Partitioned, backward_for, partition
 from switchgear.grad.undefined import without_undefined
 from switchgear.ir.choice import Choice
 from switchgear.ir.dead_code import dead_code
@@ -176,6 +176,14 @@ class Training:
             merged=merged,
         )
 
+    def bytes_in_eager(self, selection: Selection) -> int:
+        """Return the bytes that eager saves for this backward, without inputs."""
+        joint, overwritten = self.joint, self.parts.prices.overwritten
+        if joint.trace.numbers:  # symbolic sizes hold while something is compiled alone
+            return partition(joint, overwritten).saved_bytes
+        with torch.no_grad(), internals.autocast_off():
+            return compiles(_bytes_in_eager)((self.prepared,), joint, selection, overwritten)
+
     @property
     def forward(self) -> Program:
         """The forward made last."""
@@ -219,7 +227,8 @@ def compile_training(
     backward = _Stages([*forward.traces])
     start = time.perf_counter()
     fuses = bool(selection.fusion)
-    parts = partition_as_asked(joint, overwritten, selection.memory, fuses=fuses)
+    eager = partial(_bytes_in_eager, stages, joint, selection, overwritten)
+    parts = partition_as_asked(joint, overwritten, selection.memory, eager, fuses=fuses)
     forward.keep("partition", parts.forward, start)
     backward.keep("partition", parts.backward, start)
     make_forward = LazyProgram(
@@ -236,6 +245,16 @@ def compile_training(
     if joint.trace.numbers:
         later()  # what is decided about symbolic sizes holds for the entry
     return Training(make_forward, later, parts, inner, stages[-1], joint, merged)
+
+
+def _bytes_in_eager(
+    stages: tuple[Trace, ...], joint: Joint, selection: Selection, overwritten: frozenset[str]
+) -> int:
+    """The bytes that PyTorch's own formulas save; rules of others save more or less."""
+    if any(one.owner not in EAGERS or "skip rule" in one.reason for one in joint.choices):
+        plain = replace(selection, rule_sources=(), strict=False)
+        joint = _differentiated(stages, plain, joint.grad_outputs)[1]
+    return partition(joint, overwritten).saved_bytes
 
 
 @dataclass(slots=True, eq=False)

@@ -40,10 +40,7 @@ from switchgear.patches import replaced
 
 _aten = torch.ops.aten
 
-_REMEDY = (
-    "a trace holds no data. Compute it outside the jitted function and pass it in, rewrite it with masks "
-    "(torch.where), or let sg.jit(..., specialize_on_data=True) compile for the values of the data"
-)
+_REMEDY = "use masks (torch.where), compute it outside and pass it in, or sg.jit(..., specialize_on_data=True)"
 #: Arguments that PyTorch reads in C++ without calling an operator, by position and name.
 _BY_VALUE: dict[str, tuple[int | str, ...]] = {
     "torch.tensor_split": (1, "tensor_indices_or_sections", "indices_or_sections"),
@@ -57,7 +54,8 @@ def check_result(expected: object, function: Callable[..., object], *args: objec
         return
     result = function(*args)
     if repr(result) != repr(expected):  # nan is nan, and 0.0 is not -0.0
-        name = getattr(function, "__name__", function)
+        name = str(getattr(function, "__name__", function))
+        name = "item(), or a branch on a tensor," if name.startswith("_local_scalar") else name
         raise OtherData(f"{name} gave {expected}, and gives {result}")
 
 
@@ -198,7 +196,7 @@ class Known:
             given = map_numbers(hint_of, given)
             result = function(*given[0], **given[1])
         if from_inputs and recorder.reads_inputs is None and not isinstance(result, bool):
-            raise DataDependent(f"{need}: {_REMEDY}")
+            raise DataDependent(f"{need}; {_REMEDY}")
         if active_sizes() is not None and not from_inputs:
             _note_sizes(recorder, function, args, kwargs, result, need)
         return result, from_inputs
@@ -249,7 +247,7 @@ class Known:
         elif not recorder.tracker.follow_autograd:
             raise DataDependent(f"{need}: {NO_DATA_IN_RULES}")
         else:
-            raise DataDependent(f"{need}: {_REMEDY}")
+            raise DataDependent(f"{need}; {_REMEDY}")
         self._values[name] = value
         if from_inputs:
             self._from_inputs.add(name)

@@ -42,7 +42,7 @@ _REFUSED = {
 }
 #: Attributes of tensors that would be captured wrongly, and what to do instead.
 _REFUSED_ATTRIBUTES = {
-    torch.Tensor.grad: "pass the gradient as an argument",
+    torch.Tensor.grad: "pass the gradient as an argument, or call it outside (an optimizer: its step)",
     torch.Tensor.grad_fn: "read it, and hook to it (as a backward hook on a module does), outside the jitted function",
     torch.Tensor._base: "pass the base as an argument",
     torch.Tensor._version: "read it outside the jitted function",

@@ -9,6 +9,7 @@ is less.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from operator import attrgetter
 
 from switchgear.errors import InvalidInput
@@ -27,9 +28,14 @@ _LITTLE = 1 / 64
 
 
 def partition_as_asked(
-    joint: Joint, overwritten: frozenset[str], memory: MemoryOption, *, fuses: bool
+    joint: Joint,
+    overwritten: frozenset[str],
+    memory: MemoryOption,
+    bytes_in_eager: Callable[[], int],
+    *,
+    fuses: bool,
 ) -> Partitioned:
-    """`partition`, with "auto" and budgets decided by what making values again would cost, if an executor `fuses`."""
+    """`partition`, with "auto" and budgets decided by the price of recomputation, if an executor `fuses`."""
     if memory == "auto":
         return _automatic(joint, overwritten, fuses)
     if memory == "lean":
@@ -38,12 +44,12 @@ def partition_as_asked(
             _saved(joint, overwritten, "balanced"),
         )
         half = min(balanced, default.saved_bytes) // 2
-        limit = max(half, int(_LITTLE * _saved(joint, overwritten, "eager")))
+        limit = max(half, int(_LITTLE * bytes_in_eager()))
         return within_budget(default, joint, overwritten, limit, fuses=fuses)
     budget = budget_of(memory)
     if budget is None:
         return partition(joint, overwritten, memory)  # type: ignore[arg-type]
-    eager = _saved(joint, overwritten, "eager")
+    eager = bytes_in_eager()
     limit = budget if isinstance(budget, int) else int(budget * eager)
     parts = within_budget(
         fastest(joint, overwritten, fuses=fuses), joint, overwritten, limit, fuses=fuses

@@ -12,7 +12,7 @@ from switchgear.ir.symbol import BACKWARD, BoundSymbol
 from switchgear.ir.trace import Trace, names_of
 
 #: Owners and forms of rules whose backward reads what eager's does; of others', what the call reads is taken for it.
-_EAGERS = frozenset({"derived", "decomposition", "constant", "switchgear", "autograd.Function"})
+EAGERS = frozenset({"derived", "decomposition", "constant", "switchgear", "autograd.Function"})
 
 
 def refuse_hidden_writes(joint: Joint, forward: Trace, hidden: frozenset[str]) -> None:
@@ -48,7 +48,7 @@ def _read(joint: Joint) -> Iterator[tuple[TensorProxy, BoundSymbol | None]]:
     """What backwards read of the forward, each with the line of the forward whose gradient needs it."""
     for line in joint.trace.bound_symbols:
         rules = [link.rule for link in line.links]
-        if BACKWARD in line.tags or any(_EAGERS.isdisjoint((r.owner, r.form)) for r in rules):
+        if BACKWARD in line.tags or any(EAGERS.isdisjoint((r.owner, r.form)) for r in rules):
             reader = line.links[-1].forward if line.links else None
             yield from ((proxy, reader) for proxy in line.inputs)
     yield from ((proxy, None) for proxy in joint.kept)

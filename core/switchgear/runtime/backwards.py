@@ -85,7 +85,7 @@ class Backwards:
         self.last: Last | None = None
         #: Called with the text of an error of ours: no later call is to need such a backward.
         self.failed: Callable[[str], object] = lambda fault: None
-        self._last_backward: Program | None = None
+        self._last_backward: LazyProgram | None = None
 
     def programs(self) -> list[LazyProgram]:
         """The backwards that there are."""
@@ -95,7 +95,8 @@ class Backwards:
     @property
     def last_backward(self) -> Program:
         """The backward that was asked for last, or the one that is expected."""
-        return self._last_backward or self.training.backward
+        lazy = self._last_backward
+        return lazy.program if lazy and lazy.program else self.training.backward
 
     def backward_for(
         self, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]
@@ -116,7 +117,8 @@ class Backwards:
             own = fault(error)
             self.failed(str(own))
             raise Unsupported(f"{own}. Later calls of this kind run in eager") from error
-        self._last_backward = program
+        kinds = (lazy for lazy in self.programs() if lazy.program is program)
+        self._last_backward = next(kinds, None)
         last = self.last = Last(
             program, grads, wanted, sizes, sparse=self._sparse, inner=len(self.training.inner)
         )

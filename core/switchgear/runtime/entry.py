@@ -33,6 +33,7 @@ from switchgear.compile.pipeline import (
 )
 from switchgear.errors import ExecutorUnavailable, PluginWarning, Unsupported
 from switchgear.grad.hidden_writes import refuse_saved
+from switchgear.ir.symbol import CHECK
 from switchgear.runtime.autograd_bridge import Bridge, wakes_functions
 from switchgear.runtime.backwards import Jit
 from switchgear.runtime.epilogue import (
@@ -180,7 +181,16 @@ class Entry:
 
     def guards(self) -> list[str]:
         """What it takes for granted of a call, in words."""
-        return self._prologue.listed()
+        checks = [line for line in self.captured.trace.bound_symbols if CHECK in line.tags]
+        # a value of the data, or a tensor with its shape and strides
+        values = [
+            (line, line.args[0] if line.args[0] not in line.inputs else line.args[1])
+            for line in checks
+        ]
+        return [
+            *self._prologue.listed(),
+            *(f"data at {line.source}: {value!r}" for line, value in values),
+        ]
 
     def _watch(self, drop: Callable[[], Callable[..., None] | None]) -> None:
         """Invalidate this entry when one of its modules is collected; `drop` refers weakly to `Compiler._drop`."""

@@ -231,7 +231,7 @@ class Fallbacks:
         fallback.doubt = doubt
         if is_news and not quiet:
             how = (
-                "is split by TorchDynamo, its graphs compiled"
+                "is split by TorchDynamo, which compiles the parts it can"
                 if split
                 else "runs in eager, not compiled"
             )

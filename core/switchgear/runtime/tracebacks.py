@@ -28,6 +28,16 @@ def hide_own_frames(error: BaseException | None) -> None:
         error = error.__cause__
 
 
+def place_of(error: BaseException) -> str:
+    """Return the user's line whose compiled line raised an error, as `, in file:line`."""
+    below, place = error.__traceback__, ""
+    while below is not None:
+        source = _source(below)
+        place = f", in {source.file}:{source.line}" if source else place
+        below = below.tb_next
+    return place
+
+
 def _of_the_user(below: types.TracebackType | None) -> types.TracebackType | None:
     """A traceback without our frames, nor those of the standard library that we call."""
     frames: list[tuple[types.TracebackType, bool]] = []

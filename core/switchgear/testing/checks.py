@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from torch.autograd.gradcheck import GradcheckError
 
 import switchgear as sg
-from switchgear.errors import NotDifferentiable, RegistrationError, SwitchgearError
+from switchgear.errors import NotDifferentiable, PluginWarning, RegistrationError, SwitchgearError
 from switchgear.ir.naming import symbols_of
 from switchgear.jit import compiler_of
 from switchgear.nesting import map_tensors, tensors_in, twin
@@ -229,9 +230,11 @@ def _check(
 ) -> None:
     """Examine the variants of an operator's samples; `examine` yields failures, and an empty text for a call taken."""
     failures: list[str] = []
-    taken, declined = 0, dict[str, None]()
+    taken, declined = list[Sample](), dict[str, None]()
+    everything = list[Sample]()
     for symbol in symbols:
         for variant in itertools.chain.from_iterable(map(varied, samples_of(symbol, samples))):
+            everything.append(variant)
             try:
                 texts = [*examine(variant, symbol)]
                 wrong = [f"{variant}: {text}" for text in texts if text]
@@ -241,10 +244,27 @@ def _check(
                 declined[str(error)] = None
                 continue
             failures += wrong
-            taken += len(texts)
+            taken += [variant] * bool(texts)
     if not taken:
         failures.append(f"no call was taken; {name} says: {'; '.join(declined) or 'nothing'}")
     _raise(f"{_label(symbols)} by {name}", failures)
+    if same := _varied(everything) - _varied(taken):
+        warnings.warn(
+            f"{_label(symbols)} by {name}: {len(everything) - len(taken)} of {len(everything)} samples are declined, "
+            f"and the rest never vary {', '.join(sorted(same))}; add samples by the hook switchgear_samples",
+            PluginWarning,
+            stacklevel=3,
+        )
+
+
+def _varied(samples: Sequence[Sample]) -> set[str]:
+    """The arguments, other than tensors, that are not the same in all samples."""
+    every = [
+        {f"argument {place}": one for place, one in enumerate(sample.args)} | sample.kwargs
+        for sample in samples
+    ]
+    names = {name for one in every for name, value in one.items() if not [*tensors_in(value)]}
+    return {name for name in names if len({repr(one.get(name, _check)) for one in every}) > 1}
 
 
 def _raise(what: str, failures: Sequence[str]) -> None:
