@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -20,24 +20,17 @@ _SILENT = (AFTER, BOX, DEL)
 
 
 class Ranged:
-    """A function that runs in ranges of `torch.profiler.record_function`, the outermost first."""
+    """A function that runs in a range of `torch.profiler.record_function`."""
 
-    def __init__(self, function: Callable[..., Any], *labels: str) -> None:
-        self.function, self.labels = function, labels
+    def __init__(self, function: Callable[..., Any], label: str) -> None:
+        self.function, self.label = function, label
+        #: The name in a printed program.
+        self.__name__ = re.sub(r"\W", "_", getattr(function, "__name__", "ranged"))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function."""
-        with contextlib.ExitStack() as stack:
-            for label in self.labels:
-                stack.enter_context(record_function(label))
+        with record_function(self.label):
             return self.function(*args, **kwargs)
-
-
-def user_ranges(item: BoundSymbol) -> tuple[str, ...]:
-    """Return the user's own ranges around all of a forward line; a backward runs in none, as in eager."""
-    parts = item.subsymbols if item.fused_by else (item,)
-    ranges = {part.source.ranges if part.source and not part.links else () for part in parts}
-    return ranges.pop() if len(ranges) == 1 else ()
 
 
 def label_of(item: BoundSymbol) -> str:
@@ -66,9 +59,7 @@ def ranged(noted: Callable[[BoundSymbol, str], object] = lambda item, label: Non
         label = label_of(item)
         noted(item, label)
         before = item.implementation or Implementation("torch", item.symbol.fn)
-        return item.with_implementation(
-            replace(before, fn=Ranged(before.fn, *user_ranges(item), label), path="")
-        )
+        return item.with_implementation(replace(before, fn=Ranged(before.fn, label), path=""))
 
     return PassPlacement("ranges", "after_claim", run)
 

@@ -9,6 +9,8 @@ It takes no composite that is written in Python: its parts alone cost less. Afte
 - `numbers` creates tensors of numbers once, not in each call;
 - `spelling` calls an overload by a function of PyTorch that reaches it at half the cost.
 
+`user_ranges` keeps the user's `record_function` blocks.
+
 They use the public names that any plugin's pass may use: `sg.storages`, `sg.aliased_argument`,
 `sg.written_arguments`, `Implementation.path`.
 """

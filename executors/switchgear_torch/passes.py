@@ -11,8 +11,9 @@ from .numbers import hold_numbers
 from .reuse_buffers import reuse_buffers
 from .short_chains import short_chains
 from .spelling import spell
+from .user_ranges import user_ranges
 
-#: In the order in which they run; spelling is last, when it is settled what is called.
+#: In the order in which they run; spelling and the user's ranges are last, when the calls are settled.
 PASSES = (
     sg.PassPlacement("short_chains", "before_fusion", short_chains),
     sg.PassPlacement("nested", "before_fusion", join_nested),
@@ -21,4 +22,5 @@ PASSES = (
     sg.PassPlacement("linears", "after_claim", join_linears),
     sg.PassPlacement("numbers", "after_claim", hold_numbers),
     sg.PassPlacement("spelling", "after_claim", spell),
+    sg.PassPlacement("user_ranges", "after_claim", user_ranges),
 )

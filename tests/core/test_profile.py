@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -93,20 +94,26 @@ def test_ranges_of_the_user_stay_around_their_lines() -> None:
     @torch.profiler.record_function("outer")
     def stepped(x: Tensor) -> Tensor:
         with torch.profiler.record_function("inner"):
-            y = x.sin()
-        return y.cos()
+            y = x.exp()
+        return y.sinh()
 
     x = torch.ones(3)
-    jitted = sg.jit(stepped, executors=["torch"], passes=[sg.ranges], strict=True)
-    jitted(x)
-    with profile() as events:
-        jitted(x)
-    times = {event.name: event.time_range for event in events.events()}
-    (sin,) = [name for name in times if "torch.sin" in name]
-    (cos,) = [name for name in times if "torch.cos" in name]
-    assert times["inner"].start <= times[sin].start < times[sin].end <= times["inner"].end
-    assert times["inner"].end <= times[cos].start
-    assert "outer" in times
+    x.requires_grad_()
+    jitted = sg.jit(stepped, executors=["torch"], strict=True)
+    for _ in range(2):
+        with profile() as events:
+            jitted(x).sum().backward()
+    within = {
+        event.name: [one.name for one in parents(event)] for event in events.events() if event.name.startswith("aten::")
+    }
+    assert [name for name in within["aten::exp"] if name in ("inner", "outer")] == ["inner", "outer"]
+    assert [name for name in within["aten::sinh"] if name in ("inner", "outer")] == ["outer"]
+    assert "outer" not in within["aten::cosh"], "the backward runs in no range, as in eager mode"
+
+
+def parents(event: Any) -> Iterator[Any]:
+    while (event := event.cpu_parent) is not None:
+        yield event
 
 
 class Buffered(sg.FusionExecutor):
