@@ -13,6 +13,7 @@ import torch
 
 from switchgear.capture.attempts import draws_undone, leaves_nothing, modes_kept
 from switchgear.errors import Unsupported
+from tests.in_turn import in_turn
 
 MODES: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
     "grad mode": (torch.is_grad_enabled, lambda: torch.set_grad_enabled(False)),
@@ -34,7 +35,7 @@ MODES: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
 }
 STREAMS: dict[str, tuple[Callable[[], Any], Callable[[], object]]] = {
     "Python's": (random.getstate, random.random),
-    "NumPy's": (lambda: np.random.get_state()[1].tolist(), lambda: np.random.rand()),  # type: ignore[index, union-attr]
+    "NumPy's": (lambda: np.random.get_state()[1].tolist(), lambda: np.random.rand()),  # type: ignore[index]
     "PyTorch's": (lambda: torch.get_rng_state().tolist(), lambda: torch.rand(1)),
 }
 ENDS: list[Any] = [ValueError, KeyboardInterrupt]
@@ -61,7 +62,7 @@ def ended(request: pytest.FixtureRequest) -> Iterator[Callable[[Callable[[], obj
     return run  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("name", [*MODES, *STREAMS])
+@in_turn(name=[*MODES, *STREAMS])
 def test_an_attempt_that_ends_early_leaves_nothing(name: str, ended: Callable[[Callable[[], object]], None]) -> None:
     ask, change = {**MODES, **STREAMS}[name]
     before = ask()
@@ -83,7 +84,7 @@ def test_what_a_whole_attempt_sets_stays() -> None:
     assert random.getstate() != state
 
 
-@pytest.mark.parametrize("name", MODES)
+@in_turn(name=MODES)
 def test_a_mode_that_a_function_leaves_changed_is_put_back_and_named(name: str) -> None:
     ask, change = MODES[name]
     before = ask()
@@ -97,7 +98,7 @@ def test_a_mode_that_a_function_leaves_changed_is_put_back_and_named(name: str) 
         pass
 
 
-@pytest.mark.parametrize("name", STREAMS)
+@in_turn(name=STREAMS)
 def test_draws_are_undone_after_an_error_alone(name: str) -> None:
     ask, draw = STREAMS[name]
     before = ask()

@@ -16,6 +16,10 @@ def function(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return a * b, a.exp()
 
 
+def cubed(x: Tensor) -> Tensor:
+    return (x * x * x).exp()
+
+
 def call(called: Callable[..., Any]) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
     """A call in whose graph `b` may be overwritten."""
     a, b = torch.linspace(-1, 1, 3).requires_grad_(), torch.linspace(2, 3, 3)
@@ -24,7 +28,7 @@ def call(called: Callable[..., Any]) -> tuple[Tensor, Tensor, tuple[Tensor, Tens
 
 @pytest.mark.parametrize("called", [function, sg.jit(function, executors=["torch"], strict=True)], ids=["eager", "jit"])
 def test_a_backward_that_reads_what_was_overwritten_raises_whatever_ran_before(called: Callable[..., Any]) -> None:
-    def backward(graph: Any, *outputs: int) -> Tensor:
+    def backward(graph: Any, *outputs: int) -> Any:
         total = torch.stack([graph[2][output] for output in outputs]).sum()
         (gradient,) = torch.autograd.grad(total, graph[0], retain_graph=True)
         return gradient
@@ -70,9 +74,9 @@ def test_backwards_of_every_pattern_of_grad_outputs_in_turn() -> None:
 
 
 def test_a_backward_that_is_differentiated_and_then_not() -> None:
-    jitted = sg.jit(lambda x: (x * x * x).exp(), executors=["torch"], strict=True)
+    jitted = sg.jit(cubed, executors=["torch"], strict=True)
     results: list[list[Tensor]] = []
-    for called in (lambda x: (x * x * x).exp(), jitted):
+    for called in (cubed, jitted):
         found: list[Tensor] = []
         for create_graph in (False, True, False, True):
             x = torch.linspace(-1, 1, 3, dtype=torch.float64).requires_grad_()

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
 import switchgear as sg
 from tests.core.training import operators
+from tests.in_turn import in_turn
 
 
 def checked(x: Tensor) -> Tensor:
@@ -19,9 +19,8 @@ def checked(x: Tensor) -> Tensor:
     return x + 1
 
 
-@pytest.mark.parametrize(
-    ("function", "names"),
-    [
+@in_turn(
+    function__names=[
         (lambda x: (x.cos(), x + 1)[1], ["add"]),
         (lambda x: (x.cos().sin(), x.exp() + 1)[1], ["exp", "add"]),
         (lambda x: (x.max(0).values, x + 1)[0], ["max"]),
@@ -29,7 +28,6 @@ def checked(x: Tensor) -> Tensor:
         (lambda x: (torch.rand_like(x.cos()), x + 1)[1], ["cos", "rand_like", "add"]),
         (checked, ["gt", "all", "_assert_async", "add"]),
     ],
-    ids=["one", "a chain", "one of two results", "a draw", "a draw of a value", "a check"],
 )
 def test_what_stays(function: Callable[[Tensor], Any], names: list[str]) -> None:
     jitted, x = sg.jit(function, executors=["torch"], strict=True), torch.ones(3)

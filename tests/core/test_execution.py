@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -14,6 +13,7 @@ from switchgear.jit import compiler_of
 from switchgear.nesting import tensors_in
 from switchgear.runtime.execution import goes_below, is_pytorch, lines_of, maybe_views
 from tests.core.training import executor
+from tests.in_turn import in_turn
 
 
 def program(function: Callable[..., Any], *executors: Any) -> Any:
@@ -29,14 +29,12 @@ def program(function: Callable[..., Any], *executors: Any) -> Any:
 SINE = executor("mine", {torch.sin: lambda x: torch.sin(x)})
 
 
-@pytest.mark.parametrize(
-    ("function", "executors", "is_below"),
-    [
+@in_turn(
+    function__executors__is_below=[
         (lambda x: x.cos().sin().exp(), (), True),
         (lambda x: x.cos().sin().exp(), (SINE,), False),
         (lambda x: x.sin().exp(), (), False),  # too few to pay
     ],
-    ids=["three", "one of a plugin's", "two"],
 )
 def test_pytorchs_own_operators_run_below_autograd(
     function: Callable[[Tensor], Tensor], executors: Any, is_below: bool
@@ -46,15 +44,13 @@ def test_pytorchs_own_operators_run_below_autograd(
     assert [is_pytorch(line) for line in lines_of(forward)].count(False) == len(executors)
 
 
-@pytest.mark.parametrize(
-    ("function", "executors", "places"),
-    [
+@in_turn(
+    function__executors__places=[
         (lambda x: (x + 1, x[0] * 2), (), (0, 1)),  # below autograd all may be
         (lambda x: x + 1, (), ()),
         (lambda x: x.sin(), (SINE,), (0,)),  # a plugin's may be anything
         (lambda x: (x.sin(), x.cos()), (SINE,), (0,)),
     ],
-    ids=["below", "new", "plugin's", "plugin's and new"],
 )
 def test_outputs_that_may_be_views(function: Callable[[Tensor], Any], executors: Any, places: tuple[int, ...]) -> None:
     assert maybe_views(program(function, *executors)) == places

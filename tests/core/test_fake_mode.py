@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
 from switchgear.torch_private import fake_mode, new_fake_mode
+from tests.in_turn import in_turn
 
 LAYOUTS = [
     *[((1, 3), (0, 1)), ((1, 3), (7, 2)), ((3, 1), (1, 5)), ((1, 1), (3, 0)), ((2, 1, 3), (3, 9, 1))],
@@ -42,8 +42,7 @@ def layout(function: Callable[[Tensor], Tensor], x: Tensor) -> Any:
     return result.shape, result.stride(), result.storage_offset(), result.dtype, is_view
 
 
-@pytest.mark.parametrize("made", [views, others])
-@pytest.mark.parametrize("shape_and_stride", LAYOUTS, ids=str)
+@in_turn(shape_and_stride=LAYOUTS, made=[views, others])
 def test_fakes_are_laid_out_as_kernels_lay_out(shape_and_stride: Any, made: Any) -> None:
     x = torch.empty_strided(*shape_and_stride).zero_()
     mode = new_fake_mode()
@@ -56,8 +55,7 @@ def test_fakes_are_laid_out_as_kernels_lay_out(shape_and_stride: Any, made: Any)
                 assert layout(function, fake) == expected, place
 
 
-@pytest.mark.parametrize("is_inference", [False, True])
-@pytest.mark.parametrize("shape_and_stride", LAYOUTS, ids=str)
+@in_turn(shape_and_stride=LAYOUTS, is_inference=[False, True])
 def test_views_that_no_kernel_of_the_meta_device_tells(shape_and_stride: Any, is_inference: bool) -> None:
     """PyTorch's own fakes have other strides beside sizes of one."""
     dtype = torch.float32 if is_inference else torch.complex64

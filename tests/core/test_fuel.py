@@ -8,15 +8,16 @@ import pytest
 
 import switchgear as sg
 from switchgear.errors import InvalidInput
+from tests.in_turn import in_turn
 
 
-@pytest.mark.parametrize("limit", [1.5, True, "1", -1, [1]], ids=repr)
+@in_turn(limit=[1.5, True, "1", -1, [1]])
 def test_a_limit_is_a_number_of_regions(limit: Any) -> None:
     with pytest.raises(InvalidInput, match="fuel is a number of regions, 0 or more, not "):
         sg.Fuel(limit)
 
 
-@pytest.mark.parametrize(("limit", "left"), [(None, None), (0, -1), (3, 2)])
+@in_turn(limit__left=[(None, None), (0, -1), (3, 2)])
 def test_each_region_uses_one(limit: int | None, left: int | None) -> None:
     fuel: Any = sg.Fuel(limit)
     assert (fuel.left, fuel.regions, repr(fuel)) == (limit, [], f"<Fuel: 0 regions fused, limit {limit}>")

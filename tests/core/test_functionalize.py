@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from switchgear.torch_private import functionalize, new_fake_mode
+from tests.in_turn import in_turn
 
 
 @pytest.fixture
@@ -21,12 +22,12 @@ def mode() -> Iterator[Any]:
         yield fakes
 
 
-@pytest.mark.parametrize(("training", "has_statistics", "saved"), [(True, True, 3), (True, False, 3), (False, True, 0)])
+@in_turn(training__has_statistics__saved=[(True, True, 3), (True, False, 3), (False, True, 0)])
 def test_batch_norm_of_cudnn(mode: Any, training: bool, has_statistics: bool, saved: int) -> None:
     x, *channels = torch.empty(2, 3, 4, 4, device="cuda"), *[torch.empty(3, device="cuda") for _ in range(4)]
     assert functionalize.is_wrapper(x)
     means = channels[2:] if has_statistics else [None, None]
-    results = functionalize._declared_gpu_batch_norm(x, *channels[:2], *means, training, 0.1, 1e-5)
+    results: Any = functionalize._declared_gpu_batch_norm(x, *channels[:2], *means, training, 0.1, 1e-5)
     assert [tuple(one.shape) for one in results[:3]] == [(2, 3, 4, 4), (saved,), (saved,)]
     assert all(map(functionalize.is_wrapper, results[:3]))
     plain = [one if one is None else functionalize.unwrap(one) for one in (x, *channels[:2], *means)]
@@ -36,7 +37,7 @@ def test_batch_norm_of_cudnn(mode: Any, training: bool, has_statistics: bool, sa
         )
 
 
-@pytest.mark.parametrize("training", [True, False])
+@in_turn(training=[True, False])
 def test_batch_norm_writes_its_statistics(mode: Any, training: bool) -> None:
     x, mean, variance = torch.empty(2, 3), torch.empty(3), torch.empty(3)
     before = functionalize.unwrap(mean), functionalize.unwrap(variance)
@@ -51,7 +52,7 @@ def test_batch_norm_without_statistics(mode: Any) -> None:
     assert [tuple(one.shape) for one in result] == [(2, 3), (3,), (3,)]
 
 
-@pytest.mark.parametrize("value", [1.0, torch.tensor(1.0)], ids=["number", "tensor"])
+@in_turn(value=[1.0, torch.tensor(1.0)])
 def test_masked_fill_keeps_the_strides(mode: Any, value: Any) -> None:
     value = torch.empty(()) if isinstance(value, Tensor) else value
     x, mask = torch.empty_strided((2, 3), (1, 2)), torch.empty(3, dtype=torch.bool)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from switchgear import torch_private as internals
+from tests.in_turn import in_turn
 
 
 class Name(str):
@@ -48,8 +49,7 @@ PLACES: dict[str, tuple[str, Any, Any, Any]] = {
 }
 
 
-@pytest.mark.parametrize("is_held", [False, True])
-@pytest.mark.parametrize("place", PLACES)
+@in_turn(place=PLACES, is_held=[False, True])
 def test_places(place: str, is_held: bool) -> None:
     access, key, holder, other = PLACES[place]
     root = internals.guard_root(1)
@@ -86,7 +86,7 @@ GUARDS: dict[str, tuple[str, tuple[Any, ...], Any, Any]] = {
 }
 
 
-@pytest.mark.parametrize("guard", GUARDS)
+@in_turn(guard=GUARDS)
 def test_guards(guard: str) -> None:
     name, args, value, other = GUARDS[guard]
     root = internals.guard_root(1)
@@ -123,7 +123,7 @@ HOLDERS: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("holder", HOLDERS, ids=lambda one: f"{type(one).__name__} of {len(one)}")
+@in_turn(holder=HOLDERS)
 def test_a_holder_holds_still_until_one_object_is_another(holder: Any) -> None:
     check = internals.holds_still(holder)
     assert check()

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 import switchgear as sg
 from switchgear.ir.verify import verify
+from tests.in_turn import in_turn
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -114,9 +115,8 @@ def test_fresh_values_have_names_of_their_own() -> None:
     assert one.shape == value.shape
 
 
-@pytest.mark.parametrize(
-    ("function", "name", "expected"),
-    [
+@in_turn(
+    function__name__expected=[
         (lambda x: F.gelu(x), "approximate", "none"),
         (lambda x: F.gelu(x, approximate="tanh"), "approximate", "tanh"),
         (lambda x: F.softplus(x, 3.0), "beta", 3.0),

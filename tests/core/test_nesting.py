@@ -10,6 +10,7 @@ import torch
 
 from switchgear.errors import Unsupported
 from switchgear.nesting import instances_in, map_instances, map_tensors, tensors_in, twin
+from tests.in_turn import in_turn
 
 
 class Pair(NamedTuple):
@@ -33,7 +34,7 @@ NESTS: list[tuple[Any, list[torch.Tensor]]] = [
 ]
 
 
-@pytest.mark.parametrize(("nest", "tensors"), NESTS)
+@in_turn(nest__tensors=NESTS)
 def test_tensors_in_order_and_replaced(nest: Any, tensors: list[torch.Tensor]) -> None:
     def classes(value: Any) -> Any:
         if isinstance(value, dict):
@@ -73,8 +74,7 @@ TENSORS = {
 }
 
 
-@pytest.mark.parametrize("dtype", [None, torch.float64])
-@pytest.mark.parametrize("name", TENSORS)
+@in_turn(name=TENSORS, dtype=[None, torch.float64])
 def test_a_twin_is_laid_out_alike_in_memory_of_its_own(name: str, dtype: torch.dtype | None) -> None:
     one = TENSORS[name]
     other = twin(one, dtype)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import switchgear as sg
 from tests.falling_back import falls_back
+from tests.in_turn import in_turn
 
 Function = Callable[[Tensor, Tensor], Any]
 
@@ -66,8 +67,7 @@ COMPILED: dict[str, Function] = {
 }
 
 
-@pytest.mark.parametrize("needs_grad", [True, False])
-@pytest.mark.parametrize("name", COMPILED)
+@in_turn(name=COMPILED, needs_grad=[True, False])
 def test_results_are_eagers_views_of_eagers_bases(name: str, needs_grad: bool) -> None:
     function = COMPILED[name]
     jitted = sg.jit(function, executors=["torch"], strict=True)

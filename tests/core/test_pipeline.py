@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 
 import switchgear as sg
 from tests.core.training import executor, leaf
+from tests.in_turn import in_turn
 
 #: The traces that a pass sees of a function with and without gradients.
 STAGES: dict[str, tuple[list[str], list[str]]] = {
@@ -20,7 +20,7 @@ STAGES: dict[str, tuple[list[str], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@in_turn(stage=STAGES)
 def test_a_pass_sees_each_trace_of_its_stage_and_its_answers_are_kept(stage: Any) -> None:
     seen: list[str] = []
 

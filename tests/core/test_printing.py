@@ -19,6 +19,7 @@ from switchgear.ir.printing import Scope
 from switchgear.ir.symbol import DEL, Source
 from switchgear.ir.trace import compile_trace
 from tests.core.against_eager import numbers
+from tests.in_turn import in_turn
 from tests.oracle import differences
 
 T = torch.Tensor
@@ -193,7 +194,7 @@ VALUES = [
 ]
 
 
-@pytest.mark.parametrize("value", VALUES, ids=lambda value: repr(value)[:30])
+@in_turn(value=VALUES)
 def test_argument_comes_through_its_text(value: Any) -> None:
     ((args, kwargs),) = compile_trace(traced(call(value, [value], keyword=value)))(torch.ones(2))
     for found in (args[0], args[1][0], kwargs["keyword"]):
@@ -218,7 +219,7 @@ INDICES = (
 )
 
 
-@pytest.mark.parametrize("index", INDICES, ids=repr)
+@in_turn(index=INDICES)
 def test_an_index_stands_in_brackets_and_means_what_it_meant(index: Any) -> None:
     jitted = jit(lambda x: x[index].sin())
     x = torch.arange(6.0).reshape(2, 3)
@@ -229,10 +230,12 @@ def test_an_index_stands_in_brackets_and_means_what_it_meant(index: Any) -> None
     assert torch.equal(run(sg.last_traces(jitted)[-1], [x])[0], x[index].sin())
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(CPU, 'torch.device("cpu")'), (torch.float16, "torch.float16"), ([CPU, 1], '[torch.device("cpu"), 1]')],
-    ids=repr,
+@in_turn(
+    value__text=[
+        (CPU, 'torch.device("cpu")'),
+        (torch.float16, "torch.float16"),
+        ([CPU, 1], '[torch.device("cpu"), 1]'),
+    ]
 )
 def test_a_program_that_runs_makes_no_device_anew(value: Any, text: str) -> None:
     scope, bound = Scope({}, (), False), Scope({}, (), True)

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from switchgear.grad.products import index_product, scatter_product
+from tests.in_turn import in_turn
 
 
 @pytest.mark.filterwarnings("ignore:index_reduce:UserWarning")
-@pytest.mark.parametrize("include_self", [True, False])
-@pytest.mark.parametrize("dim", [0, 1, -1])
+@in_turn(dim=[0, 1, -1], include_self=[True, False])
 def test_products_are_those_of_pytorchs_operators(dim: int, include_self: bool) -> None:
     generator = torch.Generator().manual_seed(2)
     base = torch.randn(4, 3, dtype=torch.float64, generator=generator)
@@ -26,7 +26,7 @@ def test_products_are_those_of_pytorchs_operators(dim: int, include_self: bool) 
     torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize("include_self", [True, False])
+@in_turn(include_self=[True, False])
 def test_a_number_is_a_product_of_one_place(include_self: bool) -> None:
     base, source, index = torch.tensor(2.0), torch.tensor(3.0), torch.tensor(0)
     expected = torch.scatter_reduce(base, 0, index, source, "prod", include_self=include_self)

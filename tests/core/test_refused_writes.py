@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
 import switchgear as sg
 from tests.falling_back import falls_back
+from tests.in_turn import in_turn
 
 #: A function of a tensor that requires grad and one that does not.
 Function = Callable[[Tensor, Tensor], Tensor]
@@ -64,7 +64,7 @@ WRITES: dict[str, tuple[Function, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", WRITES)
+@in_turn(name=WRITES)
 def test_writes(name: str) -> None:
     function, why = WRITES[name]
     jitted: Any = sg.jit(function, executors=["torch"])

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
 import switchgear as sg
 from switchgear.grad.saving import Prices, overwritten_values, to_save
+from tests.in_turn import in_turn
 
 X = torch.arange(6.0).reshape(2, 3)
 
@@ -31,9 +31,8 @@ def line(function: Callable[[Tensor], Any], name: str) -> sg.BoundSymbol:
     return next(item for item in lines(function).bound_symbols if name in item.symbol.name.split("."))
 
 
-@pytest.mark.parametrize(
-    ("memory", "function", "name", "price"),
-    [
+@in_turn(
+    memory__function__name__price=[
         ("balanced", lambda x: x.exp(), "exp", 48),  # one read, one written, of 24 bytes
         ("balanced", lambda x: x.t() * 2, "t", 0),
         ("balanced", lambda x: x @ x.t(), "mm", "aten.mm.default is not cheap"),
@@ -62,9 +61,8 @@ def test_a_strided_view_of_what_is_overwritten_is_not_made_again_of_the_copy() -
         assert prices(overwritten=frozenset({view.output.name})).again(view) == reason
 
 
-@pytest.mark.parametrize(
-    ("facts", "price"),
-    [
+@in_turn(
+    facts__price=[
         ({}, 24 * 16),
         ({"memory": "eager"}, 24),
         ({"outputs": frozenset({"own"})}, 24 * 16 // 64),

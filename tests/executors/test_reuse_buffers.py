@@ -15,6 +15,7 @@ import switchgear as sg
 from switchgear_torch import reuse_buffers as reuse
 from switchgear_torch.internals import has_kernel
 from tests.core.training import backward, executor, forward, leaf, lines, operators
+from tests.in_turn import in_turn
 from tests.oracle import assert_trains_as_eager
 
 
@@ -33,9 +34,8 @@ def trained(function: Callable[..., Any], *args: Any, **options: Any) -> list[st
     return written(forward(assert_trains_as_eager(function, *args, **options)))
 
 
-@pytest.mark.parametrize(
-    ("function", "calls"),
-    [
+@in_turn(
+    function__calls=[
         (lambda x: ((x + 1) * 2).sum(), ["aten.mul_.Tensor"]),
         (lambda x: (1 - (x + 1)).sum(), []),
         (lambda x: (x.detach() - (x + 1)).sum(), ["aten.sub.out"]),

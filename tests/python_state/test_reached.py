@@ -10,11 +10,11 @@ import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import pytest
 import torch
 from torch import Tensor, nn
 
 import switchgear as sg
+from tests.in_turn import in_turn
 
 X = torch.ones(2)
 SETTINGS: dict[str, Any] = {"factor": 2.0, "beside": 1.0}
@@ -149,7 +149,7 @@ def a_closure() -> Case:
 
 
 def a_global() -> Case:
-    def function(x: Tensor) -> Tensor:
+    def function(x: Tensor) -> Any:
         return x * SETTINGS["factor"]
 
     SETTINGS["factor"] = 2.0
@@ -211,7 +211,7 @@ def an_inherited_attribute() -> Case:
 
 
 def a_class_method() -> Case:
-    kind = type("Own", (Base,), {})
+    kind: Any = type("Own", (Base,), {})
     return lambda x: x * kind.of_class(), change(kind, "__doc__", "other"), change(kind, "inherited")
 
 
@@ -326,7 +326,7 @@ CASES: dict[str, Callable[[], Case]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@in_turn(name=CASES)
 def test_a_change_of_what_is_read_is_seen(name: str) -> None:
     function, beside, seen = CASES[name]()
     jitted = sg.jit(function, executors=["torch"], strict=True, dynamic=False)

@@ -12,6 +12,7 @@ import torch
 
 import switchgear as sg
 from switchgear.features.python_state.reads import State
+from tests.in_turn import in_turn
 
 X = torch.ones(2)
 VARIABLE: ContextVar[float] = ContextVar("variable", default=2.0)
@@ -40,7 +41,7 @@ def fresh() -> tuple[type[Holder], Holder, types.ModuleType]:
 
 
 #: A function of a class, an object and a module; a change that it does not see; one that it does.
-Change = Callable[[Any, Any, Any], object]
+Change = Callable[[Any, Any, Any], Any]
 READS: dict[str, tuple[Change, Change, Change]] = {
     "an attribute": (
         *(lambda kind, one, module: one.own, lambda kind, one, module: setattr(one, "other", 3.0)),
@@ -89,7 +90,7 @@ READS: dict[str, tuple[Change, Change, Change]] = {
 }
 
 
-@pytest.mark.parametrize("name", READS)
+@in_turn(name=READS)
 def test_changes_that_matter_are_seen_and_no_others(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     read, unseen, seen = READS[name]
     kind, one, module = fresh()

@@ -8,11 +8,11 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
 import switchgear as sg
+from tests.in_turn import in_turn
 
 BEFORE: dict[str, Any] = {"list": [1, 2], "dict": {"a": 1}}
 
@@ -114,7 +114,7 @@ RESULTS: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", RESULTS)
+@in_turn(name=RESULTS)
 def test_results_share_what_eagers_share(name: str) -> None:
     jitted, x = sg.jit(RESULTS[name], executors=["torch"], strict=True), torch.ones(2)
     expected = shape(RESULTS[name](x))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import switchgear as sg
 from switchgear import testing
+from tests.in_turn import in_turn
 
 
 def rule_of(target: Any, pullback: Callable[[Tensor, Tensor], Tensor | None]) -> sg.Table:
@@ -48,9 +49,8 @@ def operators() -> dict[str, Any]:
     return {"rounded": straight_through(), "cubed": without_derivative()}
 
 
-@pytest.mark.parametrize(
-    ("name", "pullback", "message"),
-    [
+@in_turn(
+    name__pullback__message=[
         ("rounded", lambda x, grad: grad.clone(), ""),  # its registered derivative, not that of a step
         ("rounded", lambda x, grad: grad * 0, "the gradient of argument 0 is wrong"),
         ("cubed", lambda x, grad: grad * 3 * x * x, ""),
