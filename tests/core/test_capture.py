@@ -20,6 +20,7 @@ from switchgear.capture.user_code import is_own_file
 from tests.core.against_eager import check, numbers
 from tests.databases.verdict import global_state
 from tests.falling_back import assert_falls_back, falls_back
+from tests.in_turn import in_turn
 from tests.oracle import fallbacks_recorded
 
 Function = Callable[..., Any]
@@ -361,7 +362,7 @@ def test_function_is_eagers(function: Function, wanted: tuple[bool, bool]) -> No
     check(function, numbers(3, 4, grad=wanted[0]), numbers(4, 3).t().clone().contiguous().requires_grad_(wanted[1]))
 
 
-@pytest.mark.parametrize("function", FUNCTIONS)
+@in_turn(function=FUNCTIONS)
 def test_function_is_eagers_without_gradients(function: Function) -> None:
     check(function, numbers(3, 4, grad=True), numbers(3, 4), gradient=False)
 
@@ -879,7 +880,7 @@ FAILING = [fails_at_once, fails_after_operators, fails_inside_no_grad, fails_ins
 
 
 @pytest.mark.usefixtures("nothing_left_behind")
-@pytest.mark.parametrize("function", FAILING)
+@in_turn(function=FAILING)
 def test_exception_of_the_user_is_unchanged_and_nothing_is_left(function: Function) -> None:
     jitted = jit(function)
     for _ in range(2):
@@ -1244,7 +1245,7 @@ REFUSED: list[tuple[Function, type[Exception], str]] = [
 
 
 @pytest.mark.usefixtures("nothing_left_behind")
-@pytest.mark.parametrize(("function", "kind", "message"), REFUSED, ids=[row[0].__name__ for row in REFUSED])
+@in_turn(function__kind__message=REFUSED)
 def test_refused_with_a_clear_error(function: Function, kind: type[Exception], message: str) -> None:
     x = numbers(3, grad=True)
     with pytest.raises(kind, match=message):
@@ -1258,7 +1259,7 @@ def test_refused_with_a_clear_error(function: Function, kind: type[Exception], m
 PLACED = [registers_hook, backward_inside, item_inside, bool_inside, nonzero_inside, reads_grad]
 
 
-@pytest.mark.parametrize("function", PLACED)
+@in_turn(function=PLACED)
 def test_refusal_names_the_line(function: Function) -> None:
     first = function.__code__.co_firstlineno
     with pytest.raises(errors.CaptureError, match=r"test_capture\.py:\d+") as caught:

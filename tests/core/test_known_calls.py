@@ -20,6 +20,7 @@ from torch import Tensor
 
 import switchgear as sg
 from tests.falling_back import falls_back
+from tests.in_turn import in_turn
 
 TABLE = {"clock": time.perf_counter}
 
@@ -53,7 +54,7 @@ FALL_BACK: dict[str, tuple[Callable[[Tensor], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", FALL_BACK)
+@in_turn(name=FALL_BACK)
 def test_a_function_that_is_not_known_falls_back(name: str) -> None:
     function, why = FALL_BACK[name]
     with falls_back(why):
@@ -70,7 +71,7 @@ KNOWN: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("name", KNOWN)
+@in_turn(name=KNOWN)
 def test_a_function_that_is_known_is_compiled(name: str) -> None:
     function, x = KNOWN[name], torch.ones(2)
     jitted = sg.jit(function, executors=["torch"], strict=True)

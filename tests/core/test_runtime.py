@@ -24,6 +24,7 @@ from switchgear import torch_private as internals
 from switchgear.grad.derived import clear_templates
 from tests.core.against_eager import numbers
 from tests.core.made_up import Meeting
+from tests.in_turn import in_turn
 
 T = torch.Tensor
 
@@ -105,7 +106,7 @@ CHANGES: dict[str, tuple[tuple[tuple[Any, ...], dict[str, Any]], tuple[tuple[Any
 }
 
 
-@pytest.mark.parametrize(("first", "second"), CHANGES.values(), ids=CHANGES)
+@in_turn(first__second=CHANGES.values())
 def test_changed_argument_is_noticed(first: Any, second: Any) -> None:
     counted = Counted(use)
     jitted = jit(counted)
@@ -157,7 +158,7 @@ ASKED: dict[str, tuple[Callable[[T], Any], list[T]]] = {
 }
 
 
-@pytest.mark.parametrize("name", ASKED)
+@in_turn(name=ASKED)
 def test_what_a_function_asks_an_argument_for_is_noticed(name: str) -> None:
     function, arguments = ASKED[name]
     jitted = jit(function)
@@ -220,7 +221,7 @@ def mode_dependent(x: T, w: T) -> tuple[T, T]:
     return torch.mm(x, w), torch.ones(2) * (0.5 if precise else 0.25)
 
 
-@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+@in_turn(mode=MODES.values())
 def test_changed_mode_is_noticed(mode: Callable[[], AbstractContextManager[Any]]) -> None:
     counted = Counted(mode_dependent)
     jitted = jit(counted)
