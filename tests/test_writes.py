@@ -11,6 +11,7 @@ import torch
 
 import switchgear as sg
 from tests.falling_back import assert_falls_back, falls_back
+from tests.in_turn import in_turn
 from tests.oracle import differences
 from tests.under_test import EXECUTORS
 
@@ -153,12 +154,12 @@ TO_A_RESULT = [
 ]
 
 
-@pytest.mark.parametrize("function", UNSEEN)
+@in_turn(function=UNSEEN)
 def test_write_that_autograd_does_not_see(function: Function) -> None:
     assert "error" not in check(function)
 
 
-@pytest.mark.parametrize("function", TO_A_RESULT)
+@in_turn(function=TO_A_RESULT)
 def test_write_that_autograd_does_not_see_to_a_result_falls_back(function: Function) -> None:
     assert_falls_back(function, lambda: tuple(arguments()), "no input .* was written to where autograd does not see")
 
@@ -227,7 +228,7 @@ def in_place_on_view_of_view_of_leaf(x: torch.Tensor, w: torch.Tensor, c: torch.
     return x * w
 
 
-@pytest.mark.parametrize("function", [in_place_on_leaf, in_place_on_view_of_leaf, in_place_on_view_of_view_of_leaf])
+@in_turn(function=[in_place_on_leaf, in_place_on_view_of_leaf, in_place_on_view_of_view_of_leaf])
 def test_in_place_on_a_leaf_that_requires_grad_is_eagers_error(function: Function) -> None:
     assert "leaf Variable that requires grad" in check(function)["error"]
 
@@ -267,7 +268,7 @@ def strided_grad(output: torch.Tensor) -> None:
     output.backward(torch.arange(18.0, dtype=torch.float64).view(3, 6)[:, ::2])
 
 
-@pytest.mark.parametrize("backward", [transposed_grad, expanded_grad, strided_grad])
+@in_turn(backward=[transposed_grad, expanded_grad, strided_grad])
 def test_non_contiguous_grad_output(backward: Backward) -> None:
     assert "error" not in check(product, backward)
 

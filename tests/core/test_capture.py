@@ -357,7 +357,7 @@ WANTED = {"both": (True, True), "first": (True, False), "second": (False, True),
 
 
 @pytest.mark.parametrize("wanted", WANTED.values(), ids=WANTED)
-@pytest.mark.parametrize("function", FUNCTIONS)
+@in_turn(function=FUNCTIONS)
 def test_function_is_eagers(function: Function, wanted: tuple[bool, bool]) -> None:
     check(function, numbers(3, 4, grad=wanted[0]), numbers(4, 3).t().clone().contiguous().requires_grad_(wanted[1]))
 

@@ -19,6 +19,7 @@ from switchgear.ir.verify import verify
 from switchgear.optimise.reinplace import reinplace
 from tests.core.training import forward, operators
 from tests.fuzz.writes import examine
+from tests.in_turn import in_turn
 from tests.oracle import assert_same
 
 #: Bytes of a cache in these tests; what a call allocates is far below.
@@ -223,8 +224,7 @@ PROGRAMS = [
 ]
 
 
-@pytest.mark.parametrize("function", PROGRAMS, ids=[program.__name__ for program in PROGRAMS])
-@pytest.mark.parametrize("layout", ["dense", "transposed", "part"])
+@in_turn(layout=["dense", "transposed", "part"], function=PROGRAMS)
 def test_results_and_what_shares_memory_are_eagers(function: Callable[[Tensor], Any], layout: str) -> None:
     jitted = sg.jit(function, executors=["torch"])
     found = []

@@ -20,6 +20,7 @@ from switchgear import errors
 from switchgear.capture.structure import flatten
 from tests.core.against_eager import numbers
 from tests.falling_back import falls_back
+from tests.in_turn import in_turn
 
 T = torch.Tensor
 
@@ -119,7 +120,7 @@ NESTED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("value", NESTED.values(), ids=NESTED)
+@in_turn(value=NESTED.values())
 def test_flatten_and_back(value: Any) -> None:
     leaves, structure = flatten(value)
     assert structure.num_leaves == len(leaves)
@@ -140,8 +141,7 @@ def test_structures_of_different_values_differ() -> None:
 
 
 # but for a model's output: making one by its structure alone asks a set of Transformers' which kinds it has met
-@pytest.mark.parametrize("value", [value for name, value in NESTED.items() if name != "model output"])
-@pytest.mark.parametrize("grad", [False, True])
+@in_turn(grad=[False, True], value=[value for name, value in NESTED.items() if name != "model output"])
 def test_argument_and_result(value: Any, grad: bool) -> None:
     """What goes in is seen inside as it is, and comes out so."""
     seen = Mock()
@@ -227,7 +227,7 @@ VARIED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", NESTED | VARIED)
+@in_turn(name=NESTED | VARIED)
 def test_an_entry_fits_its_own_structure_and_no_other(name: str) -> None:
     values = NESTED | VARIED
     jitted = jit(lambda value: [leaf * 3 for leaf in flatten(value)[0] if isinstance(leaf, T)])

@@ -13,6 +13,7 @@ from torch.autograd import forward_ad
 import switchgear as sg
 from tests.core.training import forward
 from tests.falling_back import assert_falls_back
+from tests.in_turn import in_turn
 from tests.oracle import assert_same
 
 
@@ -113,7 +114,7 @@ FUNCTIONS: list[tuple[Callable[[Tensor, Tensor], Any], int]] = [
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize(("function", "count"), FUNCTIONS, ids=[function.__name__ for function, _ in FUNCTIONS])
+@in_turn(function__count=FUNCTIONS)
 def test_result_is_eagers(function: Callable[[Tensor, Tensor], Any], count: int, transposed: bool) -> None:
     jitted = sg.jit(function, executors=["torch"])
     (w, g), (expected, other) = ((matrix(), gradient()) for _ in range(2))

@@ -17,6 +17,7 @@ import switchgear as sg
 from switchgear import testing
 from switchgear.errors import RegistrationError
 from switchgear.testing.samples import samples_of, variants
+from tests.in_turn import in_turn
 
 
 def implementing(target: Any, function: Callable[..., Any], checker: Any = None) -> sg.Executor:
@@ -84,7 +85,7 @@ IMPLEMENTATIONS: dict[str, tuple[Callable[..., Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("bug", IMPLEMENTATIONS)
+@in_turn(bug=IMPLEMENTATIONS)
 def test_bugs_of_implementations(bug: str) -> None:
     function, message = IMPLEMENTATIONS[bug]
     with pytest.raises(testing.Failures, match=rf"(?s)torch.sin by mine:.*sample \d of sin.*{message}"):
@@ -112,7 +113,7 @@ RULES: dict[str, tuple[Callable[[], sg.Table], str]] = {
 }
 
 
-@pytest.mark.parametrize("bug", RULES)
+@in_turn(bug=RULES)
 def test_bugs_of_rules(bug: str) -> None:
     made, message = RULES[bug]
     with pytest.raises(testing.Failures, match=rf"(?s)torch.sin by mine:.*sample \d of sin.*{message}"):
