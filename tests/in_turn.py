@@ -32,7 +32,7 @@ def in_turn(**cases: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[
                 try:
                     test(**arguments)
                 except BaseException as error:
-                    error.add_note(f"in the case {values!r}")
+                    error.add_note(f"in the case {repr(values)[:400]}")
                     raise
 
         parameters = [one for name, one in inspect.signature(test).parameters.items() if name not in own]
