@@ -54,6 +54,7 @@ def trained(function: Callable[..., Any], *args: Any, **options: Any) -> list[st
         (lambda x: ((x.detach() + 1) > 0).sum() * x, []),  # of another dtype
         (lambda x: torch.exp(x + 1), []),  # comes out, and is saved
         (lambda x: (x.cumsum(0) * 2).sum(), []),  # of an operator that is not known to allocate
+        (lambda x: (lambda y: (y.cumsum(0), (y * 2).sum()))(x + 1), []),  # what that may have returned a view of
         (lambda x: ((x @ x.t()) * 2).sum(), ["aten.mul_.Tensor"]),
     ],
 )

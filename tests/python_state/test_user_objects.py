@@ -28,6 +28,10 @@ class Plain:
         return 1
 
 
+METHOD: Any = Plain.method
+BROADCAST: Any = torch.broadcast_tensors
+
+
 class Valued(Plain):
     """An attribute that is a value."""
 
@@ -81,8 +85,8 @@ def test_classes_functions_and_spaces() -> None:
     assert not user_objects.is_users_space(torch.Tensor)
     assert not user_objects.is_users_space(torch)
     assert user_objects.is_users_space(types.ModuleType("mine"))
-    assert user_objects.is_users_function(Plain.method)
-    assert not user_objects.is_users_function(torch.broadcast_tensors)
+    assert user_objects.is_users_function(METHOD)
+    assert not user_objects.is_users_function(BROADCAST)
     scope: dict[str, Any] = {}
     exec("def function(): pass", scope)
     assert user_objects.is_users_function(scope["function"])
@@ -141,18 +145,18 @@ def test_names_that_are_compared_by_identity(function: Callable[..., Any], names
 class Behind:
     """Attributes that run functions."""
 
-    plain = Plain.method
+    plain = METHOD
     computed = Plain.computed
-    of_class = classmethod(Plain.method)
-    static = staticmethod(Plain.method)
-    cached = functools.cached_property(Plain.method)
+    of_class: Any = classmethod(METHOD)
+    static = staticmethod(METHOD)
+    cached = functools.cached_property(METHOD)
     value = 3
 
 
 def test_functions_behind_attributes() -> None:
     behind = {name: [*user_objects.functions_behind(value)] for name, value in vars(Behind).items()}
     for name in ("plain", "of_class", "static", "cached"):
-        assert behind[name] == [Plain.method], name
+        assert behind[name] == [METHOD], name
     assert Plain.computed.fget in behind["computed"]  # type: ignore[attr-defined]
     assert behind["value"] == [3]
     assert [*user_objects.functions_behind(None)] == []
