@@ -20,7 +20,7 @@ def tensors_in(value: object) -> Iterator[torch.Tensor]:
 
 
 def instances_in(kinds: type | tuple[type, ...], value: object) -> list[Any]:
-    """What is of these kinds, of which none is plain, in a nest of tuples, lists, dicts and slices, in order."""
+    """Return the instances of kinds, none of them plain, in a nest of tuples, lists, dicts and slices, in order."""
     pending, found = [value], list[Any]()
     while pending:
         part: Any = pending.pop()
@@ -45,7 +45,7 @@ def map_tensors(function: Callable[[torch.Tensor], object], value: object) -> An
 def map_instances(
     kinds: type | tuple[type, ...], function: Callable[[Any], object], value: object
 ) -> Any:
-    """`value` with what `instances_in` gives for it replaced."""
+    """Return `value` with the instances that `instances_in` finds replaced."""
     if type(value) in PLAIN:
         return value
     if isinstance(value, kinds):
