@@ -23,7 +23,7 @@ JIT_FIRST = r"\(make it a \w+\(sg.jit\(module\)\) instead\)"
 CASES = {
     **{function.__name__: COMMUNICATES for function in ranks.IN_PLACE},
     **{function.__name__: None for function in ranks.FUNCTIONAL},
-    **{f"{function.__name__}_grad": "its gradient is a collective too" for function in ranks.FUNCTIONAL[:2]},
+    **{f"{function.__name__}_grad": "its gradient is a collective" for function in ranks.FUNCTIONAL[:2]},
     "all_reduce_grad": COMMUNICATES,
     "with_gradients_grad": COMMUNICATES,
     "ddp_of_jit": None,

@@ -237,15 +237,16 @@ class Fallbacks:
             )
             text = str(fallback).removeprefix(f"{type(fallback.error).__name__}: ")
             happened, semicolon, remedy = text.rpartition("; ")
-            text = (
-                f"{happened}{fallback.place}; {remedy}" if semicolon else f"{text}{fallback.place}"
-            )
+            if fallback.place.endswith(_IN_LIBRARY):
+                semicolon = ""  # the remedy is for whoever can change the code
+            text = f"{happened or text}{fallback.place}" + (semicolon and f"; {remedy}")
             name = self._name.rpartition("<locals>.")[2]
             warning = FallbackWarning(_shown(f"{name} {how}: {text}"), str(fallback))
             warnings.warn(warning, stacklevel=user_frame()[1])
 
 
 _COLUMNS = 100
+_IN_LIBRARY = "; this is library code: jit a part of the model that does without it"
 _MORE = "More: sg.explain(f).fallbacks(). To stop here instead: sg.jit(f, fallback='error')."
 
 
@@ -275,5 +276,5 @@ def _place(error: CaptureError) -> str:
     if is_installed(file):
         callers = [one for one in lines if not is_installed(one[0])]
         caller = f", called in {callers[-1][0]}:{callers[-1][1]}" if callers else ""
-        place += f"{caller} (library code: jit a part of the model that does without it)"
+        place += f"{caller}{_IN_LIBRARY}"
     return place

@@ -142,8 +142,9 @@ class Split:
             code, values = frame.f_code, frame.f_locals.values()
             self._conversions[code] += 1
             if self._conversions[code] > _CONVERSIONS:
+                name = re.sub(r"torch_dynamo_resume_in_(\w+)_at_\d+", r"\1", code.co_qualname)
                 self.doubt = (
-                    f"{code.co_qualname} ({code.co_filename}:{code.co_firstlineno}) was taken apart for {_CONVERSIONS} "
+                    f"{name} ({code.co_filename}:{code.co_firstlineno}) was taken apart for {_CONVERSIONS} "
                     "kinds of calls, and there are more; keep the arguments and the values it reads as they are"
                 )
             else:
