@@ -77,6 +77,12 @@ def test_the_line_and_the_module_are_named(executors: Any) -> None:
     assert "from 0 to 0" in text
 
 
+def test_the_line_that_made_an_infinite_number_is_named_too() -> None:
+    told = failure(lambda x: (x * 0).sqrt(), torch.ones(3, requires_grad=True), executors=["torch"])
+    assert told.startswith("a gradient holds NaNs. The first come from the gradient of torch.mul at ")
+    assert "infinite since the gradient of torch.sqrt at test_anomaly.py:" in told
+
+
 def test_a_region_that_alone_makes_nans_is_named() -> None:
     class Broken(Region):
         def compile(self, region: sg.Trace) -> Any:

@@ -41,6 +41,8 @@ def run_watched(program: Program, forward: Trace, arguments: tuple[Any, ...]) ->
             boxes[_names(line)] = boxed
     #: By the name of a value that holds NaNs, what is said of the line that made the first of them.
     origins: dict[str, str] = {}
+    #: By the name of an infinite value, the line that made the first of them.
+    infinite: dict[str, str] = {}
 
     def run(item: BoundSymbol, args: Any, kwargs: Any, held: Mapping[str, Any]) -> Any:
         if BOXED in item.args:
@@ -49,12 +51,17 @@ def run_watched(program: Program, forward: Trace, arguments: tuple[Any, ...]) ->
             read = {proxy.name: held[proxy.name] for proxy in item.inputs}
         before = next((name for name, value in read.items() if _has_nan(value)), "")
         ranges = _ranges(read)
+        overflown = next((name for name in read if name in infinite), "")
         result = function_of(item)(*args, **kwargs)
+        if any(map(_has_inf, tensors_in(result))):
+            place = infinite.get(overflown) or _origin(item)
+            infinite.update(dict.fromkeys(set(_names(item)) - garbage, place))
         if any(map(_has_nan, tensors_in(result))):
             if before:
                 told = origins.get(before) or _given(before, forward)
             else:
                 told = _told(item, read, ranges)
+                told += f"\n  infinite since {infinite[overflown]}" if overflown else ""
             origins.update({name: told for name in _names(item) if name not in garbage})
         return result
 
@@ -78,10 +85,15 @@ def _told(item: BoundSymbol, read: dict[str, Any], ranges: str) -> str:
             if any(_has_nan(values[proxy.name]) for proxy in part.outputs):
                 return _told(part, values, given)
         return f"a region of {len(item.subsymbols)} operators, none of which makes any where PyTorch runs it{by}"
+    return f"{_origin(item)}\n  line: {item!r}{by}\n  read: {ranges}"
+
+
+def _origin(item: BoundSymbol) -> str:
+    """Say which line of the forward a line of the backward belongs to."""
     places = dict.fromkeys(
         f"the gradient of {_place(link.forward)}, by rule {link.rule}" for link in item.links
     )
-    return f"{'; '.join(places) or _place(item)}\n  line: {item!r}{by}\n  read: {ranges}"
+    return "; ".join(places) or _place(item)
 
 
 def _given(name: str, forward: Trace) -> str:
@@ -103,6 +115,10 @@ def _place(item: BoundSymbol) -> str:
 
 def _names(item: BoundSymbol) -> tuple[str, ...]:
     return tuple([proxy.name for proxy in item.outputs])
+
+
+def _has_inf(tensor: torch.Tensor) -> bool:
+    return bool(tensor.is_floating_point() and tensor.isinf().any())
 
 
 def _has_nan(tensor: torch.Tensor) -> bool:
