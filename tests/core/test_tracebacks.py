@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import switchgear as sg
+from switchgear import errors
 
 X = torch.ones(4)
 
@@ -77,6 +78,17 @@ def test_a_refusal_ends_in_the_line_that_is_refused() -> None:
         return sg.jit(branches, executors=["torch"], strict=True)(X)
 
     assert frames(strictly)[-1][:2] == (__file__, "branches")
+
+
+def test_a_refusal_shows_no_error_of_stand_ins() -> None:
+    def reads(x: torch.Tensor) -> torch.Tensor:
+        return x * x.sum().item()
+
+    with pytest.raises(errors.DataDependent) as raised:
+        sg.jit(reads, executors=["torch"], strict=True)(X)
+    shown = "".join(traceback.format_exception(raised.value))
+    assert "During handling" not in shown
+    assert "fake_tensor" not in shown
 
 
 def test_causes_have_none_of_our_frames_either() -> None:

@@ -8,6 +8,7 @@ import pathlib
 import types
 
 from switchgear.capture.recorder import active_recorder
+from switchgear.errors import CaptureError
 from switchgear.ir.symbol import Source
 from switchgear.ir.trace import SOURCES
 
@@ -25,6 +26,10 @@ def hide_own_frames(error: BaseException | None) -> None:
         return
     while error is not None:
         error.__traceback__ = _of_the_user(error.__traceback__)
+        cause = error.__cause__
+        is_of_fakes = cause is None or type(cause).__module__.startswith("torch._")
+        if isinstance(error, CaptureError) and is_of_fakes:
+            error.__cause__ = None  # nor is the context shown then: the message says all of it
         error = error.__cause__
 
 
