@@ -8,6 +8,7 @@ import operator
 import os
 import runpy
 import sys
+import types
 from collections.abc import Callable, Iterator
 
 from switchgear.capture.user_code import raising_line
@@ -63,7 +64,11 @@ def loaded(place: str) -> Callable[..., object]:
             else namespace[first]
         )
     except (KeyError, AttributeError) as error:
-        known = [one for one in namespace if not one.startswith("_")]
+        known = [
+            one
+            for one, value in namespace.items()
+            if not (one.startswith("_") or isinstance(value, types.ModuleType))
+        ]
         raise InvalidInput(f"{home} has no {name}{did_you_mean(name, known)}") from error
     if not callable(value):
         raise InvalidInput(
