@@ -16,6 +16,10 @@ else:
     AVAILABLE = False
 
 
+#: Contestants of `work_curve`, as a legend names them.
+_LEGEND = {"compile": "torch.compile", "now": "Switchgear, compile='now'", "default": "Switchgear"}
+
+
 def write(result: throughput.Result | gpu.Result | work_curve.Result, path: Path, title: str) -> None:
     """The figure of a benchmark; the file's suffix says the format."""
     if isinstance(result, work_curve.Result):
@@ -33,12 +37,12 @@ def write_curves(result: work_curve.Result, path: Path, title: str) -> None:
         for who, curve in result.of(name).items():
             every = max(1, len(curve.ends) // 400)  # enough for a picture
             ends, counts = curve.ends[::every], range(1, len(curve.ends) + 1, every)
-            axes.step([0.0, *ends], [0, *counts], where="post", label=who)
+            axes.step([0.0, *ends], [0, *counts], where="post", label=_LEGEND.get(who, who))
         axes.set_title(name)
         axes.set_xlabel("seconds since the first call")
-        axes.set_ylabel("steps")
+        axes.set_ylabel("training steps finished")
         axes.legend()
-    figure.suptitle(title, fontsize="small")
+    figure.suptitle(f"How many steps are done after so many seconds? Higher is better. {title}", fontsize="small")
     figure.savefig(path)
 
 
