@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import io
+import os
 import re
 import textwrap
 import tokenize
@@ -16,6 +17,8 @@ WIDTH = 120
 #: The most that an object shows of itself.
 LINES, CHARACTERS = 60, 5_000
 _INDENT = "    "
+#: The width of a warning.
+_COLUMNS = 100
 #: What two spaces end.
 _GROUP = r"\S.*?(?:  +|$)"
 
@@ -82,6 +85,24 @@ def as_html(text: str) -> str:
 def shortened(text: str, width: int = WIDTH) -> str:
     """Return text, or as much of it as the width holds."""
     return text if len(text) <= width else f"{text[: width - 4]} ..."
+
+
+def warning_text(text: str, more: str = "") -> str:
+    """Wrap a message to three lines without folders; of one that is too long the middle goes, not the remedy.
+
+    Args:
+        text: the message.
+        more: a last line, if there is room.
+    """
+    text = text.replace(f"{os.getcwd()}{os.sep}", "")
+    text = re.sub(r"\S+/(site|dist)-packages/", "", text)
+    text = re.sub(r"(?<![^\s(])/\S*/(?=[^/\s]+:\d+)", "", text)
+    lines = textwrap.wrap(text, _COLUMNS)
+    if len(lines) > 3:
+        half = 3 * _COLUMNS // 2 - 15
+        text = f"{text[:half].rpartition(' ')[0]} ... {text[-half:].partition(' ')[2]}"
+        lines = textwrap.wrap(text, _COLUMNS)
+    return "\n".join([*lines, *[more] * bool(more)][:3])
 
 
 def folded(code: str, comment: str) -> list[str]:

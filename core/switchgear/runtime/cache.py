@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import textwrap
 import warnings
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
@@ -22,7 +21,7 @@ from switchgear.ir.proxy import short_name
 from switchgear.runtime.entry import Entry
 from switchgear.runtime.modes import modes_key
 from switchgear.runtime.module_state import modules_key
-from switchgear.showing import shortened
+from switchgear.showing import shortened, warning_text
 
 #: Of a call: its structure, what its arguments are, the modes, the modules.
 Key: TypeAlias = tuple[Any, ...]
@@ -152,8 +151,7 @@ class Cache:
             remedy = "" if "dynamic=" in why else "; keep it as it is"
             name = self._name.rpartition("<locals>.")[2]
             text = f"{name} has been compiled {self._compilations} times; {why}{remedy}, or raise recompile_limit"
-            message = textwrap.fill(text, 100, max_lines=3, placeholder=" ...")
-            warnings.warn(message, RecompileWarning, stacklevel=user_frame()[1])
+            warnings.warn(warning_text(text), RecompileWarning, stacklevel=user_frame()[1])
         self._last_key = self._order[entry] = key
         self._by_kind[_kind(key)].append(key)
         self._buckets.setdefault(key, []).insert(0, entry)

@@ -6,7 +6,6 @@ import functools
 import os
 import re
 import sys
-import textwrap
 import traceback
 import types
 import warnings
@@ -30,6 +29,7 @@ from switchgear.errors import (
     Unsupported,
 )
 from switchgear.runtime.modes import same_modes
+from switchgear.showing import warning_text
 
 
 @dataclass(slots=True, eq=False)
@@ -241,26 +241,12 @@ class Fallbacks:
                 semicolon = ""  # the remedy is for whoever can change the code
             text = f"{happened or text}{fallback.place}" + (semicolon and f"; {remedy}")
             name = self._name.rpartition("<locals>.")[2]
-            warning = FallbackWarning(_shown(f"{name} {how}: {text}"), str(fallback))
+            warning = FallbackWarning(warning_text(f"{name} {how}: {text}", _MORE), str(fallback))
             warnings.warn(warning, stacklevel=user_frame()[1])
 
 
-_COLUMNS = 100
 _IN_LIBRARY = "; this is library code: jit a part of the model that does without it"
 _MORE = "More: sg.explain(f).fallbacks(). To stop here instead: sg.jit(f, fallback='error')."
-
-
-def _shown(text: str) -> str:
-    """Wrap a message to three lines; of one that is too long the middle goes, for its remedy stands at the end."""
-    text = text.replace(f"{os.getcwd()}{os.sep}", "")
-    text = re.sub(r"\S+/(site|dist)-packages/", "", text)
-    text = re.sub(r"(?<!\S)/\S*/(?=[^/\s]+:\d+)", "", text)
-    lines = textwrap.wrap(text, _COLUMNS)
-    if len(lines) > 3:
-        half = 3 * _COLUMNS // 2 - 15
-        text = f"{text[:half].rpartition(' ')[0]} ... {text[-half:].partition(' ')[2]}"
-        lines = textwrap.wrap(text, _COLUMNS)
-    return "\n".join([*lines, _MORE][:3])
 
 
 def _place(error: CaptureError) -> str:
