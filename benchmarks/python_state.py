@@ -180,7 +180,8 @@ def guard_seconds(model: nn.Module, arguments: dict[str, Tensor], rounds: int) -
     for _ in range(3):
         jitted(**arguments)
     (guard,) = [guard for guard in last_entry(jitted).captured.guards if "state" in guard.scope]
-    check: Callable[[], object] = eval(f"lambda: {guard.condition}", dict(guard.scope))
+    leaves = {f"a{place}": value for place, value in enumerate(arguments.values())}
+    check: Callable[[], object] = eval(f"lambda: {guard.condition}", {**guard.scope, **leaves})
     if not check():
         raise RuntimeError("the guards do not hold for the call they were made for")
     return min(per_call(check, calls=2000) for _ in range(rounds))
