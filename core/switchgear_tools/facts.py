@@ -12,7 +12,8 @@ from switchgear.ir.symbol import IN_PLACE, BoundSymbol
 from switchgear.ir.trace import Trace
 from switchgear.who.selection import Claimant, Reasons, Selection
 
-_NUMBER = r"\d+(?:\.\d+)?"
+#: A number in a reason, and a mark for one that no reason holds.
+_NUMBER, _ANY = r"\d+(?:\.\d+)?", "\0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,14 +231,14 @@ def not_fused(facts: Facts) -> list[NotFused]:
         for item in program.trace.bound_symbols if not program.is_pending else ():
             if item.implementation is not None and item.implementation.owner not in fusion:
                 reason = _why_alone(item, fusion)
-                reasons[re.sub(_NUMBER, "#", reason)].append((reason, item.symbol.name))
+                reasons[re.sub(_NUMBER, _ANY, reason)].append((reason, item.symbol.name))
     groups = []
     for pattern, pairs in reasons.items():
         texts = {text for text, _ in pairs}
         reason = pattern
         for column in zip(*(re.findall(_NUMBER, text) for text in texts), strict=True):
             ends = sorted({*column}, key=float)
-            reason = reason.replace("#", " to ".join(dict.fromkeys((ends[0], ends[-1]))), 1)
+            reason = reason.replace(_ANY, " to ".join(dict.fromkeys((ends[0], ends[-1]))), 1)
         groups.append(NotFused(reason, tuple(Counter(name for _, name in pairs).most_common())))
     return sorted(groups, key=lambda group: -group.count)
 

@@ -234,8 +234,7 @@ def _peaks(profiler: Any) -> dict[str, list[int]]:
 def _moments(events: list[dict[str, Any]]) -> Iterator[tuple[float, dict[str, Any]]]:
     """Ranges and changes of memory with their times; on a device its own memory counts, else that of the CPU."""
     memory = [event for event in events if event.get("name") == "[memory]"]
+    ranges = [one for one in events if one.get("cat") == "user_annotation" and one.get("ph") == "X"]
     device = max((event["args"]["Device Type"] for event in memory), default=0)
-    for event in events:
-        is_range = event.get("cat") == "user_annotation" and event.get("ph") == "X"
-        if is_range or (event in memory and event["args"]["Device Type"] == device):
-            yield event["ts"], event
+    own = [event for event in memory if event["args"]["Device Type"] == device]
+    yield from ((event["ts"], event) for event in (*ranges, *own))
