@@ -218,6 +218,17 @@ def test_reasons_that_differ_in_numbers_alone_show_their_range() -> None:
     assert "own: of 3 to 5 rows, fewer than 8" in str(sg.explain(jitted))
 
 
+def test_a_number_sign_in_a_reason_is_no_number() -> None:
+    class Counting(Fusing):
+        def supports(self, bound_symbol: sg.BoundSymbol) -> sg.Declined | None:
+            return sg.Declined("of # rows" if bound_symbol.inputs[0].shape[0] == 3 else "of 5 rows")
+
+    jitted = called(lambda x, y: (x.sin(), y.sin()), torch.ones(3), torch.ones(5), executors=[Counting("own"), "torch"])
+    text = str(sg.explain(jitted))
+    assert "own: of # rows" in text
+    assert "own: of 5 rows" in text
+
+
 def test_long_reasons_say_that_there_is_more() -> None:
     reason = "because " + "of this and that " * 40
 
