@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import itertools
+import pkgutil
 import re
 import shlex
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 import switchgear as sg
-from switchgear import testing
+from switchgear import capture, executors, passes, testing
 from switchgear.options import VARIABLES
 from switchgear_tools.cli import command_line
 
@@ -81,8 +82,11 @@ def test_the_reference_has_every_public_name() -> None:
         {"switchgear.jit.jit": "switchgear.jit", "switchgear.functional.grad": "switchgear.grad"}.get(n, n)
         for n in shown
     }
-    names = {f"switchgear.{name}" for name in sg.__all__} | {f"switchgear.testing.{name}" for name in testing.__all__}
-    assert shown - {"switchgear.who.hookspecs"} == names
+    inside = (capture, executors, passes, testing)
+    names = {f"{module.__name__}.{name}" for module in (sg, *inside) for name in module.__all__}
+    results = {name for name in shown if name.startswith("switchgear_tools.")}
+    assert shown - {"switchgear.who.hookspecs"} - results == names - {module.__name__ for module in inside}
+    assert all(pkgutil.resolve_name(name) for name in results)
 
 
 def test_every_variable_is_on_its_page() -> None:

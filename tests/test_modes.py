@@ -322,7 +322,7 @@ class Counts(sg.Executor):
         self.symbol = symbol
         self.seen: list[tuple[torch.dtype, ...]] = []
 
-    def claim(self, bound_symbol: sg.BoundSymbol, entry: object) -> sg.Implementation | sg.Declined:
+    def claim(self, bound_symbol: sg.BoundSymbol, entry: object) -> sg.executors.Implementation | sg.Declined:
         if bound_symbol.symbol.name != self.symbol:
             return sg.Declined("not mine")
 
@@ -331,7 +331,7 @@ class Counts(sg.Executor):
             self.seen.append(tuple(arg.dtype for arg in args if isinstance(arg, T)))
             return bound_symbol.symbol.fn(*args, **kwargs)
 
-        return sg.Implementation(self.name, run)
+        return sg.executors.Implementation(self.name, run)
 
 
 @pytest.mark.parametrize("around", [nullcontext, autocast()], ids=["inside", "around"])

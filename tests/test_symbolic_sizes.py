@@ -76,7 +76,7 @@ def test_a_function_and_its_gradient_print_with_sizes_and_run() -> None:
     assert "s0 = t_0.size(0)\n    s1 = t_0.size(1)\n" in forward.python()
     assert "[s0*s1]" in forward.python()
     assert "def backward(s0, s1, g_" in backward.python()
-    assert backward.numbers == (sg.NumberProxy("s0"), sg.NumberProxy("s1"))
+    assert backward.numbers == (sg.passes.NumberProxy("s0"), sg.passes.NumberProxy("s1"))
     x = numbers(6, 4)
     assert torch.equal(sg.last_traces(jitted)[0].function()(x)[0], (x * 2).sum())
     (grad,) = backward.function()(6, 4, torch.tensor(3.0, dtype=torch.float64))

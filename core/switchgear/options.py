@@ -105,7 +105,7 @@ _KINDS: Mapping[str, _Kind] = {
     ),
     "decisions": _instance("the path of a file", str, os.PathLike, NoneType),
     "methods": _several("names, such as ['generate']", str),
-    "passes": _several("sg.PassPlacement or '-name'", PassPlacement, str),
+    "passes": _several("sg.passes.PassPlacement or '-name'", PassPlacement, str),
 }
 
 

@@ -21,6 +21,8 @@ from .contest import hold
 
 
 @sg.hookimpl
-def switchgear_choose(regions: Sequence[sg.Region], context: sg.RegionContext) -> Sequence[sg.RegionChoice]:
+def switchgear_choose(
+    regions: Sequence[sg.executors.Region], context: sg.executors.RegionContext
+) -> Sequence[sg.executors.RegionChoice]:
     """The fastest candidate of each region, or its operators where none of them is faster."""
     return hold(regions, context)

@@ -26,7 +26,9 @@ class Result:
     is_steady: bool = True
 
 
-def hold(regions: Sequence[sg.Region], context: sg.RegionContext) -> list[sg.RegionChoice]:
+def hold(
+    regions: Sequence[sg.executors.Region], context: sg.executors.RegionContext
+) -> list[sg.executors.RegionChoice]:
     """The fastest candidate of each region, or None where its operators are as fast.
 
     Of regions that are alike the first is compiled by all its candidates and measured, unless it was before.
@@ -46,7 +48,7 @@ def hold(regions: Sequence[sg.Region], context: sg.RegionContext) -> list[sg.Reg
 class Race:
     """One region, run by each of its candidates, and operator by operator."""
 
-    def __init__(self, region: sg.Region, context: sg.RegionContext) -> None:
+    def __init__(self, region: sg.executors.Region, context: sg.executors.RegionContext) -> None:
         self.region = region
         self._context = context
         self._operators = context.operators(region)
@@ -65,7 +67,7 @@ class Race:
                 region.sizes,
                 *_described(region, context),
                 codes,
-                sg.surroundings(self._devices),
+                sg.executors.surroundings(self._devices),
             )
         )
 
@@ -124,29 +126,29 @@ class Race:
         )
         return f"out, for {fault}"
 
-    def choice(self, result: Result | None) -> sg.RegionChoice:
+    def choice(self, result: Result | None) -> sg.executors.RegionChoice:
         """Who is taken, for these times."""
         assert result is not None
         *fused, operators = result.seconds
         best = min(fused)
         lasts = result.is_steady and not any(reason.startswith("out, ") for reason in result.reasons.values())
         if best == math.inf:
-            return sg.RegionChoice(None, "; ".join(result.reasons.values()), lasts=lasts)
+            return sg.executors.RegionChoice(None, "; ".join(result.reasons.values()), lasts=lasts)
         times = ", ".join(
             f"{name}: {result.reasons.get(place) or f'{1e6 * one:.1f} µs'}"
             for place, (name, one) in enumerate(zip(self._names, result.seconds, strict=True))
         )
         times += "" if result.is_steady else "; unsteady, so measured again by other processes"
         if best < operators:
-            return sg.RegionChoice(self.region.candidates[fused.index(best)], times, operators - best, lasts)
-        return sg.RegionChoice(None, f"not faster as measured, {times}", lasts=lasts)
+            return sg.executors.RegionChoice(self.region.candidates[fused.index(best)], times, operators - best, lasts)
+        return sg.executors.RegionChoice(None, f"not faster as measured, {times}", lasts=lasts)
 
 
 def _unboxed(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args: function([*args])
 
 
-def _described(region: sg.Region, context: sg.RegionContext) -> tuple[Any, ...]:
+def _described(region: sg.executors.Region, context: sg.executors.RegionContext) -> tuple[Any, ...]:
     """Those who take part, with their versions and options."""
     fused = [
         (context.label(one), type(one).__module__, type(one).__qualname__, one.fingerprint())

@@ -143,7 +143,7 @@ def _undisturbed(accelerators: Sequence[torch.device]) -> Iterator[None]:
     kind = accelerators[0].type if accelerators else "cuda"
     with (
         torch.inference_mode(False),
-        sg.real_dispatch(),
+        sg.capture.real_dispatch(),
         torch.random.fork_rng(accelerators, device_type=kind),
         warnings.catch_warnings(),
     ):

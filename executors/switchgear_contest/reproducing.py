@@ -34,7 +34,7 @@ print(sg.explain(jitted))
 '''
 
 
-def reproduce(region: sg.Region, executor: sg.Executor, fault: str) -> Path | str:
+def reproduce(region: sg.executors.Region, executor: sg.Executor, fault: str) -> Path | str:
     """Write the file; returns where it is, or why there is none."""
     trace = region.trace
     device = next((str(proxy.device) for proxy in region.layouts), "cpu")

@@ -28,12 +28,12 @@ def switchgear_executors() -> Sequence[sg.Executor]:
 
 
 @sg.hookimpl
-def switchgear_register_grad_rules(registry: sg.Registry) -> None:
+def switchgear_register_grad_rules(registry: sg.executors.Registry) -> None:
     """Register the rules for the operators of this package."""
     table.install_grad_rules(registry)
 
 
 @sg.hookimpl
-def switchgear_passes() -> Sequence[sg.PassPlacement]:
+def switchgear_passes() -> Sequence[sg.passes.PassPlacement]:
     """Return the passes that put the operators of this package in place of PyTorch's."""
     return PASSES

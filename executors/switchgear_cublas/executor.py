@@ -71,7 +71,7 @@ class CublasExecutor(sg.Executor):
         why = "no device is found" if torch.version.cuda else "this PyTorch is built without it"
         return f"available on its CPU reference path; CUDA absent: {why}"
 
-    def claim(self, bound_symbol: sg.BoundSymbol, entry: object) -> sg.Implementation | sg.Declined:
+    def claim(self, bound_symbol: sg.BoundSymbol, entry: object) -> sg.executors.Implementation | sg.Declined:
         """Take products of real numbers as PyTorch runs them, and the operators of this package."""
         symbol = bound_symbol.symbol
         if symbol in _REFERENCE or symbol == LINEAR_FP8:
@@ -84,23 +84,23 @@ class CublasExecutor(sg.Executor):
         elif symbol.name not in _LEAVES:
             return sg.Declined("no matrix product")
         reason = _unsuitable(bound_symbol)
-        return sg.Declined(reason) if reason else sg.Implementation(self.name, symbol.fn)
+        return sg.Declined(reason) if reason else sg.executors.Implementation(self.name, symbol.fn)
 
-    def _own(self, call: sg.BoundSymbol) -> sg.Implementation | sg.Declined:
+    def _own(self, call: sg.BoundSymbol) -> sg.executors.Implementation | sg.Declined:
         reason = _unsuitable(call) or _irregular(call)
         if reason:
             return sg.Declined(reason)
         if call.symbol == LINEAR_FP8:
             reason = _unfit_for_8_bits(call) if self.fp8 else "CublasExecutor(fp8=True) would take it"
-            return sg.Declined(reason) if reason else sg.Implementation(self.name, kernels.linear_fp8)
+            return sg.Declined(reason) if reason else sg.executors.Implementation(self.name, kernels.linear_fp8)
         if call.inputs[0].device.type == "cpu":
-            return sg.Implementation(self.name, _REFERENCE[call.symbol])
+            return sg.executors.Implementation(self.name, _REFERENCE[call.symbol])
         kernel = _TORCH.get(call.symbol)
         if kernel is not None:
-            return sg.Implementation(self.name, kernel)
+            return sg.executors.Implementation(self.name, kernel)
         missing = "PyTorch has no entry point to this epilogue; CublasExecutor(nvmath=True) has"
         reason = plans.declined(call) if self.nvmath else missing
-        return sg.Declined(reason) if reason else sg.Implementation(self.name, _NVMATH[call.symbol])
+        return sg.Declined(reason) if reason else sg.executors.Implementation(self.name, _NVMATH[call.symbol])
 
 
 def _unsuitable(call: sg.BoundSymbol) -> str:

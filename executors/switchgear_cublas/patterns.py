@@ -25,22 +25,22 @@ _BY_ERF = "GELU by erf is not that of the epilogue, which is approximate='tanh'"
 _TWO_REGIONS = "product and activation are in different regions (no_grad or checkpoint)"
 
 
-def round_linears(trace: sg.Trace, context: sg.PassContext) -> sg.Trace:
+def round_linears(trace: sg.Trace, context: sg.passes.PassContext) -> sg.Trace:
     """Linear layers whose product is made of numbers of 8 bits, where that is asked for."""
-    lines = sg.Lines(trace)
+    lines = sg.passes.Lines(trace)
     if any(isinstance(executor, CublasExecutor) and executor.fp8 for executor in context.executors):
         for item in trace.bound_symbols:
             operands = _operands(item) if item.symbol.name == _LINEAR else None
             if operands is not None:
-                context.offer(_OWNER, lines, sg.composite(LINEAR_FP8, operands, item.output, (item,)))
+                context.offer(_OWNER, lines, sg.passes.composite(LINEAR_FP8, operands, item.output, (item,)))
     return lines.result()
 
 
-def fuse_activations(trace: sg.Trace, context: sg.PassContext) -> sg.Trace:
+def fuse_activations(trace: sg.Trace, context: sg.passes.PassContext) -> sg.Trace:
     """Linear layers, or products of matrices, with the GELU (tanh) or ReLU that alone reads them."""
-    lines = sg.Lines(trace)
+    lines = sg.passes.Lines(trace)
     for item in trace.bound_symbols:
-        leaf = sg.leaf_of(item)
+        leaf = sg.passes.leaf_of(item)
         if leaf is None or leaf.symbol.name not in _ACTIVATIONS:
             continue
         activation = _ACTIVATIONS[leaf.symbol.name]
@@ -49,19 +49,19 @@ def fuse_activations(trace: sg.Trace, context: sg.PassContext) -> sg.Trace:
         if product is None or operands is None:
             continue
         reason = ""
-        if activation is LINEAR_GELU and sg.argument(leaf, "approximate") != "tanh":
+        if activation is LINEAR_GELU and sg.passes.argument(leaf, "approximate") != "tanh":
             reason = _BY_ERF
         elif (product.grad_enabled, product.tags) != (item.grad_enabled, item.tags):
             reason = _TWO_REGIONS
-        context.offer(_OWNER, lines, sg.composite(activation, operands, item.output, (product, item)), reason)
+        context.offer(_OWNER, lines, sg.passes.composite(activation, operands, item.output, (product, item)), reason)
     return lines.result()
 
 
 def _operands(call: sg.BoundSymbol) -> tuple[Any, ...] | None:
     """What `linear_…` takes of a product of matrices, with a bias of one row or none; None of anything else."""
-    leaf = sg.leaf_of(call)
+    leaf = sg.passes.leaf_of(call)
     if call.symbol.name == _LINEAR:
-        x, weight, bias = (sg.argument(call, name) for name in ("input", "weight", "bias"))
+        x, weight, bias = (sg.passes.argument(call, name) for name in ("input", "weight", "bias"))
         transposed = False
     elif leaf is not None and leaf.symbol.name == _MM:
         x, weight = leaf.inputs
@@ -76,28 +76,28 @@ def _operands(call: sg.BoundSymbol) -> tuple[Any, ...] | None:
     return (x, weight, bias, True) if transposed else (x, weight, bias)
 
 
-def fuse_gelu_gradients(trace: sg.Trace, context: sg.PassContext) -> sg.Trace:
+def fuse_gelu_gradients(trace: sg.Trace, context: sg.passes.PassContext) -> sg.Trace:
     """Products with the gradient of a GELU (tanh) that alone reads them."""
-    lines = sg.Lines(trace)
+    lines = sg.passes.Lines(trace)
     for item in trace.bound_symbols:
-        leaf = sg.leaf_of(item)
+        leaf = sg.passes.leaf_of(item)
         if leaf is None or leaf.symbol.name != "aten.gelu_backward.default":
             continue
         grad, z = leaf.inputs
         parts = lines.back(grad, through=_VIEWS)
-        product = sg.leaf_of(parts[0]) if parts else None
+        product = sg.passes.leaf_of(parts[0]) if parts else None
         if product is None or product.symbol.name != _MM:
             continue
-        whole = sg.composite(MATMUL_DGELU, (*product.inputs, z), item.output, (*parts, item))
-        context.offer(_OWNER, lines, whole, unless="" if sg.argument(leaf, "approximate") == "tanh" else _BY_ERF)
+        whole = sg.passes.composite(MATMUL_DGELU, (*product.inputs, z), item.output, (*parts, item))
+        context.offer(_OWNER, lines, whole, unless="" if sg.passes.argument(leaf, "approximate") == "tanh" else _BY_ERF)
     return lines.result()
 
 
-def fuse_bias_gradients(trace: sg.Trace, context: sg.PassContext) -> sg.Trace:
+def fuse_bias_gradients(trace: sg.Trace, context: sg.passes.PassContext) -> sg.Trace:
     """The gradients of weights with those of the biases beside them."""
-    lines = sg.Lines(trace)
+    lines = sg.passes.Lines(trace)
     for total in trace.bound_symbols:
-        leaf = sg.leaf_of(total)
+        leaf = sg.passes.leaf_of(total)
         if leaf is None or leaf.symbol.name != "aten.sum.dim_IntList" or len(leaf.inputs[0].shape) != 2:
             continue
         (grad,) = leaf.inputs
@@ -113,20 +113,20 @@ def fuse_bias_gradients(trace: sg.Trace, context: sg.PassContext) -> sg.Trace:
             again, rows = lines.fresh(product.inputs[0]), product.inputs[1]
             parts = (replace(transpose, output=again), replace(product, args=(again, rows)), total)
             operands = (grad, rows) if transpose.inputs[0] == grad else (grad, transpose.inputs[0], True)
-            whole = sg.composite(MATMUL_BGRAD, operands, (product.output, total.output), parts)
+            whole = sg.passes.composite(MATMUL_BGRAD, operands, (product.output, total.output), parts)
             if context.takes(_OWNER, whole):
                 lines.replace(parts[1:], whole, product)
             break
     return lines.result()
 
 
-def _weight_gradients(lines: sg.Lines, grad: sg.TensorProxy) -> Iterator[tuple[sg.BoundSymbol, sg.BoundSymbol]]:
+def _weight_gradients(lines: sg.passes.Lines, grad: sg.TensorProxy) -> Iterator[tuple[sg.BoundSymbol, sg.BoundSymbol]]:
     """`grad.t() @ rows`, or, for a transposed weight, `rows.t() @ grad`, each with its transpose."""
     for reader in lines.readers(grad):
-        for product in map(sg.leaf_of, (reader, *lines.readers(reader.outputs[0]))):
+        for product in map(sg.passes.leaf_of, (reader, *lines.readers(reader.outputs[0]))):
             if product is None or product.symbol.name != _MM or lines.maker(product.output) is None:
                 continue
-            transpose = sg.leaf_of(lines.maker(product.inputs[0]))
+            transpose = sg.passes.leaf_of(lines.maker(product.inputs[0]))
             if (
                 transpose is not None
                 and transpose.symbol.name == _T
@@ -136,9 +136,9 @@ def _weight_gradients(lines: sg.Lines, grad: sg.TensorProxy) -> Iterator[tuple[s
 
 
 #: In the order in which they run.
-PASSES: Sequence[sg.PassPlacement] = (
-    sg.PassPlacement("cublas_8_bits", "before_grad", round_linears),
-    sg.PassPlacement("cublas_activations", "before_grad", fuse_activations),
-    sg.PassPlacement("cublas_gelu_gradients", "before_claim", fuse_gelu_gradients),
-    sg.PassPlacement("cublas_bias_gradients", "before_claim", fuse_bias_gradients),
+PASSES: Sequence[sg.passes.PassPlacement] = (
+    sg.passes.PassPlacement("cublas_8_bits", "before_grad", round_linears),
+    sg.passes.PassPlacement("cublas_activations", "before_grad", fuse_activations),
+    sg.passes.PassPlacement("cublas_gelu_gradients", "before_claim", fuse_gelu_gradients),
+    sg.passes.PassPlacement("cublas_bias_gradients", "before_claim", fuse_bias_gradients),
 )

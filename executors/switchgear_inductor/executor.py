@@ -143,7 +143,7 @@ class InductorExecutor(sg.FusionExecutor):
 
         A region on which it fails is left to others, with one warning.
         """
-        with sg.Progress(len(regions), self.name, shown=self.progress) as progress:
+        with sg.executors.Progress(len(regions), self.name, shown=self.progress) as progress:
             return [progress.after(self._made_of(region)) for region in regions]
 
     def compile(self, region: sg.Trace) -> Callable[..., Any] | sg.Declined:

@@ -11,8 +11,8 @@ It takes no composite that is written in Python: its parts alone cost less. Afte
 
 `user_ranges` keeps the user's `record_function` blocks.
 
-They use the public names that any plugin's pass may use: `sg.storages`, `sg.aliased_argument`,
-`sg.written_arguments`, `Implementation.path`.
+They use the public names that any plugin's pass may use: `sg.passes.storages`, `sg.passes.aliased_argument`,
+`sg.passes.written_arguments`, `Implementation.path`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _AS_UNDER_AUTOGRAD: Mapping[str, Callable[..., Any]] = {"aten.mkldnn_rnn_layer.d
 class TorchExecutor(sg.Executor):
     """Runs every leaf, and every composite of PyTorch's C++ in which no gradient is at stake, by its own callable."""
 
-    def claim(self, bound_symbol: sg.BoundSymbol, entry: object) -> sg.Implementation | sg.Declined:
+    def claim(self, bound_symbol: sg.BoundSymbol, entry: object) -> sg.executors.Implementation | sg.Declined:
         """Accept, unless a composite only costs more than its parts, or might take another path than under capture.
 
         Compiled code runs outside autograd, so PyTorch sees no input that requires grad there.
@@ -61,7 +61,7 @@ class TorchExecutor(sg.Executor):
             return sg.Declined(_IN_PYTHON)
         if bound_symbol.grad_enabled and any(proxy.requires_grad for proxy in bound_symbol.inputs):
             fn = _AS_UNDER_AUTOGRAD.get(bound_symbol.symbol.name, fn)
-        return sg.Implementation(self.name, fn)
+        return sg.executors.Implementation(self.name, fn)
 
 
 @sg.hookimpl
@@ -71,6 +71,6 @@ def switchgear_executors() -> Sequence[sg.Executor]:
 
 
 @sg.hookimpl
-def switchgear_passes() -> Sequence[sg.PassPlacement]:
+def switchgear_passes() -> Sequence[sg.passes.PassPlacement]:
     """Return the passes that make PyTorch's calls cheaper."""
     return PASSES

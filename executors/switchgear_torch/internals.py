@@ -19,7 +19,7 @@ def has_kernel(overload: torch._ops.OpOverload, device: str) -> bool:
 
 def make_meta(proxy: sg.TensorProxy, shape: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
     """A tensor without data, of a proxy's dtype and bits."""
-    with sg.real_dispatch():
+    with sg.capture.real_dispatch():
         tensor = torch.empty_strided(shape, stride, dtype=proxy.dtype, device="meta")
         tensor = torch._conj(tensor) if proxy.is_conj else tensor
         return torch._neg_view(tensor) if proxy.is_neg else tensor
@@ -51,7 +51,7 @@ def first_dispatched(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[torch._ops.OpOverload, tuple[Any, ...], dict[str, Any]] | None:
     """The overload that a call comes to first, and its arguments there; nothing is run. None if the call is refused."""
-    with sg.real_dispatch(), torch._C._DisableAutocast(), _mode()():
+    with sg.capture.real_dispatch(), torch._C._DisableAutocast(), _mode()():
         try:
             fn(*args, **kwargs)
         except _Dispatched as first:

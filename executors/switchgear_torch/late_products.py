@@ -22,13 +22,13 @@ _PRODUCTS = frozenset({_aten.mm.default, _aten.addmm.default, _aten.bmm.default,
 FARTHEST = 64
 
 
-def late_products(trace: sg.Trace, context: sg.PassContext) -> sg.Trace:
+def late_products(trace: sg.Trace, context: sg.passes.PassContext) -> sg.Trace:
     """Move products of PyTorch's down to their first reader; never past a check, or a call that writes."""
     lines = list(trace.bound_symbols)
     products = [index for index, item in enumerate(lines) if _is_large_product(item)]
     if trace.numbers or not products:
         return trace
-    home = sg.storages(lines)
+    home = sg.passes.storages(lines)
     # what was saved ends where the backward reads it last
     theirs = (*trace.outputs, *(() if context.gives_gradients else trace.inputs))
     kept = {home.get(proxy.name, proxy.name) for proxy in theirs if proxy is not None}.union(trace.tensors)
@@ -81,5 +81,5 @@ def _reachable(lines: Sequence[sg.BoundSymbol], index: int) -> Iterator[int]:
     """Where the line's result could be read first: behind lines that it may move past."""
     for at in range(index + 1, min(len(lines), index + 1 + FARTHEST)):
         yield at
-        if lines[at].is_check or sg.written_arguments(lines[at]):
+        if lines[at].is_check or sg.passes.written_arguments(lines[at]):
             return

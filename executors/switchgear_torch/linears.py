@@ -14,12 +14,12 @@ _TRANSPOSING = (_aten.t.default, torch.t)
 _PRODUCTS = (_aten.addmm.default, torch.addmm, _aten.mm.default, torch.mm)
 
 
-def join_linears(trace: sg.Trace, context: sg.PassContext) -> sg.Trace:
+def join_linears(trace: sg.Trace, context: sg.passes.PassContext) -> sg.Trace:
     """Let `linear` stand for a transposition that is read once, by a product of matrices, which may add a bias.
 
     With matrices it comes to these very calls. On the CPU; elsewhere it has kernels of its own.
     """
-    lines = sg.Lines(trace)
+    lines = sg.passes.Lines(trace)
     for product in trace.bound_symbols:
         transposition = lines.maker(product.args[-1]) if _is_product(product) else None
         if transposition is None or not _is_transposition(transposition):

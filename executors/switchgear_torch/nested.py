@@ -17,12 +17,12 @@ _CONCATENATIONS = (_aten.cat.default, torch.cat)
 _VIEWS = (_aten.view.default, torch.Tensor.view)
 
 
-def join_nested(trace: sg.Trace, context: sg.PassContext) -> sg.Trace:
+def join_nested(trace: sg.Trace, context: sg.passes.PassContext) -> sg.Trace:
     """Have `view` and `cat` take what the calls took that gave them their arguments, if nothing else reads those.
 
     Only of values whose elements lie in memory in their order, as those of the results then do.
     """
-    if trace.numbers or any(map(sg.written_arguments, trace.bound_symbols)):
+    if trace.numbers or any(map(sg.passes.written_arguments, trace.bound_symbols)):
         return trace
     read = Counter(proxy.name for item in trace.bound_symbols for proxy in item.inputs)
     read.update(proxy.name for proxy in trace.outputs if proxy is not None)
@@ -67,7 +67,7 @@ def _is_nested(inner: sg.BoundSymbol, outer: sg.BoundSymbol) -> bool:
 
 
 def _dim(item: sg.BoundSymbol) -> int:
-    dim: int = sg.argument(item, "dim")
+    dim: int = sg.passes.argument(item, "dim")
     return dim % len(item.output.shape)
 
 

@@ -22,7 +22,7 @@ _ARITHMETIC = (
 _DTYPES = frozenset({torch.float32, torch.float64, torch.int64, torch.int32})
 
 
-def hold_numbers(trace: sg.Trace, context: sg.PassContext) -> sg.Trace:
+def hold_numbers(trace: sg.Trace, context: sg.passes.PassContext) -> sg.Trace:
     """Give arithmetic of a tensor on the CPU and a number a tensor without dimensions in the number's place."""
     taken = {proxy.name for line in trace.bound_symbols for proxy in (*line.inputs, *line.outputs)}
     taken.update(trace.tensors, (proxy.name for proxy in trace.inputs))
@@ -56,6 +56,6 @@ def _takes_number(line: sg.BoundSymbol) -> bool:
 
 
 def _tensor_of(number: Any, dtype: torch.dtype, name: str) -> tuple[sg.TensorProxy, torch.Tensor]:
-    with sg.real_dispatch():
+    with sg.capture.real_dispatch():
         tensor = torch.tensor(number, dtype=torch.int64 if type(number) is int else torch.float64, device="cpu")
         return sg.TensorProxy(name, (), (), dtype, tensor.device), tensor.to(dtype)

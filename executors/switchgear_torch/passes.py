@@ -15,12 +15,12 @@ from .user_ranges import user_ranges
 
 #: In the order in which they run; spelling and the user's ranges are last, when the calls are settled.
 PASSES = (
-    sg.PassPlacement("short_chains", "before_fusion", short_chains),
-    sg.PassPlacement("nested", "before_fusion", join_nested),
-    sg.PassPlacement("late_products", "after_claim", late_products),
-    sg.PassPlacement("reuse_buffers", "after_claim", reuse_buffers),
-    sg.PassPlacement("linears", "after_claim", join_linears),
-    sg.PassPlacement("numbers", "after_claim", hold_numbers),
-    sg.PassPlacement("spelling", "after_claim", spell),
-    sg.PassPlacement("user_ranges", "after_claim", user_ranges),
+    sg.passes.PassPlacement("short_chains", "before_fusion", short_chains),
+    sg.passes.PassPlacement("nested", "before_fusion", join_nested),
+    sg.passes.PassPlacement("late_products", "after_claim", late_products),
+    sg.passes.PassPlacement("reuse_buffers", "after_claim", reuse_buffers),
+    sg.passes.PassPlacement("linears", "after_claim", join_linears),
+    sg.passes.PassPlacement("numbers", "after_claim", hold_numbers),
+    sg.passes.PassPlacement("spelling", "after_claim", spell),
+    sg.passes.PassPlacement("user_ranges", "after_claim", user_ranges),
 )

@@ -33,14 +33,14 @@ _ALLOCATING = frozenset(
 )
 
 
-def reuse_buffers(trace: sg.Trace, context: sg.PassContext) -> sg.Trace:
+def reuse_buffers(trace: sg.Trace, context: sg.passes.PassContext) -> sg.Trace:
     """Let pointwise operators that PyTorch runs write in place, or to `out`, where an argument ends.
 
     Written to is what PyTorch's own operators made, of the same layout, and whose memory no input, constant, output or
     call of anybody else's can see.
     """
     lines = trace.bound_symbols
-    home = sg.storages(lines)
+    home = sg.passes.storages(lines)
     last = {home.get(proxy.name, proxy.name): index for index, item in enumerate(lines) for proxy in item.inputs}
     barred = {home.get(proxy.name, proxy.name) for proxy in trace.outputs if proxy is not None}
     barred.update(trace.tensors, (proxy.name for proxy in trace.inputs))
@@ -71,7 +71,7 @@ def out_of_hand(item: sg.BoundSymbol) -> Iterator[str]:
     fn: Any = item.symbol.fn
     if not runs_as_it_is(item):
         yield from (proxy.name for proxy in (*item.inputs, *item.outputs))
-    elif sg.aliased_argument(item) is None and not _is_pointwise(fn) and fn.overloadpacket not in _ALLOCATING:
+    elif sg.passes.aliased_argument(item) is None and not _is_pointwise(fn) and fn.overloadpacket not in _ALLOCATING:
         yield from (proxy.name for proxy in item.outputs)
         for proxy in item.inputs:
             if any(made.dtype == proxy.dtype and made.bytes <= proxy.bytes for made in item.outputs):
@@ -99,7 +99,12 @@ def written_to(item: sg.BoundSymbol, target: sg.TensorProxy, output: sg.TensorPr
     fn: Any = item.symbol.fn
     if any(proxy.dtype not in _DTYPES for proxy in (*item.inputs, output)):
         return None
-    if not runs_as_it_is(item) or not _is_pointwise(fn) or item.is_random or sg.aliased_argument(item) is not None:
+    if (
+        not runs_as_it_is(item)
+        or not _is_pointwise(fn)
+        or item.is_random
+        or sg.passes.aliased_argument(item) is not None
+    ):
         return None
     in_place, out = _writing_forms(fn, output.device.type)
     kwargs = dict(item.kwargs)
@@ -107,7 +112,7 @@ def written_to(item: sg.BoundSymbol, target: sg.TensorProxy, output: sg.TensorPr
         if out is None:
             return None
         in_place, kwargs = out[0], {**kwargs, out[1]: target}
-    implementation = sg.Implementation(item.implementation.owner, in_place) if item.implementation else None
+    implementation = sg.executors.Implementation(item.implementation.owner, in_place) if item.implementation else None
     name = f"aten.{in_place._opname}.{in_place._overloadname}"
     return replace(item, symbol=sg.Symbol(name, in_place), kwargs=kwargs, implementation=implementation)
 

@@ -33,7 +33,7 @@ _NO_LINK = frozenset(
 _VIEWS = frozenset({_aten.view.default, _aten.squeeze.dim, _aten.squeeze.dims})
 
 
-def short_chains(trace: sg.Trace, context: sg.PassContext) -> sg.Trace:
+def short_chains(trace: sg.Trace, context: sg.passes.PassContext) -> sg.Trace:
     """Let a value stand for a view of a view of it that is laid out as it is, and a sum drop the dimensions it sums.
 
     For an output only if that is a gradient, and the value is the trace's own and does not come out besides.
@@ -53,8 +53,8 @@ def short_chains(trace: sg.Trace, context: sg.PassContext) -> sg.Trace:
     for call in trace.bound_symbols:
         item = call.reading(same)
         output = item.output
-        if isinstance(output, sg.TensorProxy) and runs_as_it_is(item) and not sg.written_arguments(item):
-            source = sg.aliased_argument(item)
+        if isinstance(output, sg.TensorProxy) and runs_as_it_is(item) and not sg.passes.written_arguments(item):
+            source = sg.passes.aliased_argument(item)
             if source is not None and item.symbol.fn not in _NO_LINK:
                 views[output.name] = item
                 origin = _origin(output, views)
@@ -99,7 +99,7 @@ def _origin(view: sg.TensorProxy, views: Mapping[str, sg.BoundSymbol]) -> sg.Ten
     """The first value, from a view on towards what it is a view of, that is laid out as the view is."""
     source = view
     while (item := views.get(source.name)) is not None:
-        found = sg.aliased_argument(item)
+        found = sg.passes.aliased_argument(item)
         assert found is not None
         source = found
         if source.layout == view.layout:

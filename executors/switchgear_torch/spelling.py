@@ -28,14 +28,14 @@ _KEPT: dict[Any, str | None] = {}
 _KEPT_LIMIT = 10_000
 
 
-def spell(trace: sg.Trace, context: sg.PassContext) -> sg.Trace:
+def spell(trace: sg.Trace, context: sg.passes.PassContext) -> sg.Trace:
     """Give every overload that PyTorch runs the path of such a function, if there is one."""
     body = tuple([_spelled(line, context) for line in trace.bound_symbols])
     unchanged = all(map(operator.is_, body, trace.bound_symbols))
     return trace if unchanged else replace(trace, bound_symbols=body)
 
 
-def _spelled(line: sg.BoundSymbol, context: sg.PassContext) -> sg.BoundSymbol:
+def _spelled(line: sg.BoundSymbol, context: sg.passes.PassContext) -> sg.BoundSymbol:
     implementation = line.implementation
     if implementation is None or not isinstance(implementation.fn, torch._ops.OpOverload):
         return line

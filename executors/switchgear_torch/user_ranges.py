@@ -29,7 +29,7 @@ class Ranged:
             return self.function(*args, **kwargs)
 
 
-def user_ranges(trace: sg.Trace, context: sg.PassContext) -> sg.Trace:
+def user_ranges(trace: sg.Trace, context: sg.passes.PassContext) -> sg.Trace:
     """Run forward lines in the ranges around them; a backward runs in none, as in eager mode."""
     ranges = [*map(_ranges_around, trace.bound_symbols)]
     if not any(ranges):

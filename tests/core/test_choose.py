@@ -86,7 +86,7 @@ def test_nobody_answers(install: Install) -> None:
 
 
 def test_an_answer_with_a_reason(install: Install) -> None:
-    module = install(mine=chooser("sg.RegionChoice(region.candidates[1], 'by lot')"))
+    module = install(mine=chooser("sg.executors.RegionChoice(region.candidates[1], 'by lot')"))
     jitted = run()
     assert owners(jitted) == ["second", "torch", "second"]
     report = str(sg.explain(jitted).operators())
@@ -96,7 +96,7 @@ def test_an_answer_with_a_reason(install: Install) -> None:
 
 
 def test_left_to_the_operators(install: Install) -> None:
-    module = install(mine=chooser("sg.RegionChoice(None, 'too small')"))
+    module = install(mine=chooser("sg.executors.RegionChoice(None, 'too small')"))
     jitted = run()
     assert operators(forward(jitted)) == ["aten.mul.Tensor"] * 2 + ["torch.sin"] + ["aten.mul.Tensor"] * 2
     assert "aten.mul.Tensor: execution by torch; first: too small" in str(sg.explain(jitted).operators())
@@ -123,7 +123,7 @@ def switchgear_register_implementations(registry):
 @sg.hookimpl
 def switchgear_choose(regions, context):
     owners = [[line.implementation.owner for line in context.operators(one).bound_symbols] for one in regions]
-    return [sg.RegionChoice(None, f"left to {names}") for names in owners]
+    return [sg.executors.RegionChoice(None, f"left to {names}") for names in owners]
 """
     install(times=source)
     jitted = run()
@@ -134,7 +134,7 @@ def switchgear_choose(regions, context):
 @pytest.mark.parametrize("silent", ["def switchgear_choose(regions, context):\n    pass", None])
 def test_who_has_no_opinion_leaves_it_to_the_next(install: Install, silent: str | None) -> None:
     source = f"@sg.hookimpl\n{silent}" if silent else chooser("None")
-    install(a=source, b=chooser("sg.RegionChoice(region.candidates[1]) if region is regions[0] else None"))
+    install(a=source, b=chooser("sg.executors.RegionChoice(region.candidates[1]) if region is regions[0] else None"))
     assert owners(run()) == ["second", "torch", "first"]
 
 
@@ -159,7 +159,7 @@ def switchgear_choose(regions, context):
                 compiled[region, region.candidates[1]](x)[0].tolist(),
             )
         )
-    return [sg.RegionChoice(region.candidates[1]) for region in regions]
+    return [sg.executors.RegionChoice(region.candidates[1]) for region in regions]
 """
     module = install(mine=source)
     run()
@@ -182,7 +182,7 @@ def test_who_lists_executors_asks_nobody(install: Install) -> None:
     [
         ("1 / 0", "raised ZeroDivisionError"),
         ("'first'", "an answer is a RegionChoice or None, not 'first'"),
-        ("sg.RegionChoice(context.executors[-1])", "is no candidate for the region"),
+        ("sg.executors.RegionChoice(context.executors[-1])", "is no candidate for the region"),
     ],
 )
 def test_what_goes_wrong_names_the_plugin(install: Install, answer: str, message: str) -> None:

@@ -388,7 +388,7 @@ def test_where_terms_cancel_a_more_exact_result_is_right(dtype: torch.dtype) -> 
     trace = sg.last_traces(jitted)[0]
     expected = (cancelling(x),)
     exact = (cancelling(x.double()).to(dtype),)
-    region = sg.Region(trace, trace, ())
+    region = sg.executors.Region(trace, trace, ())
     assert not Contestants.unlike(region, [x], exact, expected)
     assert Contestants.unlike(region, [x], (exact[0] + 1000,), expected)
 
@@ -398,7 +398,7 @@ def test_memory_that_nobody_has_written_to_is_not_compared() -> None:
     x = torch.zeros(3)
     jitted(x)
     trace = sg.last_traces(jitted)[0]
-    region = sg.Region(trace, trace, ())
+    region = sg.executors.Region(trace, trace, ())
     assert not Contestants.unlike(region, [x], (x + 7, x + 1), (x, x + 1))
     assert Contestants.unlike(region, [x], (x, x + 2), (x, x + 1))
 
@@ -423,7 +423,7 @@ def test_a_region_that_fails_to_compile_is_declined(installed: Installed, folder
     assert choice_of(listed).declined == (("failing", "no luck"),)
 
 
-def choice_of(jitted: Any) -> sg.Choice:
+def choice_of(jitted: Any) -> sg.executors.Choice:
     return next(one for one in sg.last_choices(jitted) if (one.kind, one.symbol) == ("execution", "aten.mul.Tensor"))
 
 

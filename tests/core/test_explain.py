@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import switchgear as sg
+from switchgear_tools.explanation import Explanation
 from tests.core.against_eager import numbers
 from tests.libraries.tiny import gpt2
 
@@ -75,7 +76,7 @@ def faults(value: Any, schema: dict[str, Any], place: str = "") -> list[str]:
     return found
 
 
-def checked(explanation: sg.Explanation) -> dict[str, Any]:
+def checked(explanation: Explanation) -> dict[str, Any]:
     """The dict of an explanation, which the schema describes, as JSON holds it."""
     assert faults(explanation.as_dict(), SCHEMA) == []
     held: dict[str, Any] = json.loads(json.dumps(explanation.as_dict()))

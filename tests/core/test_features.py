@@ -113,7 +113,7 @@ def test_a_feature_that_is_not_there_cannot_be_left_out(
 LOGGED = """
 CALLS = []
 
-class Logged(sg.Handler):
+class Logged(sg.capture.Handler):
     functions = frozenset({torch.special.i0e})
 
     def begin(self, recorder):
@@ -127,7 +127,7 @@ class Logged(sg.Handler):
 
 @sg.hookimpl
 def switchgear_features():
-    return [sg.Feature("logged", (Logged(),))]
+    return [sg.capture.Feature("logged", (Logged(),))]
 """
 
 
@@ -213,7 +213,7 @@ def test_a_feature_of_a_plugin_is_left_out_by_name(
 
 
 RAISING = """
-class Raising(sg.Handler):
+class Raising(sg.capture.Handler):
     functions = frozenset({torch.special.i0e})
 
     def METHOD(self, recorder, call):
@@ -221,7 +221,7 @@ class Raising(sg.Handler):
 
 @sg.hookimpl
 def switchgear_features():
-    return [sg.Feature("raising", (Raising(),))]
+    return [sg.capture.Feature("raising", (Raising(),))]
 """
 
 
@@ -261,13 +261,13 @@ def test_two_features_that_answer_one_function_are_an_error_that_names_both(plug
 
 def test_two_features_of_one_name_are_an_error() -> None:
     with pytest.raises(RegistrationError, match="two features are called same"):
-        enabled([sg.Feature("same", ()), sg.Feature("same", ())])
+        enabled([sg.capture.Feature("same", ()), sg.capture.Feature("same", ())])
 
 
 def test_what_no_handler_answers_is_passed_on() -> None:
     handlers = Handlers()
     recorder: Any = None
-    assert handlers.ask("take", recorder, sg.Call(torch.sin)) is sg.PASS
-    assert repr(sg.PASS) == "PASS"
+    assert handlers.ask("take", recorder, sg.capture.Call(torch.sin)) is sg.capture.PASS
+    assert repr(sg.capture.PASS) == "PASS"
     with warnings.catch_warnings(), handlers.entered("around"):
         pass

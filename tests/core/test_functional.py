@@ -502,7 +502,7 @@ class Curious(sg.Executor):
         self._look()
         return None
 
-    def claim(self, bound_symbol: sg.BoundSymbol, entry: Any) -> sg.Implementation | sg.Declined:
+    def claim(self, bound_symbol: sg.BoundSymbol, entry: Any) -> sg.executors.Implementation | sg.Declined:
         self._look()
         return super().claim(bound_symbol, entry)
 

@@ -678,7 +678,10 @@ def test_fifty_thousand_operators() -> None:
     toy = Interpreted()
     torch_executor = next(one for one in compiler_of(sg.jit(torch.sin)).selection.executors if one.name == "torch")
     selection = compiler_of(sg.jit(torch.sin, executors=[toy, torch_executor])).selection
-    chosen = [changed(item, choices=(sg.Choice("execution", item.symbol.name, "toy"),)) for item in trace.bound_symbols]
+    chosen = [
+        changed(item, choices=(sg.executors.Choice("execution", item.symbol.name, "toy"),))
+        for item in trace.bound_symbols
+    ]
     fused = fuse(replace(trace, bound_symbols=tuple(chosen)), selection)
     assert sum(len(item.choices) for item in fused.bound_symbols) == len(chosen)
     draws = [item for item in trace.bound_symbols if item.is_random]

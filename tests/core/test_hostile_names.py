@@ -332,7 +332,7 @@ def test_names_of_plugins_run_nothing(name: str, sentinel: list[str]) -> None:
     sine.__name__ = sine.__qualname__ = sine.__module__ = name
     table.implementation(torch.sin)(sine)
     executors: list[sg.Executor | str] = [sg.Executor(name, table=table), Fuser(f"{name} too"), "torch"]
-    passes = [sg.PassPlacement(name, "before_claim", lambda trace, context: trace)]
+    passes = [sg.passes.PassPlacement(name, "before_claim", lambda trace, context: trace)]
 
     def function(x: T) -> T:
         return torch.sin(x).exp() * 2 + x.tanh()

@@ -29,14 +29,14 @@ def program() -> sg.Trace:
 def test_makers_and_readers() -> None:
     trace = program()
     first, second, product, cosine, last = trace.bound_symbols
-    lines = sg.Lines(trace)
+    lines = sg.passes.Lines(trace)
     assert lines.maker(first.output) is first
     assert lines.maker(trace.inputs[0]) is lines.maker(3) is None
     assert lines.readers(trace.inputs[0]) == (first, second)
     assert lines.readers(product.output) == (cosine,)
 
     def seen(*parts: sg.BoundSymbol, output: Any = last.output) -> str:
-        return lines.seen_elsewhere(sg.composite(last.symbol, (), output, parts))
+        return lines.seen_elsewhere(sg.passes.composite(last.symbol, (), output, parts))
 
     assert seen(first, last) == f"{first.output.name} is returned, or saved"
     assert seen(product, last) == f"{product.output.name} is read elsewhere too"
@@ -52,9 +52,9 @@ def test_makers_and_readers() -> None:
 
 def test_calls_are_replaced() -> None:
     trace = program()
-    lines = sg.Lines(trace)
+    lines = sg.passes.Lines(trace)
     product, cosine = trace.bound_symbols[2:4]
-    whole = sg.composite(sg.Symbol("torch.tan", torch.tan), product.inputs, cosine.output, (product, cosine))
+    whole = sg.passes.composite(sg.Symbol("torch.tan", torch.tan), product.inputs, cosine.output, (product, cosine))
     assert (whole.subsymbols, whole.source) == ((product, cosine), cosine.source)
     lines.replace((product, cosine), whole)
     assert lines.maker(product.output) is None
@@ -80,7 +80,7 @@ def norm(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 def test_a_pattern_is_matched() -> None:
     x, y = torch.ones(2, 3), torch.ones(2, 3)
     trace = trace_of(lambda x: norm(x, x), x)
-    lines, through = sg.Lines(trace), {"aten._to_copy.default"}
+    lines, through = sg.passes.Lines(trace), {"aten._to_copy.default"}
     match = lines.match(trace.bound_symbols[-1], NORM, through)
     assert match is not None
     assert match.parts == trace.bound_symbols
@@ -88,7 +88,7 @@ def test_a_pattern_is_matched() -> None:
     assert lines.match(trace.bound_symbols[-1], NORM) is None  # a cast stands between
     assert lines.match(trace.bound_symbols[0], NORM) is None
     other = trace_of(norm, x, y)
-    assert sg.Lines(other).match(other.bound_symbols[-1], NORM, through) is None  # one name, two values
+    assert sg.passes.Lines(other).match(other.bound_symbols[-1], NORM, through) is None  # one name, two values
 
 
 @pytest.mark.parametrize(
@@ -103,12 +103,12 @@ def test_a_pattern_is_matched() -> None:
 )
 def test_a_pattern_of_a_list(pattern: Any, matches: bool) -> None:
     trace = trace_of(lambda x: torch.cat([-x, x], -1), torch.ones(3))
-    assert (sg.Lines(trace).match(trace.bound_symbols[-1], pattern) is not None) == matches
+    assert (sg.passes.Lines(trace).match(trace.bound_symbols[-1], pattern) is not None) == matches
 
 
 def test_fresh_values_have_names_of_their_own() -> None:
     trace = program()
-    lines = sg.Lines(trace)
+    lines = sg.passes.Lines(trace)
     value = trace.bound_symbols[0].output
     one, two = lines.fresh(value), lines.fresh(value)
     assert len({value.name, one.name, two.name}) == 3
@@ -126,17 +126,17 @@ def test_fresh_values_have_names_of_their_own() -> None:
 )
 def test_arguments_by_name(function: Any, name: str, expected: Any) -> None:
     call = trace_of(function, torch.ones(2, 3)).bound_symbols[0]
-    assert sg.argument(call, name) == expected
+    assert sg.passes.argument(call, name) == expected
     with pytest.raises(TypeError, match="has no parameter 'nothing'"):
-        sg.argument(call, "nothing")
+        sg.passes.argument(call, "nothing")
 
 
 def test_the_leaf_of_a_call() -> None:
     call = trace_of(lambda x: F.linear(x, x), torch.ones(3, 3)).bound_symbols[0]
-    assert sg.leaf_of(call) is None  # a transpose and a product
-    product = sg.leaf_of(call.subsymbols[-1])
+    assert sg.passes.leaf_of(call) is None  # a transpose and a product
+    product = sg.passes.leaf_of(call.subsymbols[-1])
     assert product is not None
     assert product.symbol.name == "aten.mm.default"
     names = [item.name for item in torch.ops.aten.mm.default._schema.arguments]
-    assert sg.leaf_of(None) is None
-    assert [sg.argument(product, name) for name in names] == list(product.inputs)
+    assert sg.passes.leaf_of(None) is None
+    assert [sg.passes.argument(product, name) for name in names] == list(product.inputs)

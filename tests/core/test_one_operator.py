@@ -28,7 +28,7 @@ def leaf() -> T:
     return torch.linspace(-2, 3, 9, dtype=torch.float64).reshape(3, 3).requires_grad_()
 
 
-def halve(trace: sg.Trace, context: sg.PassContext) -> sg.Trace:
+def halve(trace: sg.Trace, context: sg.passes.PassContext) -> sg.Trace:
     """Another factor in a product of a gradient."""
     body = [
         replace(line, args=(line.args[0], 0.5)) if line.symbol.name == "aten.mul.Tensor" else line
@@ -91,7 +91,7 @@ def test_the_graph_is_eagers(name: str) -> None:
     [
         ({"grad_rules": scaled()}, 10.0),
         ({"executors": [product(), "torch"]}, 2.0),
-        ({"passes": [sg.PassPlacement("halve", "before_fusion", halve)]}, 0.5),
+        ({"passes": [sg.passes.PassPlacement("halve", "before_fusion", halve)]}, 0.5),
         ({"check": True}, 2.0),
         ({"memory": "lean"}, 2.0),
     ],

@@ -34,7 +34,7 @@ class Scaling(sg.Executor):
     def claim(self, call, entry):
         if call.symbol.name != "torch.sin":
             return sg.Declined("no sine")
-        return sg.Implementation(self.name, lambda x: torch.sin(x) * self.factor)
+        return sg.executors.Implementation(self.name, lambda x: torch.sin(x) * self.factor)
 
 @sg.hookimpl
 def switchgear_executors():
@@ -42,7 +42,7 @@ def switchgear_executors():
 
 @sg.hookimpl
 def switchgear_passes():
-    return [sg.PassPlacement("nothing", "before_grad", lambda trace, context: trace)]
+    return [sg.passes.PassPlacement("nothing", "before_grad", lambda trace, context: trace)]
 """
 
 
@@ -149,7 +149,10 @@ def test_inductor_says_which_options_it_has() -> None:
         ({"decisions": 3}, "decisions=3 is not the path"),
         ({"methods": "forward"}, "methods='forward' is not a list of names"),
         ({"methods": 3}, "methods=3"),
-        ({"passes": [lambda trace, context: trace]}, r"passes=.*<lambda>.* is not a list of sg.PassPlacement or '-"),
+        (
+            {"passes": [lambda trace, context: trace]},
+            r"passes=.*<lambda>.* is not a list of sg.passes.PassPlacement or '-",
+        ),
         ({"passes": [3]}, r"passes=\[3\]"),
         ({"passes": "geglu"}, "passes='geglu'"),
         ({"passes": 3}, "passes=3"),

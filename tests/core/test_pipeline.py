@@ -24,14 +24,14 @@ STAGES: dict[str, tuple[list[str], list[str]]] = {
 def test_a_pass_sees_each_trace_of_its_stage_and_its_answers_are_kept(stage: Any) -> None:
     seen: list[str] = []
 
-    def decline(trace: sg.Trace, context: sg.PassContext) -> sg.Trace:
+    def decline(trace: sg.Trace, context: sg.passes.PassContext) -> sg.Trace:
         seen.append(trace.name)
         for line in trace.bound_symbols:
             if "sin" in line.symbol.name:
                 context.decline("mine", line, f"not {stage}")
         return trace
 
-    passes = [sg.PassPlacement("decline", stage, decline)]
+    passes = [sg.passes.PassPlacement("decline", stage, decline)]
     mine = executor("mine", {torch.cos: lambda x: torch.cos(x)})
     for x, expected in zip((leaf(3), torch.ones(3)), STAGES[stage], strict=True):
         seen.clear()

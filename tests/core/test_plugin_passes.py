@@ -49,7 +49,7 @@ def fuse(trace, context):
 
 @hookimpl
 def switchgear_passes():
-    return [sg.PassPlacement("mine_sincos", "before_grad", fuse)]
+    return [sg.passes.PassPlacement("mine_sincos", "before_grad", fuse)]
 """
 
 
@@ -176,7 +176,7 @@ def test_a_pass_that_raises(install: Callable[[str], None]) -> None:
     install("""
 @hookimpl
 def switchgear_passes():
-    return [sg.PassPlacement("broken", "before_claim", lambda trace, context: 1 / 0)]
+    return [sg.passes.PassPlacement("broken", "before_claim", lambda trace, context: 1 / 0)]
 """)
     with pytest.raises(RuleError, match=r"pass 'broken' of mine 1\.0 raised ZeroDivisionError.*passes=\['-broken'\]"):
         sg.jit(torch.sin, executors=["mine", "torch"])(torch.randn(2))
@@ -191,7 +191,7 @@ def drop_the_first(trace, context):
 
 @hookimpl
 def switchgear_passes():
-    return [sg.PassPlacement("broken", "before_claim", drop_the_first)]
+    return [sg.passes.PassPlacement("broken", "before_claim", drop_the_first)]
 """)
 
     def two(x: Tensor) -> Tensor:
@@ -216,17 +216,17 @@ seen = []
 def write_sums_to_their_inputs(trace, context):
     seen.append((trace.name, context.gives_gradients, dict(context.destined)))
     body, outputs, written = list(trace.bound_symbols), list(trace.outputs), {}
-    home = sg.storages(body)
+    home = sg.passes.storages(body)
     for place, number in context.destined.items():
         target, value = trace.inputs[number], trace.outputs[place]
         (line,) = [item for item in body if value in item.outputs]
         assert line.implementation.owner == "torch"
-        assert sg.aliased_argument(line) is None and value.name not in home
+        assert sg.passes.aliased_argument(line) is None and value.name not in home
         if line.symbol.name == "aten.add.Tensor" and line.args[0] == target:
             fn = torch.ops.aten.add_.Tensor
-            run = sg.Implementation("torch", fn)
+            run = sg.executors.Implementation("torch", fn)
             new = dataclasses.replace(line, symbol=sg.Symbol(str(fn), fn), implementation=run)
-            assert sg.written_arguments(new) == (target,)
+            assert sg.passes.written_arguments(new) == (target,)
             body[body.index(line)], outputs[place] = new, None
             written[target.name] = 1
     return dataclasses.replace(
@@ -235,7 +235,7 @@ def write_sums_to_their_inputs(trace, context):
 
 @hookimpl
 def switchgear_passes():
-    return [sg.PassPlacement("mine_writes", "after_claim", write_sums_to_their_inputs)]
+    return [sg.passes.PassPlacement("mine_writes", "after_claim", write_sums_to_their_inputs)]
 """
 
 

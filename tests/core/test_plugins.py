@@ -51,7 +51,7 @@ def test_loaded_plugin(site: Site) -> None:
         + """
 @hookimpl
 def switchgear_passes():
-    return [sg.PassPlacement("same", "before_grad", lambda trace, context: trace)]
+    return [sg.passes.PassPlacement("same", "before_grad", lambda trace, context: trace)]
 
 @hookimpl
 def switchgear_is_constant_for_vjp(bound_symbol):
@@ -123,7 +123,7 @@ def test_registry_is_frozen_after_loading(site: Site) -> None:
             "two executors of one name",
         ),
         (
-            "@sg.hookimpl\ndef switchgear_passes():\n    return [sg.PassPlacement('p', 'last', print)]",
+            "@sg.hookimpl\ndef switchgear_passes():\n    return [sg.passes.PassPlacement('p', 'last', print)]",
             "placed at 'last'; the stages are before_grad",
         ),
         ("switchgear_priority = 'high'", "priority 'high' is no number"),

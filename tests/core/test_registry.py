@@ -34,7 +34,7 @@ def sin_backward(x: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
 
 
 def test_declaring_changes_nothing_until_installed() -> None:
-    table, registry = sg.Table("mine"), sg.Registry()
+    table, registry = sg.Table("mine"), sg.executors.Registry()
     assert table.implementation(torch.sin)(fast_sin) is fast_sin
     assert table.grad_rule(torch.sin)(sin_rule) is sin_rule
     assert not registry.implementation_owners
@@ -100,7 +100,7 @@ def test_duplicate_in_a_table_names_both() -> None:
 
 
 def test_duplicate_across_tables_of_one_owner_names_both_and_override_is_spelled_out() -> None:
-    first, second, third, registry = sg.Table("mine"), sg.Table("mine"), sg.Table("mine"), sg.Registry()
+    first, second, third, registry = sg.Table("mine"), sg.Table("mine"), sg.Table("mine"), sg.executors.Registry()
     first.grad_rule(torch.sin)(sin_rule)
     second.grad_transform(torch.sin)(fast_sin)
     third.grad_transform(torch.sin, override=True)(faster_sin)
@@ -114,7 +114,7 @@ def test_duplicate_across_tables_of_one_owner_names_both_and_override_is_spelled
 
 
 def test_two_owners_may_bring_one_symbol() -> None:
-    registry = sg.Registry()
+    registry = sg.executors.Registry()
     for owner, fn in (("a", fast_sin), ("b", faster_sin)):
         table = sg.Table(owner)
         table.implementation(torch.sin)(fn)
@@ -124,7 +124,7 @@ def test_two_owners_may_bring_one_symbol() -> None:
 
 
 def test_frozen_registry_refuses() -> None:
-    table, registry = sg.Table("mine"), sg.Registry()
+    table, registry = sg.Table("mine"), sg.executors.Registry()
     table.implementation(torch.sin)(fast_sin)
     table.grad_rule(torch.sin)(sin_rule)
     registry.freeze()
@@ -188,7 +188,7 @@ def test_default_claim() -> None:
     assert isinstance(declined, sg.Declined)
     assert declined.reason == "no implementation of torch.sin"
     taken = executor.claim(call(torch.sin), ImplementationEntry("mine", "torch.sin", fast_sin))
-    assert isinstance(taken, sg.Implementation)
+    assert isinstance(taken, sg.executors.Implementation)
     assert (taken.owner, taken.fn) == ("mine", fast_sin)
 
 

@@ -224,13 +224,13 @@ def test_nobody_takes_it() -> None:
 
 def test_claim_written_in_code() -> None:
     class Everything(sg.Executor):
-        def claim(self, bound_symbol: sg.BoundSymbol, entry: Any) -> sg.Implementation | sg.Declined:
-            return sg.Implementation(self.name, bound_symbol.symbol.fn)
+        def claim(self, bound_symbol: sg.BoundSymbol, entry: Any) -> sg.executors.Implementation | sg.Declined:
+            return sg.executors.Implementation(self.name, bound_symbol.symbol.fn)
 
     assert implementer(chosen([Everything("all")]), torch.cos)[0] == "all"
 
 
-@pytest.mark.parametrize("answer", [None, True, "no", sg.Implementation("somebody", torch.sin)])
+@pytest.mark.parametrize("answer", [None, True, "no", sg.executors.Implementation("somebody", torch.sin)])
 def test_claim_that_is_none(answer: Any) -> None:
     class Wrong(sg.Executor):
         def claim(self, bound_symbol: sg.BoundSymbol, entry: Any) -> Any:
@@ -338,7 +338,7 @@ def switchgear_executors():
 
 @sg.hookimpl
 def switchgear_passes():
-    return [sg.PassPlacement("same", "before_grad", lambda trace, context: trace)]
+    return [sg.passes.PassPlacement("same", "before_grad", lambda trace, context: trace)]
 
 @sg.hookimpl
 def switchgear_is_constant_for_vjp():
@@ -355,7 +355,7 @@ def test_passes_are_those_of_the_plugins_that_take_part(site: Site) -> None:
     add = """
 @sg.hookimpl
 def switchgear_passes():
-    return [sg.PassPlacement("of {0}", "before_grad", lambda trace, context: trace)]
+    return [sg.passes.PassPlacement("of {0}", "before_grad", lambda trace, context: trace)]
 """
     plugins = load(
         [

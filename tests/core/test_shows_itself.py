@@ -308,11 +308,11 @@ def test_tables_executors_and_regions_are_a_line() -> None:
     assert repr(sg.Table("empty")) == "<Table 'empty': empty>"
     assert repr(mine) == "Executor('mine', priority=0)"
     assert repr(sg.Executor("other", version="1.2")) == "Executor('other', priority=0, version='1.2')"
-    assert repr(sg.Registry()) == "<Registry: 0 implementations, 0 grad rules>"
+    assert repr(sg.executors.Registry()) == "<Registry: 0 implementations, 0 grad rules>"
     assert repr(sg.Fuel(3)) == "<Fuel: 0 regions fused, limit 3>"
-    region = sg.Region(long_trace(2), long_trace(2), (Fusing("fusing"),))
+    region = sg.executors.Region(long_trace(2), long_trace(2), (Fusing("fusing"),))
     assert repr(region) == "<Region of 2 operators for fusing: aten.sin.default, aten.sin.default>"
-    assert is_short(repr(sg.Region(long_trace(999), long_trace(999), ())))
+    assert is_short(repr(sg.executors.Region(long_trace(999), long_trace(999), ())))
 
 
 def test_notebooks_get_escaped_text_without_scripts_or_colours(gpt2: Any) -> None:

@@ -56,7 +56,7 @@ def owners(jitted: Any, kind: str) -> dict[str, str]:
     return {choice.symbol: choice.owner for choice in sg.last_choices(jitted) if choice.kind == kind}
 
 
-def choice(jitted: Any, kind: str, symbol: str) -> sg.Choice:
+def choice(jitted: Any, kind: str, symbol: str) -> sg.executors.Choice:
     """The only choice of a kind for an operator."""
     (found,) = [item for item in sg.last_choices(jitted) if (item.kind, item.symbol) == (kind, symbol)]
     return found

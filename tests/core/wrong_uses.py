@@ -87,7 +87,7 @@ OPTIONS = [
     _option("avoiding as a list", "avoid=['torch']", ("avoid=['torch']", "dict"), "avoid={torch.cos: ['torch']}"),
     _option("rules of nobody", "grad_rules='mine'", ("'mine'",), "grad_rules=table", "UnknownExecutor"),
     _option("rules that are a number", "grad_rules=3", ("grad_rules=3", "Table"), "grad_rules=table"),
-    _option("a pass that is a function", "passes=[f]", ("passes", "sg.PassPlacement"), "passes=[sg.PassPlacement('f', 'before_claim', lambda trace, context: trace)]"),
+    _option("a pass that is a function", "passes=[f]", ("passes", "sg.passes.PassPlacement"), "passes=[sg.passes.PassPlacement('f', 'before_claim', lambda trace, context: trace)]"),
     _option("leaving out no pass", "passes=['-nothing']", ("'-nothing'",), "passes=[]"),
     _option("negative fuel", "fuel=-1", ("-1", "0 or more"), "fuel=0", "InvalidInput"),
     _option("decisions that is a number", "decisions=3", ("decisions=3", "path"), "decisions='decisions.json'"),

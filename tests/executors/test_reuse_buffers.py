@@ -26,7 +26,7 @@ def _of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def written(trace: sg.Trace) -> list[str]:
     """The calls of a trace that write to an argument."""
-    return [item.symbol.name for item in lines(trace) if sg.written_arguments(item)]
+    return [item.symbol.name for item in lines(trace) if sg.passes.written_arguments(item)]
 
 
 def trained(function: Callable[..., Any], *args: Any, **options: Any) -> list[str]:

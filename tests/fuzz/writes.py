@@ -358,7 +358,7 @@ def examine(seed: int, executors: tuple[str, ...] | None) -> tuple[str, str]:
         lines = sg.last_traces(jitted)[-1]
     except SwitchgearError:
         return "fallback", ""
-    in_place = any(sg.written_arguments(line) for line in lines.bound_symbols)
+    in_place = any(sg.passes.written_arguments(line) for line in lines.bound_symbols)
     return ("in place" if in_place else "not in place"), ""
 
 

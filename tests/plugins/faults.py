@@ -84,7 +84,7 @@ def run(trace, context):
 
 @sg.hookimpl
 def switchgear_passes():
-    return [sg.PassPlacement("run", "before_grad", run)]
+    return [sg.passes.PassPlacement("run", "before_grad", run)]
 """,
     )
 

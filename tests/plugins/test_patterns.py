@@ -26,7 +26,7 @@ def sources() -> Iterator[tuple[str, str]]:
 def patterns() -> Iterator[tuple[str, str, str]]:
     for owner, source in sources():
         for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "sg.PassPlacement":
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "sg.passes.PassPlacement":
                 yield owner, ast.unparse(node.args[2]), source
 
 

@@ -314,19 +314,19 @@ def _watching(name: str) -> tuple[str, str]:
 import contextlib
 from dataclasses import replace
 
-class Watching(sg.Handler):
+class Watching(sg.capture.Handler):
     def finish(self, recorder, result):
         torch.order_of_ties.append({name!r})
         return result
 
 @sg.hookimpl
 def switchgear_features():
-    return [sg.Feature({name!r}, (Watching(),))]
+    return [sg.capture.Feature({name!r}, (Watching(),))]
 """
     placed = f"""
 @sg.hookimpl
 def switchgear_passes():
-    return [sg.PassPlacement({name!r}, "before_grad", lambda trace, context: replace(trace))]
+    return [sg.passes.PassPlacement({name!r}, "before_grad", lambda trace, context: replace(trace))]
 """
     return listed, placed
 
@@ -398,7 +398,7 @@ class Optioned(sg.Executor):
     def claim(self, call, entry):
         if call.symbol.name != "torch.sin":
             return sg.Declined("no sine")
-        return sg.Implementation(self.name, lambda x: torch.sin(x) + self.number)
+        return sg.executors.Implementation(self.name, lambda x: torch.sin(x) + self.number)
 
 @sg.hookimpl
 def switchgear_executors():

@@ -272,13 +272,15 @@ def test_regions() -> None:
 
 
 def test_passes() -> None:
-    def doubles(trace: sg.Trace, context: sg.PassContext) -> sg.Trace:
+    def doubles(trace: sg.Trace, context: sg.passes.PassContext) -> sg.Trace:
         lines = [replace(line, args=(line.args[0], 4)) if 2 in line.args else line for line in trace.bound_symbols]
         return replace(trace, bound_symbols=tuple(lines))
 
-    testing.check_pass(sg.PassPlacement("same", "before_claim", lambda trace, context: trace), two, torch.rand(3))
+    testing.check_pass(
+        sg.passes.PassPlacement("same", "before_claim", lambda trace, context: trace), two, torch.rand(3)
+    )
     with pytest.raises(testing.Failures, match=r"(?s)pass wrong:\s+two \(float32\[3\]\): the result 0 is wrong"):
-        testing.check_pass(sg.PassPlacement("wrong", "before_claim", doubles), two, torch.rand(3))
+        testing.check_pass(sg.passes.PassPlacement("wrong", "before_claim", doubles), two, torch.rand(3))
 
 
 def test_variants_are_what_pytorch_runs() -> None:

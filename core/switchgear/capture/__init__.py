@@ -1,1 +1,11 @@
-"""From a Python function to a trace: the doors that calls come in by, inputs, writes and results."""
+"""From a Python function to a trace: the doors that calls come in by, inputs, writes and results.
+
+A plugin's feature of capture takes its names from here: `from switchgear import capture`.
+"""
+
+from switchgear.capture.call import Call, Operation
+from switchgear.capture.handler import PASS, Feature, Handler
+from switchgear.capture.recorder import Recorder
+from switchgear.torch_private import real_dispatch
+
+__all__ = ["PASS", "Call", "Feature", "Handler", "Operation", "Recorder", "real_dispatch"]

@@ -23,19 +23,19 @@ def switchgear_executors() -> Sequence[sg.Executor]:
 
 
 @sg.hookimpl
-def switchgear_register_implementations(registry: sg.Registry) -> None:
+def switchgear_register_implementations(registry: sg.executors.Registry) -> None:
     """The loss alone, where no gradient is asked for."""
     table.install_implementations(registry)
 
 
 @sg.hookimpl
-def switchgear_register_grad_rules(registry: sg.Registry) -> None:
+def switchgear_register_grad_rules(registry: sg.executors.Registry) -> None:
     """The loss with its gradients."""
     table.install_grad_rules(registry)
 
 
 @sg.hookimpl
-def switchgear_passes() -> Sequence[sg.PassPlacement]:
+def switchgear_passes() -> Sequence[sg.passes.PassPlacement]:
     """The pattern."""
     return [PASS]
 

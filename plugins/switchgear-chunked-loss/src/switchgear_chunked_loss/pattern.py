@@ -16,9 +16,9 @@ _OWNER = "chunked_loss"
 _BETWEEN = frozenset({"aten.view.default", "aten._unsafe_view.default", "aten._to_copy.default", "aten.alias.default"})
 
 
-def chunk_losses(trace: sg.Trace, context: sg.PassContext) -> sg.Trace:
+def chunk_losses(trace: sg.Trace, context: sg.passes.PassContext) -> sg.Trace:
     """Put one call in the place of each linear layer with its cross entropy."""
-    lines = sg.Lines(trace)
+    lines = sg.passes.Lines(trace)
     for call in trace.bound_symbols:
         if call.symbol.name != "torch.nn.functional.cross_entropy":
             continue
@@ -26,18 +26,18 @@ def chunk_losses(trace: sg.Trace, context: sg.PassContext) -> sg.Trace:
         linear = parts[0]
         if linear.symbol.name != "torch.nn.functional.linear":
             continue
-        x, weight, bias = (sg.argument(linear, name) for name in ("input", "weight", "bias"))
-        options = (sg.argument(call, name) for name in ("target", "ignore_index", "label_smoothing"))
-        operands = (x, weight, bias, *options, sg.argument(call, "reduction") == "mean")
-        whole = sg.composite(SYMBOL, operands, call.output, parts)
+        x, weight, bias = (sg.passes.argument(linear, name) for name in ("input", "weight", "bias"))
+        options = (sg.passes.argument(call, name) for name in ("target", "ignore_index", "label_smoothing"))
+        operands = (x, weight, bias, *options, sg.passes.argument(call, "reduction") == "mean")
+        whole = sg.passes.composite(SYMBOL, operands, call.output, parts)
         for sums in _sums(lines, x, parts):
             both = sorted((*parts, sums), key=lambda part: lines.place[part.outputs[0].name])
-            whole = sg.composite(WITH_SUMS, operands, (call.output, sums.output), both)
+            whole = sg.passes.composite(WITH_SUMS, operands, (call.output, sums.output), both)
         context.offer(_OWNER, lines, whole, unless=_objection(call, parts))
     return lines.result()
 
 
-def _sums(lines: sg.Lines, x: sg.TensorProxy, parts: list[sg.BoundSymbol]) -> list[sg.BoundSymbol]:
+def _sums(lines: sg.passes.Lines, x: sg.TensorProxy, parts: list[sg.BoundSymbol]) -> list[sg.BoundSymbol]:
     """The `logsumexp` of the rows, of which a z-loss is made."""
     readers = [reader for part in parts[:-1] for reader in lines.readers(part.outputs[0])]
     sums = [reader for reader in readers if reader.symbol.name == "torch.logsumexp"]
@@ -48,13 +48,13 @@ def _sums(lines: sg.Lines, x: sg.TensorProxy, parts: list[sg.BoundSymbol]) -> li
 def _objection(call: sg.BoundSymbol, parts: list[sg.BoundSymbol]) -> str:
     """Why it is left as it is, or an empty string."""
     logits = call.inputs[0]
-    if sg.argument(call, "weight") is not None or sg.argument(call, "reduction") not in ("mean", "sum"):
+    if sg.passes.argument(call, "weight") is not None or sg.passes.argument(call, "reduction") not in ("mean", "sum"):
         return "class weights, or reduction='none'"
-    if sg.argument(call, "target").dtype.is_floating_point or len(logits.shape) != 2:
+    if sg.passes.argument(call, "target").dtype.is_floating_point or len(logits.shape) != 2:
         return "targets that are probabilities, or logits that are no matrix"
     if any(part.outputs[0].shape[-1] != logits.shape[-1] for part in parts[:-1]):
         return "classes are not the last dimension of the linear layer"
     return ""
 
 
-PASS = sg.PassPlacement("chunk_losses", "before_grad", chunk_losses)
+PASS = sg.passes.PassPlacement("chunk_losses", "before_grad", chunk_losses)

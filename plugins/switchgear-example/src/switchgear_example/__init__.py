@@ -22,13 +22,13 @@ def switchgear_executors() -> Sequence[sg.Executor]:
 
 
 @sg.hookimpl
-def switchgear_register_implementations(registry: sg.Registry) -> None:
+def switchgear_register_implementations(registry: sg.executors.Registry) -> None:
     """Install the implementations."""
     table.install_implementations(registry)
 
 
 @sg.hookimpl
-def switchgear_register_grad_rules(registry: sg.Registry) -> None:
+def switchgear_register_grad_rules(registry: sg.executors.Registry) -> None:
     """Install the grad rules."""
     table.install_grad_rules(registry)
 

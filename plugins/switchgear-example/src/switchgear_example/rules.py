@@ -17,7 +17,7 @@ table = sg.Table("example")
 
 def approximates_by_tanh(call: sg.BoundSymbol) -> bool | str:
     """A checker: True accepts a call, a string declines it and is the reason that `sg.explain` gives."""
-    return sg.argument(call, "approximate") == "tanh" or "only with approximate='tanh'"
+    return sg.passes.argument(call, "approximate") == "tanh" or "only with approximate='tanh'"
 
 
 @table.implementation(F.gelu, checker=approximates_by_tanh)

@@ -15,13 +15,13 @@ from .rules import table
 
 
 @sg.hookimpl
-def switchgear_register_grad_rules(registry: sg.Registry) -> None:
+def switchgear_register_grad_rules(registry: sg.executors.Registry) -> None:
     """Install the rules."""
     table.install_grad_rules(registry)
 
 
 @sg.hookimpl
-def switchgear_passes() -> Sequence[sg.PassPlacement]:
+def switchgear_passes() -> Sequence[sg.passes.PassPlacement]:
     """The pattern."""
     return [PASS]
 

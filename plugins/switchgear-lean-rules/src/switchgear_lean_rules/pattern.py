@@ -16,14 +16,14 @@ _TANH = "aten.tanh.default", (_MUL, (_ADD, "x", _CUBE), math.sqrt(2 / math.pi))
 _WRITTEN_OUT = _MUL, (_MUL, "x", 0.5), (_ADD, _TANH, 1.0)
 
 
-def one_gelu(trace: sg.Trace, context: sg.PassContext) -> sg.Trace:
+def one_gelu(trace: sg.Trace, context: sg.passes.PassContext) -> sg.Trace:
     """Put PyTorch's GELU in the place of each that is written out and differentiated."""
-    lines = sg.Lines(trace)
+    lines = sg.passes.Lines(trace)
     for call in trace.bound_symbols:
         match = lines.match(call, _WRITTEN_OUT) if call.grad_enabled else None
         if match is None or not match.values["x"].requires_grad:
             continue
-        whole = sg.composite(_GELU, (match.values["x"],), call.output, match.parts)
+        whole = sg.passes.composite(_GELU, (match.values["x"],), call.output, match.parts)
         if reason := lines.seen_elsewhere(whole):
             context.decline("lean_rules", call, reason)
             continue
@@ -31,4 +31,4 @@ def one_gelu(trace: sg.Trace, context: sg.PassContext) -> sg.Trace:
     return lines.result()
 
 
-PASS = sg.PassPlacement("one_gelu", "before_grad", one_gelu)
+PASS = sg.passes.PassPlacement("one_gelu", "before_grad", one_gelu)

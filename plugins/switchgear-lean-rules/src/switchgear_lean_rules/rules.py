@@ -35,8 +35,8 @@ def drops_on_cpu(call: sg.BoundSymbol) -> bool | str:
         return "PyTorch's own dropout keeps a mask there"
     if call.inputs[0].dtype not in (torch.float32, torch.float64):
         return "in lower precision, rounding would differ from PyTorch's"
-    p, training = (sg.argument(call, name) for name in ("p", "training"))
-    if sg.argument(call, "inplace"):
+    p, training = (sg.passes.argument(call, name) for name in ("p", "training"))
+    if sg.passes.argument(call, "inplace"):
         return "in place"
     return (training and 0 < p < 1) or "nothing is drawn"
 
@@ -50,11 +50,11 @@ def dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = Fa
 
 def attends_with_weights(call: sg.BoundSymbol) -> bool | str:
     """Where PyTorch makes the weights as a whole, and saves them three times over."""
-    query, key = (sg.argument(call, name) for name in ("query", "key"))
-    mask = sg.argument(call, "attn_mask")
+    query, key = (sg.passes.argument(call, name) for name in ("query", "key"))
+    mask = sg.passes.argument(call, "attn_mask")
     if not any(part.symbol.name == "aten._safe_softmax.default" for part in call.subsymbols):
         return "PyTorch's kernel keeps no weights"
-    if not 0 < sg.argument(call, "dropout_p") < 1:
+    if not 0 < sg.passes.argument(call, "dropout_p") < 1:
         return "without dropout"
     if query.device.type != "cpu" or query.dtype not in (torch.float32, torch.float64):
         return "float32 and float64 on a CPU only"

@@ -26,19 +26,19 @@ def switchgear_executors() -> Sequence[sg.Executor]:
 
 
 @sg.hookimpl
-def switchgear_register_implementations(registry: sg.Registry) -> None:
+def switchgear_register_implementations(registry: sg.executors.Registry) -> None:
     """The kernels."""
     table.install_implementations(registry)
 
 
 @sg.hookimpl
-def switchgear_register_grad_rules(registry: sg.Registry) -> None:
+def switchgear_register_grad_rules(registry: sg.executors.Registry) -> None:
     """Their gradients."""
     table.install_grad_rules(registry)
 
 
 @sg.hookimpl
-def switchgear_passes() -> Sequence[sg.PassPlacement]:
+def switchgear_passes() -> Sequence[sg.passes.PassPlacement]:
     """The patterns."""
     return PASSES
 

@@ -48,19 +48,19 @@ def _unfit(values: Sequence[sg.TensorProxy]) -> str:
 
 def takes_rows(call: sg.BoundSymbol) -> bool | str:
     """Rows of `x` that a program holds at once, and a result without gaps."""
-    x = sg.argument(call, "x")
+    x = sg.passes.argument(call, "x")
     size = x.shape[-1] if x.shape else 0
     if not 0 < size <= _LONGEST:
         return f"rows of {size} elements"
-    weight = sg.argument(call, "weight")
+    weight = sg.passes.argument(call, "weight")
     reason = _unfit([x] if weight is None else [x, weight]) or _gaps(call.outputs[0])
     return reason or True
 
 
 def takes_rms_norm(call: sg.BoundSymbol) -> bool | str:
     """`F.rms_norm` over the last dimension."""
-    x, weight, eps = (sg.argument(call, name) for name in ("input", "weight", "eps"))
-    if len(sg.argument(call, "normalized_shape")) != 1 or eps is None:
+    x, weight, eps = (sg.passes.argument(call, name) for name in ("input", "weight", "eps"))
+    if len(sg.passes.argument(call, "normalized_shape")) != 1 or eps is None:
         return "over several dimensions, or eps is not given"
     if not 0 < x.shape[-1] <= _LONGEST:
         return f"rows of {x.shape[-1]} elements"
@@ -92,7 +92,7 @@ def takes_alike(call: sg.BoundSymbol) -> bool | str:
 
 def takes_logits(call: sg.BoundSymbol) -> bool | str:
     """A matrix of logits, and the index of a class for each row."""
-    logits, target = sg.argument(call, "logits"), sg.argument(call, "target")
+    logits, target = sg.passes.argument(call, "logits"), sg.passes.argument(call, "target")
     if len(logits.shape) != 2 or target.dtype != torch.int64:
         return "no matrix of logits, or no indices of classes"
     return _unfit([logits]) or _gaps(call.outputs[0]) or True
@@ -100,10 +100,10 @@ def takes_logits(call: sg.BoundSymbol) -> bool | str:
 
 def takes_cross_entropy(call: sg.BoundSymbol) -> bool | str:
     """`F.cross_entropy` of a matrix of logits."""
-    logits, target = sg.argument(call, "input"), sg.argument(call, "target")
+    logits, target = sg.passes.argument(call, "input"), sg.passes.argument(call, "target")
     if len(logits.shape) != 2 or target.dtype != torch.int64 or len(target.shape) != 1:
         return "no matrix of logits, or no indices of classes"
-    if any(sg.argument(call, name) is not None for name in ("weight", "size_average", "reduce")):
+    if any(sg.passes.argument(call, name) is not None for name in ("weight", "size_average", "reduce")):
         return "class weights, or a deprecated option"
     return _unfit([logits]) or True
 

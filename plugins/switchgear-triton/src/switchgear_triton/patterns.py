@@ -16,9 +16,9 @@ _TURNED = _ADD, (_MUL, "x", "cos"), (_MUL, ("aten.cat.default", _HALVES, -1), "s
 _GATED = _MUL, ("aten.silu.default", "gate"), "up"
 
 
-def norms(trace: sg.Trace, context: sg.PassContext) -> sg.Trace:
+def norms(trace: sg.Trace, context: sg.passes.PassContext) -> sg.Trace:
     """RMSNorm; in low precision, with the casts around it."""
-    lines = sg.Lines(trace)
+    lines = sg.passes.Lines(trace)
     for call in trace.bound_symbols:
         match = lines.match(call, _NORM, _CAST)
         if match is None:
@@ -28,38 +28,38 @@ def norms(trace: sg.Trace, context: sg.PassContext) -> sg.Trace:
         if casts:
             x = casts[0].inputs[0]
         unless = "" if weight.shape == x.shape[-1:] and x.dtype == call.output.dtype else "of several dtypes or shapes"
-        whole = sg.composite(symbol(RMS_NORM), (x, weight, eps), call.output, (*casts, *match.parts))
+        whole = sg.passes.composite(symbol(RMS_NORM), (x, weight, eps), call.output, (*casts, *match.parts))
         context.offer(_OWNER, lines, whole, unless)
     return lines.result()
 
 
-def turns(trace: sg.Trace, context: sg.PassContext) -> sg.Trace:
+def turns(trace: sg.Trace, context: sg.passes.PassContext) -> sg.Trace:
     """Rotary position embedding."""
-    lines = sg.Lines(trace)
+    lines = sg.passes.Lines(trace)
     for call in trace.bound_symbols:
         match = lines.match(call, _TURNED)
         if match is None:
             continue
         x, cos, sin, half = (match.values[name] for name in ("x", "cos", "sin", "half"))
-        whole = sg.composite(symbol(ROPE), (x, cos, sin), call.output, match.parts)
+        whole = sg.passes.composite(symbol(ROPE), (x, cos, sin), call.output, match.parts)
         fits = match.values["dim"] == len(x.shape) - 1 and 2 * half == x.shape[-1] and x.shape == call.output.shape
         context.offer(_OWNER, lines, whole, "" if fits else "other halves than of the last dimension")
     return lines.result()
 
 
-def gates(trace: sg.Trace, context: sg.PassContext) -> sg.Trace:
+def gates(trace: sg.Trace, context: sg.passes.PassContext) -> sg.Trace:
     """SwiGLU."""
-    lines = sg.Lines(trace)
+    lines = sg.passes.Lines(trace)
     for call in trace.bound_symbols:
         match = lines.match(call, _GATED)
         if match is not None and isinstance(match.values["up"], sg.TensorProxy):
             operands = match.values["gate"], match.values["up"]
-            context.offer(_OWNER, lines, sg.composite(symbol(SWIGLU), operands, call.output, match.parts))
+            context.offer(_OWNER, lines, sg.passes.composite(symbol(SWIGLU), operands, call.output, match.parts))
     return lines.result()
 
 
 PASSES = (
-    sg.PassPlacement("triton_norms", "before_grad", norms),
-    sg.PassPlacement("triton_turns", "before_grad", turns),
-    sg.PassPlacement("triton_gates", "before_grad", gates),
+    sg.passes.PassPlacement("triton_norms", "before_grad", norms),
+    sg.passes.PassPlacement("triton_turns", "before_grad", turns),
+    sg.passes.PassPlacement("triton_gates", "before_grad", gates),
 )

@@ -1,0 +1,29 @@
+"""Names for authors of executors, beside `Executor`, `FusionExecutor` and `Table` at the top.
+
+    from switchgear import executors
+
+    def can_fuse(region: executors.Region) -> bool: ...
+
+Hooks receive a `Registry`, a `Region` and a `RegionContext`, and return an `Implementation` or a `RegionChoice`.
+`Choice` and `Saved` stand in `sg.last_choices` and `sg.last_saved`. `Progress` shows how far a compilation is, and
+`surroundings` is the part of a key that names machine and versions.
+"""
+
+from switchgear.ir.choice import Choice, Implementation, Saved
+from switchgear.machine import surroundings
+from switchgear.progress import Progress
+from switchgear.who.hookspecs import RegionContext
+from switchgear.who.region import Region, RegionChoice
+from switchgear.who.registry import Registry
+
+__all__ = [
+    "Choice",
+    "Implementation",
+    "Progress",
+    "Region",
+    "RegionChoice",
+    "RegionContext",
+    "Registry",
+    "Saved",
+    "surroundings",
+]

@@ -1,0 +1,27 @@
+"""Names for passes over a trace: where a pass runs, the lines it edits, patterns, aliases and writes.
+
+from switchgear import passes
+
+@sg.hookimpl
+def switchgear_passes():
+    return [passes.PassPlacement("name", "before_grad", function)]
+"""
+
+from switchgear.ir.aliasing import aliased_argument, storages, written_arguments
+from switchgear.ir.lines import Lines, Match, argument, composite, leaf_of
+from switchgear.ir.proxy import NumberProxy
+from switchgear.who.hookspecs import PassContext, PassPlacement
+
+__all__ = [
+    "Lines",
+    "Match",
+    "NumberProxy",
+    "PassContext",
+    "PassPlacement",
+    "aliased_argument",
+    "argument",
+    "composite",
+    "leaf_of",
+    "storages",
+    "written_arguments",
+]
