@@ -43,7 +43,9 @@ def fresh_dynamo() -> Iterator[None]:
 
 
 def split(function: Any, **options: Any) -> Any:
-    return sg.jit(function, executors=["torch"], fallback="split", **options)
+    """The function, split at each branch on data."""
+    options = {"specialize_on_data": False, "fallback": "split"} | options
+    return sg.jit(function, executors=["torch"], **options)
 
 
 @contextlib.contextmanager
@@ -236,14 +238,14 @@ def test_an_error_of_the_user_comes_as_it_is_and_what_was_done_is_done_once() ->
 
 def test_eager_and_error() -> None:
     x = torch.ones(3, 4)
-    jitted = sg.jit(branch, executors=["torch"], fallback="eager")
+    jitted = sg.jit(branch, specialize_on_data=False, executors=["torch"], fallback="eager")
     with fallback_told("runs in eager, not compiled"):
         assert torch.equal(jitted(x), branch(x))
     assert "1 of 1 calls (100%) ran in eager, not compiled:" in str(sg.explain(jitted))
     with pytest.raises(DataDependent):
-        sg.jit(branch, executors=["torch"], fallback="error")(x)
+        sg.jit(branch, specialize_on_data=False, executors=["torch"], fallback="error")(x)
     with pytest.raises(ValueError, match=r"fallback='none' is not one of 'split', 'eager', 'error'"):
-        sg.jit(branch, fallback="none")  # type: ignore[call-overload]
+        sg.jit(branch, specialize_on_data=False, fallback="none")  # type: ignore[call-overload]
 
 
 class Subclass(Tensor):

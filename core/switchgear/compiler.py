@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import types
 import weakref
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ from torch import nn
 
 from switchgear import torch_private as internals
 from switchgear.capture.attempts import undoing
-from switchgear.capture.guards import OtherData
+from switchgear.capture.guards import FailedAssertion, OtherData
 from switchgear.capture.recorder import active_recorder
 from switchgear.capture.session import ContainerMatters, is_of_the_function
 from switchgear.capture.signature import check_devices, flatten_arguments, number_place
@@ -108,20 +107,6 @@ class Compiler:
         )
         self._lock = Lock()
 
-    def passed_over(self, forward: Callable[..., object]) -> None:
-        """Count a call of a forward that was assigned and called nothing compiled, which is told once."""
-        if active_recorder() is not None:  # what is captured calls the original
-            return
-        self.calls += 1
-        code = getattr(inspect.unwrap(forward), "__code__", None)
-        place = f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
-        name = getattr(forward, "__qualname__", type(forward).__name__)
-        error = Unsupported(
-            f"{name}{place} was assigned to its forward after sg.jit, and does not call the compiled one; assign it to "
-            "the original module, or jit once it is assigned"
-        )
-        self.fallbacks.count(self.fallbacks.add(error), False, self._fallback == "quiet")
-
     def state(self) -> str:
         """How often it was called, and what came of that, in one line."""
         entries = sum(1 for _ in self.cache.entries())
@@ -169,7 +154,8 @@ class Compiler:
                 found = alike or self._find(args, kwargs, unfit)
             except Exception as error:
                 self.others += 1
-                if isinstance(error, SwitchgearError) or not is_of_the_function(error):
+                is_ours = isinstance(error, SwitchgearError) or not is_of_the_function(error)
+                if is_ours and not isinstance(error, FailedAssertion):
                     raise
                 failure = error
                 break
@@ -234,10 +220,18 @@ class Compiler:
     ) -> object:
         """Run the function, which raises eager's own error; if it does not, the fault is ours."""
         result = self.function(*args, **kwargs)
+        if isinstance(failure, FailedAssertion):
+            return result  # the function catches what it raises where an assertion fails
         self.others -= 1
         found = self._refused(fault(failure))
         self.fallbacks.count(found, False, self._fallback == "quiet")
         return result
+
+    @property
+    def hits(self) -> int:
+        """Return how many calls ran what was compiled before; the call at hand is one of them until it is not."""
+        fallbacks = sum(fallback.calls for fallback in self.fallbacks.reasons.values())
+        return self.calls - len(self.cache.reasons) - fallbacks - self.others
 
     def examined(
         self, selection: Selection, args: tuple[object, ...], kwargs: dict[str, object]
@@ -305,6 +299,8 @@ class Compiler:
                     return self._refused(Unsupported(what), call and call.key)
                 self._whole = True
                 return self._find(args, kwargs, unfit)
+            except FailedAssertion:
+                raise
             except (Unsupported, DataDependent) as error:
                 return self._refused(error, call and call.key)
             except Exception as error:
@@ -341,8 +337,10 @@ class Compiler:
         if self.dynamic is None:
             marks = self._varying.notice(kind, call.leaves, self.cache.entries())
         on_data = self.specialize_on_data
-        if on_data is None and len(unfit) >= _MOST_DATA:
-            on_data = False
+        if on_data is None and (
+            len(unfit) >= _MOST_DATA or (self.hits <= len(unfit) and any(map(_is_for_few, unfit)))
+        ):
+            on_data = False  # the values are others in each call, it seems
         options = self.selection, self._rejit, on_data, marks, self._whole, call.unread
         drop = weakref.WeakMethod(self._drop)
         new = Entry(self.function, call.leaves, call.spec, self.module, *options, drop=drop)
@@ -390,3 +388,9 @@ class Compiler:
         if self.strict:
             raise error
         return self.fallbacks.add(error, key)
+
+
+def _is_for_few(entry: Entry) -> bool:
+    """Check whether few calls have the data that an entry is for: numbers, counts, or many truths, as a loop asks."""
+    checks = [line for line in entry.captured.trace.bound_symbols if line.is_check]
+    return len(checks) > _MOST_DATA or any(not isinstance(line.args[0], bool) for line in checks)

@@ -125,8 +125,8 @@ def jit(
         grad_rules: tables of grad rules for this function, or names of plugins with rules, asked before any executor.
         passes: passes for this function, after those of plugins. "-name" leaves out a plugin's pass.
         specialize_on_data: compile for values of tensors (`item()`, a branch, indexing by a mask), and guard them.
-            None: only for branches on masks and integers among the arguments, until too many outcomes occur. False:
-            never. Other uses of values raise `DataDependent`.
+            None: for integers and masks, unrounded floats, and what is asked only to raise, until outcomes keep
+            changing. False: never. Other uses of values raise `DataDependent`.
         decisions: a file of choices. If it does not exist, it is written: the executor of each region and line. If it
             exists, its choices are repeated, and one seed gives the same bits. Implies compile="now".
         recompile_limit: compilations before a `RecompileWarning` names the values that keep changing.
@@ -237,6 +237,8 @@ def compiler_of(jitted: object) -> Compiler:
     Raises:
         TypeError: `jitted` is not the result of `sg.jit`.
     """
+    assigned = getattr(jitted, "_switchgear_forward", None)
+    jitted = assigned if isinstance(assigned, JitFunction) else jitted
     compiler = getattr(jitted, "_switchgear", None)
     if not isinstance(compiler, Compiler):
         raise TypeError(

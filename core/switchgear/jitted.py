@@ -16,6 +16,7 @@ from torch import nn
 
 from switchgear import torch_private as internals
 from switchgear.capture.guards import OtherData
+from switchgear.capture.recorder import active_recorder
 from switchgear.errors import InvalidInput, Unsupported, did_you_mean
 from switchgear.patches import caller
 from switchgear.runtime.entry import Entry
@@ -59,9 +60,6 @@ class Compiled(Protocol):
         self, args: tuple[object, ...], kwargs: dict[str, object], is_alone: bool = False
     ) -> object:
         """Run another entry that ran calls of these sizes."""
-
-    def passed_over(self, forward: Callable[..., object]) -> None:
-        """Count a call of a forward that was assigned and called nothing compiled."""
 
 
 @internals.opaque
@@ -173,17 +171,20 @@ class JitModule:
     """Mixed into the class of a jitted module: `forward` runs as compiled traces, everything else is the original's.
 
     The instance shares the original's `__dict__`: parameters, buffers, submodules, hooks, flags and attributes are one.
-    A forward that is assigned is its own, for what replaces a forward calls the one before.
+    A forward that is assigned is its own, for what replaces a forward calls the one before; where it does not, that is
+    what is jitted from then on.
     """
 
     __slots__ = (
         "_switchgear",
         "_switchgear_again",
         "_switchgear_forward",
+        "_switchgear_jit",
         "_switchgear_methods",
     )
     _switchgear: Compiled
     _switchgear_again: Callable[..., Any]
+    _switchgear_jit: Callable[..., Any]
     _switchgear_forward: Callable[..., Any] | None
     _switchgear_methods: dict[str, JitFunction]
 
@@ -287,8 +288,10 @@ def _direct_call(kind: type[nn.Module]) -> Callable[..., object]:
                 return self._call_impl(*args, **kwargs)
             own, calls = self._switchgear_forward, self._switchgear.calls
             result = kind.__call__(self, *args, **kwargs)
-            if own is not None and self._switchgear.calls == calls:
-                self._switchgear.passed_over(own)
+            is_passed_over = own is not None and self._switchgear.calls == calls
+            if is_passed_over and not isinstance(own, JitFunction) and active_recorder() is None:
+                # it calls nothing compiled: from now on it is what is compiled
+                object.__setattr__(self, "_switchgear_forward", self._switchgear_jit(own))
             return result
         except Exception as error:
             hide_own_frames(error)
@@ -375,6 +378,7 @@ def jitted_module(
         ("_switchgear", compiler(_forward_of(module), module)),
         ("_switchgear_again", again),
         ("_switchgear_forward", None),
+        ("_switchgear_jit", method_again),
         ("_switchgear_methods", own),
     ):
         object.__setattr__(jitted, name, value)

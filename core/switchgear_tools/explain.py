@@ -55,10 +55,9 @@ def cache_info(jitted: object) -> CacheInfo:
     compiler = compiler_of(jitted)
     misses = len(compiler.cache.reasons)
     fallbacks = sum(fallback.calls for fallback in compiler.fallbacks.reasons.values())
-    hits = compiler.calls - misses - fallbacks - compiler.others
     entries = sum(1 for _ in compiler.cache.entries())
     return CacheInfo(
-        compiler.calls, hits, misses, fallbacks, entries, tuple(compiler.cache.reasons)
+        compiler.calls, compiler.hits, misses, fallbacks, entries, tuple(compiler.cache.reasons)
     )
 
 

@@ -47,6 +47,8 @@ _AS_UNDER_AUTOGRAD: Mapping[str, Callable[..., Any]] = {"aten.mkldnn_rnn_layer.d
 class TorchExecutor(sg.Executor):
     """Runs every leaf, and every composite of PyTorch's C++ in which no gradient is at stake, by its own callable."""
 
+    is_exact = True
+
     def claim(self, bound_symbol: sg.BoundSymbol, entry: object) -> sg.executors.Implementation | sg.Declined:
         """Accept, unless a composite only costs more than its parts, or might take another path than under capture.
 

@@ -126,6 +126,42 @@ def test_forward_assigned_as_mixed_precision_does() -> None:
     assert torch.equal(jitted(data()), net(data(), labels=torch.ones(4)))
 
 
+def test_forward_assigned_that_calls_nothing_compiled_is_compiled() -> None:
+    def fused(self: Any, x: T) -> T:
+        return Net.forward(self, x).relu() * scale
+
+    net, scale = Net(), 2.0
+    jitted = jit(net, strict=True)
+    jitted(data())
+    before = jitted.forward
+    jitted.forward = types.MethodType(fused, jitted)
+    for _ in range(3):
+        x = data()
+        assert torch.equal(jitted(x), fused(net, x))
+    assert sg.cache_info(jitted).hits == 1
+    assert [item.symbol.name for item in sg.last_traces(jitted)[0].bound_symbols][-2:] == ["torch.relu", "torch.mul"]
+    scale = 3.0
+    assert torch.equal(jitted(x), fused(net, x))
+    twin = copy.deepcopy(jitted)
+    assert torch.equal(twin(x), fused(net, x))
+    jitted.forward = before
+    assert torch.equal(jitted(x), Net.forward(net, x))
+
+
+def test_forward_assigned_that_calls_the_compiled_one_at_times() -> None:
+    jitted = jit(net := Net())
+    before, calls = jitted.forward, []
+
+    def alternating(x: T) -> T:
+        calls.append(1)
+        return before(x) if len(calls) % 2 else x.sum() + x
+
+    jitted.forward = alternating
+    for call in range(6):
+        x = data()
+        assert torch.equal(jitted(x), x.sum() + x if call % 2 else Net.forward(net, x))
+
+
 def test_forward_assigned_to_a_part_is_seen_by_the_whole() -> None:
     part = jit(torch.nn.Linear(3, 3))
     whole = jit(torch.nn.Sequential(part))

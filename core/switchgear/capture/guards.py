@@ -10,11 +10,17 @@ from typing import Any
 import torch
 from torch import nn
 
+from switchgear.errors import CaptureError
+
 #: Values that are equal if their content is.
 _BY_VALUE = (
     *(int, str, bytes, type(None), type(...)),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
 )
+
+
+class FailedAssertion(CaptureError):
+    """What the function asserts of the data of a call does not hold: eager raises the error."""
 
 
 class OtherData(Exception):

@@ -8,6 +8,7 @@ import gc
 import operator
 import time
 import traceback
+import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -142,7 +143,11 @@ def capture(
     if outer is not None:
         reads_inputs = outer.reads_inputs
     given = [leaf for leaf in leaves if isinstance(leaf, torch.nn.Module)]
-    roots = (function if module is None else module, *given, *filter(has_attributes, leaves))
+    # a method that the module's class lacks was assigned
+    methods = [function.__func__] if isinstance(function, types.MethodType) else []
+    assigned = [one for one in methods if getattr(type(module), one.__name__, None) is not one]
+    root = function if module is None else module
+    roots = (root, *assigned, *given, *filter(has_attributes, leaves))
     objects = {index: leaf for index, leaf in enumerate(leaves) if is_object(leaf)}
 
     def attempt(compiling: bool, homes: Mapping[int, Home]) -> Captured:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from switchgear.errors import Unsupported
-from switchgear.ir.symbol import CHECK, BoundSymbol
+from switchgear.ir.symbol import CHECK, EXACT, LATE, BoundSymbol, changed
 from switchgear.ir.trace import Trace
 
 
@@ -17,11 +17,12 @@ def checks_first(trace: Trace) -> Trace:
     pending = list(trace.bound_symbols)
     while pending:
         item = pending.pop()
-        if CHECK not in item.tags and needed.isdisjoint(proxy.name for proxy in item.outputs):
+        is_first = CHECK in item.tags and LATE not in item.tags
+        if not is_first and needed.isdisjoint(proxy.name for proxy in item.outputs):
             rest.append(item)
         elif not item.is_random:
             needed.update(proxy.name for proxy in item.inputs)
-            first.append(item)
+            first.append(changed(item, tags=item.tags | {EXACT}))
         elif item.is_leaf:
             raise Unsupported(
                 f"{item.symbol.name}, called at {item.source}, draws random numbers that a check of data depends on, "

@@ -4,21 +4,23 @@ A capture knows metadata alone. What a read needs beyond that is computed from t
 lines that it depends on, which must draw nothing; the trace gets a check in its place, and is from then on for those
 calls alone that pass it. Indexing by a mask becomes `nonzero` and indexing by integers, so that derivatives read no
 data. Checks stay out of composites and are no dead code; one that fails raises `OtherData` before anything is drawn
-or written. Without `specialize_on_data=True` such a read is `DataDependent`, but for branches on masks.
+or written, or before anything is returned, if the code only asks whether to raise. Without `specialize_on_data=True`
+numbers and shapes that floats decide are `DataDependent`: they are others in each call.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from switchgear import torch_private as internals
+from switchgear.capture import assertions
 from switchgear.capture.call import Call, Operation
 from switchgear.capture.gradients_inside import AUTOGRAD_GRAD
-from switchgear.capture.guards import OtherData
+from switchgear.capture.guards import FailedAssertion, OtherData
 from switchgear.capture.handler import PASS, Handler
 from switchgear.capture.leaves import record_leaf
 from switchgear.capture.recorder import Recorder, active, active_recorder
@@ -33,8 +35,8 @@ from switchgear.capture.sizes import (
 from switchgear.capture.values import metadata_proxy
 from switchgear.errors import NO_DATA_IN_RULES, DataDependent
 from switchgear.ir.composites import bind_outputs, leaves_of
-from switchgear.ir.proxy import TensorProxy, hint_of
-from switchgear.ir.symbol import CHECK, BoundSymbol, Symbol, map_proxies, proxies
+from switchgear.ir.proxy import hint_of
+from switchgear.ir.symbol import CHECK, LATE, BoundSymbol, Symbol, map_proxies, proxies
 from switchgear.nesting import map_tensors, tensors_in
 from switchgear.patches import replaced
 
@@ -134,10 +136,25 @@ class Data(Handler):
             positions = self._positions(recorder, call.args[1])
             return _record(recorder, Operation(call.func, (call.args[0], positions)))
         args, kwargs = map_tensors(recorder.values.proxy_of, (call.args, call.kwargs))
-        result, from_inputs = recorder.state(self).call(recorder, call.func, args, kwargs, need)
+        is_truth = call.func is _aten.equal.default or args[0].dtype is torch.bool
+        expected = (
+            assertions.asserted() if is_truth and recorder.reads_inputs is not False else None
+        )
+        known: Known = recorder.state(self)
+        try:
+            result, from_inputs = known.call(recorder, call.func, args, kwargs, need)
+        except _Drawn as drawn:
+            if expected is None:
+                raise DataDependent(str(drawn)) from None
+            recorder.record(CHECK_RESULT, (expected, call.func, *args), None, CHECK, LATE)
+            return expected
         if not any(True for _ in tensors_in(result)):
             if from_inputs:
-                recorder.record(CHECK_RESULT, (result, call.func, *args), None, CHECK)
+                tags = (CHECK,) if expected is None else (CHECK, LATE)
+                recorder.record(CHECK_RESULT, (result, call.func, *args), None, *tags)
+            if expected is not None and result is not expected:
+                # the text of the error that eager raises may ask for the data of stand-ins
+                raise FailedAssertion(f"an assertion fails in {recorder.here()}")
             return result
         layouts = tuple([metadata_proxy("", tensor, False) for tensor in tensors_in(result)])
         with replaced(recorder.values, "known_call", (call.func, layouts)):
@@ -168,20 +185,31 @@ def _record(recorder: Recorder, call: Operation) -> Any:
     return result
 
 
+class _Drawn(Exception):
+    """A value depends on random numbers of the same call."""
+
+
 class Known:
     """What is in the tensors of a program under capture, computed as far as somebody asks.
 
-    Unless the recorder `reads_inputs`, that is what comes from constants alone; where that is None, also what is true
-    or false of integers and masks, which is exact whoever computes it. `outer` is of the capture around this one.
+    Unless the recorder `reads_inputs`, that is what comes from constants alone; where that is None, also truths, and
+    numbers and shapes that no float decides. `outer` is of the capture around this one.
     """
 
     def __init__(self, outer: Known | None) -> None:
         self._outer = outer
         self._values: dict[str, torch.Tensor] = {}
         self._from_inputs: set[str] = set()
+        #: Of these, those of floats, which most likely are others in the next call.
+        self._floats: set[str] = set()
 
     def call(
-        self, recorder: Recorder, function: Callable[..., Any], args: Any, kwargs: Any, need: str
+        self,
+        recorder: Recorder,
+        function: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        need: str,
     ) -> tuple[Any, bool]:
         """What a call on proxies gives, and whether that depends on an input.
 
@@ -190,20 +218,22 @@ class Known:
         if function is _aten.masked_select.default:
             # the mask says how much is selected, and the shape how often
             function, args = _select_zeros, (args[0].dtype, args[0].device, args[0].shape, args[1])
+        wanted = {proxy.name for proxy in proxies((args, kwargs))}
         with _real():
-            from_inputs = self._compute(recorder, proxies((args, kwargs)), need)
+            from_inputs = self._compute(recorder, wanted, need)
             given = map_proxies(lambda proxy: self._values[proxy.name], (args, kwargs))
             given = map_numbers(hint_of, given)
             result = function(*given[0], **given[1])
-        if from_inputs and recorder.reads_inputs is None and not isinstance(result, bool):
+        is_told = isinstance(result, bool) or self._floats.isdisjoint(wanted)
+        if from_inputs and recorder.reads_inputs is None and not is_told:
             raise DataDependent(f"{need}; {_REMEDY}")
         if active_sizes() is not None and not from_inputs:
             _note_sizes(recorder, function, args, kwargs, result, need)
         return result, from_inputs
 
-    def _compute(self, recorder: Recorder, wanted: Iterable[TensorProxy], need: str) -> bool:
+    def _compute(self, recorder: Recorder, names: Collection[str], need: str) -> bool:
         """Know these values; whether one of them depends on an input."""
-        names = {proxy.name for proxy in wanted}
+        names = set(names)
         missing, program = names - self._values.keys(), list[BoundSymbol]()
         lines = [*_lines(recorder)] if missing else []
         for line in reversed(lines):
@@ -219,10 +249,12 @@ class Known:
             program.append(line)
         for name in missing:
             self._fetch(recorder, name, need)
-        for line in reversed(program):
+        program.reverse()
+        for line in program:
+            inputs = {proxy.name for proxy in line.inputs}
+            for kind in (self._from_inputs, self._floats):
+                kind.update(proxy.name for proxy in line.outputs if not kind.isdisjoint(inputs))
             _evaluate(line, self._values)
-            if not self._from_inputs.isdisjoint(proxy.name for proxy in line.inputs):
-                self._from_inputs.update(proxy.name for proxy in line.outputs)
         return not self._from_inputs.isdisjoint(names)
 
     def _fetch(self, recorder: Recorder, name: str, need: str) -> None:
@@ -242,8 +274,10 @@ class Known:
         ):
             proxy = outer.values.proxy_of(outer.tracker.last_fake(tensor))
             value, from_inputs = self._outer.call(outer, lambda one: one, (proxy,), {}, need)
-        elif tensor is not None and (recorder.reads_inputs or _is_mask(recorder, tensor)):
+        elif tensor is not None and recorder.reads_inputs is not False:
             value, from_inputs = tensor.detach(), True
+            if not _is_mask(recorder, tensor):
+                self._floats.add(name)
         elif not recorder.tracker.follow_autograd:
             raise DataDependent(f"{need}: {NO_DATA_IN_RULES}")
         else:
@@ -254,20 +288,20 @@ class Known:
 
 
 def _is_mask(recorder: Recorder, tensor: torch.Tensor) -> bool:
-    """Check whether branches on it are compiled by default: on integers, and on a mask that is kept beside a module."""
+    """Check whether its values are compiled for by default: integers, and a mask that is kept beside a module."""
     is_kept = not tensor.requires_grad and all(tensor is not leaf for leaf in recorder.leaves)
-    is_exact = is_kept or not (tensor.is_floating_point() or tensor.is_complex())
-    return recorder.reads_inputs is None and is_exact
+    return is_kept or not (tensor.is_floating_point() or tensor.is_complex())
 
 
 def _refuse_unknown(line: BoundSymbol, need: str) -> None:
     if line.is_random:
-        how = "draws random numbers"
-    elif line.symbol == AUTOGRAD_GRAD:
-        how = "is computed by a backward of its own"
-    else:
-        return
-    raise DataDependent(f"{need}; it depends on {line.symbol.name}, which {how} in the same call")
+        raise _Drawn(
+            f"{need}; it depends on {line.symbol.name}, which draws random numbers in the same call"
+        )
+    if line.symbol == AUTOGRAD_GRAD:
+        raise DataDependent(
+            f"{need}; it depends on {line.symbol.name}, a backward in the same call"
+        )
 
 
 def _evaluate(line: BoundSymbol, values: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ def random_state(device: torch.device) -> torch.Tensor:
         return recorder.recorded(
             RANDOM_STATE, (device,), state_proxy(recorder.tape.names.fresh(), device), RANDOM
         )
-    return _generator(device).get_state()
+    return default_stream(device).get_state()
 
 
 def swap_random_state(state: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -31,7 +31,7 @@ def swap_random_state(state: torch.Tensor, device: torch.device) -> torch.Tensor
             state_proxy(recorder.tape.names.fresh(), device),
             RANDOM,
         )
-    generator = _generator(device)
+    generator = default_stream(device)
     before = generator.get_state()
     generator.set_state(state)
     return before
@@ -39,7 +39,7 @@ def swap_random_state(state: torch.Tensor, device: torch.device) -> torch.Tensor
 
 def state_proxy(name: str, device: torch.device) -> TensorProxy:
     """A state of a device's default generator in a trace."""
-    size = _generator(device).get_state().numel()
+    size = default_stream(device).get_state().numel()
     return TensorProxy(name, (size,), (1,), torch.uint8, torch.device("cpu"))
 
 
@@ -47,7 +47,8 @@ def state_proxy(name: str, device: torch.device) -> TensorProxy:
 _DEFAULT_STREAM = torch.default_generator
 
 
-def _generator(device: torch.device) -> torch.Generator:
+def default_stream(device: torch.device) -> torch.Generator:
+    """Return the random stream that a device draws from by default."""
     if device.type == "cpu":
         return _DEFAULT_STREAM
     generators: Any = torch.get_device_module(device).default_generators

@@ -35,6 +35,10 @@ INNER_GRADIENT = "inner_gradient"
 IN_PLACE = "in place"
 #: Raises where the data of a call is not what the trace is for: never removed, and run before anything is drawn.
 CHECK = "check"
+#: A check that stays where it is: what was drawn before it is undone if it raises.
+LATE = "late"
+#: Decides a branch: bit-identical to PyTorch's, or the branch would be another than eager's.
+EXACT = "exact"
 
 
 @dataclass(frozen=True, slots=True)

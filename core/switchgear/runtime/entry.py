@@ -49,6 +49,7 @@ from switchgear.runtime.execution import maybe_views, runner
 from switchgear.runtime.modes import rare_modes_watched
 from switchgear.runtime.module_state import any_hooks
 from switchgear.runtime.prologue import MISS, generated, make_prologue
+from switchgear.runtime.rewinding import rewinding, streams_before_late_checks
 from switchgear.who.selection import Selection
 
 #: What an entry does with the input tensors of a call, up to what the function returns.
@@ -214,6 +215,9 @@ class Entry:
         run: Run = generated("run(inputs)", lines, {**scope})
         if self.forward.job is not None:
             run = self._waiting(run, self.forward.job)
+        if streams := streams_before_late_checks(self.captured.trace):
+            run = rewinding(run, streams)
+        if self.forward.job is not None or streams:
             lines, scope = ["return run(inputs)"], {"run": run}
         #: Runs the program on the inputs of `prologue`. Returns `MISS` where the program does not support the context.
         self.run = run

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from switchgear.errors import ExecutorUnavailable
 from switchgear.ir.choice import Choice, Implementation
-from switchgear.ir.symbol import IN_PLACE, BoundSymbol, changed, with_parts
+from switchgear.ir.symbol import EXACT, IN_PLACE, BoundSymbol, changed, with_parts
 from switchgear.ir.trace import Trace
 from switchgear.who.selection import Reasons, Selection
 
@@ -24,13 +24,13 @@ def claim(trace: Trace, selection: Selection, refusals: Reasons = ()) -> Trace:
     What a fusion executor takes keeps its decomposition, for it may have to be claimed again: then `refusals` say who
     does not run it after all.
     """
-    fusion, apart = selection.fusion, selection.without_fusion()
+    fusion, apart, exact = selection.fusion, selection.without_fusion(), selection.exact()
     body: list[BoundSymbol] = []
     pending = deque(trace.bound_symbols)
     while pending:
         item = pending.popleft()
         implementation, declined, waits = claimant(
-            item, apart if IN_PLACE in item.tags else selection
+            item, exact if EXACT in item.tags else apart if IN_PLACE in item.tags else selection
         )
         owner = "decomposition" if implementation is None else implementation.owner
         choices = (
@@ -51,7 +51,13 @@ def claim(trace: Trace, selection: Selection, refusals: Reasons = ()) -> Trace:
         else:
             wholes = (*item.wholes, item) if waits else item.wholes
             pending.extendleft(
-                changed(part, links=part.links or item.links, choices=choices, wholes=wholes)
+                changed(
+                    part,
+                    links=part.links or item.links,
+                    choices=choices,
+                    wholes=wholes,
+                    tags=part.tags | (item.tags & {EXACT}),
+                )
                 for part in reversed(item.subsymbols)
             )
     return replace(trace, bound_symbols=tuple(body))

@@ -27,9 +27,11 @@ class Executor:
 
     Attributes:
         runs_everywhere: whether a failure to run is unexpected, so that a default call warns once.
+        is_exact: whether results are bit-identical to PyTorch's; others compute nothing that decides a branch.
     """
 
     runs_everywhere = False
+    is_exact = False
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -120,7 +120,15 @@ class Selection:
 
     def without_fusion(self) -> Selection:
         """A copy without the fusion executors."""
-        rest = tuple(executor for executor in self.executors if executor.name not in self.fusion)
+        return self._with(one for one in self.executors if one.name not in self.fusion)
+
+    def exact(self) -> Selection:
+        """A copy with those executors alone that give PyTorch's bits; if there is none, those that do not fuse."""
+        exact = [executor for executor in self.executors if executor.is_exact]
+        return self._with(exact) if exact else self.without_fusion()
+
+    def _with(self, executors: Iterable[Executor]) -> Selection:
+        rest = tuple(executors)
         return replace(
             self,
             executors=rest,
