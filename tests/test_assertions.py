@@ -99,7 +99,8 @@ def acted(x: Tensor) -> Tensor:
 
 def estimated(x: Tensor) -> Tensor:
     sample = Normal(x, 1e-3).sample()
-    return Beta(2.0, 3.0).log_prob(sample) * torch.rand(()) * x
+    result: Tensor = Beta(2.0, 3.0).log_prob(sample) * torch.rand(()) * x
+    return result
 
 
 @pytest.mark.parametrize("function", [encoded, acted, estimated])

@@ -169,12 +169,6 @@ def test_closed_over_tensor_subclass_is_refused() -> None:
         sg.jit(lambda x: x + held, executors=["torch"])(numbers())
 
 
-def branch(x: torch.Tensor) -> torch.Tensor:
-    if x.sum() > 0:
-        return x
-    return -x
-
-
 def item(x: torch.Tensor) -> torch.Tensor:
     return x * x.max().item()
 
@@ -183,7 +177,7 @@ def data_dependent_shape(x: torch.Tensor) -> torch.Tensor:
     return x[x > 0]
 
 
-@pytest.mark.parametrize("function", [branch, item, data_dependent_shape])
+@pytest.mark.parametrize("function", [item, data_dependent_shape])
 def test_data_dependence_names_the_line(function: Any) -> None:
     line = function.__code__.co_firstlineno + 1
     with falls_back(rf"test_bad_input\.py:{line}", "DataDependent"):

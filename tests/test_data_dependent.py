@@ -15,15 +15,12 @@ from torch import Tensor, nn
 import switchgear as sg
 from switchgear import errors
 from tests.databases.operators import examine
-from tests.databases.refused import REFUSED_OPERATORS
+from tests.databases.refused import DECIDED_BY_DATA
 from tests.databases.verdict import Outcome, jit_on_data
 from tests.falling_back import falls_back
 from tests.under_test import EXECUTORS
 
 pytestmark = pytest.mark.beside_eager
-
-#: The operators that the database refuses for their data, and those that ask constants alone.
-DECIDED_BY_DATA = sorted(name for name, refusal in REFUSED_OPERATORS.items() if refusal.error is errors.DataDependent)
 
 
 def specialized(function: Any, **options: Any) -> Any:

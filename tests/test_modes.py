@@ -558,11 +558,18 @@ def attends_by_math(q: T) -> T:
         return attends(q) + functional.layer_norm(q, (16,))
 
 
-def test_attention_backend_chosen_inside_falls_back() -> None:
-    def arguments() -> tuple[T]:
-        return (torch.linspace(-1, 1, 2048).reshape(1, 2, 64, 16).clone().requires_grad_(),)
-
-    assert_falls_back(attends_by_math, arguments, "has changed the attention backends")
+@pytest.mark.parametrize("grad", [False, True])
+def test_attention_backend_chosen_inside(grad: bool) -> None:
+    q = torch.linspace(-1, 1, 2048).reshape(1, 2, 64, 16).clone().requires_grad_(grad)
+    jitted = sg.jit(attends_by_math, executors=["torch"], strict=True)
+    for _ in range(2):
+        result = jitted(q)
+        assert torch.equal(result, attends_by_math(q))
+    names = [item.symbol.name for item in sg.last_traces(jitted)[-1].bound_symbols]
+    assert not [name for name in names if "attention" in name]
+    if grad:
+        ours, eager = (torch.autograd.grad(f(q).square().sum(), q)[0] for f in (jitted, attends_by_math))
+        assert torch.equal(ours, eager)
 
 
 def test_attention_backend_chosen_around() -> None:

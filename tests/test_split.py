@@ -44,8 +44,8 @@ def fresh_dynamo() -> Iterator[None]:
 
 def split(function: Any, **options: Any) -> Any:
     """The function, split at each branch on data."""
-    options = {"specialize_on_data": False, "fallback": "split"} | options
-    return sg.jit(function, executors=["torch"], **options)
+    given: dict[str, Any] = {"specialize_on_data": False, "fallback": "split", **options}
+    return sg.jit(function, executors=["torch"], **given)
 
 
 @contextlib.contextmanager

@@ -1235,7 +1235,6 @@ REFUSED: list[tuple[Function, type[Exception], str]] = [
     (tolist_inside, errors.DataDependent, r"data of a tensor"),
     (item_inside, errors.DataDependent, r"data of a tensor"),
     (float_inside, errors.DataDependent, r"data of a tensor"),
-    (bool_inside, errors.DataDependent, r"data of a tensor.*masks"),
     (index_by_data, errors.DataDependent, r"data of a tensor"),
     (nonzero_inside, errors.DataDependent, r"nonzero.*data of a tensor"),
     (unique_inside, errors.DataDependent, r"unique.*data of a tensor"),
@@ -1256,7 +1255,16 @@ def test_refused_with_a_clear_error(function: Function, kind: type[Exception], m
     assert not x._backward_hooks
 
 
-PLACED = [registers_hook, backward_inside, item_inside, bool_inside, nonzero_inside, reads_grad]
+def test_history_of_what_requires_no_gradient_is_known_to_be_none() -> None:
+    def function(x: T) -> T:
+        y = x.sin().detach()
+        return y * 2 if y.grad_fn is None else y
+
+    x = numbers(3, grad=True)
+    assert torch.equal(sg.jit(function, executors=["torch"], strict=True)(x), function(x))
+
+
+PLACED = [registers_hook, backward_inside, item_inside, nonzero_inside, reads_grad]
 
 
 @in_turn(function=PLACED)

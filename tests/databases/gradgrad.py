@@ -27,9 +27,9 @@ import torch
 from torch.autograd.gradcheck import GradcheckError
 from torch.utils import _pytree as pytree
 
-from switchgear.errors import CaptureError, DataDependent, NotDifferentiable, Unsupported
+from switchgear.errors import CaptureError, DataDependent, NotDifferentiable
 from tests.databases.operators import operators, seed_everything
-from tests.databases.refused import REFUSED_OPERATORS, Refusal
+from tests.databases.refused import REFUSED_OPERATORS
 from tests.databases.report import applies, describe, examine_all, summary, unexpected
 from tests.databases.verdict import Jit, Outcome, Target, Verdict, global_state, jit_on_data
 from tests.oracle import differences, fallbacks_recorded
@@ -46,7 +46,6 @@ MODES = ("gradient", "gradient of gradient")
 
 #: What `refused.py` has, less what data decides: here the operators are compiled for their data.
 REFUSED = {name: refusal for name, refusal in REFUSED_OPERATORS.items() if refusal.error is not DataDependent}
-REFUSED["nn.functional.gaussian_nll_loss"] = Refusal(Unsupported, "it clamps a copy of the variances under no_grad")
 
 _PASSED = frozenset({Outcome.EQUAL, Outcome.SKIPPED})
 

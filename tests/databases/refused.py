@@ -32,38 +32,52 @@ _READS = "the operator returns Python values read from the data"
 _CHECKS = "the operator looks at the data to check it, or to choose its way"
 _LENGTHS = "the shapes of what is kept for the backward depend on the lengths"
 _COUNTED = "with momentum=None the count of batches is read, to average over them"
+_CLAMPED = "it clamps a copy of the variances under no_grad"
 _SPARSE = "a trace holds strided tensors only"
 
 REFUSED_OPERATORS: dict[str, Refusal] = {
-    "allclose": Refusal(DataDependent, _READS),
     "argwhere": Refusal(DataDependent, _SHAPE),
-    "bincount": Refusal(DataDependent, _SHAPE),
-    "cov": Refusal(DataDependent, _CHECKS, partly=True),
-    "equal": Refusal(DataDependent, _READS),
-    "index_put": Refusal(DataDependent, "the gradient of values put by mask is masked", "gradient", partly=True),
-    "istft": Refusal(DataDependent, _CHECKS, partly=True),
     "item": Refusal(DataDependent, _READS),
     "linalg.lstsq": Refusal(DataDependent, "the shape of the residuals depends on the rank"),
     "linalg.lstsq.grad_oriented": Refusal(DataDependent, "the shape of the residuals depends on the rank"),
-    "masked_select": Refusal(DataDependent, _SHAPE),
-    "narrow": Refusal(DataDependent, "a start given as a tensor is read", partly=True),
     "nn.functional.ctc_loss": Refusal(DataDependent, _LENGTHS),
-    "nn.functional.gaussian_nll_loss": Refusal(DataDependent, _CHECKS),
-    "nn.functional.one_hot": Refusal(DataDependent, _SHAPE, partly=True),
+    "nn.functional.gaussian_nll_loss": Refusal(Unsupported, _CLAMPED, "gradient"),
     "nonzero": Refusal(DataDependent, _SHAPE),
     "resize_": Refusal(Unsupported, "an input is resized in place"),
     "resize_as_": Refusal(Unsupported, "an input is resized in place"),
     "sparse.mm.reduce": Refusal(Unsupported, _SPARSE),
     "sparse.sampled_addmm": Refusal(Unsupported, _SPARSE),
-    "tensor_split": Refusal(DataDependent, "places to split at, given as a tensor, are read", partly=True),
     "unique": Refusal(DataDependent, _SHAPE),
     "unique_consecutive": Refusal(DataDependent, _SHAPE),
 }
 
+#: Operators whose results, or whose ways, the data decide; what floats decide is refused by default.
+DECIDED_BY_DATA = (
+    "allclose",
+    "argwhere",
+    "bincount",
+    "cov",
+    "equal",
+    "index_put",
+    "istft",
+    "item",
+    "linalg.lstsq",
+    "linalg.lstsq.grad_oriented",
+    "masked_select",
+    "narrow",
+    "nn.functional.ctc_loss",
+    "nn.functional.gaussian_nll_loss",
+    "nn.functional.one_hot",
+    "nonzero",
+    "tensor_split",
+    "unique",
+    "unique_consecutive",
+)
+
 REFUSED_MODULES: dict[str, Refusal] = {
     "nn.BatchNorm1d": Refusal(DataDependent, _COUNTED, "train", partly=True),
     "nn.CTCLoss": Refusal(DataDependent, _LENGTHS),
-    "nn.GaussianNLLLoss": Refusal(DataDependent, _CHECKS),
+    "nn.GaussianNLLLoss": Refusal(Unsupported, _CLAMPED, "gradient"),
 }
 
 _UNINITIALISED = Undefined("the result is memory as it was found")

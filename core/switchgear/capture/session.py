@@ -194,7 +194,7 @@ def capture(
             outer.matters |= matters
         identical, grad_enabled = tuple(_identical(leaves, recorder)), torch.is_grad_enabled()
         sources, entered = tuple(inputs.sources), tuple(map(Known, modules.entered))
-        used_sizes = sizes if numbers else None
+        used_sizes = sizes if numbers else None  # floats alone are inputs like others
         hidden = frozenset(recorder.tracker.writes.hidden)
         after = tuple(recorder.guards), tuple(recorder.after), tuple(objects), hidden
         return Captured(
@@ -305,7 +305,7 @@ def _run(
             recorder.inputs.generators |= dict.fromkeys(
                 map(internals.stream_key, (leaf, wrappers[index])), leaf
             )
-        elif type(leaf) is int:
+        elif type(leaf) in (int, float):
             wrappers[index] = inputs.number(recorder, index, leaf)
     with recorder.apart:
         args, kwargs = spec.unflatten(wrappers)

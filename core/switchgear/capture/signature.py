@@ -140,16 +140,16 @@ def base_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class HeldNumber(Held):
-    """An integer among the arguments or in Python's objects that has changed between calls, as the size of an input.
+    """A number among the arguments or in Python's objects that has changed between calls, as an input.
 
-    That is of so many elements, of which one is in memory.
+    Of an integer that is a tensor of so many elements, of which one is in memory; of a float one that holds it.
     """
 
     __slots__ = ()
 
     @classmethod
     def argument(cls, index: int) -> HeldNumber:
-        """That of an integer which is an argument itself."""
+        """That of a number which is an argument itself."""
         return cls(Argument(index), (), number_place(index))
 
     @property
@@ -158,23 +158,25 @@ class HeldNumber(Held):
         return isinstance(self.owner, Argument) and not self.steps
 
     def fetch(self, argument: Any = None) -> Any:
-        """A tensor of that size, None where it is no number of 2 or more."""
+        """The tensor that stands for it, None where it is no float, and no integer of 2 or more."""
         number = self._here(argument)
-        return sized(number) if can_vary(number) else None
+        return standing_for(number) if can_vary(number) else None
 
 
 def number_place(index: int) -> str:
-    """By what an integer among the flattened arguments is marked as one that varies."""
+    """By what a number among the flattened arguments is marked as one that varies."""
     return f"argument {index}"
 
 
-def can_vary(number: object) -> TypeGuard[int]:
-    """Whether it is an integer that may be symbolic."""
-    return type(number) is int and 1 < number < _LARGEST
+def can_vary(number: object) -> TypeGuard[int | float]:
+    """Whether it is a number that may be symbolic."""
+    return type(number) is float or (type(number) is int and 1 < number < _LARGEST)
 
 
-def sized(number: int) -> torch.Tensor:
-    """A tensor of so many elements that are one in memory."""
+def standing_for(number: int | float) -> torch.Tensor:
+    """The input tensor for a number: of so many elements that are one in memory, or of a float."""
+    if isinstance(number, float):
+        return torch.tensor(number, dtype=torch.float64, device="cpu")
     return _ONE.expand(number)
 
 

@@ -71,7 +71,7 @@ class Sizes:
 
     def __init__(self, here: Callable[[], str] = str, marks: Marks = MappingProxyType({})) -> None:
         self.marks = marks
-        self.env = internals.new_shape_env(here)
+        self._here = here
         self.numbers: list[NumberProxy] = []
         #: The symbolic numbers that these are, by name.
         self.symbols: dict[str, torch.SymInt] = {}
@@ -85,6 +85,11 @@ class Sizes:
         self._constraints: tuple[Constraint, ...] = ()
         #: The sizes of a call's input tensors, in the order of `numbers`; known once the trace is.
         self.measure: Callable[[Sequence[torch.Tensor]], tuple[int, ...]]
+
+    @functools.cached_property
+    def env(self) -> object:
+        """PyTorch's environment, which takes a while to import, and which floats need not."""
+        return internals.new_shape_env(self._here)
 
     def layout(
         self, name: str, tensor: torch.Tensor, dims: frozenset[int]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from switchgear import torch_private as internals
+from switchgear.capture.floats import Float
 from switchgear.capture.handler import Handlers
 from switchgear.capture.modules import Modules
 from switchgear.capture.recorder import Recorder
@@ -63,13 +64,17 @@ class Sources:
         return self._enter(recorder, tensor, Argument(index), f"t_{index}", requires_grad)
 
     def number(self, recorder: Recorder, index: int, value: object) -> Any:
-        """What stands for an integer among the flattened arguments: itself, or a size if it varies."""
+        """What stands for a number among the flattened arguments: itself, or a symbolic one if it varies."""
         source = HeldNumber.argument(index)
         if source.place not in self.marks or not can_vary(value) or self.sizes is None:
             return value
         self.sizes.has_arguments = True
-        tensor = source.fetch(value)
-        self._enter(recorder, tensor, source, f"t_{index}", False)
+        with internals.DisableTorchFunction():
+            with internals.real_dispatch():
+                tensor = source.fetch(value)
+            wrapper = self._enter(recorder, tensor, source, f"t_{index}", False)
+        if type(value) is float:
+            return Float(wrapper)
         entered = recorder.inputs.of(tensor)
         return value if entered is None else entered.proxy.shape[0]
 

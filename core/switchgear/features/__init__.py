@@ -17,6 +17,7 @@ from switchgear.features.reshapes import Reshapes
 from switchgear.features.single_functions import BatchOfOne, Foreach, OneHot
 from switchgear.features.symbolic_sizes import SymbolicSizes
 from switchgear.features.transforms import Transforms
+from switchgear.features.varying_floats import VaryingFloats
 
 BUILT_IN = (
     Feature("refusals", (Refusals(),)),
@@ -25,6 +26,7 @@ BUILT_IN = (
     Feature("transforms", (Transforms(),)),
     Feature("inner_grad", (InnerGrad(),)),
     Feature("data", (Data(),)),
+    Feature("varying_floats", (VaryingFloats(),)),
     Feature("sizes", (SymbolicSizes(),)),
     Feature("generators", (Generators(),)),
     Feature("reshapes", (Reshapes(),)),

@@ -39,7 +39,7 @@ class ModesChanged(Handler):
         return PASS
 
     def opened(self, recorder: Recorder, call: Call) -> None:
-        """Refuse attention with other backends; of norms on a GPU, a library decides that can be switched off."""
+        """Note attention; of norms on a GPU, a library decides that can be switched off."""
         name = getattr(call.fn, "__name__", "")
         if name.endswith("_norm") and torch.cuda.is_initialized():
             library = torch.backends.cudnn
@@ -50,8 +50,12 @@ class ModesChanged(Handler):
         if "attention" not in name:
             return
         RARE_MODES.matter = True
-        if internals.attention_backends() != recorder.state(self)[2]:
-            self._refuse(recorder, "the attention backends")
+
+    def closing(self, recorder: Recorder, call: Call) -> None:
+        """Record attention with other backends than those around the call as the kernel that they lead to."""
+        is_attention = "attention" in getattr(call.fn, "__name__", "")
+        if is_attention and internals.attention_backends() != recorder.state(self)[2]:
+            call.whole = False
 
     def _refuse(self, recorder: Recorder, what: str) -> None:
         raise Unsupported(

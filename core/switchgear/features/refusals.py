@@ -133,6 +133,8 @@ def refuse(
         and not asker().startswith(_OWN_FILES)
     ):
         attribute = func.__self__
+        if attribute is torch.Tensor.grad_fn and not args[0].requires_grad:
+            return  # it is None
         what = f"the function {_ACCESS[name]} .{attribute.__name__} of a tensor"
         # of what TorchDynamo takes apart there are other nodes
         splits = attribute is not torch.Tensor.grad_fn

@@ -305,7 +305,7 @@ def call_key(
 ) -> tuple[object, ...]:
     """What a call is compiled for, a hashable value per topic; of dynamic sizes only whether they are 0 or 1."""
     state = () if module is None else modules_key(module.modules())
-    places = (number_place(i) if type(leaf) is int else i for i, leaf in enumerate(leaves))
+    places = (number_place(i) if type(leaf) in (int, float) else i for i, leaf in enumerate(leaves))
     keys = tuple(
         [
             None if index in unread else _leaf_key(leaf, marks.get(place, ()))
@@ -318,7 +318,7 @@ def call_key(
 def _leaf_key(leaf: object, dynamic: Collection[int]) -> object:
     if not isinstance(leaf, torch.Tensor):
         if dynamic and can_vary(leaf):
-            return int
+            return type(leaf)
         return type(leaf) if is_object(leaf) else value_key(leaf)
     bits = (type(leaf), leaf.requires_grad, leaf.is_conj(), leaf.is_neg())
     if not dynamic:

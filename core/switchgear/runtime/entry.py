@@ -76,9 +76,9 @@ class Entry:
         drop: Callable[[], Callable[..., None] | None],
     ) -> None:
         self.spec = spec
-        #: The integers among the arguments of the call that was captured.
-        self._integers = [
-            leaf if type(leaf) is int and index not in unread else None
+        #: The numbers among the arguments of the call that was captured.
+        self._numbers = [
+            leaf if type(leaf) in (int, float) and index not in unread else None
             for index, leaf in enumerate(leaves)
         ]
         self._name = getattr(function, "__qualname__", "a function")
@@ -157,12 +157,12 @@ class Entry:
         )
 
     def varying(self, leaves: list[Any]) -> list[str]:
-        """Which integers among the arguments and in Python's objects are others in a call."""
-        pairs = zip(self._integers, leaves, strict=False)
+        """Which numbers among the arguments and in Python's objects are others in a call."""
+        pairs = zip(self._numbers, leaves, strict=False)
         changed = [
             number_place(index)
             for index, (one, other) in enumerate(pairs)
-            if type(one) is type(other) is int and one != other
+            if type(one) is type(other) in (int, float) and one != other
         ]
         told = (guard.varying(leaves) for guard in self.captured.guards if guard.varying)
         return changed + [path for paths in told for path in paths]

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from switchgear import torch_private as internals
+from switchgear.capture.floats import Float
 from switchgear.capture.guards import Guard
 from switchgear.capture.handler import Handler
 from switchgear.capture.recorder import Recorder
@@ -221,8 +222,10 @@ def _changed(reached: Reached) -> list[tuple[int, list[tuple[object, int]]]]:
 
 
 def _size_of(recorder: Recorder, tensor: torch.Tensor) -> Any:
-    """Return the size of a tensor, which becomes an input."""
-    recorder.adopted(tensor)
+    """Return the number that a tensor, which becomes an input, stands for."""
+    wrapper = recorder.adopted(tensor)
+    if not tensor.dim():
+        return Float(wrapper)
     entered = recorder.inputs.of(tensor)
     assert entered is not None
     return entered.proxy.shape[0]
@@ -235,8 +238,8 @@ def _refuse_exact_types(codes: Iterable[types.CodeType], arguments: bool) -> Non
     """
     for code in codes:
         named = globals_in(code)
-        if {"type", "int"} <= named:
-            raise Unsupported(f"{code.co_name} asks for type() and int, where sizes are symbolic")
+        if "type" in named and named & {"int", "float"}:
+            raise Unsupported(f"{code.co_name} asks for type(), where numbers are symbolic")
         asked = named & {"type", "np", "numpy"} or compared_by_identity(code)
         if arguments and asked:
             what = f"{code.co_name} may ask for {min(asked)} of an integer among the arguments"

@@ -59,6 +59,10 @@ class Instance:
     kind: type
 
 
+#: Stands for a float that is an input.
+FLOAT = Instance(float)
+
+
 def is_atom(value: object) -> bool:
     """Whether a value is compared by its value."""
     # of a module isinstance asks for `__class__` as well, which is noted meanwhile
@@ -84,8 +88,8 @@ def freeze(value: Any, known: Knowledge, around: tuple[int, ...] = ()) -> object
         return Instance(kind) if is_made else value
     if issubclass(kind, torch.Tensor):
         return TENSOR
-    if kind is torch.SymInt:
-        return NUMBER
+    if issubclass(kind, (torch.SymInt, torch.SymFloat)):
+        return NUMBER if issubclass(kind, torch.SymInt) else FLOAT
     if issubclass(kind, torch.nn.Module):
         return Known(value)
     if kind is types.MethodType:
@@ -181,8 +185,8 @@ def changing(value: Any, frozen: object) -> Iterator[Any]:
 
 
 def numbers_changed(value: Any, frozen: object, path: str) -> Iterator[str]:
-    """The paths of integers that are others than those frozen, in containers of the same shape."""
-    if type(frozen) is int and type(value) is int and value != frozen:
+    """The paths of numbers that are others than those frozen, in containers of the same shape."""
+    if type(frozen) is type(value) in (int, float) and value != frozen:
         yield path
     if not isinstance(frozen, Contents) or not isinstance(value, (tuple, list, dict)):
         return

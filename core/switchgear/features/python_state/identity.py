@@ -144,7 +144,7 @@ def _is_made_by_calls(value: object) -> bool:
 
 def _has_identity(value: object) -> bool:
     """Whether it matters which of two equal objects it is."""
-    is_value = issubclass(type(value), (tuple, frozenset, torch.SymInt))
+    is_value = issubclass(type(value), (tuple, frozenset, torch.SymInt, torch.SymFloat))
     return not is_value and _is_made_by_calls(value)
 
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping
 
 from switchgear.errors import Unsupported
-from switchgear.features.python_state.frozen import NUMBER, same
+from switchgear.features.python_state.frozen import FLOAT, NUMBER, same
 from switchgear.features.python_state.holders import (
     MISSING,
     ClassAttributes,
@@ -36,7 +36,7 @@ def note_later(reached: Reached, later: Mapping[int, types.CodeType]) -> None:
         if id(read.code) not in later and not (is_named and read.key in names):
             continue
         read.is_later = True
-        if read.value is NUMBER:
+        if read.value is NUMBER or read.value is FLOAT:
             raise Unsupported(f"the backward of an autograd.Function reads {read.label}")
         is_space = isinstance(read.value, (types.FunctionType, types.ModuleType))
         own = {} if is_space else own_dict(read.now()) or {}

@@ -30,7 +30,14 @@ from torch import nn
 
 from switchgear import torch_private as internals
 from switchgear.capture.known_calls import is_method, is_written_in_python, refuse, what_it_does
-from switchgear.capture.signature import Argument, Attribute, Held, HeldNumber, sized
+from switchgear.capture.signature import (
+    Argument,
+    Attribute,
+    Held,
+    HeldNumber,
+    can_vary,
+    standing_for,
+)
 from switchgear.capture.user_code import is_installed
 from switchgear.errors import Unsupported
 from switchgear.features.python_state import user_objects
@@ -401,7 +408,7 @@ class Reached:
                 self._member(key, value, f"a key of {label}")
             place = owner is not None and not isinstance(value, (set, frozenset))
             where = f"{label}[{key!r}]" if is_atom(key) else f"{label}[a {type(key).__name__}]"
-            if type(item) is int and place:
+            if type(item) in (int, float) and place:
                 self._number(value, key, item, where, owner, (*steps, key))
                 continue
             if isinstance(item, type) and (
@@ -427,21 +434,21 @@ class Reached:
         self,
         target: object,
         key: object,
-        value: int,
+        value: int | float,
         label: str,
         owner: object,
         steps: tuple[object, ...],
     ) -> Any:
-        """Return the integer at `key` of `target`, as a symbolic number if it varies between calls."""
+        """Return the number at `key` of `target`, as a symbolic number if it varies between calls."""
         holder = self.holders.get(id(target))
-        is_fixed = label not in self._varying or value < 2
+        is_fixed = label not in self._varying or not can_vary(value)
         if is_fixed or holder is None or isinstance(holder, ClassAttributes):
             return value
         if key in holder.symbolic or holder.content().get(key, MISSING) is not value:
             return holder.symbolic.get(key, value)
         place = self.places.at(owner, steps)
         with internals.real_dispatch():
-            tensor = sized(value)
+            tensor = standing_for(value)
         self.tensors[id(tensor)] = HeldNumber(place.owner, place.steps, label)
         number = self._size_of(tensor)
         self.held.make_symbolic(holder, key, number)
@@ -632,7 +639,7 @@ class Reached:
         if holder is not None:
             label = f"vars({self._label(value)})"
             for key, item in holder.before.items():
-                if type(item) is int:
+                if type(item) in (int, float):
                     self._number(own, key, item, f"{label}[{key!r}]", own, (key,))
                 else:
                     self.reach(item, f"{label}[{key!r}]", own, (key,))
@@ -651,7 +658,7 @@ class Reached:
         self,
         owner: object,
         key: Any,
-        value: object,
+        value: Any,
         label: str,
         code: types.CodeType | None = None,
     ) -> None:
@@ -667,11 +674,12 @@ class Reached:
         read = Read(owner, key, None, label, type(owner), code, self._place_of(owner))
         self.reads[place] = read
         kind = type(value)
-        if value is MISSING or id(kind) in VALUES or (kind is int and label not in self._varying):
+        varies = kind in (int, float) and label in self._varying
+        if value is MISSING or ((id(kind) in VALUES or kind is int) and not varies):
             read.value = value
             return
         step = key if isinstance(owner, dict) else _attribute(key)
-        if type(value) is int:
+        if varies:
             value = self._number(owner, key, value, label, owner, (step,))
         self.reach(value, label, owner, (step,))
         read.value = freeze(value, self)

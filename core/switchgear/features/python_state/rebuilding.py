@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from switchgear import torch_private as internals
+from switchgear.capture.floats import Float
 from switchgear.capture.recorder import Recorder
 from switchgear.capture.signature import is_bound
 from switchgear.capture.sizes import active_sizes, fixed, has_numbers, python
@@ -40,6 +41,11 @@ class Leaf:
     """A tensor or number of the call, by its place among what the trace gives."""
 
     index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Item(Leaf):
+    """The float that a tensor of the call holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +98,7 @@ class Results:
 _KEYS = (*ATOMS, *internals.SYMBOLIC, tuple, frozenset, type)
 #: The pattern of a dict that is its own `__dict__`.
 _ITSELF = object()
-Template = Located | Constant | Leaf | Number | Again | Built
+Template = Located | Constant | Leaf | Item | Number | Again | Built
 
 
 @dataclass(slots=True, eq=False)
@@ -113,6 +119,8 @@ class Packing:
         if isinstance(value, torch.SymInt):
             self.has_numbers = True
             return Number(python(value))
+        if isinstance(value, Float):
+            return Item(self._leaf(value.tensor))
         if isinstance(value, (torch.Tensor, torch.SymFloat, torch.SymBool)):
             return Leaf(self._leaf(value))
         if isinstance(value, torch.Size):
@@ -222,6 +230,8 @@ def _attributes(value: object) -> Iterable[tuple[str, Any]]:
 
 def build(template: Template, results: Results) -> object:
     """The value of a call."""
+    if isinstance(template, Item):
+        return results.leaves[template.index].item()  # type: ignore[attr-defined]
     if isinstance(template, Leaf):
         return results.leaves[template.index]
     if isinstance(template, Constant):
