@@ -13,9 +13,9 @@ import torch
 
 import switchgear as sg
 from switchgear.fusion.choose import Contestants
-from switchgear.who import plugins
-from switchgear.who.modes import COMPILE_VARIABLE
-from switchgear.who.plugin import DISABLE_VARIABLE
+from switchgear.registry import plugins
+from switchgear.registry.modes import COMPILE_VARIABLE
+from switchgear.registry.plugin import DISABLE_VARIABLE
 from tests import under_test
 from tests.under_test import fraction, is_slow, part
 

@@ -1,4 +1,4 @@
-"""Training scripts of fourteen kinds, small: each takes `jit`, which it calls once, and yields the loss of each step."""
+"""Small training scripts of fourteen kinds: each calls `jit` once or twice, and yields the loss of each step."""
 
 from __future__ import annotations
 
@@ -119,6 +119,7 @@ def recurrent_language(jit: Jit, steps: int) -> Iterator[Tensor]:
         nn.utils.clip_grad_norm_(net.parameters(), 0.25)
         with torch.no_grad():
             for parameter in net.parameters():
+                assert parameter.grad is not None
                 parameter.add_(parameter.grad, alpha=-0.5)
         yield loss
 
@@ -257,13 +258,13 @@ def physical(jit: Jit, steps: int) -> Iterator[Tensor]:
     places = torch.rand(200, 2)
     edge = torch.cat([torch.zeros(50, 1), torch.rand(50, 1)], 1)
 
-    def closure() -> Tensor:
+    def closure() -> Any:
         optimizer.zero_grad()
         x = places.clone().requires_grad_()
         value = u(x)
         (slope,) = torch.autograd.grad(value.sum(), x, create_graph=True)
         loss = (slope[:, :1] + value * slope[:, 1:]).square().mean() + u(edge).square().mean()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         return loss
 
     for _ in range(steps):

@@ -1,4 +1,4 @@
-"""Training scripts of fourteen kinds with one `sg.jit`, beside eager, step by step in turn: losses, CPU time, captures."""
+"""Training scripts of fourteen kinds with one `sg.jit`, beside eager, step by step in turn."""
 
 from __future__ import annotations
 
@@ -53,14 +53,15 @@ class Result:
     rows: list[Row]
 
     @property
-    def mean(self) -> float:
+    def ratio(self) -> float:
         """The geometric mean of the ratios."""
         return geometric_mean([row.ratio for row in self.rows])
 
     def __str__(self) -> str:
-        head = f"  {'script':32} {'losses':10} {'÷ eager':>8} {'captures/s':>10} {'hits':>6} {'misses':>6} {'fallbacks':>9}"
+        head = f"  {'script':32} {'losses':10} {'÷ eager':>8} {'captures/s':>10}"
+        head += f" {'hits':>6} {'misses':>6} {'fallbacks':>9}"
         title = f"{STEPS} steps of each script, executors=['torch']: CPU time per step by eager's, after {FIRST} steps"
-        return "\n".join([title, head, *map(str, self.rows), f"  geometric mean {self.mean:.3f}"])
+        return "\n".join([title, head, *map(str, self.rows), f"  geometric mean {self.ratio:.3f}"])
 
 
 class _Run:

@@ -17,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 
 import switchgear as sg
 from switchgear import compiler, errors
-from switchgear.capture.signature import flatten_arguments
-from switchgear.who import plugins
+from switchgear.record.signature import flatten_arguments
+from switchgear.registry import plugins
 from tests.core.made_up import Site
 from tests.databases.verdict import global_state
 from tests.falling_back import falls_back

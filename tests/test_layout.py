@@ -25,7 +25,7 @@ from tests.under_test import is_slow, slow_tests
 ROOT = Path(__file__).resolve().parent.parent
 CORE = ROOT / "core" / "switchgear"
 EXECUTORS = ROOT / "executors"
-KERNEL = ("capture", "compile", "grad", "ir", "runtime", "who")
+KERNEL = ("compile", "frontend", "grad", "ir", "record", "registry", "runtime")
 CORE_FILES = sorted(CORE.rglob("*.py"))
 #: The modules of public names beside the top.
 MODULES: tuple[Any, ...] = (sg.capture, sg.executors, sg.passes, sg.testing)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import switchgear as sg
-from switchgear.capture.floats import Float
 from switchgear.errors import Unsupported
+from switchgear.frontend.floats import Float
 
 VALUES = (0.1, 0.7, -1.3, 2.0, 1e-3, math.inf, 0.0)
 

@@ -24,12 +24,12 @@ try:
     from switchgear.ir.trace import Trace
     from switchgear.jit import jit, last_backward_traces, last_choices, last_saved, last_traces
     from switchgear.options import defaults
-    from switchgear.who.executor import Executor, FusionExecutor
-    from switchgear.who.fuel import Fuel
-    from switchgear.who.hookspecs import hookimpl
-    from switchgear.who.plugins import plugin_report
-    from switchgear.who.registry import Table
-    from switchgear.who.rules import get_grad, put_grad
+    from switchgear.registry.executor import Executor, FusionExecutor
+    from switchgear.registry.fuel import Fuel
+    from switchgear.registry.hookspecs import hookimpl
+    from switchgear.registry.plugins import plugin_report
+    from switchgear.registry.registry import Table
+    from switchgear.registry.rules import get_grad, put_grad
 finally:
     if _IS_COLLECTING:
         gc.enable()

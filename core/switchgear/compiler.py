@@ -12,17 +12,18 @@ import torch
 from torch import nn
 
 from switchgear import torch_private as internals
-from switchgear.capture.attempts import undoing
-from switchgear.capture.guards import FailedAssertion, OtherData
-from switchgear.capture.recorder import active_recorder
-from switchgear.capture.session import ContainerMatters, is_of_the_function
-from switchgear.capture.signature import check_devices, flatten_arguments, number_place
-from switchgear.capture.sizes import Dynamic, Marks, check_dynamic, marked
-from switchgear.capture.structure import Structure
-from switchgear.capture.unread import unread
 from switchgear.errors import DataDependent, SwitchgearError, Unsupported
+from switchgear.frontend.session import ContainerMatters, is_of_the_function
+from switchgear.frontend.unread import unread
 from switchgear.jitted import MISSES
 from switchgear.patches import Lock
+from switchgear.record.attempts import undoing
+from switchgear.record.guards import FailedAssertion, OtherData
+from switchgear.record.recorder import active_recorder
+from switchgear.record.signature import check_devices, flatten_arguments, number_place
+from switchgear.record.sizes import Dynamic, Marks, check_dynamic, marked
+from switchgear.record.structure import Structure
+from switchgear.registry.selection import Selection
 from switchgear.runtime.cache import Cache, call_key, sizes_of
 from switchgear.runtime.entry import Entry
 from switchgear.runtime.fallback import Fallback, Fallbacks, LastFallback, fault
@@ -33,7 +34,6 @@ from switchgear.runtime.tracebacks import place_of
 from switchgear.runtime.varying import VaryingSizes, kind_of
 from switchgear.showing import counted
 from switchgear.torch_private.names import check_names
-from switchgear.who.selection import Selection
 
 #: In so many ways, the data of calls of one kind may come out before no more entries are specialised on them.
 _MOST_DATA = 4

@@ -12,9 +12,9 @@ Hooks receive a `Registry`, a `Region` and a `RegionContext`, and return an `Imp
 from switchgear.ir.choice import Choice, Implementation, Saved
 from switchgear.machine import surroundings
 from switchgear.progress import Progress
-from switchgear.who.hookspecs import RegionContext
-from switchgear.who.region import Region, RegionChoice
-from switchgear.who.registry import Registry
+from switchgear.registry.hookspecs import RegionContext
+from switchgear.registry.region import Region, RegionChoice
+from switchgear.registry.registry import Registry
 
 __all__ = [
     "Choice",

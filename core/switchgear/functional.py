@@ -14,13 +14,9 @@ from typing import Any, TypeAlias
 import torch
 
 from switchgear import torch_private as internals
-from switchgear.capture.recorder import active_recorder
-from switchgear.capture.session import Captured, capture
-from switchgear.capture.signature import Argument, tensor_of
-from switchgear.capture.structure import Structure, flatten
-from switchgear.capture.values import metadata_proxy
 from switchgear.compile.pipeline import expected_grad
 from switchgear.errors import InvalidInput
+from switchgear.frontend.session import Captured, capture
 from switchgear.grad.differentiate import differentiate
 from switchgear.grad.hidden_writes import refuse_hidden_writes
 from switchgear.grad.inner_gradients import inner_gradients
@@ -28,8 +24,12 @@ from switchgear.ir.dead_code import dead_code, live
 from switchgear.ir.evaluation import evaluate
 from switchgear.ir.trace import Trace
 from switchgear.jit import compiler_of, jit
+from switchgear.record.recorder import active_recorder
+from switchgear.record.signature import Argument, tensor_of
+from switchgear.record.structure import Structure, flatten
+from switchgear.record.values import metadata_proxy
+from switchgear.registry.selection import Selection
 from switchgear.runtime.epilogue import finish
-from switchgear.who.selection import Selection
 
 #: From flat cotangents to the gradients of leaves, by their places.
 _Pull: TypeAlias = Callable[[list[Any]], dict[int, torch.Tensor]]

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from switchgear import torch_private as internals
-from switchgear.capture.sizes import Dynamic
 from switchgear.compile.decisions import opened
 from switchgear.compile.stages import Stages
 from switchgear.compiler import Compiler
@@ -31,19 +30,20 @@ from switchgear.jitted import (
     jitted_module,
 )
 from switchgear.options import Defaults, FallbackTo, Options, check_options, with_defaults
+from switchgear.record.sizes import Dynamic
+from switchgear.registry.fuel import Fuel
+from switchgear.registry.hookspecs import PassPlacement
+from switchgear.registry.memory import MemoryOption
+from switchgear.registry.modes import CompileMode
+from switchgear.registry.order import ExecutorOptions, Executors
+from switchgear.registry.plugins import installed
+from switchgear.registry.preferences import PerOperator
+from switchgear.registry.registry import Table
+from switchgear.registry.selection import select
 from switchgear.runtime.entry import Entry
 from switchgear.runtime.split import graph_runner
 from switchgear.showing import Listing
 from switchgear.torch_private.names import warn_if_untested
-from switchgear.who.fuel import Fuel
-from switchgear.who.hookspecs import PassPlacement
-from switchgear.who.memory import MemoryOption
-from switchgear.who.modes import CompileMode
-from switchgear.who.order import ExecutorOptions, Executors
-from switchgear.who.plugins import installed
-from switchgear.who.preferences import PerOperator
-from switchgear.who.registry import Table
-from switchgear.who.selection import select
 
 
 @overload

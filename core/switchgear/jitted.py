@@ -15,10 +15,10 @@ import torch
 from torch import nn
 
 from switchgear import torch_private as internals
-from switchgear.capture.guards import OtherData
-from switchgear.capture.recorder import active_recorder
 from switchgear.errors import InvalidInput, Unsupported, did_you_mean
 from switchgear.patches import caller
+from switchgear.record.guards import OtherData
+from switchgear.record.recorder import active_recorder
 from switchgear.runtime.entry import Entry
 from switchgear.runtime.prologue import MISS
 from switchgear.runtime.tracebacks import hide_own_frames

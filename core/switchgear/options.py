@@ -13,16 +13,16 @@ from contextvars import ContextVar
 from types import MappingProxyType, NoneType
 from typing import Any, Literal, TypeAlias, TypedDict, Unpack, get_args
 
-from switchgear.capture.sizes import Dynamic, is_dynamic
 from switchgear.errors import InvalidInput, did_you_mean, warn_once
-from switchgear.who.fuel import Fuel
-from switchgear.who.hookspecs import PassPlacement
-from switchgear.who.memory import MemoryOption, budget_of, memory_in
-from switchgear.who.modes import COMPILE, COMPILE_VARIABLE, CompileMode
-from switchgear.who.order import ExecutorOptions, Executors, order
-from switchgear.who.plugins import installed
-from switchgear.who.preferences import PerOperator
-from switchgear.who.registry import Table
+from switchgear.record.sizes import Dynamic, is_dynamic
+from switchgear.registry.fuel import Fuel
+from switchgear.registry.hookspecs import PassPlacement
+from switchgear.registry.memory import MemoryOption, budget_of, memory_in
+from switchgear.registry.modes import COMPILE, COMPILE_VARIABLE, CompileMode
+from switchgear.registry.order import ExecutorOptions, Executors, order
+from switchgear.registry.plugins import installed
+from switchgear.registry.preferences import PerOperator
+from switchgear.registry.registry import Table
 
 #: What becomes of a call that cannot be captured.
 FallbackTo: TypeAlias = Literal["split", "eager", "error"]

@@ -10,7 +10,7 @@ def switchgear_passes():
 from switchgear.ir.aliasing import aliased_argument, storages, written_arguments
 from switchgear.ir.lines import Lines, Match, argument, composite, leaf_of
 from switchgear.ir.proxy import NumberProxy
-from switchgear.who.hookspecs import PassContext, PassPlacement
+from switchgear.registry.hookspecs import PassContext, PassPlacement
 
 __all__ = [
     "Lines",

@@ -13,12 +13,12 @@ from switchgear.errors import InvalidInput
 from switchgear.ir.trace import Trace
 from switchgear.jit import compiler_of, jit
 from switchgear.jitted import JitFunction, JitModule
+from switchgear.registry.executor import Executor, FusionExecutor
+from switchgear.registry.plugin import Chooser
+from switchgear.registry.region import Region, RegionChoice
+from switchgear.registry.selection import Selection
 from switchgear.runtime.fallback import Fallback
 from switchgear.runtime.module_state import is_uninitialised
-from switchgear.who.executor import Executor, FusionExecutor
-from switchgear.who.plugin import Chooser
-from switchgear.who.region import Region, RegionChoice
-from switchgear.who.selection import Selection
 from switchgear_tools.entries import bytes_in_eager, programs_of, saved_by, sizes_of
 from switchgear_tools.facts import ExplainedRegion, Facts
 

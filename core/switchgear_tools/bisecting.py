@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from switchgear.errors import SwitchgearError
 from switchgear.ir.symbol import BoundSymbol
-from switchgear.who.fuel import Fuel
+from switchgear.registry.fuel import Fuel
 
 
 def bisect(check: Callable[[Fuel], object]) -> BoundSymbol:

@@ -14,13 +14,13 @@ from typing import Any
 
 from switchgear.errors import InvalidInput, SwitchgearError, did_you_mean
 from switchgear.options import Defaults, defaults, executors_in
+from switchgear.registry import order
+from switchgear.registry.plugin import PluginStatus
+from switchgear.registry.plugins import installed, plugin_report
+from switchgear.registry.trying import crashes, tried_report
 from switchgear.testing.checks import plugin_checks
 from switchgear.testing.template import new_plugin
 from switchgear.torch_private.names import PRIVATE_NAMES, surroundings
-from switchgear.who import order
-from switchgear.who.plugin import PluginStatus
-from switchgear.who.plugins import installed, plugin_report
-from switchgear.who.trying import crashes, tried_report
 from switchgear_tools import TRUST
 from switchgear_tools.bisecting import bisect, described
 from switchgear_tools.caching import cache_use, clear_cache, export_cache, import_cache

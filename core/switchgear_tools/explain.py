@@ -12,9 +12,9 @@ from switchgear.compile.decisions import opened
 from switchgear.compiler import Compiler
 from switchgear.jit import compiler_of, why_no_entry
 from switchgear.jitted import JitFunction, JitModule
+from switchgear.registry.selection import Selection
 from switchgear.runtime.entry import Entry
 from switchgear.runtime.split import Split
-from switchgear.who.selection import Selection
 from switchgear_tools.before_call import facts_before
 from switchgear_tools.entries import bytes_in_eager, programs_of, saved_by, sizes_of
 from switchgear_tools.explanation import Explanation

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from switchgear.ir.choice import Choice, Saved
 from switchgear.ir.symbol import IN_PLACE, BoundSymbol
 from switchgear.ir.trace import Trace
-from switchgear.who.selection import Claimant, Reasons, Selection
+from switchgear.registry.selection import Claimant, Reasons, Selection
 
 #: A number in a reason, and a mark for one that no reason holds.
 _NUMBER, _ANY = r"\d+(?:\.\d+)?", "\0"

@@ -11,8 +11,8 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 
-from switchgear.capture.user_code import raising_line
 from switchgear.errors import InvalidInput, SwitchgearError, did_you_mean
+from switchgear.record.user_code import raising_line
 from switchgear.runtime.tracebacks import FULL_VARIABLE
 
 

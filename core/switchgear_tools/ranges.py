@@ -12,8 +12,8 @@ from torch.profiler import record_function
 from switchgear.ir.choice import Implementation
 from switchgear.ir.symbol import AFTER, BOX, DEL, BoundSymbol
 from switchgear.ir.trace import Trace
+from switchgear.registry.hookspecs import PassContext, PassPlacement
 from switchgear.showing import counted
-from switchgear.who.hookspecs import PassContext, PassPlacement
 
 #: Lines that call nothing.
 _SILENT = (AFTER, BOX, DEL)

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from switchgear.capture.attempts import draws_undone, leaves_nothing, modes_kept
 from switchgear.errors import Unsupported
+from switchgear.record.attempts import draws_undone, leaves_nothing, modes_kept
 from tests.in_turn import in_turn
 
 MODES: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {

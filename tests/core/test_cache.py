@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from switchgear.capture.structure import flatten
+from switchgear.record.structure import flatten
 from switchgear.runtime.cache import _kind, _parameter, sizes_of
 from tests.in_turn import in_turn
 

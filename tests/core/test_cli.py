@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import switchgear as sg
-from switchgear.who import plugins
-from switchgear.who.plugins import load
+from switchgear.registry import plugins
+from switchgear.registry.plugins import load
 from switchgear_tools.cli import main
 from switchgear_tools.columns import show
 from switchgear_tools.commands import COMMANDS

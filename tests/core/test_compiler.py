@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import types
 from unittest import mock
 
@@ -11,7 +12,7 @@ from torch import nn
 
 import switchgear as sg
 from switchgear import errors
-from switchgear.capture.recorder import active_recorder
+from switchgear.record.recorder import active_recorder
 from tests.falling_back import falls_back
 
 
@@ -178,7 +179,7 @@ def test_a_number_that_every_call_finds_otherwise() -> None:
 
     def function(x: torch.Tensor) -> torch.Tensor:
         counter.steps += 1.0
-        return x * counter.steps
+        return x * math.trunc(counter.steps)
 
     jitted = sg.jit(function, executors=["torch"])
     with falls_back(r"steps \(from 15.0 to 16.0\) changed, as for all entries before"):

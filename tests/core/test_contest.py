@@ -20,8 +20,8 @@ from conftest import shipped
 from switchgear import disk_cache, machine
 from switchgear.errors import CacheWarning, ExecutorFailed, PluginWarning
 from switchgear.fusion.choose import Contestants
-from switchgear.who import plugins
-from switchgear.who.selection import Selection, select
+from switchgear.registry import plugins
+from switchgear.registry.selection import Selection, select
 from switchgear_contest import contest, measuring
 from tests.core.made_up import Site
 from tests.core.training import choice, forward, leaf, lines, operators

@@ -13,10 +13,10 @@ import torch
 import transformers
 
 import switchgear as sg
-from switchgear.capture.handler import DISABLE_VARIABLE, Handlers, enabled
 from switchgear.errors import PluginWarning, RegistrationError
 from switchgear.features import BUILT_IN
-from switchgear.who import plugins
+from switchgear.record.handler import DISABLE_VARIABLE, Handlers, enabled
+from switchgear.registry import plugins
 from tests.core.made_up import Site
 from tests.oracle import differences, fallbacks_recorded
 

@@ -23,7 +23,7 @@ from switchgear.grad.budget import Budget, within
 from switchgear.grad.costs import cost, is_view
 from switchgear.grad.saving import Prices
 from switchgear.ir.symbol import RECOMPUTED
-from switchgear.who.memory import budget_of, memory_in
+from switchgear.registry.memory import budget_of, memory_in
 from tests.core.training import Kernel, backward, executor, leaf, lines
 from tests.oracle import assert_same, assert_trains_as_eager, step
 

@@ -17,7 +17,7 @@ from switchgear.grad.min_cut import SINK, SOURCE, min_cut
 from switchgear.grad.saving import Prices, to_save
 from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.symbol import RANDOM, BoundSymbol, Symbol
-from switchgear.who.memory import PricedMemory
+from switchgear.registry.memory import PricedMemory
 
 Network = dict[tuple[int, int], int | None]
 aten = torch.ops.aten

@@ -12,8 +12,8 @@ import torch
 
 import switchgear as sg
 from switchgear.errors import UnknownExecutor
-from switchgear.who.order import order, passed_over
-from switchgear.who.plugins import Plugins, load
+from switchgear.registry.order import order, passed_over
+from switchgear.registry.plugins import Plugins, load
 from tests.core.made_up import Site, executor_plugin, rules_plugin
 
 FUSES = """

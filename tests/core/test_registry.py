@@ -11,7 +11,7 @@ import torch
 import switchgear as sg
 from switchgear.errors import RegistrationError
 from switchgear.ir.naming import symbols_of
-from switchgear.who.registry import GradRule, ImplementationEntry, describe
+from switchgear.registry.registry import GradRule, ImplementationEntry, describe
 from tests.core.made_up import call
 
 ATEN = torch.ops.aten

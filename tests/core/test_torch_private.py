@@ -28,8 +28,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from switchgear import torch_private as internals
-from switchgear.capture.values import metadata_proxy
 from switchgear.errors import Unsupported
+from switchgear.record.values import metadata_proxy
 from switchgear.torch_private import common_fakes, fake_mode
 from tests.core.against_eager import numbers
 from tests.databases.verdict import global_state

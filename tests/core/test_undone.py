@@ -8,7 +8,7 @@ import numpy
 import pytest
 import torch
 
-from switchgear.capture.attempts import draws_undone
+from switchgear.record.attempts import draws_undone
 from tests.oracle import assert_same, seed, streams
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from switchgear.capture.signature import Argument
-from switchgear.capture.structure import flatten
+from switchgear.record.signature import Argument
+from switchgear.record.structure import flatten
 from switchgear.runtime.varying import VaryingSizes, kind_of
 
 

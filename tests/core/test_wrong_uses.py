@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from switchgear import errors
-from switchgear.who import plugins
-from switchgear.who.plugins import load
+from switchgear.registry import plugins
+from switchgear.registry.plugins import load
 from switchgear_tools.cli import main
 from tests.core import wrong_uses
 from tests.core.made_up import Site

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import Any
 
@@ -124,14 +125,25 @@ def test_a_bool_is_no_integer() -> None:
 
 @pytest.mark.filterwarnings("ignore::switchgear.errors.RecompileWarning")
 def test_a_schedule_is_compiled_once_it_is_through() -> None:
-    jitted = sg.jit(lambda x, scale: x * scale, executors=["torch"])
+    jitted = sg.jit(lambda x, scale: x * math.exp(scale), executors=["torch"])
     x = torch.ones(3)
     with falls_back(r"argument scale, a float, was another in 16 calls, each compiled by itself; pass a tensor"):
         for call in range(200):
             scale = min(1.0, call / 50)
-            assert torch.equal(jitted(x, scale), x * scale)
+            assert torch.equal(jitted(x, scale), x * math.exp(scale))
     info = sg.cache_info(jitted)
     assert (info.misses, info.fallbacks, info.hits) == (17, 64, 119)
+
+
+def test_a_schedule_of_factors_is_compiled_twice() -> None:
+    jitted = sg.jit(lambda x, scale: x * scale, executors=["torch"])
+    x = torch.ones(3)
+    for call in range(200):
+        scale = min(1.0, call / 50)
+        assert torch.equal(jitted(x, scale), x * scale)
+    info = sg.cache_info(jitted)
+    assert (info.misses, info.fallbacks) == (2, 0)
+    assert info.reasons[1] == "argument scale changed from 0.0: one program is for every float from now on"
 
 
 @pytest.mark.filterwarnings("ignore::switchgear.errors.RecompileWarning")

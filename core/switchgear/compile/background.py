@@ -35,11 +35,11 @@ from switchgear.compile.parcel import pack
 from switchgear.ir.composites import leaves_of
 from switchgear.ir.trace import Trace
 from switchgear.machine import surroundings
-from switchgear.who.answers import Answers, from_json
-from switchgear.who.executor import Executor
-from switchgear.who.hookspecs import OF_THE_CALL
-from switchgear.who.modes import COMPILE_VARIABLE
-from switchgear.who.selection import Selection
+from switchgear.registry.answers import Answers, from_json
+from switchgear.registry.executor import Executor
+from switchgear.registry.hookspecs import OF_THE_CALL
+from switchgear.registry.modes import COMPILE_VARIABLE
+from switchgear.registry.selection import Selection
 
 LOG = logging.getLogger("switchgear.background")
 #: Seconds after which a worker that has nothing to do ends.

@@ -19,10 +19,10 @@ from switchgear.disk_cache import write
 from switchgear.errors import InvalidInput, OtherDecisions
 from switchgear.ir.trace import Trace
 from switchgear.machine import surroundings
-from switchgear.who.answers import Answer, Answers, as_json, from_json
-from switchgear.who.plugin import Chooser
-from switchgear.who.region import Region, RegionChoice
-from switchgear.who.selection import Selection
+from switchgear.registry.answers import Answer, Answers, as_json, from_json
+from switchgear.registry.plugin import Chooser
+from switchgear.registry.region import Region, RegionChoice
+from switchgear.registry.selection import Selection
 
 _FORMAT = 1
 #: Characters shown of where two programs part.

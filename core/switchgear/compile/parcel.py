@@ -18,10 +18,10 @@ from typing import Any
 import torch
 
 from switchgear import torch_private as internals
-from switchgear.capture.sizes import Sizes, active_sizes, symbolic
 from switchgear.ir.proxy import NumberProxy, TensorProxy, hint_of
 from switchgear.ir.symbol import BoundSymbol, Symbol, changed
 from switchgear.ir.trace import Trace
+from switchgear.record.sizes import Sizes, active_sizes, symbolic
 
 #: Kinds that travel as pickle has them: they hold nothing but what is looked at in its turn.
 _PLAIN = frozenset(

@@ -14,13 +14,12 @@ from typing import Any
 import torch
 
 from switchgear import torch_private as internals
-from switchgear.capture.session import compiles
-from switchgear.capture.sizes import Sizes, active_sizes, concrete
 from switchgear.compile.background import Job, resettled, settle
 from switchgear.compile.checks_first import checks_first
 from switchgear.compile.decisions import decided, note_lines
 from switchgear.compile.pass_through import pass_through
 from switchgear.errors import DataDependent, Unsupported
+from switchgear.frontend.session import compiles
 from switchgear.fusion.fuse import fuse
 from switchgear.grad.automatic import partition_as_asked
 from switchgear.grad.differentiate import Joint, differentiate
@@ -39,12 +38,13 @@ from switchgear.optimise.common_subexpressions import common_subexpressions
 from switchgear.optimise.fold_constants import fold_constants
 from switchgear.optimise.no_ops import no_ops
 from switchgear.optimise.reinplace import reinplace
-from switchgear.who.answers import Answers
-from switchgear.who.claim import claim
-from switchgear.who.hookspecs import Stage
-from switchgear.who.plugin_passes import run_passes
-from switchgear.who.rules import Grads
-from switchgear.who.selection import Selection
+from switchgear.record.sizes import Sizes, active_sizes, concrete
+from switchgear.registry.answers import Answers
+from switchgear.registry.claim import claim
+from switchgear.registry.hookspecs import Stage
+from switchgear.registry.plugin_passes import run_passes
+from switchgear.registry.rules import Grads
+from switchgear.registry.selection import Selection
 
 
 @dataclass(frozen=True, slots=True, eq=False)

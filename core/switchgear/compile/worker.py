@@ -23,15 +23,15 @@ import torch
 
 from switchgear import disk_cache
 from switchgear import torch_private as internals
-from switchgear.capture.session import compiles
-from switchgear.capture.sizes import symbolic
 from switchgear.compile.background import receive, send
 from switchgear.compile.parcel import unpack
 from switchgear.compile.pipeline import fused
 from switchgear.errors import SwitchgearError
-from switchgear.who.answers import Answers, as_json
-from switchgear.who.plugins import installed
-from switchgear.who.selection import Selection, select
+from switchgear.frontend.session import compiles
+from switchgear.record.sizes import symbolic
+from switchgear.registry.answers import Answers, as_json
+from switchgear.registry.plugins import installed
+from switchgear.registry.selection import Selection, select
 
 #: How much less of the processor it asks for than others.
 NICENESS = 10

@@ -1,6 +1,5 @@
 """The features of capture that this package brings, in the order in which they are asked."""
 
-from switchgear.capture.handler import Feature
 from switchgear.features.autocast import Autocast
 from switchgear.features.checkpointing import Checkpointing
 from switchgear.features.custom_functions import CustomFunctions
@@ -18,6 +17,7 @@ from switchgear.features.single_functions import BatchOfOne, Foreach, OneHot
 from switchgear.features.symbolic_sizes import SymbolicSizes
 from switchgear.features.transforms import Transforms
 from switchgear.features.varying_floats import VaryingFloats
+from switchgear.record.handler import Feature
 
 BUILT_IN = (
     Feature("refusals", (Refusals(),)),

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 
 from switchgear import torch_private as internals
-from switchgear.capture.call import Call
-from switchgear.capture.handler import Handler
-from switchgear.capture.recorder import Recorder
 from switchgear.ir.composites import leaves_of
 from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.symbol import BoundSymbol, map_proxies, proxies
+from switchgear.record.call import Call
+from switchgear.record.handler import Handler
+from switchgear.record.recorder import Recorder
 
 _CAST = torch.ops.aten._to_copy.default
 

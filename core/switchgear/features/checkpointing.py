@@ -17,13 +17,13 @@ from typing import Any, NoReturn
 import torch
 
 from switchgear import torch_private as internals
-from switchgear.capture.call import Call
-from switchgear.capture.handler import Handler
-from switchgear.capture.inputs import RecordedInput
-from switchgear.capture.recorder import Recorder, active_recorder
 from switchgear.errors import Unsupported
 from switchgear.ir.symbol import CHECKPOINT, SAVED
 from switchgear.patches import replaced
+from switchgear.record.call import Call
+from switchgear.record.handler import Handler
+from switchgear.record.inputs import RecordedInput
+from switchgear.record.recorder import Recorder, active_recorder
 
 
 @dataclass(frozen=True, slots=True, eq=False)

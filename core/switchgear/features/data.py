@@ -17,14 +17,20 @@ from typing import Any
 import torch
 
 from switchgear import torch_private as internals
-from switchgear.capture import assertions
-from switchgear.capture.call import Call, Operation
-from switchgear.capture.gradients_inside import AUTOGRAD_GRAD
-from switchgear.capture.guards import FailedAssertion, OtherData
-from switchgear.capture.handler import PASS, Handler
-from switchgear.capture.leaves import record_leaf
-from switchgear.capture.recorder import Recorder, active, active_recorder
-from switchgear.capture.sizes import (
+from switchgear.errors import NO_DATA_IN_RULES, DataDependent
+from switchgear.frontend import assertions
+from switchgear.ir.composites import bind_outputs, leaves_of
+from switchgear.ir.proxy import hint_of
+from switchgear.ir.symbol import CHECK, LATE, BoundSymbol, Symbol, map_proxies, proxies
+from switchgear.nesting import map_tensors, tensors_in
+from switchgear.patches import replaced
+from switchgear.record.call import Call, Operation
+from switchgear.record.gradients_inside import AUTOGRAD_GRAD
+from switchgear.record.guards import FailedAssertion, OtherData
+from switchgear.record.handler import PASS, Handler
+from switchgear.record.leaves import record_leaf
+from switchgear.record.recorder import Recorder, active, active_recorder
+from switchgear.record.sizes import (
     Computed,
     active_sizes,
     concrete,
@@ -32,13 +38,7 @@ from switchgear.capture.sizes import (
     has_numbers,
     map_numbers,
 )
-from switchgear.capture.values import metadata_proxy
-from switchgear.errors import NO_DATA_IN_RULES, DataDependent
-from switchgear.ir.composites import bind_outputs, leaves_of
-from switchgear.ir.proxy import hint_of
-from switchgear.ir.symbol import CHECK, LATE, BoundSymbol, Symbol, map_proxies, proxies
-from switchgear.nesting import map_tensors, tensors_in
-from switchgear.patches import replaced
+from switchgear.record.values import metadata_proxy
 
 _aten = torch.ops.aten
 

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from switchgear.capture.call import Call, Operation
-from switchgear.capture.handler import PASS, Handler
-from switchgear.capture.recorder import Recorder
 from switchgear.errors import Unsupported
 from switchgear.nesting import tensors_in
+from switchgear.record.call import Call, Operation
+from switchgear.record.handler import PASS, Handler
+from switchgear.record.recorder import Recorder
 
 _SHARDED = (
     "is sharded (a DTensor, as fully_shard and tensor parallelism make them), which is read and written by Python in "

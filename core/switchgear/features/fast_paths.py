@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager
 import torch
 from torch import nn
 
-from switchgear.capture.handler import Handler
 from switchgear.patches import redirected
+from switchgear.record.handler import Handler
 
 
 class FastPaths(Handler):

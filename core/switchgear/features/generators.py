@@ -6,10 +6,10 @@ import contextlib
 
 import torch
 
-from switchgear.capture.call import Call
-from switchgear.capture.handler import Handler
-from switchgear.capture.recorder import Recorder
-from switchgear.capture.seeding import seeding_refused
+from switchgear.frontend.seeding import seeding_refused
+from switchgear.record.call import Call
+from switchgear.record.handler import Handler
+from switchgear.record.recorder import Recorder
 
 #: Their shapes are found by decompositions of PyTorch's that refuse a generator.
 _NO_GENERATOR_ON_META = frozenset({"exponential_", "cauchy_", "geometric_", "log_normal_"})

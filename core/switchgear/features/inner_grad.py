@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 from switchgear import torch_private as internals
-from switchgear.capture.call import Call
-from switchgear.capture.gradients_inside import AUTOGRAD_GRAD
-from switchgear.capture.handler import Handler
-from switchgear.capture.recorder import Recorder
 from switchgear.errors import Unsupported
 from switchgear.ir.proxy import TensorProxy
 from switchgear.nesting import map_tensors
+from switchgear.record.call import Call
+from switchgear.record.gradients_inside import AUTOGRAD_GRAD
+from switchgear.record.handler import Handler
+from switchgear.record.recorder import Recorder
 
 
 class InnerGrad(Handler):

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 
 from switchgear import torch_private as internals
-from switchgear.capture.call import Call
-from switchgear.capture.guards import Guard
-from switchgear.capture.handler import PASS, Handler
-from switchgear.capture.rare_modes import RARE_MODES
-from switchgear.capture.recorder import Recorder
 from switchgear.errors import Unsupported
+from switchgear.record.call import Call
+from switchgear.record.guards import Guard
+from switchgear.record.handler import PASS, Handler
+from switchgear.record.rare_modes import RARE_MODES
+from switchgear.record.recorder import Recorder
 
 
 class ModesChanged(Handler):

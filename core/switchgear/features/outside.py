@@ -7,11 +7,11 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 
-from switchgear.capture.guards import Guard
-from switchgear.capture.handler import Handler
-from switchgear.capture.known_calls import refuse
-from switchgear.capture.recorder import active_recorder
+from switchgear.frontend.known_calls import refuse
 from switchgear.patches import caller, redirected
+from switchgear.record.guards import Guard
+from switchgear.record.handler import Handler
+from switchgear.record.recorder import active_recorder
 
 
 class Outside(Handler):

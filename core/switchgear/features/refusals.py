@@ -15,14 +15,14 @@ from typing import Any, NoReturn
 import torch
 from torch.overrides import resolve_name
 
-from switchgear.capture.call import Call
-from switchgear.capture.handler import PASS, Handler, getter
-from switchgear.capture.recorder import Recorder
-from switchgear.capture.stand_ins import asker
-from switchgear.capture.user_code import is_own_file
 from switchgear.errors import Unsupported
 from switchgear.nesting import tensors_in
 from switchgear.patches import redirected
+from switchgear.record.call import Call
+from switchgear.record.handler import PASS, Handler, getter
+from switchgear.record.recorder import Recorder
+from switchgear.record.stand_ins import asker
+from switchgear.record.user_code import is_own_file
 
 #: Torch-level functions that would be captured wrongly, and what to do instead.
 _REFUSED = {
@@ -67,7 +67,7 @@ _RAISING |= {getattr(holder, name) for holder in (torch, torch.Tensor) for name 
 #: Asks whether a tensor is a leaf of autograd, which is guarded.
 _IS_LEAF = getter("is_leaf")
 #: The module that calls the function.
-_START = "switchgear.capture.session"
+_START = "switchgear.frontend.session"
 
 
 class Refusals(Handler):

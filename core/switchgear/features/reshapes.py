@@ -7,15 +7,15 @@ from dataclasses import replace
 import torch
 
 from switchgear import torch_private as internals
-from switchgear.capture.call import Call
-from switchgear.capture.handler import Handler
-from switchgear.capture.recorder import Recorder
-from switchgear.capture.sizes import active_sizes
 from switchgear.errors import Unsupported
 from switchgear.ir.aliasing import viewed_argument
 from switchgear.ir.composites import leaves_of
 from switchgear.ir.symbol import BoundSymbol, proxies
 from switchgear.nesting import tensors_in
+from switchgear.record.call import Call
+from switchgear.record.handler import Handler
+from switchgear.record.recorder import Recorder
+from switchgear.record.sizes import active_sizes
 
 #: In-place calls that change no data; also where there is nothing to change they count as writes to autograd.
 _METADATA_ONLY = frozenset({"t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_"})

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 
 from switchgear import torch_private as internals
-from switchgear.capture.call import Call
-from switchgear.capture.handler import PASS, Handler
-from switchgear.capture.recorder import Recorder
 from switchgear.ir.symbol import Symbol
 from switchgear.nesting import map_tensors, tensors_in
+from switchgear.record.call import Call
+from switchgear.record.handler import PASS, Handler
+from switchgear.record.recorder import Recorder
 
 ONE_HOT = Symbol("torch.nn.functional.one_hot", F.one_hot)
 

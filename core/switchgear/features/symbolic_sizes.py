@@ -16,12 +16,12 @@ from typing import Any
 import torch
 
 from switchgear import torch_private as internals
-from switchgear.capture.call import Call
-from switchgear.capture.handler import PASS, Handler
-from switchgear.capture.recorder import Recorder
-from switchgear.capture.sizes import active_sizes, settled
-from switchgear.capture.user_code import is_own_file
 from switchgear.patches import caller, redirected
+from switchgear.record.call import Call
+from switchgear.record.handler import PASS, Handler
+from switchgear.record.recorder import Recorder
+from switchgear.record.sizes import active_sizes, settled
+from switchgear.record.user_code import is_own_file
 
 #: The numbers, and what they stand for.
 _PLAIN: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}

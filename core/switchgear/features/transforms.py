@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from switchgear import torch_private as internals
-from switchgear.capture.call import Call
-from switchgear.capture.composite import spliced
-from switchgear.capture.handler import PASS, Handler
-from switchgear.capture.recorder import Recorder, active_recorder
 from switchgear.errors import Unsupported
 from switchgear.nesting import map_tensors, tensors_in
 from switchgear.patches import replaced
+from switchgear.record.call import Call
+from switchgear.record.composite import spliced
+from switchgear.record.handler import PASS, Handler
+from switchgear.record.recorder import Recorder, active_recorder
 
 
 class Transforms(Handler):

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from switchgear.capture.call import Call
-from switchgear.capture.floats import Float, operand
-from switchgear.capture.handler import PASS, Handler
-from switchgear.capture.recorder import Recorder
+from switchgear.frontend.floats import Float, operand
+from switchgear.record.call import Call
+from switchgear.record.handler import PASS, Handler
+from switchgear.record.recorder import Recorder
 
 #: Whose kernels have the same bits for a number and for a tensor of one element.
 _NAMES = (

@@ -15,15 +15,15 @@ from switchgear.ir.purity import uninitialised
 from switchgear.ir.trace import Trace, compile_trace
 from switchgear.nearness import in_float64, tolerances
 from switchgear.nesting import tensors_in
+from switchgear.registry.answers import Answer, Answers
+from switchgear.registry.claim import claim
+from switchgear.registry.executor import Executor, FusionExecutor
+from switchgear.registry.plugin import Chooser
+from switchgear.registry.plugin_passes import run_passes
+from switchgear.registry.region import Region, RegionChoice
+from switchgear.registry.registry import describe
+from switchgear.registry.selection import Claimant, Selection
 from switchgear.source_text import as_name
-from switchgear.who.answers import Answer, Answers
-from switchgear.who.claim import claim
-from switchgear.who.executor import Executor, FusionExecutor
-from switchgear.who.plugin import Chooser
-from switchgear.who.plugin_passes import run_passes
-from switchgear.who.region import Region, RegionChoice
-from switchgear.who.registry import describe
-from switchgear.who.selection import Claimant, Selection
 
 NO_FUEL = Declined("no fuel is left for its region")
 

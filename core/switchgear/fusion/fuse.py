@@ -13,7 +13,6 @@ from graphlib import CycleError, TopologicalSorter
 from operator import itemgetter
 from typing import TypeAlias
 
-from switchgear.capture.sizes import sizes_of
 from switchgear.fusion.choose import Fused, choose
 from switchgear.fusion.regions import Dataflow, cut, find_regions
 from switchgear.fusion.wholes import Whole, find_wholes, put_together, within
@@ -22,9 +21,10 @@ from switchgear.ir.dead_code import live
 from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.symbol import BoundSymbol, Symbol, changed, proxies
 from switchgear.ir.trace import Trace
-from switchgear.who.claim import claim
-from switchgear.who.region import Region
-from switchgear.who.selection import Selection
+from switchgear.record.sizes import sizes_of
+from switchgear.registry.claim import claim
+from switchgear.registry.region import Region
+from switchgear.registry.selection import Selection
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,7 +17,7 @@ from switchgear.grad.budget import Budget
 from switchgear.grad.costs import cost
 from switchgear.grad.differentiate import Joint
 from switchgear.grad.partition import Partitioned, partition
-from switchgear.who.memory import MemoryOption, PricedMemory, budget_of
+from switchgear.registry.memory import MemoryOption, PricedMemory, budget_of
 
 #: What is run again by default, beside what costs next to nothing, may take this part of a program.
 _SHARE = 0.015

@@ -16,11 +16,6 @@ from typing import Any
 import torch
 
 from switchgear import torch_private as internals
-from switchgear.capture.doors import Doors
-from switchgear.capture.handler import Handlers
-from switchgear.capture.recorder import Recorder
-from switchgear.capture.refused_writes import backward_writes_refused
-from switchgear.capture.sizes import active_sizes, depends_on_sizes, fixed
 from switchgear.errors import NotDifferentiable, Unsupported
 from switchgear.grad.products import index_product, scatter_product
 from switchgear.ir.aliasing import in_place_twin
@@ -31,7 +26,12 @@ from switchgear.ir.symbol import BoundSymbol, map_proxies, proxies, renamed
 from switchgear.ir.trace import Names
 from switchgear.ir.writes import WRITTEN_VIEWS
 from switchgear.nesting import tensors_in
-from switchgear.who.rules import Grads
+from switchgear.record.doors import Doors
+from switchgear.record.handler import Handlers
+from switchgear.record.recorder import Recorder
+from switchgear.record.refused_writes import backward_writes_refused
+from switchgear.record.sizes import active_sizes, depends_on_sizes, fixed
+from switchgear.registry.rules import Grads
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,9 +18,6 @@ from functools import partial
 import torch
 
 from switchgear import torch_private as internals
-from switchgear.capture.doors import Doors
-from switchgear.capture.recorder import Recorder
-from switchgear.capture.values import metadata_proxy
 from switchgear.errors import NotDifferentiable, StrictError
 from switchgear.grad.derived import derive, further_reads, instantiate, rebind
 from switchgear.grad.sweep import Linear, linked, refusing, sweep
@@ -43,10 +40,13 @@ from switchgear.ir.symbol import (
     with_parts,
 )
 from switchgear.ir.trace import Names, Trace, names_of
-from switchgear.who.claim import Claim, claimant
-from switchgear.who.registry import GradRule
-from switchgear.who.rules import Applied, Grads, OwnGradient, apply_rule
-from switchgear.who.selection import Reasons, Selection
+from switchgear.record.doors import Doors
+from switchgear.record.recorder import Recorder
+from switchgear.record.values import metadata_proxy
+from switchgear.registry.claim import Claim, claimant
+from switchgear.registry.registry import GradRule
+from switchgear.registry.rules import Applied, Grads, OwnGradient, apply_rule
+from switchgear.registry.selection import Reasons, Selection
 
 
 @dataclass(frozen=True, slots=True, eq=False)

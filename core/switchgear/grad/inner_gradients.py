@@ -13,7 +13,6 @@ from dataclasses import replace
 import torch
 
 from switchgear import torch_private as internals
-from switchgear.capture.gradients_inside import AUTOGRAD_GRAD
 from switchgear.errors import SwitchgearError, Unsupported
 from switchgear.grad.differentiate import Forward
 from switchgear.grad.partition import unlinked
@@ -35,9 +34,10 @@ from switchgear.ir.symbol import (
 )
 from switchgear.ir.trace import Names, Trace, names_of
 from switchgear.ir.writes import IDENTITY, NEW_LEAF, SET_VALUE
-from switchgear.who.registry import GradRule
-from switchgear.who.rules import apply_rule
-from switchgear.who.selection import Selection
+from switchgear.record.gradients_inside import AUTOGRAD_GRAD
+from switchgear.registry.registry import GradRule
+from switchgear.registry.rules import apply_rule
+from switchgear.registry.selection import Selection
 
 _aten = torch.ops.aten
 _COPY, _DETACH, _EMPTY, _ONES, _TO, _ZEROS = (

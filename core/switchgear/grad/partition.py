@@ -34,7 +34,7 @@ from switchgear.ir.symbol import (
     region_of,
 )
 from switchgear.ir.trace import Names, Trace, names_of
-from switchgear.who.memory import PricedMemory
+from switchgear.registry.memory import PricedMemory
 
 _CLONE = Symbol("aten.clone.default", torch.ops.aten.clone.default)
 #: Rules that choose what they save; of a transform nobody says what is forward.

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from switchgear.capture.recorder import active_recorder
 from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.symbol import RANDOM, Symbol
+from switchgear.record.recorder import active_recorder
 
 
 def random_state(device: torch.device) -> torch.Tensor:

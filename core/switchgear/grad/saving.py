@@ -24,7 +24,7 @@ from switchgear.ir.proxy import TensorProxy, bytes_of
 from switchgear.ir.purity import is_pure
 from switchgear.ir.symbol import BoundSymbol, RuleOrigin, region_of
 from switchgear.ir.writes import DRAW_BERNOULLI
-from switchgear.who.memory import PricedMemory
+from switchgear.registry.memory import PricedMemory
 
 #: The bytes that recomputation may move for each byte that need not be saved for it.
 _WORTH: Mapping[PricedMemory, int] = {"eager": 1, "auto": 16, "balanced": 16}

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 
 from switchgear import torch_private as internals
-from switchgear.capture.doors import Doors
-from switchgear.capture.refused_writes import INVERSES
 from switchgear.errors import NotDifferentiable
 from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.symbol import BACKWARD, INNER_GRADIENT, BoundSymbol, Link, Symbol, changed
 from switchgear.ir.writes import RESTRIDE
-from switchgear.who.rules import Grads, Pull
+from switchgear.record.doors import Doors
+from switchgear.record.refused_writes import INVERSES
+from switchgear.registry.rules import Grads, Pull
 
 ADD = Symbol("aten.add.Tensor", torch.ops.aten.add.Tensor)
 

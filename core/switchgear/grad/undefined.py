@@ -11,7 +11,7 @@ from switchgear.grad.differentiate import Joint
 from switchgear.grad.sweep import ADD
 from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.symbol import BoundSymbol, proxies
-from switchgear.who.rules import Grads
+from switchgear.registry.rules import Grads
 
 
 def without_undefined(joint: Joint, grad_outputs: Grads) -> Joint | None:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from switchgear import torch_private as internals
-from switchgear.capture.sizes import depends_on_sizes
 from switchgear.ir.aliasing import storages
 from switchgear.ir.composites import leaves_of
 from switchgear.ir.evaluation import evaluate
@@ -20,6 +19,7 @@ from switchgear.ir.proxy import TensorProxy, bytes_of
 from switchgear.ir.purity import call_key, is_pure
 from switchgear.ir.symbol import BoundSymbol, proxies, with_parts
 from switchgear.ir.trace import Trace
+from switchgear.record.sizes import depends_on_sizes
 
 #: Bytes that one value may have, and all that are computed for a trace: they are held for as long as it is.
 LARGEST, IN_ALL = 16 << 20, 64 << 20

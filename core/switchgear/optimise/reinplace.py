@@ -23,13 +23,13 @@ from typing import Any
 import torch
 
 from switchgear import torch_private as internals
-from switchgear.capture.sizes import has_numbers
 from switchgear.ir.aliasing import in_place_twin, viewed_argument
 from switchgear.ir.choice import Implementation
 from switchgear.ir.proxy import TensorProxy, changed_proxy, is_symbolic
 from switchgear.ir.symbol import AFTER, IN_PLACE, BoundSymbol, Symbol, changed
 from switchgear.ir.trace import Names, Trace, names_of
 from switchgear.optimise.places import Place, Places, extent, geometry, place_of_call, strides
+from switchgear.record.sizes import has_numbers
 
 _aten = torch.ops.aten
 #: What brings a write through a view back to its base, and the view.

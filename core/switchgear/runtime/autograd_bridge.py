@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from switchgear import torch_private as internals
-from switchgear.capture.sizes import Sizes
 from switchgear.compile.pipeline import (
     Program,
     Training,
@@ -25,12 +24,13 @@ from switchgear.errors import Unsupported
 from switchgear.ir.aliasing import storages
 from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.trace import Trace
+from switchgear.record.sizes import Sizes
+from switchgear.registry.selection import Selection
 from switchgear.runtime.anomaly import is_asked_for, run_watched
 from switchgear.runtime.backwards import Arriving, Backwards, Jit
 from switchgear.runtime.execution import goes_below, maybe_views, runner
 from switchgear.runtime.one_operator import is_one_operator
 from switchgear.runtime.separate_graphs import SeparateGraphs
-from switchgear.who.selection import Selection
 
 _is_grad_enabled, _is_anomaly_enabled = torch.is_grad_enabled, torch.is_anomaly_enabled
 

@@ -15,8 +15,6 @@ from typing import Any, TypeAlias
 import torch
 
 from switchgear import torch_private as internals
-from switchgear.capture.session import compiles
-from switchgear.capture.sizes import Computed, Constraint, Sizes, concrete
 from switchgear.compile.pipeline import (
     LazyProgram,
     Program,
@@ -25,14 +23,16 @@ from switchgear.compile.pipeline import (
     differentiable_backward,
 )
 from switchgear.errors import CaptureError, DataDependent, NotDifferentiable, Unsupported
+from switchgear.frontend.session import compiles
 from switchgear.ir.evaluation import evaluate
 from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.symbol import DEL, proxies
 from switchgear.ir.trace import Trace
+from switchgear.record.sizes import Computed, Constraint, Sizes, concrete
+from switchgear.registry.rules import Grads
+from switchgear.registry.selection import Selection
 from switchgear.runtime.execution import runner
 from switchgear.runtime.fallback import fault
-from switchgear.who.rules import Grads
-from switchgear.who.selection import Selection
 
 Jit: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 #: In a pattern, strides as those of the output.

@@ -11,13 +11,13 @@ from typing import Any, TypeAlias
 
 import torch
 
-from switchgear.capture.guards import Known, value_key
-from switchgear.capture.signature import can_vary, is_object, number_place
-from switchgear.capture.sizes import Marks
-from switchgear.capture.structure import Structure, flatten
-from switchgear.capture.user_code import user_frame
 from switchgear.errors import RecompileWarning
 from switchgear.ir.proxy import short_name
+from switchgear.record.guards import Known, value_key
+from switchgear.record.signature import can_vary, is_object, number_place
+from switchgear.record.sizes import Marks
+from switchgear.record.structure import Structure, flatten
+from switchgear.record.user_code import user_frame
 from switchgear.runtime.entry import Entry
 from switchgear.runtime.modes import modes_key
 from switchgear.runtime.module_state import modules_key
@@ -190,6 +190,8 @@ class Cache:
         name = _parameter(self._function, key[0], place)
         if _is_value(before) and _is_value(now):
             return f"{name} changed from {before[1]!r} to {now[1]!r}; pass a number that changes as a tensor argument"
+        if _is_value(before) and before[0] is now:
+            return f"{name} changed from {before[1]}: one program is for every {now.__name__} from now on"
         if not (_is_tensor(before) and _is_tensor(now)) or len(before) != len(now):
             return f"{name} changed from {_shown(before)} to {_shown(now)}"
         if before[0] == now[0]:

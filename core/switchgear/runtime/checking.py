@@ -15,8 +15,6 @@ from typing import Any
 
 import torch
 
-from switchgear.capture.history import version_of
-from switchgear.capture.sizes import has_numbers
 from switchgear.compile.pipeline import Program
 from switchgear.errors import ExecutorFailed
 from switchgear.ir.aliasing import aliased_argument, written_arguments
@@ -27,8 +25,10 @@ from switchgear.ir.purity import uninitialised
 from switchgear.ir.symbol import BoundSymbol, map_proxies
 from switchgear.nearness import in_float64, tolerances
 from switchgear.nesting import map_tensors, tensors_in, twin
+from switchgear.record.history import version_of
+from switchgear.record.sizes import has_numbers
+from switchgear.registry.isolation import kept
 from switchgear.runtime.walk import function_of, walk
-from switchgear.who.isolation import kept
 
 
 def is_never_blamed(item: BoundSymbol) -> bool:

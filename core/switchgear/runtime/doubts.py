@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from switchgear.capture.user_code import is_own_file
+from switchgear.record.user_code import is_own_file
 
 #: Names in code, by the reason why the code is not split. Seen with PyTorch 2.13; tests/split_programs.py has a program
 #: for each.

@@ -14,14 +14,6 @@ from typing import Any
 import torch
 
 from switchgear import torch_private as internals
-from switchgear.capture.guards import still_there
-from switchgear.capture.outputs import Outputs, reshaped_inputs
-from switchgear.capture.session import capture, compiles
-from switchgear.capture.shared_memory import sharing
-from switchgear.capture.signature import Base, HeldNumber, number_place, tensor_of
-from switchgear.capture.sizes import Marks, symbolic
-from switchgear.capture.structure import Structure
-from switchgear.capture.user_code import user_frame
 from switchgear.compile.background import Job
 from switchgear.compile.pipeline import (
     LazyProgram,
@@ -32,8 +24,17 @@ from switchgear.compile.pipeline import (
     prepare,
 )
 from switchgear.errors import ExecutorUnavailable, PluginWarning, Unsupported
+from switchgear.frontend.outputs import Outputs, reshaped_inputs
+from switchgear.frontend.session import capture, compiles
 from switchgear.grad.hidden_writes import refuse_saved
 from switchgear.ir.symbol import CHECK
+from switchgear.record.guards import still_there
+from switchgear.record.shared_memory import sharing
+from switchgear.record.signature import Base, HeldNumber, number_place, tensor_of
+from switchgear.record.sizes import Marks, symbolic
+from switchgear.record.structure import Structure
+from switchgear.record.user_code import user_frame
+from switchgear.registry.selection import Selection
 from switchgear.runtime.autograd_bridge import Bridge, wakes_functions
 from switchgear.runtime.backwards import Jit
 from switchgear.runtime.epilogue import (
@@ -50,7 +51,6 @@ from switchgear.runtime.modes import rare_modes_watched
 from switchgear.runtime.module_state import any_hooks
 from switchgear.runtime.prologue import MISS, generated, make_prologue
 from switchgear.runtime.rewinding import rewinding, streams_before_late_checks
-from switchgear.who.selection import Selection
 
 #: What an entry does with the input tensors of a call, up to what the function returns.
 Run = Callable[[Sequence[torch.Tensor]], Any]

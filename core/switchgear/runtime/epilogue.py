@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from switchgear import torch_private as internals
-from switchgear.capture.outputs import Outputs, reshaped_inputs
-from switchgear.capture.sizes import Sizes, concrete, has_numbers
+from switchgear.frontend.outputs import Outputs, reshaped_inputs
 from switchgear.ir.evaluation import evaluate
 from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.trace import Trace
+from switchgear.record.sizes import Sizes, concrete, has_numbers
 
 #: From what a trace gave and its inputs to what the function returns.
 Finisher = Callable[[Sequence[Any], Sequence[torch.Tensor]], Any]

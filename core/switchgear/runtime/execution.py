@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from switchgear import torch_private as internals
-from switchgear.capture.session import compiles
 from switchgear.compile.pipeline import Program
+from switchgear.frontend.session import compiles
 from switchgear.ir.aliasing import aliased_argument
 from switchgear.ir.choice import Implementation
 from switchgear.ir.composites import leaves_of

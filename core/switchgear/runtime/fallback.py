@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from switchgear import torch_private as internals
-from switchgear.capture.user_code import is_installed, is_own_file, is_standard, user_frame
 from switchgear.errors import (
     CaptureError,
     ExecutorFailed,
@@ -28,6 +27,7 @@ from switchgear.errors import (
     SwitchgearError,
     Unsupported,
 )
+from switchgear.record.user_code import is_installed, is_own_file, is_standard, user_frame
 from switchgear.runtime.modes import same_modes
 from switchgear.showing import warning_text
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from switchgear import torch_private as internals
-from switchgear.capture.rare_modes import RARE_MODES
 from switchgear.errors import Unsupported
 from switchgear.patches import replaced
+from switchgear.record.rare_modes import RARE_MODES
 
 #: The last ones: entries of one state share one, which costs less where they take turns.
 _GUARDS: deque[Any] = deque(maxlen=8)

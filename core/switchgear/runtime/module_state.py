@@ -11,7 +11,7 @@ import torch
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from switchgear import torch_private as internals
-from switchgear.capture.guards import Known, still_there
+from switchgear.record.guards import Known, still_there
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 

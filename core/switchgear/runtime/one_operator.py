@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from switchgear.compile.background import may_have_regions
 from switchgear.compile.pipeline import Training
+from switchgear.registry.selection import Selection
 from switchgear.runtime.checking import is_never_blamed
 from switchgear.runtime.execution import is_pytorch, lines_of
-from switchgear.who.selection import Selection
 
 
 def is_one_operator(training: Training, selection: Selection) -> bool:

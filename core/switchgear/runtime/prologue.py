@@ -15,11 +15,14 @@ from typing import Any
 import torch
 
 from switchgear import torch_private as internals
-from switchgear.capture.guards import Guard, Known, value_key
-from switchgear.capture.outputs import reshaped_inputs
-from switchgear.capture.session import Captured
-from switchgear.capture.shared_memory import is_view_of_constant, sharing
-from switchgear.capture.signature import (
+from switchgear.errors import Unsupported
+from switchgear.frontend.outputs import reshaped_inputs
+from switchgear.frontend.session import Captured
+from switchgear.ir.composites import leaves_of
+from switchgear.ir.proxy import TensorProxy
+from switchgear.record.guards import Guard, Known, value_key
+from switchgear.record.shared_memory import is_view_of_constant, sharing
+from switchgear.record.signature import (
     Argument,
     Base,
     Closure,
@@ -30,10 +33,7 @@ from switchgear.capture.signature import (
     base_of,
     tensor_of,
 )
-from switchgear.capture.structure import Structure
-from switchgear.errors import Unsupported
-from switchgear.ir.composites import leaves_of
-from switchgear.ir.proxy import TensorProxy
+from switchgear.record.structure import Structure
 from switchgear.runtime.modes import same_modes
 from switchgear.runtime.module_state import modules_guard
 from switchgear.source_text import plain

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from switchgear.capture.guards import OtherData
 from switchgear.grad.redraw import default_stream
 from switchgear.ir.composites import leaves_of
 from switchgear.ir.symbol import LATE
 from switchgear.ir.trace import Trace
+from switchgear.record.guards import OtherData
 
 Run = Callable[[Sequence[torch.Tensor]], Any]
 

@@ -17,9 +17,9 @@ from torch import fx
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from switchgear import torch_private as internals
-from switchgear.capture.attempts import leaves_nothing
-from switchgear.capture.user_code import is_own_file
 from switchgear.errors import Unsupported
+from switchgear.record.attempts import leaves_nothing
+from switchgear.record.user_code import is_own_file
 from switchgear.runtime.doubts import Doubts, is_library, of_code
 from switchgear.runtime.entry import Entry
 from switchgear.runtime.fallback import Fallbacks

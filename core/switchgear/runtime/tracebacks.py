@@ -7,10 +7,10 @@ import os
 import pathlib
 import types
 
-from switchgear.capture.recorder import active_recorder
 from switchgear.errors import CaptureError
 from switchgear.ir.symbol import Source
 from switchgear.ir.trace import SOURCES
+from switchgear.record.recorder import active_recorder
 
 #: Set to 1, it leaves tracebacks as they are.
 FULL_VARIABLE = "SWITCHGEAR_FULL_TRACEBACK"

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from switchgear.capture.signature import Argument, Held, tensor_of
-from switchgear.capture.sizes import Marks
-from switchgear.capture.structure import Structure
 from switchgear.errors import Unsupported
+from switchgear.record.signature import Argument, Held, tensor_of
+from switchgear.record.sizes import Marks
+from switchgear.record.structure import Structure
 from switchgear.runtime.entry import Entry
 
 #: The structure of the arguments, and how many dimensions the tensors among them have.

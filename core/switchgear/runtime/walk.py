@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from switchgear.capture.sizes import concrete
 from switchgear.compile.pipeline import Program
 from switchgear.ir.composites import bind_outputs
 from switchgear.ir.printing import BOXED
 from switchgear.ir.symbol import BOX, DEL, BoundSymbol, map_proxies
+from switchgear.record.sizes import concrete
 
 #: Runs one line on its arguments; sees the values that are alive, by name. What is boxed is in the arguments alone.
 Run = Callable[[BoundSymbol, tuple[Any, ...], dict[str, Any], Mapping[str, Any]], Any]

@@ -18,6 +18,11 @@ from switchgear.errors import NotDifferentiable, PluginWarning, RegistrationErro
 from switchgear.ir.naming import symbols_of
 from switchgear.jit import compiler_of
 from switchgear.nesting import map_tensors, tensors_in, twin
+from switchgear.registry.executor import Executor
+from switchgear.registry.hookspecs import PassPlacement
+from switchgear.registry.plugin import Plugin
+from switchgear.registry.plugins import installed
+from switchgear.registry.registry import GradRule, ImplementationEntry, Table
 from switchgear.testing.comparison import (
     Derivatives,
     derivatives,
@@ -28,11 +33,6 @@ from switchgear.testing.comparison import (
 )
 from switchgear.testing.samples import Sample, samples_of, variants
 from switchgear.torch_private import new_fake_mode
-from switchgear.who.executor import Executor
-from switchgear.who.hookspecs import PassPlacement
-from switchgear.who.plugin import Plugin
-from switchgear.who.plugins import installed
-from switchgear.who.registry import GradRule, ImplementationEntry, Table
 
 #: The most failures that are told of one operator.
 _TOLD = 5

@@ -19,11 +19,6 @@ from typing import Any, NoReturn
 import torch
 
 from switchgear import torch_private as internals
-from switchgear.capture.call import Call
-from switchgear.capture.composite import close, output_of
-from switchgear.capture.handler import Handler
-from switchgear.capture.recorder import Recorder, active_recorder
-from switchgear.capture.structure import flatten
 from switchgear.errors import Unsupported
 from switchgear.features.custom_functions.call import (
     Context,
@@ -38,6 +33,11 @@ from switchgear.features.custom_functions.history import Linked, record_history,
 from switchgear.ir.symbol import CUSTOM_FUNCTION, Symbol
 from switchgear.nesting import map_tensors, tensors_in
 from switchgear.patches import redirected
+from switchgear.record.call import Call
+from switchgear.record.composite import close, output_of
+from switchgear.record.handler import Handler
+from switchgear.record.recorder import Recorder, active_recorder
+from switchgear.record.structure import flatten
 
 _REFUSED = {
     "torch.nn.modules._functions.BackwardHookFunction": "a full backward hook on a module",

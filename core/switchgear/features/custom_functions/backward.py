@@ -9,18 +9,18 @@ from typing import Any, NoReturn
 import torch
 from torch.autograd.function import once_differentiable
 
-from switchgear.capture.doors import Doors
-from switchgear.capture.known_calls import refuse_call, refuse_start
-from switchgear.capture.recorder import Recorder
-from switchgear.capture.refused_writes import backward_writes_refused
-from switchgear.capture.running_code import RunningCode
-from switchgear.capture.session import reason_of_stand_ins
 from switchgear.errors import CaptureError, NotDifferentiable, RuleError, Unsupported
 from switchgear.features.custom_functions.call import Context, FunctionCall, Result, name_of
+from switchgear.frontend.known_calls import refuse_call, refuse_start
+from switchgear.frontend.running_code import RunningCode
+from switchgear.frontend.session import reason_of_stand_ins
 from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.symbol import BoundSymbol, map_proxies
 from switchgear.patches import replaced
-from switchgear.who.rules import Grads, Pull
+from switchgear.record.doors import Doors
+from switchgear.record.recorder import Recorder
+from switchgear.record.refused_writes import backward_writes_refused
+from switchgear.registry.rules import Grads, Pull
 
 _ONCE_CODE = once_differentiable(lambda ctx: None).__code__
 

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 
 from switchgear import torch_private as internals
-from switchgear.capture.doors import Doors
-from switchgear.capture.recorder import Recorder, active_recorder
 from switchgear.features.custom_functions.backward import held_by, pullback
 from switchgear.features.custom_functions.call import FunctionCall
 from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.symbol import BoundSymbol, RuleOrigin, Symbol
 from switchgear.ir.writes import IDENTITY
-from switchgear.who.rules import Applied
+from switchgear.record.doors import Doors
+from switchgear.record.recorder import Recorder, active_recorder
+from switchgear.registry.rules import Applied
 
 
 class Linked(torch.autograd.Function):

@@ -12,7 +12,7 @@ import contextlib
 import re
 import types
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -20,13 +20,6 @@ from typing import Any
 import torch
 
 from switchgear import torch_private as internals
-from switchgear.capture.floats import Float
-from switchgear.capture.guards import Guard
-from switchgear.capture.handler import Handler
-from switchgear.capture.recorder import Recorder
-from switchgear.capture.session import Again
-from switchgear.capture.signature import InputSource
-from switchgear.capture.sizes import Sizes, active_sizes
 from switchgear.errors import CaptureError, Unsupported
 from switchgear.features.python_state.identity import Place
 from switchgear.features.python_state.made import note_later, note_set, reads_made, start_later
@@ -37,8 +30,15 @@ from switchgear.features.python_state.recording import Recording
 from switchgear.features.python_state.unforeseen import refuse_unforeseen, refuse_unknown_reads
 from switchgear.features.python_state.user_objects import compared_by_identity, globals_in, names_in
 from switchgear.features.python_state.writes import Write, changes
+from switchgear.frontend.floats import Float
+from switchgear.frontend.session import Again
 from switchgear.nesting import tensors_in
 from switchgear.patches import Change, replaced
+from switchgear.record.guards import Guard
+from switchgear.record.handler import Handler
+from switchgear.record.recorder import Recorder
+from switchgear.record.signature import InputSource
+from switchgear.record.sizes import Sizes, active_sizes
 
 #: Prefix of attributes that mark tensors for TorchDynamo, as transformers' caches do; no result depends on them.
 _MARKS = "_dynamo_"
@@ -153,7 +153,8 @@ class PythonState(Handler):
         refuse_unknown_reads(reached, own.values())
         symbolic = active_sizes()
         if symbolic is not None:
-            _refuse_exact_types(known, symbolic.has_arguments)
+            kinds = {"int", "float"} if symbolic.has_floats else {"int"}
+            _refuse_exact_types(known, symbolic.has_arguments, kinds)
         _refuse_identity(reached, known)
         replaced_call = {"Module", "__call__"}
         if replaced_call <= reached.names and any(
@@ -225,20 +226,23 @@ def _size_of(recorder: Recorder, tensor: torch.Tensor) -> Any:
     """Return the number that a tensor, which becomes an input, stands for."""
     wrapper = recorder.adopted(tensor)
     if not tensor.dim():
+        sizes = active_sizes()
+        assert sizes is not None
+        sizes.has_floats = True
         return Float(wrapper)
     entered = recorder.inputs.of(tensor)
     assert entered is not None
     return entered.proxy.shape[0]
 
 
-def _refuse_exact_types(codes: Iterable[types.CodeType], arguments: bool) -> None:
-    """Refuse `type(n) is int`, which is false of a symbolic size.
+def _refuse_exact_types(codes: Iterable[types.CodeType], arguments: bool, kinds: Set[str]) -> None:
+    """Refuse `type(n) is int`, which is false of a symbolic number; `kinds` are those that there are.
 
     Where `arguments` are symbolic, too, refuse what else tells them from integers: any type, `is`, NumPy.
     """
     for code in codes:
         named = globals_in(code)
-        if "type" in named and named & {"int", "float"}:
+        if "type" in named and named & kinds:
             raise Unsupported(f"{code.co_name} asks for type(), where numbers are symbolic")
         asked = named & {"type", "np", "numpy"} or compared_by_identity(code)
         if arguments and asked:

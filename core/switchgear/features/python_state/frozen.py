@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 import torch
 
-from switchgear.capture.guards import HEAP, Known, value_key
 from switchgear.features.python_state.holders import Content, dict_base, items_of
+from switchgear.record.guards import HEAP, Known, value_key
 
 #: Values that are compared by type and value; other objects are by identity.
 ATOMS = (

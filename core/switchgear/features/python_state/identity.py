@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from switchgear import torch_private as internals
-from switchgear.capture.signature import Argument, Attribute, follow, is_object
 from switchgear.features.python_state.holders import KINDS, MISSING
+from switchgear.record.signature import Argument, Attribute, follow, is_object
 
 #: What is the same object in every call, if it is equal.
 _SAME_EVERYWHERE = (

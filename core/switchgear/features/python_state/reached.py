@@ -29,16 +29,6 @@ import torch
 from torch import nn
 
 from switchgear import torch_private as internals
-from switchgear.capture.known_calls import is_method, is_written_in_python, refuse, what_it_does
-from switchgear.capture.signature import (
-    Argument,
-    Attribute,
-    Held,
-    HeldNumber,
-    can_vary,
-    standing_for,
-)
-from switchgear.capture.user_code import is_installed
 from switchgear.errors import Unsupported
 from switchgear.features.python_state import user_objects
 from switchgear.features.python_state.class_checks import ClassChecks
@@ -73,7 +63,17 @@ from switchgear.features.python_state.reads import (
     names_of,
 )
 from switchgear.features.python_state.streams import Stream, has_stream, variable_of_context
+from switchgear.frontend.known_calls import is_method, is_written_in_python, refuse, what_it_does
 from switchgear.patches import is_redirection
+from switchgear.record.signature import (
+    Argument,
+    Attribute,
+    Held,
+    HeldNumber,
+    can_vary,
+    standing_for,
+)
+from switchgear.record.user_code import is_installed
 
 MODULE_STATE = ("_parameters", "_buffers", "_modules")
 _HOOKS = (

@@ -19,8 +19,6 @@ from weakref import WeakValueDictionary
 import torch
 
 from switchgear import torch_private as internals
-from switchgear.capture.guards import Guard, Known
-from switchgear.capture.signature import Argument, Attribute, follow
 from switchgear.features.python_state.frozen import (
     NUMBER,
     TENSOR,
@@ -38,6 +36,8 @@ from switchgear.features.python_state.frozen import (
 from switchgear.features.python_state.holders import MISSING, NOT_SET, dict_of
 from switchgear.features.python_state.identity import Identities, Place
 from switchgear.features.python_state.streams import variable_of_context
+from switchgear.record.guards import Guard, Known
+from switchgear.record.signature import Argument, Attribute, follow
 
 #: As a key: the owner itself.
 ITSELF: Any = type("Itself", (), {})()

@@ -18,15 +18,15 @@ import torch
 from torch import nn
 
 from switchgear import torch_private as internals
-from switchgear.capture.floats import Float
-from switchgear.capture.recorder import Recorder
-from switchgear.capture.signature import is_bound
-from switchgear.capture.sizes import active_sizes, fixed, has_numbers, python
 from switchgear.errors import Unsupported
 from switchgear.features.python_state.frozen import ATOMS, is_atom
 from switchgear.features.python_state.holders import Slots, dict_base, slots_of
 from switchgear.features.python_state.identity import Place
 from switchgear.features.python_state.reached import Reached, own_dict
+from switchgear.frontend.floats import Float
+from switchgear.record.recorder import Recorder
+from switchgear.record.signature import is_bound
+from switchgear.record.sizes import active_sizes, fixed, has_numbers, python
 
 
 @dataclass(frozen=True, slots=True)

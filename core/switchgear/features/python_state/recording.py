@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from switchgear.capture.known_calls import refuse_call, refuse_start
-from switchgear.capture.running_code import RunningCode
 from switchgear.errors import Unsupported
 from switchgear.features.python_state import user_objects
 from switchgear.features.python_state.holders import MISSING
 from switchgear.features.python_state.reached import MODULE_STATE, Reached, part_of
+from switchgear.frontend.known_calls import refuse_call, refuse_start
+from switchgear.frontend.running_code import RunningCode
 from switchgear.patches import Change, caller, redirected, replace, replaced
 
 #: Global variables of `torch.nn.modules.module`, whose own reads are covered by other guards.

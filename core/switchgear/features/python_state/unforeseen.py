@@ -8,10 +8,10 @@ import types
 import warnings
 from collections.abc import Iterable, Mapping
 
-from switchgear.capture.user_code import is_of_pytorch, is_standard
 from switchgear.errors import Unsupported
 from switchgear.features.python_state import user_objects
 from switchgear.features.python_state.reached import Reached
+from switchgear.record.user_code import is_of_pytorch, is_standard
 
 #: What another call finds as this one did, if it is the same object.
 _SPACES = (type, types.ModuleType)

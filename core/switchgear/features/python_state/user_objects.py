@@ -11,7 +11,7 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from switchgear.capture.known_calls import is_known, is_written_in_python, operations
+from switchgear.frontend.known_calls import is_known, is_written_in_python, operations
 
 #: Packages whose functions and classes are taken to be as they are.
 _LOOKED_INTO = {"__main__", "argparse", "collections", "configparser", "weakref", "_weakrefset"}

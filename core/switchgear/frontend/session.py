@@ -1,0 +1,388 @@
+"""Capture: a function and its arguments become a trace."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import operator
+import time
+import traceback
+import types
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+
+from switchgear import torch_private as internals
+from switchgear.errors import CAPTURE_ERRORS, CaptureError, DataDependent, Unsupported
+from switchgear.frontend.modules import Modules
+from switchgear.frontend.outputs import Outputs, outputs_of
+from switchgear.frontend.seeding import StandIn, stand_in
+from switchgear.frontend.sharing import SharedMemory, find_shared, refuse_views_of_constants
+from switchgear.frontend.sources import Sources
+from switchgear.ir.composites import splice_escaping
+from switchgear.ir.trace import Names, Trace
+from switchgear.patches import Change, Lock, redirected, replaced
+from switchgear.record.attempts import draws_undone, leaves_nothing, modes_kept
+from switchgear.record.doors import Doors
+from switchgear.record.guards import Guard, Known, still_there
+from switchgear.record.handler import Handlers
+from switchgear.record.recorder import Matters, Recorder, active_line, active_recorder
+from switchgear.record.shared_memory import Home
+from switchgear.record.signature import InputSource, has_attributes, is_object
+from switchgear.record.sizes import Marks, Sizes, active_sizes, symbolic
+from switchgear.record.stand_ins import reads_memory
+from switchgear.record.structure import Structure, containers_in, flatten
+from switchgear.record.user_code import is_own_file, raising_line, raising_module
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+#: How often a function is captured at most, each time knowing what had to be known before.
+_ATTEMPTS = 20
+#: Held while capturing and differentiating: the patches and flags below are process-wide.
+CAPTURE_LOCK = Lock()
+
+
+def compiles(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a function that captures or compiles: one thread runs it, and whatever ends it leaves nothing.
+
+    The garbage collector does not look at the many objects made, again and again.
+    """
+
+    @leaves_nothing
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        with CAPTURE_LOCK, _no_garbage(), internals.saved_tensors_hooks_off():
+            return function(*args, **kwargs)
+
+    return run
+
+
+@contextlib.contextmanager
+def _no_garbage() -> Iterator[None]:
+    if not gc.isenabled():
+        yield
+        return
+    change = Change(gc.enable)
+    try:
+        gc.disable()
+        yield
+    finally:
+        change.undo()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Captured:
+    """A trace and how it hangs together with the call it came from.
+
+    `sources` says where each input of the trace comes from; `outputs` how a call is finished with what the trace
+    gives. `identical` pairs the position of an argument with that of an earlier one, or with a tensor reached
+    otherwise, that it must be the same as.
+    """
+
+    trace: Trace
+    sources: tuple[InputSource, ...]
+    outputs: Outputs
+    identical: tuple[tuple[int, int | weakref.ref[torch.Tensor]], ...]
+    grad_enabled: bool
+    #: Those that are called, given, or whose state is used, and their parts are as they were.
+    modules: tuple[Known, ...]
+    #: What of the inputs the trace depends on beside their metadata.
+    matters: Matters = field(default_factory=Matters)
+    #: The symbolic sizes, if there are any.
+    sizes: Sizes | None = None
+    #: What features take for granted of a call.
+    guards: tuple[Guard, ...] = ()
+    #: What features make of what a call returns and its inputs, one after another.
+    after: tuple[Callable[[Any, Sequence[Any]], Any], ...] = ()
+    #: The places of the objects among the arguments.
+    objects: tuple[int, ...] = ()
+    #: The names of values that were overwritten through `.data`.
+    hidden: frozenset[str] = frozenset()
+    #: Becomes non-empty when a guarded module has been collected.
+    gone: list[object] = field(default_factory=list)
+
+    def parts(self) -> list[torch.nn.Module]:
+        """The modules that are there, with their parts."""
+        modules = still_there(self.modules)
+        return [*dict.fromkeys(part for module in modules for part in module.modules())]
+
+
+def capture(
+    function: Callable[..., object],
+    leaves: list[object],
+    spec: Structure,
+    handlers: Handlers,
+    module: torch.nn.Module | None = None,
+    differentiable: frozenset[int] | None = None,
+    reads_inputs: bool | None = False,
+    marks: Marks = MappingProxyType({}),
+    whole: bool = False,
+) -> Captured:
+    """The trace of `function` at these arguments, flattened as `flatten_arguments` does.
+
+    `module` is the one whose state the function uses, for names, paths and write-back. `differentiable` says which
+    arguments require grad, if not those whose tensors do. The function is run as eager would; only if that needs the
+    data of a tensor, it is run again with `torch.compiler.is_compiling()` True, for libraries have another way then;
+    or, with `reads_inputs`, the trace is for calls with such data alone; where that is None, with such masks.
+    `whole`: the leaves are those that `flatten_arguments` gives with it.
+    Raises `ContainerMatters` where they have to be.
+    Raises `CaptureError` and its kinds for what a trace cannot hold, and the function's own exceptions as they are.
+    """
+
+    outer = active_recorder()
+    if outer is not None and internals.inside_functorch():
+        raise Unsupported(
+            f"a derivative of sg inside a torch.func transform, in {outer.here()}; use those of one kind"
+        )
+    if outer is not None:
+        reads_inputs = outer.reads_inputs
+    given = [leaf for leaf in leaves if isinstance(leaf, torch.nn.Module)]
+    # a method that the module's class lacks was assigned
+    methods = [function.__func__] if isinstance(function, types.MethodType) else []
+    assigned = [one for one in methods if getattr(type(module), one.__name__, None) is not one]
+    root = function if module is None else module
+    roots = (root, *assigned, *given, *filter(has_attributes, leaves))
+    objects = {index: leaf for index, leaf in enumerate(leaves) if is_object(leaf)}
+
+    def attempt(compiling: bool, homes: Mapping[int, Home]) -> Captured:
+        start = time.perf_counter()
+        names, modules = Names(), Modules(module, given)
+        sizes = Sizes(active_line, marks) if marks else active_sizes()
+        inputs = Sources(names, modules, differentiable, homes, sizes, marks, handlers)
+        with symbolic(sizes):
+            recorder = Recorder(names, inputs.outside, modules.path, reads_inputs=reads_inputs)
+            recorder.enter_module = modules.enter
+            recorder.packages_of_features = handlers.packages
+            recorder.leaves = leaves
+            doors = Doors(recorder, handlers)
+        with symbolic(sizes), _environment(modules, handlers, compiling), doors.open():
+            with modes_kept():
+                try:
+                    with handlers.entered("running", recorder, roots, objects):
+                        with _caught_refusals_raised():
+                            recorder.tape.root = _run.__code__
+                            result = _run(function, leaves, spec, recorder, inputs, whole)
+                        with recorder.apart:  # the function has run
+                            result = handlers.finish(recorder, result)
+                        _refuse_generators(result)
+                except RuntimeError:
+                    # to eager they are views, and may be no error
+                    refuse_views_of_constants(recorder)
+                    raise
+            with internals.DisableTorchFunction():
+                outputs = outputs_of(recorder, result, views=differentiable is None)
+                find_shared(recorder, inputs, outputs)
+                body = splice_escaping(recorder.tape.take(), outputs.proxies)
+        proxies, constants = (
+            tuple(entry.proxy for entry in recorder.inputs),
+            recorder.tape.constants,
+        )
+        numbers = tuple(sizes.numbers) if marks and sizes is not None else ()
+        trace = Trace("computation", proxies, outputs.proxies, body, constants, numbers=numbers)
+        trace = trace.with_provenance("capture", time.perf_counter() - start)
+        matters = recorder.matters
+        matters.bases |= bool(outputs.mutations or outputs.metadata)
+        if matters.bases:
+            refuse_views_of_constants(recorder)
+        if outer is not None:
+            outer.matters |= matters
+        identical, grad_enabled = tuple(_identical(leaves, recorder)), torch.is_grad_enabled()
+        sources, entered = tuple(inputs.sources), tuple(map(Known, modules.entered))
+        used_sizes = sizes if numbers else None  # floats alone are inputs like others
+        hidden = frozenset(recorder.tracker.writes.hidden)
+        after = tuple(recorder.guards), tuple(recorder.after), tuple(objects), hidden
+        return Captured(
+            trace, sources, outputs, identical, grad_enabled, entered, matters, used_sizes, *after
+        )
+
+    compiling, homes = False, dict[int, Home]()
+    with CAPTURE_LOCK:
+        for _ in range(_ATTEMPTS):
+            try:
+                with (
+                    draws_undone(),
+                    _errors_of_stand_ins(),
+                ):
+                    return attempt(
+                        compiling, {key: replace(home, wrapper=None) for key, home in homes.items()}
+                    )
+            except DataDependent:
+                if compiling or reads_inputs:
+                    raise
+                compiling = True
+            except SharedMemory as found:
+                homes.update(found.homes)
+            except Again:
+                pass
+    raise Unsupported("every call of the function loads modules anew; import them outside of it")
+
+
+def _as_written(
+    original: Callable[..., object], scripted: object, *args: object, **kwargs: object
+) -> object:
+    """Call the function that was scripted: TorchScript makes tensors past what records them."""
+    function = getattr(scripted, "_torchdynamo_inline", None)
+    return original(scripted, *args, **kwargs) if function is None else function(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def _errors_of_stand_ins() -> Iterator[None]:
+    """Refuse what fails for what runs on stand-ins for tensors, and would not in eager."""
+    try:
+        yield
+    except (RuntimeError, AssertionError) as error:
+        reason = reason_of_stand_ins(error)
+        if not reason:
+            raise
+        raise Unsupported(reason) from error
+
+
+def reason_of_stand_ins(error: Exception) -> str:
+    """Why a function cannot be captured that fails so; empty for an error of the user's."""
+    text = str(error)
+    if "in the TorchScript interpreter" in text:
+        line = text.strip().rpartition("<--- HERE")[0].rpartition("\n")[0].rpartition("\n")[2]
+        return (
+            f"scripted code fails where tensors are recorded, in: {line.strip()}; "
+            "call the function that was scripted"
+        )
+    if reads_memory(error):
+        return (
+            f"the memory of a tensor is asked for, in {raising_line(error)}, which has none while the function is "
+            "captured; compute with torch, or move the call outside the jitted function"
+        )
+    if internals.is_functionalization_error(error):
+        what = (
+            "through some views, to memory that set_() has replaced, or one that resizes a storage"
+        )
+        return f"a write that PyTorch cannot make functional ({what}): {text}"
+    # of wrappers and modes alone: operators that call functions, tensors made elsewhere
+    is_of_fakes = isinstance(error, (NotImplementedError, AssertionError))
+    places = "torch._ops", "torch._subclasses", "torch.storage"
+    if is_of_fakes and raising_module(error).startswith(places):
+        return f"the function cannot be captured: {text.splitlines()[0]}"
+    return ""
+
+
+def _identical(
+    leaves: list[object], recorder: Recorder
+) -> Iterator[tuple[int, int | weakref.ref[torch.Tensor]]]:
+    first: dict[int, int] = {}
+    for index, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor):
+            if id(leaf) in first:
+                yield index, first[id(leaf)]
+            elif id(leaf) in recorder.inputs.reached_otherwise:
+                yield index, weakref.ref(leaf)
+            first.setdefault(id(leaf), index)
+
+
+def _run(
+    function: Callable[..., object],
+    leaves: list[object],
+    spec: Structure,
+    recorder: Recorder,
+    inputs: Sources,
+    whole: bool,
+) -> Any:
+    wrappers = list(leaves)
+    for index, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor):
+            # derivatives are taken with respect to each argument by itself
+            known = recorder.inputs.wrapper_of(leaf) if inputs.differentiable is None else None
+            if known is None:
+                with internals.DisableTorchFunction():
+                    known = inputs.argument(recorder, index, leaf)
+            wrappers[index] = known
+        elif isinstance(leaf, torch.Generator):
+            wrappers[index] = stand_in(leaf)
+            recorder.inputs.generators |= dict.fromkeys(
+                map(internals.stream_key, (leaf, wrappers[index])), leaf
+            )
+        elif type(leaf) in (int, float):
+            wrappers[index] = inputs.number(recorder, index, leaf)
+    with recorder.apart:
+        args, kwargs = spec.unflatten(wrappers)
+    result = function(*args, **kwargs)
+    containers = {id(part) for part in containers_in((args, *kwargs.values()))}
+    if containers and not whole:
+        after, spec_after = flatten((args, kwargs))
+        is_same = spec_after == spec and all(map(operator.is_, after, wrappers))
+        kept = {id(part) for part in containers_in(result)}
+        kept |= {part for _, content in recorder.changed_objects() for _, part in content}
+        if not is_same or not kept.isdisjoint(containers):
+            raise ContainerMatters
+    return result
+
+
+@contextlib.contextmanager
+def _caught_refusals_raised() -> Iterator[None]:
+    """Raise the first error of capture that the function itself has caught, in a `try`, which eager would not raise."""
+    errors: list[CaptureError] = []
+    with replaced(CAPTURE_ERRORS, "made", errors):
+        try:
+            yield
+        except Exception as other:
+            refusals = [error for error in errors if error.final and error is not other]
+            if isinstance(other, CaptureError) or not refusals:
+                raise
+            raise refusals[0].with_traceback(None) from other
+        for error in errors:
+            trace = error.__traceback__
+            if error.final or (trace and not is_own_file(trace.tb_frame.f_code.co_filename)):
+                raise error.with_traceback(None)
+        errors.clear()
+
+
+def is_of_the_function(error: Exception) -> bool:
+    """Whether the function raised it while it was captured: where it would in eager, or in the words of wrappers."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_code is _run.__code__ for frame, _ in frames)
+
+
+def _refuse_generators(result: object) -> None:
+    if any(isinstance(leaf, StandIn) for leaf in flatten(result, objects=True)[0]):
+        raise Unsupported("the function returns a torch.Generator; return numbers drawn from it")
+
+
+class ContainerMatters(Exception):
+    """The function changes, returns or keeps a container among its arguments, to be captured as a whole."""
+
+
+class Again(Exception):
+    """The function has loaded modules that are to be looked into before it runs: it is captured again."""
+
+
+@contextlib.contextmanager
+def _environment(modules: Modules, handlers: Handlers, compiling: bool) -> Iterator[None]:
+    """The process-wide state of a capture; one inside another finds it in place."""
+    if active_recorder() is not None:
+        yield
+        return
+    if internals.dispatch_mode_count():
+        raise Unsupported(
+            "a __torch_dispatch__ mode is active, which would not see the operators as in eager, in their forms and "
+            "order; call the original function under it, or the jitted one outside of it"
+        )
+    with (
+        internals.imports_aside(),
+        internals.outside_inference_mode(),
+        internals.autocast_cache_cleared(),
+        redirected(torch.nn.Module, "__call__", modules.call),
+        redirected(torch.nn.Module, "__init__", modules.make),
+        redirected(torch.nn.Module, "__setstate__", modules.make),
+        redirected(torch.jit.ScriptFunction, "__call__", _as_written),
+        handlers.entered("around"),
+        internals.exact_functionalization(),
+        internals.compiling_flag(compiling),
+        internals.compiled_run_plainly(),
+        # a backward inside runs where the modes are
+        torch.autograd.set_multithreading_enabled(False),
+    ):
+        yield

@@ -1,0 +1,1 @@
+"""The recorder: the two doors that calls come in by, what they leave on the tape, and the protocol of features."""

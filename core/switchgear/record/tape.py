@@ -1,0 +1,119 @@
+"""The tape: the lines recorded so far, by the calls that are open, and where the user is."""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Callable, Iterator
+
+import torch
+
+from switchgear.ir.symbol import BoundSymbol, Source, Symbol
+from switchgear.ir.trace import Names
+from switchgear.patches import replaced
+from switchgear.record.call import Call
+from switchgear.record.user_code import is_own_file, user_frame
+
+
+class Tape:
+    """What is recorded. `module_path` tells the path of the module being called."""
+
+    def __init__(self, names: Names, module_path: Callable[[], str]) -> None:
+        self.names = names
+        self.constants: dict[str, torch.Tensor] = {}
+        #: The calls that are open, the innermost last; the first holds what is recorded outside of any.
+        self.frames = [Call(None)]
+        #: What every line is tagged with, and where it says that it comes from, if not from the user's line.
+        self.tags: frozenset[str] = frozenset()
+        self.fixed_source: Source | None = None
+        #: More tags of an operator, by `(overload, args, kwargs, result)`.
+        self.tags_of: Callable[..., frozenset[str]] | None = None
+        #: Where PyTorch dispatches to from calls that are recorded.
+        self.dispatch_state: tuple[object, object] = (None, None)
+        self._module_path = module_path
+        #: The names of the user's `record_function` blocks that are open.
+        self.ranges: tuple[str, ...] = ()
+        #: The code that calls the captured function: the user's calls of interest lie below it.
+        self.root: types.CodeType | None = None
+        #: Calls and what they are as sources, by the identity of code, which the calls keep alive.
+        self._call_chains: dict[object, tuple[object, tuple[Source, ...]]] = {}
+        #: Whether calls pass unrecorded.
+        self.is_paused = False
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let what runs inside pass unrecorded."""
+        outer, self.is_paused = self.is_paused, True
+        try:
+            yield
+        finally:
+            self.is_paused = outer
+
+    @property
+    def frame(self) -> Call:
+        """The innermost call that is open."""
+        return self.frames[-1]
+
+    @property
+    def lines(self) -> list[BoundSymbol]:
+        """What is recorded of that call."""
+        return self.frames[-1].lines
+
+    @contextlib.contextmanager
+    def framed(self, call: Call) -> Iterator[None]:
+        """Record what runs inside as the parts of a call."""
+        self.frames.append(call)
+        try:
+            yield
+        finally:
+            self.frames.pop()
+
+    def tagged(self, tag: str) -> contextlib.AbstractContextManager[None]:
+        """Give what is recorded inside a tag."""
+        return replaced(self, "tags", self.tags | {tag})
+
+    def take(self) -> tuple[BoundSymbol, ...]:
+        """The lines recorded outside of any call that is open, since the last call of `take`."""
+        lines, self.frames[0].lines = tuple(self.frames[0].lines), []
+        return lines
+
+    def record(self, symbol: Symbol, args: tuple[object, ...], output: object, *tags: str) -> None:
+        """Record a call that no mode saw."""
+        source, tagged = self.source(), self.tags.union(tags)
+        self.lines.append(BoundSymbol(symbol, args, {}, output, source=source, tags=tagged))
+
+    def source(self) -> Source | None:
+        """Where the user is."""
+        if self.fixed_source is not None:
+            return self.fixed_source
+        frame, _ = user_frame()
+        if frame is None:
+            return None
+        code, module = frame.f_code, self._module_path()
+        callers, ranges = self._callers(frame), self.ranges
+        return Source(code.co_filename, frame.f_lineno, module, code.co_name, callers, ranges)
+
+    def _callers(self, callee: types.FrameType) -> tuple[Source, ...]:
+        """The user's calls above a frame, up to the call of the captured function."""
+        calls: list[tuple[types.CodeType, int]] = []
+        frame = None if callee.f_code is self.root else callee.f_back
+        while frame is not None and frame.f_code is not self.root:
+            if not is_own_file(frame.f_code.co_filename):
+                calls.append((frame.f_code, frame.f_lasti))
+            frame = frame.f_back
+        # code is hashed by its content, which takes long
+        key = tuple([(id(code), place) for code, place in calls])
+        if key not in self._call_chains:
+            self._call_chains[key] = calls, tuple([_source(*call) for call in calls])
+        return self._call_chains[key][1]
+
+    def here(self) -> str:
+        """The user's line, for messages."""
+        source = self.source()
+        return f"{source.file}:{source.line}" if source else "the jitted function"
+
+
+def _source(code: types.CodeType, place: int) -> Source:
+    """The line of an instruction."""
+    lines = (line for begin, end, line in code.co_lines() if begin <= place < end)
+    return Source(code.co_filename, next(lines, None) or 0, function=code.co_name)

@@ -1,0 +1,173 @@
+"""Passes of plugins: what answers their questions about the call of `jit` that they run for.
+
+Where a pass puts one call in the place of several (a *pattern*), it asks whether its executor takes that call, whose
+subsymbols are the several: not where an executor asked before it takes one of them, nor where another's rule, asked
+before, or a skip rule says how one is differentiated. So a pattern never changes what the order of executors says, and
+the answer, or the reason that the pass gives, is a `Choice` of the kind `pattern`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from switchgear.errors import InvalidTrace, RuleError, SwitchgearError
+from switchgear.ir.choice import Choice
+from switchgear.ir.lines import Lines
+from switchgear.ir.proxy import hint_of
+from switchgear.ir.symbol import BoundSymbol, with_parts
+from switchgear.ir.trace import Trace
+from switchgear.ir.verify import verify
+from switchgear.registry.claim import claimant
+from switchgear.registry.executor import Executor
+from switchgear.registry.hookspecs import OF_THE_CALL, PassContext, PassPlacement, Stage
+from switchgear.registry.selection import Claimant, Selection
+
+
+class CallContext:
+    """The `PassContext` of one call."""
+
+    def __init__(
+        self,
+        selection: Selection,
+        *,
+        gives_gradients: bool = False,
+        destined: Mapping[int, int] = MappingProxyType({}),
+    ) -> None:
+        self._selection = selection
+        self.gives_gradients = gives_gradients
+        self.destined = destined
+        self.executors: tuple[Executor, ...] = selection.executors
+        self.choices: list[Choice] = []
+
+    @staticmethod
+    def hint(number: object) -> object:
+        """See `PassContext`."""
+        return hint_of(number)
+
+    def takes(self, owner: str, candidate: BoundSymbol) -> bool:
+        """See `PassContext`."""
+        implementation, declined, _ = claimant(candidate, self._selection)
+        if implementation is None:
+            reason = ""
+        elif implementation.owner != owner:
+            reason = f"{implementation.owner} comes before it"
+        else:
+            reason = next(self._objections(owner, candidate), "")
+            if not reason:
+                self.choices.append(Choice("pattern", candidate.symbol.name, owner, "", declined))
+                return True
+        self.decline(owner, candidate, reason, declined)
+        return False
+
+    def offer(self, owner: str, lines: Lines, whole: BoundSymbol, unless: str = "") -> None:
+        """See `PassContext`."""
+        reason = unless or lines.seen_elsewhere(whole)
+        if reason:
+            self.decline(owner, whole.subsymbols[-1], reason)
+        elif self.takes(owner, whole):
+            lines.replace(whole.subsymbols, whole)
+
+    def decline(
+        self,
+        owner: str,
+        bound_symbol: BoundSymbol,
+        reason: str,
+        others: tuple[tuple[str, str], ...] = (),
+    ) -> None:
+        """See `PassContext`."""
+        declined = (*others, (owner, reason)) if reason else others
+        self.choices.append(
+            Choice("pattern", bound_symbol.symbol.name, "decomposition", "", declined)
+        )
+
+    def _objections(self, owner: str, candidate: BoundSymbol) -> Iterator[str]:
+        """Why the parts of a candidate are not differentiated by a rule for the whole."""
+        if not any(proxy.requires_grad for proxy in candidate.inputs):
+            return
+        sources = self._selection.rule_sources
+        own = (isinstance(one, Claimant) and one.name == owner for one in sources)
+        position = [*own].index(True)
+        before = replace(self._selection, rule_sources=sources[:position])
+        for part in with_parts(candidate.subsymbols):
+            rule, _ = before.grad_rule(part)
+            if rule is not None:
+                yield f"{rule.owner}, which comes before it, has a grad rule for {part.symbol.name} inside"
+            skipped, reason = self._selection.constant(part)
+            if skipped:
+                yield f"{part.symbol.name} inside is a constant by a {reason}"
+
+
+def run_passes(
+    stage: Stage, trace: Trace, selection: Selection, **facts: Any
+) -> tuple[list[Trace], list[Choice]]:
+    """What the passes at a stage make of a trace, one after another, and the choices made there.
+
+    The last is verified; only if it is broken are those before it, to find who did that.
+    """
+    made: list[tuple[PassPlacement, Trace]] = []
+    choices: list[Choice] = []
+    try:
+        for placement in selection.passes_at(stage):
+            start = time.perf_counter()
+            context = CallContext(selection, **facts)
+            result = _run(placement, trace, context)
+            choices += context.choices
+            if result is not trace:
+                trace = result.with_provenance(placement.name, time.perf_counter() - start)
+                made.append((placement, trace))
+        if made:
+            verify(trace)
+    except SwitchgearError:
+        for placement, each in made:
+            _verify(placement, each)
+        raise
+    return [each for _, each in made], choices
+
+
+def _run(placement: PassPlacement, trace: Trace, context: PassContext) -> Trace:
+    blame, remedy = _blame(placement)
+    try:
+        result: Any = placement.run(trace, context)
+    except SwitchgearError:
+        raise
+    except Exception as error:
+        raise RuleError(f"{blame} raised {type(error).__name__}: {error}; {remedy}") from error
+    if not isinstance(result, Trace):
+        raise RuleError(f"{blame} returned a {type(result).__name__}, not a Trace; {remedy}")
+    if result is not trace and (fault := _changed(trace, result)):
+        raise RuleError(f"{blame} changed {fault} of the trace; {remedy}")
+    return result
+
+
+def _verify(placement: PassPlacement, trace: Trace) -> None:
+    try:
+        verify(trace)
+    except InvalidTrace as error:
+        blame, remedy = _blame(placement)
+        raise RuleError(f"{blame} broke the trace; {remedy}: {error}") from error
+
+
+def _blame(placement: PassPlacement) -> tuple[str, str]:
+    """Which pass it was, and how to go on without it."""
+    own = placement.owner == OF_THE_CALL
+    remedy = "take it out of passes" if own else f"passes=['-{placement.name}'] runs without it"
+    return f"pass {placement.name!r} of {placement.owner}", remedy
+
+
+def _changed(before: Trace, after: Trace) -> str:
+    """What a pass may not change: the inputs, and the layouts of what is returned."""
+    if [proxy.name for proxy in before.inputs] != [proxy.name for proxy in after.inputs]:
+        return "the inputs"
+    if len(before.outputs) != len(after.outputs):
+        return "the number of results"
+    for index, (one, two) in enumerate(zip(before.outputs, after.outputs, strict=True)):
+        if one is None and two is not None:
+            return f"result {index}, which is none,"
+        layouts = [(proxy.shape, proxy.dtype, proxy.device) for proxy in (one, two) if proxy]
+        if len(layouts) == 2 and layouts[0] != layouts[1]:
+            return f"shape, dtype or device of result {index}"
+    return ""

@@ -1,0 +1,319 @@
+"""Discovery: the installed plugins, each loaded alone, and a report of how that went."""
+
+from __future__ import annotations
+
+import functools
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.metadata import EntryPoint, entry_points
+from typing import TypeAlias
+
+from switchgear.errors import warn
+from switchgear.patches import Lock
+from switchgear.record.attempts import undoing
+from switchgear.record.handler import left_out
+from switchgear.registry.executor import Executor, reason_limited, reason_unavailable
+from switchgear.registry.hookspecs import PROJECT
+from switchgear.registry.isolation import Import, isolated, uncaptured
+from switchgear.registry.plugin import (
+    DISABLE_VARIABLE,
+    LOG,
+    Plugin,
+    PluginStatus,
+    Status,
+    distribution_of,
+    load_one,
+)
+from switchgear.registry.registry import Registry
+from switchgear.showing import Listing
+
+#: What became of a plugin that is not as it should be, and why.
+Fault: TypeAlias = tuple[Status, str]
+_LOADING = Lock()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plugins:
+    """Installed plugins: a frozen registry, the executors and the plugins, both in total order.
+
+    `statuses` makes the report. It asks every executor whether it can run here, which may start a compiler.
+    `others` are installed, and not imported for this.
+    """
+
+    registry: Registry
+    executors: tuple[Executor, ...]
+    plugins: tuple[Plugin, ...]
+    statuses: Callable[[], tuple[PluginStatus, ...]]
+    others: tuple[str, ...] = ()
+
+    @property
+    def report(self) -> tuple[PluginStatus, ...]:
+        """How loading each plugin went."""
+        return self.statuses()
+
+    @property
+    def rule_packages(self) -> tuple[Plugin, ...]:
+        """The plugins without executors, by (priority, name)."""
+        return tuple(plugin for plugin in self.plugins if not plugin.executors)
+
+    @property
+    def plugin_of(self) -> Mapping[str, Plugin]:
+        """The plugin that brings each executor, by the executor's name."""
+        return {executor.name: plugin for plugin in self.plugins for executor in plugin.executors}
+
+
+@dataclass(slots=True, eq=False)
+class _Candidate:
+    """An entry point, and how loading its plugin went; `fault` is why there is none."""
+
+    entry: EntryPoint
+    fault: Fault | None = None
+    plugin: Plugin | None = None
+    imported: Import = field(default_factory=Import)
+    traceback: str = ""
+    is_loaded: bool = False
+    is_told: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.entry.name
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it ships with Switchgear."""
+        return distribution_of(self.entry)[0] == PROJECT
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} {distribution_of(self.entry)[1]}".strip()
+
+    def load(self) -> None:
+        """Import the plugin, unless it was or may not be."""
+        if self.is_loaded or self.fault is not None:
+            return
+        self.is_loaded = True
+        # a crash or a hang of the import is this plugin's
+        LOG.info("importing plugin %s (%s)", self.label, self.entry.value)
+        try:
+            with isolated() as self.imported:
+                self.plugin = load_one(self.entry)
+        except (Exception, SystemExit) as error:
+            self.traceback = "".join(traceback.format_exception(error))
+            notes = getattr(error, "__notes__", ())
+            self.fault = "failed", "; ".join([f"{type(error).__name__}: {error}", *notes])
+
+    def tell(self, fault: Fault | None) -> None:
+        """Warn, once, of its faults."""
+        if self.is_told:
+            return
+        self.is_told = True
+        if self.imported.changed:
+            changed = ", ".join(self.imported.changed)
+            message = (
+                f"plugin {self.label} changed {changed} when it was imported; that was put back"
+            )
+            warn(message)
+        if fault is not None and fault[0] in ("failed", "conflict"):
+            message = f"plugin {self.label} is not used ({fault[0]}): {fault[1]}"
+            warn(message)
+
+
+class Discovery:
+    """Entry points of the group `switchgear`, each imported when it may participate."""
+
+    def __init__(self, entries: Iterable[EntryPoint]) -> None:
+        ordered = sorted(
+            entries, key=lambda entry: (entry.name, *distribution_of(entry), entry.value)
+        )
+        self._candidates = [_Candidate(entry) for entry in ordered]
+        _refuse(self._candidates)
+        self._assembled: dict[tuple[_Candidate, ...], Plugins] = {}
+
+    @property
+    def untried(self) -> list[EntryPoint]:
+        """Those that may be imported, and were not yet."""
+        return [one.entry for one in self._candidates if not one.is_loaded and one.fault is None]
+
+    def rule_out(self, reasons: Mapping[EntryPoint, str]) -> None:
+        """Have some not imported, for these reasons."""
+        for one in self._candidates:
+            if one.entry in reasons:
+                one.fault = "failed", reasons[one.entry]
+
+    def plugins(self, listed: object = None, tables: Iterable[object] = ()) -> Plugins:
+        """Those that may take part where `listed` is the option `executors` of `jit`; see `installed`."""
+        chosen = tuple(self._chosen(listed, tables))
+        if chosen not in self._assembled:
+            self._assembled[chosen] = self._assemble(chosen)
+        return self._assembled[chosen]
+
+    def _chosen(self, listed: object, tables: Iterable[object]) -> Iterable[_Candidate]:
+        if not isinstance(listed, Sequence) or isinstance(listed, str) or ... in listed:
+            return self._candidates
+        items = (*listed, *tables)
+        names = {item for item in items if isinstance(item, str)}
+        # one of the class that every table has stands for what a plugin registers under its name
+        objects = [item for item in items if isinstance(item, Executor) and hasattr(item, "name")]
+        names.update(one.name for one in objects if type(one) is Executor and one.table is None)
+        if not names <= {one.name for one in self._candidates}:
+            return self._candidates
+        names.update(one.name for one in objects)
+        packages = {type(one).__module__.partition(".")[0] for one in objects} - {PROJECT}
+        return [
+            one
+            for one in self._candidates
+            if one.name in names or one.entry.module.partition(".")[0] in packages
+        ]
+
+    def _assemble(self, chosen: Sequence[_Candidate]) -> Plugins:
+        for one in chosen:
+            one.load()
+        faults = {one: one.fault for one in chosen}
+        for check in (_foreign_owners, self._others_names, _rival_owners):
+            homes = {one.plugin: one for one in chosen if one.plugin and faults[one] is None}
+            faults.update((homes[plugin], fault) for plugin, fault in check([*homes]).items())
+        for one in chosen:
+            one.tell(faults[one])
+
+        @functools.cache
+        def statuses() -> tuple[PluginStatus, ...]:
+            return tuple(
+                replace(
+                    _status(one.entry, one.plugin, faults[one]),
+                    notes=tuple(one.imported.notes),
+                    traceback=one.traceback,
+                )
+                for one in chosen
+            )
+
+        sound = [one.plugin for one in chosen if one.plugin and faults[one] is None]
+        others = dict.fromkeys(one.name for one in self._candidates if one not in chosen)
+        return _assembled(sound, statuses, tuple(others))
+
+    def _others_names(self, plugins: Sequence[Plugin]) -> dict[Plugin, Fault]:
+        """Who takes the name of another plugin, be that imported or not; Switchgear's own cannot be displaced."""
+        faults: dict[Plugin, Fault] = {}
+        names = {
+            one.name: one
+            for one in sorted(self._candidates, key=lambda one: one.is_own)
+            if one.is_own or one.fault is None or one.fault[0] != "disabled"
+        }
+        for one in self._candidates:
+            if one.plugin is None or one.plugin not in plugins or one.is_own:
+                continue
+            for owner in sorted(one.plugin.owners & names.keys() - {one.name}):
+                other = names[owner]
+                whose = "Switchgear's own" if other.is_own else f"plugin {other.label}'s"
+                error = (
+                    f"it brings {owner!r}, a name that is {whose}; its author has to choose another"
+                )
+                faults[one.plugin] = "conflict", error
+        return faults
+
+
+@undoing
+def installed(listed: object = None, tables: Iterable[object] = ()) -> Plugins:
+    """The plugins of this process that may take part where `listed` is the option `executors`, `tables` `grad_rules`.
+
+    A list without `...` imports those alone that it names; only if a name is that of no entry point, such as that of a
+    plugin's second executor, all, to find it. Anything else imports all that are installed.
+    """
+    with _LOADING, uncaptured():  # of two threads, both would load them
+        return loaded_once().plugins(listed, tables)
+
+
+@functools.cache
+def loaded_once() -> Discovery:
+    """Return the installed plugins, looked up once."""
+    return Discovery(entry_points(group=PROJECT))
+
+
+def plugin_report() -> Listing[PluginStatus]:
+    """Return the state of each installed plugin.
+
+    Returns:
+        One record for each: loaded, unavailable, or failed with the reason.
+    """
+    return Listing(installed().report)
+
+
+def load(candidates: Iterable[EntryPoint]) -> Plugins:
+    """Load the plugins behind `candidates`.
+
+    Neither their order nor that of importing them matters. A plugin that cannot be loaded leaves nothing behind but one
+    `PluginWarning` and its entry in the report.
+    """
+    return Discovery(candidates).plugins()
+
+
+def _refuse(candidates: Sequence[_Candidate]) -> None:
+    """Say who is not even imported: the disabled, and plugins of one name unless one of them ships with Switchgear."""
+    disabled = left_out(DISABLE_VARIABLE, [one.name for one in candidates])
+    for one in candidates:
+        rivals = [other for other in candidates if other.name == one.name]
+        if one.name in disabled:
+            one.fault = "disabled", f"named in {DISABLE_VARIABLE}"
+        elif any(rival.is_own for rival in rivals) and not one.is_own:
+            error = f"{one.name!r} is a name of Switchgear's own; its author has to choose another"
+            one.fault = "conflict", error
+        elif not one.is_own and len(rivals) > 1:
+            claims = " and ".join(
+                f"{distribution_of(rival.entry)[0] or 'no distribution'} ({rival.entry.value})"
+                for rival in rivals
+            )
+            error = f"{claims} all call their plugin {one.name}; uninstall all but one"
+            one.fault = "conflict", error
+
+
+def _status(entry: EntryPoint, plugin: Plugin | None, fault: Fault | None) -> PluginStatus:
+    executors = plugin.executors if plugin else ()
+    reasons = {executor.name: reason_unavailable(executor) for executor in executors}
+    if fault is None and reasons and None not in reasons.values():
+        fault = ("unavailable", "; ".join(f"{name}: {reason}" for name, reason in reasons.items()))
+    limits = [reason_limited(executor) for executor in executors if reasons[executor.name] is None]
+    status = fault or ("loaded", "")
+    return PluginStatus(
+        entry.name,
+        *distribution_of(entry),
+        *status,
+        tuple(reasons),
+        "; ".join(filter(None, limits)),
+    )
+
+
+def _foreign_owners(plugins: Sequence[Plugin]) -> dict[Plugin, Fault]:
+    faults: dict[Plugin, Fault] = {}
+    for plugin in plugins:
+        for owner in sorted(plugin.owners - plugin.own_names):
+            holders = [other.name for other in plugins if owner in other.own_names]
+            whose = f"belongs to plugin {holders[0]}" if holders else "belongs to nobody"
+            own = f"plugin {plugin.name} registers under its own: {', '.join(sorted(filter(None, plugin.own_names)))}"
+            faults[plugin] = ("failed", f"it registers under {owner!r}, which {whose}; {own}")
+    return faults
+
+
+def _rival_owners(plugins: Sequence[Plugin]) -> dict[Plugin, Fault]:
+    faults: dict[Plugin, Fault] = {}
+    for owner in sorted({owner for plugin in plugins for owner in plugin.owners}):
+        rivals = [plugin for plugin in plugins if owner in plugin.owners]
+        if len(rivals) > 1:
+            claims = " and ".join(f"plugin {rival.name} ({rival.distribution})" for rival in rivals)
+            error = f"{claims} all bring {owner}; uninstall all but one, or name the others in {DISABLE_VARIABLE}"
+            faults |= dict.fromkeys(rivals, ("conflict", error))
+    return faults
+
+
+def _assembled(
+    plugins: Sequence[Plugin],
+    statuses: Callable[[], tuple[PluginStatus, ...]],
+    others: tuple[str, ...],
+) -> Plugins:
+    registry = Registry()
+    for plugin in plugins:
+        registry.merge(plugin.registry)
+    registry.freeze()
+    executors = [executor for plugin in plugins for executor in plugin.executors]
+    executors.sort(key=lambda executor: (-executor.priority, executor.name))
+    ranked = sorted(plugins, key=lambda plugin: (-plugin.priority, plugin.name))
+    return Plugins(registry, tuple(executors), tuple(ranked), statuses, others)
