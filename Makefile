@@ -20,10 +20,13 @@ INDUCTOR_PART ?= 0/24
 
 PY    := "$(VENV)/bin/python"
 PIP   := $(PY) -m pip install -qq --disable-pip-version-check
+# What runs, and with the demo's packages, and with all that tests, lint and docs need.
+BASE  := $(VENV)/.base
+DEMO  := $(VENV)/.demo
 STAMP := $(VENV)/.installed
 
-# The stamp says what was installed for which folder: another torch, or a checkout that was moved, is installed anew.
-$(shell [ "$$(cat "$(STAMP)" 2>/dev/null)" = "$$(pwd) $(TORCH)" ] || rm -f "$(STAMP)")
+# A stamp says what was installed for which folder: another torch, or a checkout that was moved, is installed anew.
+$(shell [ "$$(cat "$(BASE)" 2>/dev/null)" = "$$(pwd) $(TORCH)" ] || rm -f "$(BASE)" "$(DEMO)" "$(STAMP)")
 
 # A path from outside would come before what is installed.
 unexport PYTHONPATH
@@ -41,7 +44,7 @@ endef
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
 
-demo: $(STAMP) ## train a small GPT-2 and a small Llama, and show what happened
+demo: $(DEMO) ## train a small GPT-2 and a small Llama, and show what happened
 	@$(PY) examples/demo.py $(DEMO_ARGS)
 
 test: $(STAMP) ## the test suite
@@ -89,8 +92,8 @@ format: $(STAMP) ## rewrite the files as `make lint` wants them
 	@$(PY) -m ruff check --fix .
 	@$(PY) -m ruff format .
 
-wheel-check: $(STAMP) ## build the wheel, install it into a clean environment, require a clean plugin report
-	@$(PY) scripts/check_wheel.py --torch "$(TORCH)" --torch-index "$(TORCH_INDEX)"
+wheel-check: $(STAMP) ## build all wheels, install them into a clean environment, require a clean plugin report; WHEELS=FOLDER keeps them
+	@$(PY) scripts/check_wheel.py --torch "$(TORCH)" --torch-index "$(TORCH_INDEX)" $(if $(WHEELS),--wheels "$(WHEELS)")
 
 benchmarks: $(STAMP) ## every benchmark, peers side by side; takes an hour, BENCHMARK_ARGS=throughput picks
 	@$(PY) -m benchmarks $(BENCHMARK_ARGS)
@@ -100,11 +103,20 @@ clean: ## remove the environment, build products and caches
 
 # The stamp is written last: an interrupted installation is taken up again. An environment whose Python does not start
 # (moved, or its base Python is gone) is made anew. torch comes first: left to the resolver, it may be the build with CUDA.
-$(STAMP): pyproject.toml
+$(BASE): pyproject.toml core/pyproject.toml
 	$(CHECK_PYTHON)
 	@$(PY) -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear "$(VENV)" || \
 	    { echo "could not make a virtual environment: on Debian and Ubuntu, install the python3-venv package" >&2; exit 1; }
 	@echo "Installing $(TORCH) and Switchgear into $(VENV); the first time, this takes some minutes."
 	@{ [ -n "$(TORCH_INDEX)" ] && $(PIP) --retries 1 --index-url "$(TORCH_INDEX)" "$(TORCH)" 2>/dev/null; } || $(PIP) "$(TORCH)"
-	@$(PIP) --editable ".[test,dev,docs]"
-	@echo "$$(pwd) $(TORCH)" >"$(STAMP)"
+	@$(PIP) "pip>=25.1"
+	@SWITCHGEAR_RELEASE=1 $(PIP) --editable core --editable .
+	@echo "$$(pwd) $(TORCH)" >"$(BASE)"
+
+$(DEMO): $(BASE)
+	@$(PIP) --group demo
+	@touch "$(DEMO)"
+
+$(STAMP): $(BASE)
+	@$(PIP) --group test --group dev --group docs
+	@touch "$(STAMP)"

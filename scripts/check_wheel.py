@@ -1,4 +1,7 @@
-"""Build the wheel, install it into a clean environment, and require a clean plugin report there."""
+"""Build all distributions, install them from their folder into a clean environment, and require a clean plugin report.
+
+`--wheels FOLDER` keeps what was built.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,22 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCE_ROOTS = ("core", "executors")
+#: Projects by the folders of the repository, the core first.
+PROJECTS = ("core", ".", *sorted(f"plugins/{path.name}" for path in (ROOT / "plugins").iterdir() if path.is_dir()))
+#: Folders of the repository that a wheel holds, by the place in it.
+CONTENT = {
+    "switchgear_core": {
+        "switchgear": "core/switchgear",
+        "switchgear_tools": "core/switchgear_tools",
+        "switchgear_torch": "executors/switchgear_torch",
+        "switchgear/testing/example": "plugins/switchgear-example",
+    },
+    "switchgear": {
+        path.name: f"executors/{path.name}"
+        for path in (ROOT / "executors").iterdir()
+        if path.is_dir() and path.name != "switchgear_torch"
+    },
+}
 
 # Asks the installed package itself; the command line beside it must agree by its exit status.
 PROBE = """
@@ -32,48 +50,50 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--torch", default="torch", help="requirement that is installed first")
     parser.add_argument("--torch-index", default="", help="index to try for it before pip's own")
+    parser.add_argument("--wheels", type=Path, default=None, help="folder that keeps the distributions")
     options = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory(prefix="switchgear-wheel-") as folder:
-        wheel = build(Path(folder))
-        faults = compare(wheel)
+    with tempfile.TemporaryDirectory(prefix="switchgear-wheel-") as name:
+        folder = Path(name)
+        wheels = folder / "dist" if options.wheels is None else options.wheels.resolve()
+        build(wheels)
+        faults = [fault for part in CONTENT for fault in compare(wheels, part)]
         for fault in faults:
             print(f"wheel: {fault}", file=sys.stderr)
         if faults:
             return 1
-        python = install(wheel, Path(folder) / "env", options.torch, options.torch_index)
-        return report(python, Path(folder))
+        subprocess.run([sys.executable, "-m", "twine", "check", "--strict", *wheels.iterdir()], check=True)
+        python = install(wheels, folder / "env", options.torch, options.torch_index)
+        return report(python, folder)
 
 
-def build(folder: Path) -> Path:
-    """The wheel of this checkout, built into `folder`."""
-    pip(Path(sys.executable), "wheel", "--no-deps", "--wheel-dir", str(folder), str(ROOT))
-    (wheel,) = folder.glob("*.whl")
-    print(f"built {wheel.name}")
-    return wheel
+def build(wheels: Path) -> None:
+    """Build the source distribution of each project into a folder, and the wheel from that."""
+    for project in PROJECTS:
+        command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(wheels), str(ROOT / project)]
+        environment = os.environ | {"SWITCHGEAR_RELEASE": "1"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"{project} cannot be built:\n{done.stdout}{done.stderr}")
+        print(f"built {project}", flush=True)
 
 
-def compare(wheel: Path) -> list[str]:
-    """What the wheel lacks of the source roots, and what it has beside them."""
+def compare(wheels: Path, part: str) -> list[str]:
+    """Return what a wheel lacks of the folders that it is made of, and what it has beyond them."""
+    (wheel,) = wheels.glob(f"{part}-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         found = {name for name in archive.namelist() if ".dist-info/" not in name}
-    example = ROOT / "plugins" / "switchgear-example"
     wanted = {
-        f"switchgear/testing/example/{path.relative_to(example).as_posix()}"
-        for path in example.rglob("*")
+        f"{place}/{path.relative_to(ROOT / folder).as_posix()}"
+        for place, folder in CONTENT[part].items()
+        for path in (ROOT / folder).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    wanted |= {
-        path.relative_to(ROOT / root).as_posix()
-        for root in SOURCE_ROOTS
-        for path in (ROOT / root).rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts and (path.suffix == ".py" or path.parent != ROOT / root)
-    }
-    missing = [f"{name} is missing" for name in sorted(wanted - found)]
-    return missing + [f"{name} does not belong in it" for name in sorted(found - wanted)]
+    missing = [f"{name} is missing in {part}" for name in sorted(wanted - found)]
+    return missing + [f"{name} does not belong in {part}" for name in sorted(found - wanted)]
 
 
-def install(wheel: Path, env: Path, torch: str, index: str) -> Path:
-    """The Python of a new environment that holds the wheel and what it requires, and nothing else."""
+def install(wheels: Path, env: Path, torch: str, index: str) -> Path:
+    """Return the Python of a new environment that holds the wheels of a folder and what they require, nothing else."""
     venv.create(env, with_pip=True)
     python = env / "bin" / "python"
     try:
@@ -82,7 +102,8 @@ def install(wheel: Path, env: Path, torch: str, index: str) -> Path:
         if not index:
             raise
         pip(python, "install", torch)
-    pip(python, "install", str(wheel))
+    pip(python, "install", "highspy>=1.10,<1.16", "pluggy>=1.7")
+    pip(python, "install", "--no-index", "--find-links", str(wheels), "switchgear", "switchgear-lean-rules")
     return python
 
 

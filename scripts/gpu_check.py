@@ -268,7 +268,7 @@ def steps(options: argparse.Namespace) -> list[Step]:
         "machine": [*python, "-m", "scripts.gpu_check", "machine"],
         "unpack": [*python, "-m", "scripts.gpu_check", "unpack", str(options.pack), str(options.site)],
         "wheels": [*install, *map(str, sorted(options.pack.glob("*.whl")))],
-        "switchgear": [*install, "--no-build-isolation", str(ROOT)],
+        "switchgear": [*install, "--no-build-isolation", str(ROOT / "core"), str(ROOT)],
         "nvfuser": [*python, str(PROBE)],
         "plugins": [*python, "-m", "switchgear", "plugins"],
         "tests": [*python, "-m", *pytest, *parallel],

@@ -24,6 +24,8 @@ PYTHON = "3.12"
 #: On Linux its default build is the one for CUDA 13.0, as nvFuser's has to be.
 TORCH = "torch==2.11.0"
 #: Built for torch 2.10: its requirements are not asked for, since they name no torch and bring a second CUDA runtime.
+#: As `hatch_build.py` says.
+HIGHSPY = "highspy>=1.10,<1.16"
 NVFUSER = "nvfuser-cu130-torch210==0.2.36.dev20260301"
 
 #: Says whether nvFuser translates in the environment of the Python that runs it.
@@ -75,20 +77,23 @@ def installations() -> dict[str, list[str]]:
     return {
         f"{TORCH} and what the tests need": [TORCH, *requirements()],
         NVFUSER: ["--no-deps", "--pre", NVFUSER],
-        "Switchgear": ["--no-deps", "--editable", str(ROOT)],
+        "Switchgear": ["--no-deps", "--editable", str(ROOT / "core"), "--editable", str(ROOT)],
     }
 
 
 def requirements() -> list[str]:
     """What Switchgear and its tests require, but for torch."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    required = [*project["dependencies"], *project["optional-dependencies"]["test"]]
+    core = tomllib.loads((ROOT / "core" / "pyproject.toml").read_text())["project"]
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
+    required = [*core["dependencies"], HIGHSPY, *groups["test"]]
     return [item for item in required if re.match(r"[\w.-]+", item).group() != "torch"]  # type: ignore[union-attr]
 
 
 def fingerprint() -> str:
     """Changes with the checkout's place, the requirements, the entry points and the versions above."""
-    return f"{ROOT}\n{TORCH}\n{NVFUSER}\n{hashlib.sha256((ROOT / 'pyproject.toml').read_bytes()).hexdigest()}\n"
+    projects = (ROOT / "core" / "pyproject.toml", ROOT / "pyproject.toml")
+    digest = hashlib.sha256(b"".join([path.read_bytes() for path in projects])).hexdigest()
+    return f"{ROOT}\n{TORCH}\n{NVFUSER}\n{digest}\n"
 
 
 def find_python(named: str | None) -> str:

@@ -34,7 +34,7 @@ finally:
     if _IS_COLLECTING:
         gc.enable()
 
-__version__ = version("switchgear")
+__version__ = version("switchgear-core")
 
 __all__ = [
     "BoundSymbol",

@@ -39,7 +39,7 @@ def machine(devices: Iterable[torch.device]) -> dict[str, str]:
 
 @cache
 def _versions() -> dict[str, str]:
-    return {"PyTorch": torch.__version__, "Switchgear": version("switchgear")}
+    return {"PyTorch": torch.__version__, "Switchgear": version("switchgear-core")}
 
 
 @cache

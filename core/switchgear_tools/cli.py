@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = command_line()
     chosen = parser.parse_args(arguments)
     if chosen.version:
-        print(importlib.import_module("importlib.metadata").version("switchgear"))
+        print(importlib.import_module("importlib.metadata").version("switchgear-core"))
         return 0
     if chosen.command is None:
         parser.print_help(sys.stderr)

@@ -217,7 +217,7 @@ def test_plugins(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_version_and_console_script() -> None:
     printed = subprocess.run([sys.executable, "-m", "switchgear", "--version"], capture_output=True, text=True)
-    assert printed.stdout.strip() == sg.__version__ == version("switchgear")
+    assert printed.stdout.strip() == sg.__version__ == version("switchgear-core")
     (script,) = entry_points(group="console_scripts", name="switchgear")
     assert script.load() is main
 

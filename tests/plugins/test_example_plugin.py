@@ -34,7 +34,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     outer = [path for path in sys.path if path.endswith("-packages")]
     (folder / "outer.pth").write_text("\n".join(outer))
     offline = ("--no-deps", "--no-build-isolation", "--no-index", "--no-cache-dir", "--disable-pip-version-check")
-    run(python, "-m", "pip", "install", *offline, ROOT, PLUGIN)
+    run(python, "-m", "pip", "install", *offline, ROOT / "core", ROOT, PLUGIN)
     return python
 
 
