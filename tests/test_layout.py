@@ -215,8 +215,9 @@ def test_no_source_root_hides_a_package() -> None:
 
 def test_every_executor_has_an_entry_point() -> None:
     packages = {path.parent.name for path in EXECUTORS.glob("*/__init__.py")}
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["entry-points"]["switchgear"] == {name.removeprefix("switchgear_"): name for name in packages}
+    projects = [tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"] for folder in ("core", ".")]
+    entries = {key: value for project in projects for key, value in project["entry-points"]["switchgear"].items()}
+    assert entries == {name.removeprefix("switchgear_"): name for name in packages}
 
 
 @pytest.mark.parametrize("start", [start for start, _ in slow_tests()])

@@ -160,7 +160,7 @@ def _test(chosen: argparse.Namespace) -> int:
         raise InvalidInput("it needs pytest: pip install 'switchgear[testing]'")
     if not [*plugin_checks(name)]:
         raise InvalidInput(f"{name} registers no implementation and no grad rule: nothing to test")
-    asked = f"-p switchgear.testing.pytest_plugin -p no:cacheprovider --switchgear-plugin {name}"
+    asked = f"-p switchgear -p no:cacheprovider --switchgear-plugin {name}"
     command = [
         "-m",
         "pytest",
