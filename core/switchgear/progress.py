@@ -1,4 +1,4 @@
-"""How far a long compilation or export is."""
+"""The progress of a long compilation or export."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TypeVar
 
 _Item = TypeVar("_Item")
 _WIDTH = 24
-#: Seconds between two looks at a terminal's bar.
+#: Seconds between two updates of a terminal's bar.
 _PAUSE = 0.5
 
 
