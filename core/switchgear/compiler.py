@@ -35,7 +35,7 @@ from switchgear.runtime.varying import VaryingSizes, kind_of
 from switchgear.showing import counted
 from switchgear.torch_private.names import check_names
 
-#: The limit on different data outcomes of one kind of calls, beyond which entries do not specialise on data.
+#: The limit on different data outcomes of a kind of calls, beyond which entries do not specialise on data.
 _MOST_DATA = 4
 
 
@@ -88,8 +88,8 @@ class Compiler:
         self.fallbacks = Fallbacks(self.name, *sizes)
         #: The number of calls.
         self.calls = 0
-        #: Calls answered by no entry: they initialised a lazy module, or raised before lookup finished. Calls that were
-        #: compiled and fell back are subtracted.
+        #: Calls without an entry: initialisations of a lazy module, and errors before the end of the lookup. Calls that
+        #: were compiled and fell back are subtracted.
         self.others = 0
         self.last: Entry | None = None
         #: The most recent call that fell back: a similar call falls back without being described.
@@ -201,7 +201,7 @@ class Compiler:
     ) -> object:
         """Run another recent entry for calls of these sizes; return `MISS` if none fits.
 
-        `is_alone`: only entries that are for a module's forward and nothing else.
+        `is_alone`: only entries for a module's forward and nothing else.
         """
         last, sizes = self.last, sizes_of(args, kwargs)
         for entry in self.cache.recent(sizes):
@@ -229,7 +229,7 @@ class Compiler:
 
     @property
     def hits(self) -> int:
-        """The number of calls that ran existing code; the current call counts until it falls back or compiles."""
+        """The number of calls answered by existing code; the current call counts until it falls back or compiles."""
         fallbacks = sum(fallback.calls for fallback in self.fallbacks.reasons.values())
         return self.calls - len(self.cache.reasons) - fallbacks - self.others
 
@@ -269,7 +269,7 @@ class Compiler:
     def _find(
         self, args: tuple[object, ...], kwargs: dict[str, object], unfit: dict[Entry, str]
     ) -> _Found | Fallback:
-        """Return the entry that fits, its inputs and whether it is new, or the fallback. Skip entries in `unfit`."""
+        """Return the entry for a call, its inputs and whether it is new, or the fallback. Skip entries in `unfit`."""
         call = None
         with self._lock:
             if self.fallbacks.always is not None and not self.cache.entries():

@@ -1,7 +1,7 @@
 """Cache on disk: JSON values and files, by keys of any length, in one folder that only this user may write to.
 
-Each entry carries a digest. A damaged entry is deleted when it is read. A folder of another user, or one that others
-may write to, is refused with a `CacheWarning`: who writes to the folder can run code as the user.
+Each entry carries a digest. A damaged entry is deleted when read. A folder of another user, or with write access for
+others, is refused with a `CacheWarning`: anyone who writes to the folder can run code as the user.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def folder() -> Path:
 
 
 def entries() -> Path | None:
-    """Return the folder of the entries, created if missing; None, after one warning, if it cannot be used."""
+    """Return the folder of the entries, created if missing; None, after one warning, if unusable."""
     try:
         place = folder().absolute().resolve() / "entries"
         fault = _fault(place)

@@ -38,7 +38,7 @@ class Decorator(Protocol):
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]: ...
 
 
-#: Exceptions that mean: this entry does not fit the call, by its data or because its prologue refuses the call.
+#: Exceptions with the meaning: this entry does not fit the call, by its data or because its prologue refuses the call.
 MISSES = (OtherData, Unsupported)
 
 
@@ -65,7 +65,7 @@ class Compiled(Protocol):
 @internals.opaque
 def _run(self: Any, *args: Any, **kwargs: Any) -> Any:
     """Run the compiled code for a call."""
-    # inlined from `Compiler`: one Python call costs as much as this whole path
+    # inlined from `Compiler`: one Python call costs as much as the whole path
     try:
         compiler = self._switchgear
         entry = compiler.last
@@ -87,7 +87,7 @@ def _run(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 class _asked_by:
-    """A special method that only code of one module sees, not a wrapper that forwards unknown attributes.
+    """A special method visible to code of one module alone, not to a wrapper that forwards unknown attributes.
 
     Otherwise `copy.deepcopy` of such a wrapper would return a copy of the wrapped function.
     """
@@ -135,7 +135,7 @@ class JitFunction(Shown):
     def __deepcopy__(self, memo: dict[int, Any]) -> JitFunction:
         function = self._switchgear.function
         twin = copy.deepcopy(function, memo)
-        # functions are copied as themselves, methods with their instance, which may hold this object
+        # functions are copied as themselves, methods with their instance, perhaps the holder of this object
         again = self if twin is function else memo.get(id(self))
         return self._switchgear_again(twin) if again is None else again
 
@@ -333,7 +333,7 @@ def _original_made(kind: type[nn.Module]) -> Callable[..., nn.Module]:
 
     @functools.wraps(kind.__init__)  # the signature of the class
     def __new__(jitted: type, *args: Any, **kwargs: Any) -> nn.Module:
-        # the metaclass's `__call__`, which calls this function, is running
+        # a caller up the stack, the metaclass's `__call__`, is running
         made: nn.Module = type.__call__(kind, *args, **kwargs)
         return made
 

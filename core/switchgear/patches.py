@@ -55,19 +55,19 @@ _CHANGES: dict[int, list[Change]] = {}
 
 
 def changes() -> list[Change]:
-    """Return the changes of this thread that are not yet undone, in order."""
+    """Return the pending changes of this thread, in order."""
     return _CHANGES.setdefault(threading.get_ident(), [])
 
 
 def put_back(before: Collection[Change]) -> None:
-    """Undo the changes of this thread that are not in `before`, the last first."""
+    """Undo the pending changes of this thread outside of `before`, the last first."""
     for change in reversed([*changes()]):
         if change not in before:
             change.undo()
 
 
 class Lock:
-    """A re-entrant lock that `put_back` frees, and that is free in the child of a fork."""
+    """A re-entrant lock, freed by `put_back` and in the child of a fork."""
 
     def __init__(self) -> None:
         self._lock: Any = threading.RLock()

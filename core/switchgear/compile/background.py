@@ -56,7 +56,7 @@ _START = (
 
 
 class Job:
-    """A program that a worker compiles; once it is `done`, a rebuilt program finds the results."""
+    """A program for a worker to compile; once the job is `done`, a rebuilt program finds the results."""
 
     def __init__(self, key: str, name: str, task: bytes) -> None:
         self.key = key
@@ -113,7 +113,7 @@ def may_have_regions(trace: Trace, selection: Selection) -> bool:
 
 
 def settle(trace: Trace, selection: Selection, boxed: bool) -> tuple[Selection, Job | None]:
-    """Return the selection for building a program now, and the job after which it is rebuilt."""
+    """Return the selection for building a program now, and the job that leads to a rebuild."""
     if selection.compile == "now" or not may_have_regions(trace, selection):
         return selection, None
     if objection(selection):
@@ -203,7 +203,7 @@ def _submitted(key: str, trace: Trace, selection: Selection, boxed: bool) -> Job
 
 
 class Pool:
-    """A worker process and the thread that talks to it, both started on demand.
+    """A worker process and its thread in this process, both started on demand.
 
     Both end after `IDLE` seconds without jobs, and with this process.
     """
@@ -302,7 +302,7 @@ class Pool:
         return f"the worker process ended {how}{said}"
 
     def end(self) -> None:
-        """End the worker, and processes that it started."""
+        """End the worker and its child processes."""
         process, self.process = self.process, None
         if process is not None:
             kill(process)
@@ -323,7 +323,9 @@ class Pool:
         atexit.unregister(self.close)
         if self.process is not None:
             _close(self.process)
-            self.process.returncode = 0  # a child of the parent, so this process cannot wait for it
+            self.process.returncode = (
+                0  # a child of the parent, so this process cannot wait for the worker
+            )
 
 
 def _failed(failure: str) -> str:

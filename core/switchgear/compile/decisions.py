@@ -42,7 +42,7 @@ class Decision:
 
 
 class Decisions:
-    """The content of one file, which this process either `repeats` or writes."""
+    """The content of one file, either repeated (`repeats`) or written by this process."""
 
     def __init__(self, file: Path) -> None:
         self.file = file

@@ -23,7 +23,7 @@ from switchgear.ir.symbol import BoundSymbol, Symbol, changed
 from switchgear.ir.trace import Trace
 from switchgear.record.sizes import Sizes, active_sizes, symbolic
 
-#: Types that pickle handles: they contain nothing but values that are inspected in turn.
+#: Types for pickle alone: all their contents are inspected in turn.
 _PLAIN = frozenset(
     {
         *(TensorProxy, NumberProxy, BoundSymbol, Trace, slice, type(Ellipsis)),

@@ -1,7 +1,7 @@
-"""Pass through: calls that return one of their arguments, and matter only to gradients, are not run.
+"""Pass through: calls that return an argument, and matter only to gradients, are not run.
 
-The pass follows claiming, because executors that claim a composite see whether its inputs require grad. The pass
-precedes the search for regions, which such a call would separate.
+The pass follows claiming, because executors of a composite see whether its inputs require grad. The pass precedes the
+search for regions, because such a call would separate two regions.
 """
 
 from __future__ import annotations

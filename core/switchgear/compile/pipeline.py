@@ -115,7 +115,7 @@ class _Stages:
 
 
 def prepare(trace: Trace, selection: Selection) -> tuple[tuple[Trace, ...], tuple[Choice, ...]]:
-    """Return the stages that do not depend on gradients, and the choices of these stages."""
+    """Return the stages independent of gradients, and the choices of these stages."""
     stages = _Stages([trace])
     if stages.checking:
         verify(trace)
@@ -137,7 +137,7 @@ def compile_forward(
 ) -> Program:
     """Return the program that runs a prepared trace without gradients.
 
-    `destined` maps outputs to the inputs they are for. An output that the program writes into its input becomes None.
+    `destined` maps outputs to their inputs. An output that the program writes into its input becomes None.
     """
     kept = _Stages([*stages])
     _simplify(kept)
@@ -166,7 +166,7 @@ class Training:
     merged: Mapping[str, TensorProxy]
 
     def at(self, binding: Mapping[str, int]) -> Training:
-        """Return a copy for calls of these symbolic sizes, from which unexpected backwards are compiled."""
+        """Return a copy for calls of these symbolic sizes; unexpected backwards are compiled from the copy."""
         parts, prepared, joint = concrete((self.parts, self.prepared, self.joint), binding)
         merged = concrete(dict(self.merged), binding)
         fixed = tuple(replace(trace, numbers=()) for trace in (prepared, joint.trace))
@@ -375,7 +375,7 @@ def _differentiated(
     higher_order: bool = False,
     hidden: frozenset[str] = frozenset(),
 ) -> tuple[_Stages, Joint, Mapping[str, TensorProxy]]:
-    """Return the stages up to the joint trace, that trace, and the values that replace others."""
+    """Return the stages up to the joint trace, the joint trace, and replaced values with their replacements."""
     stages = _Stages([*prepared])
     start = time.perf_counter()
     joint = differentiate(prepared[-1], selection, grad_outputs, higher_order=higher_order)

@@ -1,1 +1,1 @@
-"""The work of a call: finding the entry that fits, running it, autograd, write-back, fallback."""
+"""The work of a call: lookup of an entry, execution, autograd, write-back, fallback."""

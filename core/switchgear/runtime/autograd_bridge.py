@@ -65,7 +65,7 @@ class Bridge:
         self._autocast = autocast
         self.made: tuple[int, ...] = ()
         self.take_forward(training.forward)
-        #: Whether the first call tells which outputs in `made` are views: at one layout PyTorch's kernels always agree.
+        #: Whether the first call tells the views among `made`: at one layout PyTorch's kernels always agree.
         self._settles = (
             sizes is None and training.forward.job is None and goes_below(training.forward)
         )
@@ -167,7 +167,7 @@ class Bridge:
 
 
 def _constant(training: Training) -> frozenset[int]:
-    """Return the inputs that require grad and get none, although others do: eager's backward does not reach them."""
+    """Return inputs that require grad and get none, although others do: eager's backward does not reach them."""
     gradients = training.joint.trace.outputs[training.joint.count :]
     if not any(gradient is not None for gradient in gradients):
         return frozenset()
@@ -176,14 +176,14 @@ def _constant(training: Training) -> frozenset[int]:
     for i, (proxy, gradient) in enumerate(zip(inputs, gradients, strict=True)):
         if proxy.requires_grad and gradient is None:
             made = _made_of(proxy, training.prepared)
-            # a tensor that depends on no other differentiable value, as a detached input, may be saved itself
+            # an input without differentiable results, such as a detached input, may be saved itself
             if made == {proxy.name} or saved.isdisjoint(made):
                 constant.append(i)
     return frozenset(constant)
 
 
 def _made_of(proxy: TensorProxy, trace: Trace) -> set[str]:
-    """Return the name of a value, and of all values computed from it through which gradients flow back."""
+    """Return the names of a value, and of all values computed from it with a gradient path back."""
     names = {proxy.name}
     for item in trace.bound_symbols:
         if not names.isdisjoint(value.name for value in item.inputs):
@@ -206,7 +206,7 @@ def wakes_functions(training: Training, inputs: Sequence[torch.Tensor]) -> bool:
 
 
 def _strided(grad: torch.Tensor | None, output: TensorProxy | None) -> torch.Tensor | None:
-    """Return a grad output in the layout that the backward takes; for a sparse output it may be sparse."""
+    """Return a grad output in the layout that the backward takes; a sparse output may have a sparse grad output."""
     if grad is None or grad.layout is torch.strided:
         return grad
     # strides of zeros are PyTorch's sign of a sparse tensor
@@ -245,7 +245,7 @@ class Switchgear(torch.autograd.Function):
     @staticmethod
     @internals.opaque
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
-        """Run the backward that takes these grad outputs."""
+        """Run the backward for these grad outputs."""
         bridge: Bridge = ctx.bridge
         last = bridge.backwards.last
         outer = grads[:-1] if bridge.inner else grads
@@ -315,7 +315,7 @@ def _backward(ctx: Any, grads: Arriving) -> Any:
 
 
 class _Inner(torch.autograd.Function):
-    """A history for inner values: their gradients go to the node that computed them, which runs afterwards."""
+    """A history for inner values: their gradients go to the node of origin, whose backward runs afterwards."""
 
     @staticmethod
     def forward(ctx: Any, node: Any, first: torch.Tensor, *others: torch.Tensor) -> Any:

@@ -240,7 +240,7 @@ class Backwards:
     def unread(
         self, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]
     ) -> frozenset[int]:
-        """Return the positions of saved tensors that the backward for these grad outputs does not read."""
+        """Return the positions of saved tensors unread by the backward for these grad outputs."""
         if torch.is_grad_enabled():
             self.differentiable_for(grads, wanted, sizes)
             trace = self._differentiable[_pattern(grads, wanted), sizes][1]

@@ -82,7 +82,7 @@ class Cache:
         return None
 
     def use(self, entry: Entry, sizes: object) -> None:
-        """Record that an entry ran a call of these sizes.
+        """Record a call of these sizes by an entry.
 
         Acceptance by the prologue is not enough: the data may differ.
         """
@@ -110,7 +110,7 @@ class Cache:
         return ""
 
     def crowd(self, key: Key, reason: str) -> str:
-        """Return why one more entry under a key is not worthwhile: too many exist; empty if it is."""
+        """Return why another entry under a key is not worthwhile (too many exist); empty if worthwhile."""
         most, others = max(_CROWD, 2 * self._limit), self._by_kind[_kind(key)]
         if len(self._buckets.get(key, ())) >= most:
             return (
@@ -137,8 +137,8 @@ class Cache:
         return [*reversed(self._order)]
 
     def recent(self, sizes: object) -> Sequence[Entry]:
-        """Return entries that ran calls of these sizes: where kinds of calls alternate, trying them is faster than a
-        key."""
+        """Return recent entries for calls of these sizes: where kinds of calls alternate, trying entries is faster than
+        a key."""
         return self._by_sizes.get(sizes, ())
 
     def add(self, key: tuple[object, ...], entry: Entry, reason: str = "") -> None:

@@ -177,7 +177,7 @@ def _may_share(program: Program, item: BoundSymbol) -> bool:
     names = {proxy.name for proxy in item.outputs}
     if not names.isdisjoint(proxy.name for proxy in item.inputs):
         return True
-    # a composite that was claimed has lost its operators; an earlier stage has them
+    # a claimed composite has lost its operators; an earlier stage has its operators
     makers = (
         maker
         for stage in program.stages

@@ -65,7 +65,7 @@ _BY_REASON = {
     ),
 }
 _NAMES = {name: reason for reason, names in _BY_REASON.items() for name in names}
-#: Subclasses of these have operators of the user; TorchDynamo uses those of the base class.
+#: Subclasses of these types have operators of the user; TorchDynamo uses the operators of the base class.
 _PLAIN = (int, float, complex, str, bytes)
 _ATOMS = frozenset(
     {

@@ -85,10 +85,10 @@ class Entry:
         self.forward: Program
         #: Casts are part of the trace.
         self._autocast = internals.autocast_active()
-        #: Why dynamic sizes are fixed for this entry; empty if they are not.
+        #: Why dynamic sizes are fixed for this entry; else empty.
         self.fixed = ""
         self._copies: tuple[Callable[..., Sequence[Any]], Finisher] | None = None
-        #: Why the entry cannot be a part of a function that is split; empty if it can.
+        #: Why the entry cannot be a part of a split function; else empty.
         self.no_part = ""
 
         def make(marks: Marks) -> None:

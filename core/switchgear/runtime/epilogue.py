@@ -59,7 +59,7 @@ def assembly(outputs: Outputs, scope: dict[str, object]) -> str | None:
 def _writing_first(
     outputs: Outputs, proxies: Sequence[TensorProxy], assemble: Finisher
 ) -> Finisher:
-    """Return `assemble` after copies into inputs that autograd does not see; on the CPU in one call."""
+    """Return `assemble` after copies into inputs, unseen by autograd; on the CPU in one call."""
     targets = [mutation.input for mutation in outputs.mutations]
     hidden = frozenset(mutation.input for mutation in outputs.mutations if mutation.hidden)
     sources = [mutation.output for mutation in outputs.mutations]
@@ -94,10 +94,10 @@ def _writing_first(
 
 
 def left_to_copy(outputs: Outputs, trace: Trace) -> tuple[Outputs, dict[int, int], frozenset[int]]:
-    """Return the copies that remain after a program that writes to inputs itself.
+    """Return the copies that remain after a program with its own writes to inputs.
 
-    Also return the number by which the program raises the version of each written input, and the inputs to pass as
-    `.data`: the function writes to those without raising the version.
+    Also return, for each written input, by how much the program raises its version. Last, return the inputs to pass as
+    `.data`, because some writes of the function raise no version.
     """
     names = [proxy.name for proxy in trace.inputs]
     written = {names.index(name): count for name, count in trace.written.items()}

@@ -35,8 +35,8 @@ def runner(program: Program, *, autocast: bool) -> Callable[..., Any]:
     """Return the callable that runs a program; with `autocast`, autocast is off inside, because casts are in the trace.
 
     The callable takes the program's inputs; for a boxed program one list, which is emptied. Exceptions of PyTorch's own
-    operators pass unchanged. Where a plugin's implementation raises, the exception is that of PyTorch's operators if
-    they raise too, else `ExecutorFailed`.
+    operators pass unchanged. Where a plugin's implementation raises, PyTorch's operators run instead: their exception
+    is raised if there is one, else `ExecutorFailed`.
     """
     own = all(map(is_never_blamed, lines_of(program)))
     run = program.function if own else _blaming(program)
@@ -123,7 +123,7 @@ def maybe_views(program: Program) -> tuple[int, ...]:
     wanted = {proxy.name for proxy in outputs if proxy is not None}
     anew: dict[str, bool] = {}
     for stage in reversed(program.stages):
-        # a composite that was claimed has lost its operators; an earlier stage has them
+        # a claimed composite has lost its operators; an earlier stage has its operators
         makers = [
             item
             for item in stage.bound_symbols
@@ -184,7 +184,7 @@ def _blaming(program: Program) -> Callable[..., object]:
 
 
 def _failed(program: Program, error: Exception) -> tuple[BoundSymbol, Mapping[str, Any]] | None:
-    """Return the line that raised, and the values at that time."""
+    """Return the line that raised, and the values at the time."""
     code = program.function.__code__
     places = [
         (frame, number) for frame, number in walk_tb(error.__traceback__) if frame.f_code is code

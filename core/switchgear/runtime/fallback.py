@@ -37,7 +37,7 @@ class Fallback:
     """Calls not captured for one reason: the number of calls, of split calls, and of kinds tried."""
 
     error: CaptureError
-    #: The refused line, and the user's line that calls it, if in files of the user or of a library.
+    #: The refused line, and the calling line of the user, if in files of the user or of a library.
     place: str = ""
     calls: int = 0
     splits: int = 0
@@ -120,7 +120,7 @@ _ATOMS = frozenset({int, float, bool, str, type(None)})
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 #: Larger containers are compared by identity.
 _WIDE = 64
-#: Packages that call code of plugins, or are called by it.
+#: Packages that call plugins, or are called by Switchgear.
 _CALLED = frozenset({"switchgear", "torch", "pluggy", "numpy", *sys.stdlib_module_names})
 
 
@@ -140,7 +140,7 @@ def _own_packages() -> frozenset[str]:
 class LastFallback:
     """A call that fell back, with its cheaply compared properties: layouts, numbers, text, identities.
 
-    Calls that agree in these may differ otherwise; falling back is right in any case.
+    Calls with equal properties may differ otherwise; falling back is right in any case.
     """
 
     def __init__(
@@ -224,7 +224,7 @@ class Fallbacks:
     def count(self, fallback: Fallback, split: bool, quiet: bool, doubt: str = "") -> None:
         """Count a call that falls back; the first for its reason warns, unless `quiet`.
 
-        The first call that is no longer split warns too, with the `doubt`.
+        The first call no longer split warns too, with the `doubt`.
         """
         fallback.calls += 1
         fallback.splits += split

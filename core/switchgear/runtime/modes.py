@@ -14,7 +14,7 @@ from switchgear.errors import Unsupported
 from switchgear.patches import replaced
 from switchgear.record.rare_modes import RARE_MODES
 
-#: The most recent guards: entries of one state share a guard, which costs less where they alternate.
+#: The most recent guards, shared by entries of equal state, which costs less where entries alternate.
 _GUARDS: deque[Any] = deque(maxlen=8)
 
 

@@ -138,7 +138,7 @@ class _Versions:
         return True
 
 
-#: The checks of entries: entries with equal checks share one object, which costs less where they alternate.
+#: The checks of entries: equal checks are one shared object, which costs less where entries alternate.
 _CHECKS: WeakValueDictionary[tuple[Any, ...], _Versions] = WeakValueDictionary()
 
 
@@ -151,7 +151,7 @@ def is_uninitialised(module: torch.nn.Module) -> bool:
 
 
 def any_hooks(parts: Iterable[torch.nn.Module]) -> bool:
-    """Check whether one of these modules has hooks, or global module hooks exist."""
+    """Check whether a module of `parts` has hooks, or global module hooks exist."""
     return any(internals.global_module_hooks()) or any(map(_part_hooks, parts))
 
 

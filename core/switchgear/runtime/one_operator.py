@@ -1,4 +1,4 @@
-"""One operator: a forward that runs under PyTorch's own autograd, with the same backward as the trace.
+"""One operator: a forward under PyTorch's own autograd, with the same backward as the trace.
 
 A node of Switchgear costs more than such an operator.
 """
@@ -15,8 +15,7 @@ from switchgear.runtime.execution import is_pytorch, lines_of
 def is_one_operator(training: Training, selection: Selection) -> bool:
     """Check whether the forward is one PyTorch operator, and the backward PyTorch's own formula and kernels.
 
-    That requires that no plugin adds a rule, a region or an effective pass, and that neither `check` nor `memory` is
-    set.
+    Conditions: no plugin adds a rule, a region or an effective pass, and neither `check` nor `memory` is set.
     """
     rules = [choice.owner for choice in training.joint.choices if choice.owner != "decomposition"]
     forward = lines_of(training.forward)

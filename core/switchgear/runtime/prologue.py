@@ -57,7 +57,7 @@ class Prologue:
     def before(
         self, lines: Sequence[str], scope: Mapping[str, object], miss: object = MISS
     ) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
-        """Return a function of arguments that runs these lines, which see `inputs`, or returns `miss`."""
+        """Return a function of a call's arguments: it runs these lines, with `inputs` defined, or returns `miss`."""
         met = " and ".join([f"({guard.condition})" for guard in self.guards])
         return self._function([f"if not ({met}): return miss", *self._taken], lines, scope, miss)
 
@@ -284,7 +284,7 @@ def _relation_guards(captured: Captured, tensors: Sequence[torch.Tensor]) -> Ite
         captured.outputs,
         captured.matters.leaves or bool(captured.outputs.mutations),
     )
-    # the metadata check leaves these open: a tensor that requires no grad is a leaf
+    # not settled by the metadata check, because only a tensor that requires no grad is surely a leaf
     grown = [index for index, tensor in enumerate(tensors) if tensor.requires_grad]
 
     def guard(name: str, why: str, ask: Callable[[Sequence[torch.Tensor]], object]) -> Guard:

@@ -1,6 +1,7 @@
 """Separate graphs: outputs of a call that share no eager node have separate backwards, despite one common node.
 
-PyTorch frees all saved tensors of the node after the first backward; those of the other outputs are kept until theirs.
+PyTorch frees all saved tensors of the node after the first backward. Tensors for other outputs are kept until their
+backward.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from switchgear.ir.trace import Trace
 
 
 class SeparateGraphs:
-    """Outputs of a node that have graphs of their own, and the saved tensors of those graphs."""
+    """Outputs of a node with graphs of their own, and the saved tensors of those graphs."""
 
     def __init__(self, training: Training) -> None:
         trace, outputs = training.prepared, training.ends[: training.joint.count]
@@ -27,8 +28,8 @@ class SeparateGraphs:
         self._needed: dict[tuple[int, ...], tuple[int, ...]] = {}
 
     def keep(self, ctx: Any, arrived: Sequence[int], saved: Sequence[torch.Tensor]) -> None:
-        """After a backward of some outputs, keep the saved tensors of outputs that share no node with any backward so
-        far."""
+        """Keep, after a backward of some outputs, the saved tensors of outputs without a common node with past
+        backwards."""
         gone = tuple(sorted({*arrived, *getattr(ctx, "gone", ())}))
         if gone not in self._needed:
             others = {i for i in range(len(self._nodes)) if self._is_apart(i, gone)}

@@ -103,7 +103,7 @@ class Split:
         self.ratio: float | None = None
 
     def trust(self) -> str:
-        """Return why a call is not split, before it runs; empty if it is."""
+        """Return why a call is not split, before the call runs; else empty."""
         self.doubt = self.doubt or self._doubts.changed()
         return self.doubt
 
@@ -212,7 +212,7 @@ def _applies_function(graph: fx.GraphModule) -> bool:
     """Check whether an autograd.Function is called.
 
     A later graph is one autograd node. If that node has no gradient for the Function's output, PyTorch runs the
-    Function's backward on zeros; eager's graph does not reach it.
+    Function's backward on zeros; eager's graph does not reach the Function.
     """
     return any(
         getattr(node.target, "__name__", "") == "autograd_function_apply"

@@ -44,7 +44,7 @@ def place_of(error: BaseException) -> str:
 
 
 def _of_the_user(below: types.TracebackType | None) -> types.TracebackType | None:
-    """Return a traceback without Switchgear's frames, and without the standard library's that it calls."""
+    """Return a traceback without Switchgear's frames, and without frames of the standard library below them."""
     frames: list[tuple[types.TracebackType, bool]] = []
     is_own = False
     while below is not None:

@@ -1,6 +1,6 @@
 """Varying sizes: sizes that changed between calls are symbolic from the second capture on, and no others.
 
-Integers in Python objects, such as counters, count as sizes: of an input of one element, expanded to that size.
+Integers in Python objects, such as counters, count as sizes: of an input of one element, expanded to the integer.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class VaryingSizes:
         return self._marks.get(kind, {})
 
     def give_up(self, kind: Kind) -> None:
-        """Compile calls of a kind without symbolic numbers, or without symbolic sizes if there are none."""
+        """Stop symbolic numbers for calls of a kind, or symbolic sizes if there are no symbolic numbers."""
         marks = self._marks.pop(kind, {})
         numbers = {place for place in marks if isinstance(place, str)}
         if not numbers:
