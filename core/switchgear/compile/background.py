@@ -323,9 +323,7 @@ class Pool:
         atexit.unregister(self.close)
         if self.process is not None:
             _close(self.process)
-            self.process.returncode = (
-                0  # a child of the parent, so this process cannot wait for the worker
-            )
+            self.process.returncode = 0  # a child of the parent, which alone can wait for it
 
 
 def _failed(failure: str) -> str:
