@@ -142,7 +142,9 @@ class JitFunction(Shown):
     def __reduce__(self) -> str | tuple[object, ...]:
         function = self._switchgear.function
         if _named(function) is self:
-            return function.__qualname__  # a decorated function, found in the original's place
+            return (
+                function.__qualname__
+            )  # a decorated function, which pickle finds in the place of the original
         if isinstance(function, types.MethodType) and _is_own(function):
             return _method, (self._switchgear_again, function.__self__, function.__name__)
         return self._switchgear_again, (function,)

@@ -147,7 +147,7 @@ class Entry:
         try:
             found = sizes.violated([tensor_of(source, leaves) for source in self.captured.sources])
         except (Unsupported, IndexError):
-            found = None  # a place holds no possible input, or a tensor of fewer dimensions
+            found = None  # a place holds no possible input, or a tensor with fewer dimensions than in the capture
         return (
             f"{self._prologue.why_not(args, kwargs, leaves)} changed"
             if found is None
